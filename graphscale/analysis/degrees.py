@@ -1,0 +1,189 @@
+"""Degrees through one node: what the rule table says for actual operands, subgraphs included."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from graphscale.analysis.rules import Kind, Rule
+from graphscale.analysis.values import is_float, is_known_zero, node_name, op_name, rule_of, subgraphs
+
+__all__ = ["ZERO", "Conflict", "Degree", "Degrees", "evaluate"]
+
+# The degree of a value: the power of S it scales with, or ZERO for a value known to be all zeros, which has every
+# degree at once.
+Degree = int | None
+ZERO: Degree = None
+
+
+class Degrees:
+    """The degrees of values, those inside of subgraphs among them; what is not in `values` has degree 0."""
+
+    def __init__(self, values: dict[ir.Value, Degree] | None = None) -> None:
+        self.values: dict[ir.Value, Degree] = {} if values is None else values
+
+    def edge(self, node: ir.Node, index: int) -> Degree:
+        """The degree with which a node reads its input."""
+        value = node.inputs[index]
+        return 0 if value is None else self.values.get(value, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Conflict:
+    """A node whose operands' degrees its rule does not allow.
+
+    Attributes:
+        node: the node; inside a subgraph, the inner one.
+        operands: the input indices of `node` whose degree must become 0.
+        others: for a sum, the indices of the operands of degree 0, which could be scaled instead.
+        unknown: the operator has no rule.
+    """
+
+    node: ir.Node
+    operands: tuple[int, ...]
+    others: tuple[int, ...] = ()
+    unknown: bool = False
+
+    def __str__(self) -> str:
+        if self.unknown:
+            return f"operator {op_name(self.node)} of node {node_name(self.node)!r} has no degree rule"
+        names = ", ".join(repr(v.name) for i in self.operands if (v := self.node.inputs[i]) is not None)
+        return f"{op_name(self.node)} of node {node_name(self.node)!r} is not linear in {names}"
+
+
+def evaluate(node: ir.Node, degree: DegreeOfEdge) -> Sequence[Degree] | Conflict:
+    """Return the degree of each output of a node, or the conflict that prevents it.
+
+    Args:
+        node: the node.
+        degree: gives the degree of a node's input by index; also asked for the nodes of subgraphs.
+    """
+    rule = rule_of(node)
+    if rule is not None and rule.kind is Kind.BODY:
+        return _evaluate_bodies(node, degree)
+    degrees = {i: degree(node, i) for i, value in enumerate(node.inputs) if value is not None}
+    carrying = tuple(i for i, d in degrees.items() if d not in (0, ZERO))
+    if rule is None:
+        return Conflict(node, carrying, unknown=True) if carrying else [0] * len(node.outputs)
+    result = _apply(node, rule, degrees, carrying)
+    if isinstance(result, Conflict):
+        return result
+    if result not in (0, ZERO):
+        for i, value in enumerate(node.outputs):
+            if rule.has_degree(i) and not is_float(value) and value.dtype is not ir.DataType.BOOL:
+                return Conflict(node, carrying)
+    return [result if rule.has_degree(i) else 0 for i in range(len(node.outputs))]
+
+
+def _apply(
+    node: ir.Node, rule: Rule, degrees: Mapping[int, Degree], carrying: tuple[int, ...]
+) -> Degree | Conflict:
+    if rule.kind is Kind.DEGREE_0:
+        return 0
+    if rule.kind is Kind.NONLINEAR:
+        return Conflict(node, carrying) if carrying else 0
+    data = tuple(i for i in rule.operands(len(node.inputs)) if i in degrees)
+    allowed = {*data, rule.addend}
+    stray = tuple(i for i in carrying if i not in allowed)
+    if stray:
+        return Conflict(node, stray)
+    if rule.kind in (Kind.LINEAR, Kind.COMPARE):
+        agreed = _agree(node, data, degrees)
+        return 0 if rule.kind is Kind.COMPARE and not isinstance(agreed, Conflict) else agreed
+    if any(degrees[i] is ZERO for i in data):
+        return ZERO
+    if rule.kind is Kind.QUOTIENT:
+        difference = (degrees[data[0]] or 0) - (degrees[data[1]] or 0)
+        return difference if difference in (0, 1) else Conflict(node, carrying)
+    total = sum(degrees[i] or 0 for i in data)
+    if total > 1:
+        return Conflict(node, tuple(i for i in data if degrees[i]))
+    return _with_addend(node, rule, degrees, data, total)
+
+
+def _agree(node: ir.Node, data: Sequence[int], degrees: Mapping[int, Degree]) -> Degree | Conflict:
+    present = {degrees[i] for i in data} - {ZERO}
+    if not present:
+        return ZERO if data else 0
+    if len(present) == 1:
+        return present.pop()
+    nonzero = [i for i in data if degrees[i] or (degrees[i] == 0 and not is_known_zero(node.inputs[i]))]
+    present = {degrees[i] for i in nonzero}
+    if len(present) == 1:
+        return present.pop()
+    high = tuple(i for i in nonzero if degrees[i])
+    return Conflict(node, high, others=tuple(i for i in nonzero if degrees[i] == 0))
+
+
+def _with_addend(
+    node: ir.Node, rule: Rule, degrees: Mapping[int, Degree], data: tuple[int, ...], total: int
+) -> Degree | Conflict:
+    if rule.addend is None or rule.addend not in degrees or _ignores_addend(node):
+        return total
+    added = degrees[rule.addend]
+    if added is ZERO or added == total or is_known_zero(node.inputs[rule.addend]):
+        return total
+    if total == 0:
+        return Conflict(node, (rule.addend,), others=data)
+    return Conflict(node, tuple(i for i in data if degrees[i]), others=(rule.addend,))
+
+
+def _ignores_addend(node: ir.Node) -> bool:
+    beta = node.attributes.get("beta")
+    return node.op_type == "Gemm" and beta is not None and beta.as_float() == 0.0
+
+
+def _evaluate_bodies(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
+    """If: the branches must agree. Loop, Scan: carried values keep the degree they have after the first round."""
+    results: list[list[Degree]] = []
+    for body in subgraphs(node):
+        result = _evaluate_body(node, body, known)
+        if isinstance(result, Conflict):
+            return dataclasses.replace(result, others=())
+        results.append(result)
+    outputs: list[Degree] = []
+    for column in zip(*results, strict=True):
+        present = set(column) - {ZERO}
+        if len(present) > 1:
+            return _body_conflict(node, known)
+        outputs.append(present.pop() if present else ZERO)
+    return outputs
+
+
+def _evaluate_body(node: ir.Node, body: ir.Graph, known: Degrees) -> list[Degree] | Conflict:
+    # A Loop's body has the iteration and the condition before the carried values, as the node has the trip count.
+    first = 2 if node.op_type == "Loop" else 0
+    for i, value in enumerate(body.inputs):
+        start = known.edge(node, i) if i >= first else 0
+        known.values[value] = ZERO if start == 0 and is_known_zero(node.inputs[i]) else start
+    carried = body.inputs[first : len(node.inputs) - _scanned(node)]
+    while True:
+        for inner in body:
+            result = evaluate(inner, known)
+            if isinstance(result, Conflict):
+                return result
+            known.values.update(zip(inner.outputs, result, strict=True))
+        leaving = [known.values.get(value, 0) for value in body.outputs]
+        if node.op_type == "If":
+            return leaving
+        leaving = leaving[1:] if node.op_type == "Loop" else leaving
+        changed = False
+        for value, after in zip(carried, leaving, strict=False):
+            before = known.values[value]
+            if before is ZERO and after is not ZERO:
+                known.values[value], changed = after, True
+            elif after not in (before, ZERO):
+                return _body_conflict(node, known)
+        if not changed:
+            return leaving
+
+
+def _body_conflict(node: ir.Node, known: Degrees) -> Conflict:
+    entering = (i for i, value in enumerate(node.inputs) if value is not None)
+    return Conflict(node, tuple(i for i in entering if known.edge(node, i) not in (0, ZERO)))
+
+
+def _scanned(node: ir.Node) -> int:
+    return node.attributes["num_scan_inputs"].as_int() if node.op_type == "Scan" else 0

@@ -1,0 +1,168 @@
+"""Which part of a training graph is forward, which is backward, and what each value depends on.
+
+Forward is what the loss depends on. Everything else that can reach a gradient or carried state is backward. In
+reverse mode a cotangent depends on the deepest forward values, those behind the last contraction (the *tail*); a saved
+activation, a residual of a derivative or a recomputed activation depends on shallower ones only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS
+from graphscale.analysis.values import captured_values, is_float, rule_of, subgraphs
+from graphscale.errors import ModelFileError
+
+__all__ = ["Topology"]
+
+
+class Topology:
+    """The reach of every value of a main graph, for one choice of the loss.
+
+    Attributes:
+        nodes: the nodes in graph order; `index` gives the place of each.
+        forward: the values that the loss depends on, the loss among them.
+        tail: the forward values from which the loss is reached without a further contraction.
+        backward: the nodes outside of forward that reach a gradient, or carried state.
+        depth: for each value, the greatest forward depth it depends on: nodes on the longest path from the inputs.
+        roots: for each value, a bit set of the graph inputs (and weights kept as initializers) it depends on.
+        activation_dependent: values that depend on a forward value that mixes several roots.
+        tail_dependent: values that depend on such a value of the tail.
+    """
+
+    def __init__(self, graph: ir.Graph, loss: ir.Value) -> None:
+        self.graph = graph
+        self.loss = loss
+        self.nodes = tuple(graph)
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+        self._captured = {node: captured_values(node) for node in self.nodes if any(subgraphs(node))}
+        self._check_order()
+        self.forward = self._ancestors([loss], stop=lambda node: False)
+        self.tail = self._ancestors([loss], stop=contains_contraction)
+        self.backward = self._backward_nodes()
+        self.roots: dict[ir.Value, int] = {}
+        self.depth: dict[ir.Value, int] = {}
+        self.activation_dependent: set[ir.Value] = set()
+        self.tail_dependent: set[ir.Value] = set()
+        self._spread()
+
+    def operands(self, node: ir.Node) -> Iterator[ir.Value]:
+        """What a node reads: its inputs, and what its subgraphs capture."""
+        for value in node.inputs:
+            if value is not None:
+                yield value
+        yield from self._captured.get(node, ())
+
+    def is_backward(self, value: ir.Value) -> bool:
+        """Whether the value is computed by a backward node."""
+        return value.producer() in self.backward
+
+    def consumers(self, value: ir.Value) -> Iterator[ir.Node]:
+        """The nodes of the main graph that read a value, also through a subgraph."""
+        seen: set[ir.Node] = set()
+        for use in value.uses():
+            node = self.main_node(use.node)
+            if node is not None and node not in seen:
+                seen.add(node)
+                yield node
+
+    def main_node(self, node: ir.Node) -> ir.Node | None:
+        """The node of the main graph in whose subgraphs a node stands, or the node itself."""
+        while node not in self.index:
+            scope = node.graph
+            parent = scope.parent_node if isinstance(scope, ir.Graph) else None
+            if parent is None:
+                return None
+            node = parent
+        return node
+
+    def _check_order(self) -> None:
+        for i, node in enumerate(self.nodes):
+            for value in self.operands(node):
+                producer = value.producer()
+                if producer is not None and self.index.get(producer, -1) >= i:
+                    raise ModelFileError(
+                        f"the graph is not in topological order: node {node.name!r} reads {value.name!r} before it "
+                        "is computed; sort the graph before scaling it"
+                    )
+
+    def _ancestors(self, values: Iterable[ir.Value], stop) -> set[ir.Value]:  # type: ignore[no-untyped-def]
+        found = set(values)
+        pending = list(found)
+        while pending:
+            node = pending.pop().producer()
+            if node is None or stop(node):
+                continue
+            for operand in self.operands(node):
+                if operand not in found:
+                    found.add(operand)
+                    pending.append(operand)
+        return found
+
+    def _backward_nodes(self) -> set[ir.Node]:
+        sinks = [value for value in self.graph.outputs if value is not self.loss and self._may_be_state(value)]
+        if not sinks:
+            sinks = [value for value in self.graph.outputs if value is not self.loss]
+        for node in self.nodes:
+            if (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS or node.domain == "com.microsoft":
+                sinks.extend(node.outputs[:1])
+        reached = self._ancestors(sinks, stop=lambda node: False)
+        return {
+            node
+            for node in self.nodes
+            if any(value in reached for value in node.outputs)
+            and not any(value in self.forward for value in node.outputs)
+        }
+
+    def _may_be_state(self, value: ir.Value) -> bool:
+        """Whether an output could be a gradient or a next state: it has the shape of some input or initializer."""
+        if value.shape is None or not is_float(value):
+            return value.shape is None
+        return any(value.shape == shape for shape in self._state_shapes())
+
+    def _state_shapes(self) -> list[ir.Shape]:
+        if not hasattr(self, "_shapes"):
+            states = [*self.graph.inputs, *self.graph.initializers.values()]
+            shapes = {tuple(v.shape): v.shape for v in states if v.shape is not None and is_float(v)}
+            self._shapes = list(shapes.values())
+        return self._shapes
+
+    def _spread(self) -> None:
+        bit = 1
+        for value in self.graph.inputs:
+            self.roots[value] = bit
+            bit <<= 1
+        for node in self.nodes:
+            is_contraction = contains_contraction(node)
+            for operand in self.operands(node):
+                if is_contraction and operand.is_initializer() and operand not in self.roots and is_float(operand):
+                    self.roots[operand] = bit
+                    bit <<= 1
+            self._spread_node(node)
+
+    def _spread_node(self, node: ir.Node) -> None:
+        roots, depth, activation, tail = 0, 0, False, False
+        for operand in self.operands(node):
+            roots |= self.roots.get(operand, 0)
+            depth = max(depth, self.depth.get(operand, 0))
+            activation = activation or operand in self.activation_dependent
+            tail = tail or operand in self.tail_dependent
+        is_forward = any(value in self.forward for value in node.outputs)
+        mixes = is_forward and roots & (roots - 1) != 0
+        for value in node.outputs:
+            self.roots[value] = roots
+            self.depth[value] = depth + 1 if is_forward else depth
+            if activation or (mixes and is_float(value)):
+                self.activation_dependent.add(value)
+            if tail or (mixes and is_float(value) and value in self.tail):
+                self.tail_dependent.add(value)
+
+
+def contains_contraction(node: ir.Node) -> bool:
+    """Whether a node is a contraction, or has one in its subgraphs."""
+    rule = rule_of(node)
+    if rule is not None and rule.contraction:
+        return True
+    return any(contains_contraction(inner) for body in subgraphs(node) for inner in body)

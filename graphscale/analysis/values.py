@@ -1,0 +1,131 @@
+"""Small questions about single values and nodes that every part of the analysis asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.analysis.rules import Kind, Rule, rule_for
+
+__all__ = [
+    "captured_values",
+    "constant_tensor",
+    "describe",
+    "is_float",
+    "is_known_zero",
+    "is_scalar",
+    "node_name",
+    "op_name",
+    "rule_of",
+    "subgraphs",
+]
+
+# A constant is read to see whether it is all zeros only where a gradient is added to it; a weight shows a nonzero
+# number among the first few, so that no weight is ever read whole.
+_PROBE = 1024
+
+
+def rule_of(node: ir.Node) -> Rule | None:
+    """The degree rule of a node's operator, or None if the operator is unknown."""
+    return rule_for(node.domain, node.op_type)
+
+
+def op_name(node: ir.Node) -> str:
+    """The operator with its domain, as in `com.microsoft::ReluGrad`."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def node_name(node: ir.Node) -> str:
+    """What to call a node in a message: its name, else its operator and first output."""
+    if node.name:
+        return node.name
+    output = next((value.name for value in node.outputs if value.name), "?")
+    return f"{op_name(node)} -> {output}"
+
+
+def describe(value: ir.Value) -> str:
+    """A value's name, dtype and shape for messages, as in `fc1.weight FLOAT[10,64]`."""
+    shape = "[?]" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
+    return f"{value.name} {value.dtype.name if value.dtype else '?'}{shape}"
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether the value's dtype is a floating-point type; unknown dtypes count as one."""
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def is_scalar(value: ir.Value) -> bool:
+    """Whether the value is known to hold exactly one element (shape [] or all ones)."""
+    return value.shape is not None and all(isinstance(d, int) and d == 1 for d in value.shape)
+
+
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
+    """The values of outer scopes that a node's subgraphs read, each once."""
+    found: dict[ir.Value, None] = {}
+    own: set[ir.Graph | ir.Function | None] = set()
+
+    def walk(graph: ir.Graph) -> None:
+        own.add(graph)
+        for inner in graph:
+            found.update((value, None) for value in inner.inputs if value is not None)
+            for body in subgraphs(inner):
+                walk(body)
+        found.update((value, None) for value in graph.outputs)
+
+    for body in subgraphs(node):
+        walk(body)
+    return tuple(value for value in found if value.graph not in own)
+
+
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of a constant: an initializer that is no graph input, or the output of a Constant node."""
+    if value is None:
+        return None
+    if value.is_initializer():
+        return None if value.is_graph_input() else value.const_value
+    node = value.producer()
+    if node is not None and node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        return ir.convenience.get_const_tensor(value)
+    return None
+
+
+def is_known_zero(value: ir.Value | None, depth: int = 16) -> bool:
+    """Whether a value is known to be all zeros: a zero constant, reshaped, expanded or multiplied by anything."""
+    if value is None:
+        return False
+    tensor = constant_tensor(value)
+    if tensor is not None:
+        return _is_zero_tensor(tensor)
+    node = value.producer()
+    if node is None or depth == 0:
+        return False
+    if node.op_type == "ConstantOfShape":
+        fill = node.attributes.get("value")
+        return fill is None or _is_zero_tensor(fill.as_tensor())
+    rule = rule_of(node)
+    if rule is None or not rule.has_degree(value.index() or 0):
+        return False
+    data = [node.inputs[i] for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
+    if rule.kind is Kind.LINEAR:
+        return bool(data) and all(is_known_zero(operand, depth - 1) for operand in data)
+    if rule.kind is Kind.PRODUCT and rule.addend is None:
+        return any(is_known_zero(operand, depth - 1) for operand in data)
+    return False
+
+
+def _is_zero_tensor(tensor: ir.TensorProtocol) -> bool:
+    if not tensor.dtype.is_floating_point():
+        return False
+    flat = np.ravel(tensor.numpy())
+    return not flat[:_PROBE].any() and not flat.any()

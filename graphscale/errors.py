@@ -1,0 +1,90 @@
+"""Every error that graphscale raises on bad input.
+
+Each message is one line: what is wrong, where (file, node, value), and what to do about it. The command line prints
+it and exits with code 2.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyScaledError",
+    "GradientError",
+    "GraphscaleError",
+    "InvalidLossScaleError",
+    "LossError",
+    "ModelFileError",
+    "NonlinearGradientError",
+    "OutputError",
+    "PassOrderError",
+    "ProofError",
+    "SeedNotFoundError",
+    "SessionError",
+    "TargetError",
+    "UnknownOperatorError",
+    "UnsupportedModelError",
+    "UpdateError",
+]
+
+
+class GraphscaleError(Exception):
+    """Base class of all errors on input that graphscale cannot accept."""
+
+
+class ModelFileError(GraphscaleError):
+    """The file is not a readable ONNX model (missing, truncated, of another format, or not sorted)."""
+
+
+class UnsupportedModelError(GraphscaleError):
+    """The model has a feature that would be lost or broken by the rewrite, such as `training_info`."""
+
+
+class AlreadyScaledError(GraphscaleError):
+    """The model already carries a loss scale that graphscale put in."""
+
+
+class InvalidLossScaleError(GraphscaleError, ValueError):
+    """The loss scale, or its configuration, is not acceptable."""
+
+
+class LossError(GraphscaleError):
+    """The loss was not found, or the value named is not a scalar of a floating-point type."""
+
+
+class SeedNotFoundError(GraphscaleError):
+    """No place was found where the loss scale can enter the backward pass."""
+
+
+class NonlinearGradientError(GraphscaleError):
+    """A gradient is not linear in the seed, as in a gradient penalty."""
+
+
+class UnknownOperatorError(GraphscaleError):
+    """An operator without a degree rule stands on the gradient path."""
+
+
+class GradientError(GraphscaleError):
+    """A value named as a gradient does not exist, or the scale does not reach it."""
+
+
+class UpdateError(GraphscaleError):
+    """The carried state (weights, moments, counters) cannot be paired without doubt."""
+
+
+class TargetError(GraphscaleError):
+    """The target does not exist, or cannot load a model of this opset or IR version."""
+
+
+class PassOrderError(GraphscaleError):
+    """A pass ran on a model on which the pass it builds on has not run."""
+
+
+class ProofError(GraphscaleError):
+    """The rewritten graph failed the static proof. This is a defect of graphscale, not of the input."""
+
+
+class OutputError(GraphscaleError):
+    """The result cannot be written where it was asked for."""
+
+
+class SessionError(GraphscaleError):
+    """A training session got feeds or state that do not fit its graph."""
