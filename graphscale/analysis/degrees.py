@@ -53,17 +53,15 @@ class Conflict:
         return f"{op_name(self.node)} of node {node_name(self.node)!r} is not linear in {names}"
 
 
-def evaluate(node: ir.Node, degree: DegreeOfEdge) -> Sequence[Degree] | Conflict:
+def evaluate(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
     """Return the degree of each output of a node, or the conflict that prevents it.
 
-    Args:
-        node: the node.
-        degree: gives the degree of a node's input by index; also asked for the nodes of subgraphs.
+    The degrees of values inside of the node's subgraphs are put into `known`.
     """
     rule = rule_of(node)
     if rule is not None and rule.kind is Kind.BODY:
-        return _evaluate_bodies(node, degree)
-    degrees = {i: degree(node, i) for i, value in enumerate(node.inputs) if value is not None}
+        return _evaluate_bodies(node, known)
+    degrees = {i: known.edge(node, i) for i, value in enumerate(node.inputs) if value is not None}
     carrying = tuple(i for i, d in degrees.items() if d not in (0, ZERO))
     if rule is None:
         return Conflict(node, carrying, unknown=True) if carrying else [0] * len(node.outputs)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-__all__ = ["ALL", "IN_PLACE_ACCUMULATORS", "MICROSOFT", "Kind", "Rule", "rule_for"]
+__all__ = ["ALL", "IN_PLACE", "IN_PLACE_ACCUMULATORS", "MICROSOFT", "Kind", "Rule", "rule_for"]
 
 MICROSOFT = "com.microsoft"
 
@@ -141,7 +141,8 @@ _add(Rule(Kind.LINEAR, data=(9, 10, 11), contraction=True, gradient=True), "LSTM
 _add(Rule(Kind.LINEAR, data=(8, 9), contraction=True, gradient=True), "GRUGrad", MICROSOFT)
 
 # --- com.microsoft: linear helpers of ORT's training and fused graphs -----------------------------------------------
-_add(_first, "SplitTraining ReduceSumTraining View BatchScale PadAndUnflatten ShrunkenGather", MICROSOFT)
+_add(_first, "SplitTraining ReduceSumTraining View BatchScale PadAndUnflatten ShrunkenGather Trilu", MICROSOFT)
+_add(_first, "GatherND ExpandDims Crop", MICROSOFT)
 _add(Rule(Kind.LINEAR, data=(0,), outputs=(0,)), "FlattenAndUnpad BitmaskDropout", MICROSOFT)
 _add(Rule(Kind.LINEAR, outputs=(0,)), "ConcatTraining", MICROSOFT)
 _add(Rule(Kind.LINEAR, data=(0, 1, 2), outputs=(0,)), "BiasDropout BitmaskBiasDropout", MICROSOFT)
@@ -157,7 +158,7 @@ _add(_nonlinear, "SoftmaxCrossEntropy SoftmaxCrossEntropyLossInternal NegativeLo
 _add(_nonlinear, "NegativeLogLikelihoodLossInternal2 BinaryCrossEntropy LayerNormalization FakeQuant", MICROSOFT)
 _add(_nonlinear, "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization", MICROSOFT)
 _add(_nonlinear, "LSTMTraining GRUTraining ReduceAllL2 InplaceClipGradNorm SGDOptimizer SGDOptimizerV2", MICROSOFT)
-_add(_nonlinear, "AdamOptimizer AdamWOptimizer LambOptimizer", MICROSOFT)
+_add(_nonlinear, "AdamOptimizer AdamWOptimizer LambOptimizer AdagradOptimizer", MICROSOFT)
 _add(_nonlinear, "SparseSoftmaxCrossEntropy SimplifiedLayerNormalization")
 _add(_nonlinear, "Adagrad Adam Momentum", "ai.onnx.preview.training")
 
@@ -165,6 +166,15 @@ _add(_nonlinear, "Adagrad Adam Momentum", "ai.onnx.preview.training")
 # may change between two additions.
 IN_PLACE_ACCUMULATORS = {(MICROSOFT, "InPlaceAccumulator"), (MICROSOFT, "InPlaceAccumulatorV2")}
 _add(_nonlinear, "InPlaceAccumulator InPlaceAccumulatorV2", MICROSOFT)
+
+# The operators whose effect is on their inputs: they take part in the step even if nothing reads their outputs.
+IN_PLACE = IN_PLACE_ACCUMULATORS | {
+    (MICROSOFT, name)
+    for name in (
+        *("SGDOptimizer", "SGDOptimizerV2", "AdamOptimizer", "AdamWOptimizer", "LambOptimizer", "AdagradOptimizer"),
+        *("InplaceClipGradNorm", "ZeroGradient"),
+    )
+}
 
 # --- graphscale's own function: it reads the scale, and by definition not as a factor -------------------------------
 _add(Rule(Kind.DEGREE_0), "UpdateLossScale", "graphscale")

@@ -7,11 +7,12 @@ activation, a residual of a derivative or a recomputed activation depends on sha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
-from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS
+from graphscale.analysis.rules import IN_PLACE
 from graphscale.analysis.values import captured_values, is_float, rule_of, subgraphs
 from graphscale.errors import ModelFileError
 
@@ -39,8 +40,8 @@ class Topology:
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self._captured = {node: captured_values(node) for node in self.nodes if any(subgraphs(node))}
         self._check_order()
-        self.forward = self._ancestors([loss], stop=lambda node: False)
-        self.tail = self._ancestors([loss], stop=contains_contraction)
+        self.forward = self.ancestors([loss])
+        self.tail = self.ancestors([loss], stop=contains_contraction)
         self.backward = self._backward_nodes()
         self.roots: dict[ir.Value, int] = {}
         self.depth: dict[ir.Value, int] = {}
@@ -88,7 +89,10 @@ class Topology:
                         "is computed; sort the graph before scaling it"
                     )
 
-    def _ancestors(self, values: Iterable[ir.Value], stop) -> set[ir.Value]:  # type: ignore[no-untyped-def]
+    def ancestors(
+        self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] = lambda node: False
+    ) -> set[ir.Value]:
+        """The values that some values depend on, themselves included; not going up through nodes where to stop."""
         found = set(values)
         pending = list(found)
         while pending:
@@ -102,13 +106,13 @@ class Topology:
         return found
 
     def _backward_nodes(self) -> set[ir.Node]:
-        sinks = [value for value in self.graph.outputs if value is not self.loss and self._may_be_state(value)]
+        sinks = [value for value in self.graph.outputs if value is not self.loss and self.may_be_state(value)]
         if not sinks:
             sinks = [value for value in self.graph.outputs if value is not self.loss]
         for node in self.nodes:
-            if (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS or node.domain == "com.microsoft":
-                sinks.extend(node.outputs[:1])
-        reached = self._ancestors(sinks, stop=lambda node: False)
+            if (node.domain, node.op_type) in IN_PLACE:
+                sinks.extend(node.outputs)
+        reached = self.ancestors(sinks)
         return {
             node
             for node in self.nodes
@@ -116,18 +120,14 @@ class Topology:
             and not any(value in self.forward for value in node.outputs)
         }
 
-    def _may_be_state(self, value: ir.Value) -> bool:
+    def may_be_state(self, value: ir.Value) -> bool:
         """Whether an output could be a gradient or a next state: it has the shape of some input or initializer."""
-        if value.shape is None or not is_float(value):
-            return value.shape is None
-        return any(value.shape == shape for shape in self._state_shapes())
+        return value.shape is None or (is_float(value) and tuple(value.shape) in self._state_shapes)
 
-    def _state_shapes(self) -> list[ir.Shape]:
-        if not hasattr(self, "_shapes"):
-            states = [*self.graph.inputs, *self.graph.initializers.values()]
-            shapes = {tuple(v.shape): v.shape for v in states if v.shape is not None and is_float(v)}
-            self._shapes = list(shapes.values())
-        return self._shapes
+    @functools.cached_property
+    def _state_shapes(self) -> set[tuple[int | ir.SymbolicDim, ...]]:
+        states = [*self.graph.inputs, *self.graph.initializers.values()]
+        return {tuple(v.shape) for v in states if v.shape is not None and is_float(v)}
 
     def _spread(self) -> None:
         bit = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -10,6 +11,7 @@ import onnx_ir as ir
 from graphscale.analysis.rules import Kind, Rule, rule_for
 
 __all__ = [
+    "Use",
     "captured_values",
     "constant_tensor",
     "describe",
@@ -18,6 +20,7 @@ __all__ = [
     "is_scalar",
     "node_name",
     "op_name",
+    "read",
     "rule_of",
     "subgraphs",
 ]
@@ -27,9 +30,23 @@ __all__ = [
 _PROBE = 1024
 
 
+class Use(NamedTuple):
+    """One reader of a value: a node, and the index of its input. Equal to what `ir.Value.uses()` gives."""
+
+    node: ir.Node
+    idx: int
+
+
 def rule_of(node: ir.Node) -> Rule | None:
     """The degree rule of a node's operator, or None if the operator is unknown."""
     return rule_for(node.domain, node.op_type)
+
+
+def read(use: Use) -> ir.Value:
+    """The value that a node reads at an input."""
+    value = use.node.inputs[use.idx]
+    assert value is not None
+    return value
 
 
 def op_name(node: ir.Node) -> str:

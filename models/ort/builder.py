@@ -6,9 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-# The gradient builder of onnxruntime-training 1.19.2 knows opset 17 best, and it loads IR versions up to 10.
-OPSET = 17
-IR_VERSION = 8
+IR_VERSION = 8  # onnxruntime-training 1.19.2 loads IR versions up to 10
 
 
 @dataclass
@@ -17,6 +15,7 @@ class Network:
 
     name: str
     seed: int = 0
+    opset: int = 17
     nodes: list = field(default_factory=list)
     inputs: list = field(default_factory=list)
     output: onnx.ValueInfoProto | None = None
@@ -26,7 +25,8 @@ class Network:
     sample: dict[str, np.ndarray] = field(default_factory=dict)
     loss: str = "CrossEntropyLoss"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        """Start the random numbers."""
         self.rng = np.random.default_rng(self.seed)
 
     def input(self, name: str, shape: list, value: np.ndarray) -> str:
@@ -41,7 +41,7 @@ class Network:
         self.sample[name] = value
 
     def parameter(self, name: str, *shape: int, around: float = 0.0, spread: float | None = None) -> str:
-        """Add a trainable parameter, random around a value; the default spread suits a weight (out, in, ...)."""
+        """Add a trainable parameter, random around a value; the default spread suits a weight (out, in)."""
         if spread is None:
             spread = float(1 / np.sqrt(np.prod(shape[1:]))) if len(shape) > 1 else 0.1
         self.parameters[name] = (around + spread * self.rng.standard_normal(shape)).astype(np.float32)
@@ -70,9 +70,7 @@ class Network:
         """Add a node and return the name of its output, or the tuple of names when it has several."""
         stem = f"{op_type.lower()}_{len(self.nodes)}"
         names = [stem] if outputs == 1 else [f"{stem}_{index}" for index in range(outputs)]
-        self.nodes.append(
-            helper.make_node(op_type, inputs, names, name=stem, domain=domain, **attributes)
-        )
+        self.nodes.append(helper.make_node(op_type, inputs, names, name=stem, domain=domain, **attributes))
         return names[0] if outputs == 1 else tuple(names)
 
     def linear(self, x: str, name: str, fan_in: int, fan_out: int) -> str:
@@ -93,5 +91,5 @@ class Network:
         initializers = [numpy_helper.from_array(array, name) for name, array in values.items()]
         graph = helper.make_graph(self.nodes, self.name, self.inputs, [self.output], initializers)
         domains = {node.domain for node in self.nodes} | {""}
-        opsets = [helper.make_opsetid(domain, 1 if domain else OPSET) for domain in sorted(domains)]
+        opsets = [helper.make_opsetid(domain, 1 if domain else self.opset) for domain in sorted(domains)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)

@@ -1,12 +1,12 @@
 """Make the training graphs of ONNX Runtime's own gradient builder that the tests use.
 
-    pip install onnxruntime-training==1.19.2 torch onnx numpy        (Python 3.11 at most; any CPU build of torch)
+    pip install onnxruntime-training==1.19.2 torch onnx numpy    (Python 3.11 at most; any CPU build of torch)
     python models/ort/export.py [NAME ...]
 
-Each NAME.onnx is a `training_model.onnx` as `onnxruntime.training.artifacts.generate_artifacts` writes it; those that
-start with `gradbuilder` come straight from the GradientGraphBuilder underneath. Beside it, NAME.npz holds one sample
-value for every graph input (key: its name), `expected/OUTPUT` for every graph output, and `after/INPUT` for every
-input that the run changes in place, which is where accumulated gradients are found.
+NAME.onnx is a `training_model.onnx` as `onnxruntime.training.artifacts.generate_artifacts` writes it;
+gradbuilder_NAME.onnx comes straight from the GradientGraphBuilder underneath. Beside each, the .npz holds a
+sample value for every graph input (key: its name), `expected/OUTPUT` for every graph output, and, for every
+input that the run changes in place, `after/INPUT`: the accumulated gradients are found there.
 """
 
 import argparse
@@ -18,24 +18,27 @@ import onnx
 import onnxruntime
 from builder import Network
 from gradients import gradient_graph, training_model
-from networks import conv, digits_mlp, transformer
+from networks import bce, conv, digits_mlp, opset12, regression, transformer
 from operators import activations, indexing, recurrent
 
 HERE = Path(__file__).parent
 MODELS: dict[str, tuple[Callable[[], Network], Callable[[Network], onnx.ModelProto]]] = {
     "digits_mlp": (digits_mlp, training_model),
+    "bce": (bce, training_model),
+    "opset12": (opset12, training_model),
     "conv": (conv, training_model),
     "transformer": (transformer, training_model),
     "activations": (activations, training_model),
     "indexing": (indexing, training_model),
     "recurrent": (recurrent, training_model),
     "gradbuilder_mlp": (digits_mlp, gradient_graph),
+    "gradbuilder_regression": (regression, gradient_graph),
 }
 ACCUMULATION_BUFFER = ".accumulation.buffer"
 
 
 def sample_inputs(model: onnx.ModelProto, network: Network) -> dict[str, np.ndarray]:
-    """Return a value for every graph input: the batch, the parameters, empty accumulation buffers, the reset flag."""
+    """Return a value for every graph input: batch, parameters, empty accumulation buffers, reset flag."""
     known = network.sample | network.parameters | network.frozen | {"lazy_reset_grad": np.array([True])}
     values = {}
     for value in model.graph.input:
@@ -77,9 +80,15 @@ def export(name: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[[], *MODELS], metavar="NAME")
-    for name in parser.parse_args().names or MODELS:
+    """Export the models named on the command line, or all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    names = parser.parse_args().names
+    if unknown := set(names) - set(MODELS):
+        parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    for name in names or MODELS:
         export(name)
 
 

@@ -27,15 +27,27 @@ def training_model(network: Network) -> onnx.ModelProto:
 
 
 def gradient_graph(network: Network) -> onnx.ModelProto:
-    """Return the raw gradient graph: weights stay initializers, the gradients are outputs, nothing accumulates."""
+    """Return the raw gradient graph: weights are initializers, gradients are outputs, nothing accumulates."""
     model = network.model()
-    labels = helper.make_tensor_value_info("labels", TensorProto.INT64, ["batch"])
-    model.graph.input.append(labels)
-    model.graph.node.append(
-        helper.make_node("SoftmaxCrossEntropyLoss", ["output", "labels"], ["loss", "log_prob"], name="loss")
-    )
-    model.graph.output.pop()
-    model.graph.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
-    builder = GradientGraphBuilder(model.SerializeToString(), {"loss"}, set(network.parameters), "loss")
+    if network.loss == "CrossEntropyLoss":
+        add_cross_entropy(model.graph)
+    loss = model.graph.output[0].name
+    builder = GradientGraphBuilder(model.SerializeToString(), {loss}, set(network.parameters), loss)
     builder.build()
-    return onnx.load_from_string(builder.get_model())
+    model = onnx.load_from_string(builder.get_model())
+    # The builder leaves the gradients in the order of a hash table.
+    order = [loss, *(f"{name}_grad" for name in network.parameters)]
+    outputs = sorted(model.graph.output, key=lambda output: order.index(output.name))
+    del model.graph.output[:]
+    model.graph.output.extend(outputs)
+    return model
+
+
+def add_cross_entropy(graph: onnx.GraphProto) -> None:
+    """Make the mean cross-entropy of the graph's output, against new labels, its only output."""
+    graph.input.append(helper.make_tensor_value_info("labels", TensorProto.INT64, ["batch"]))
+    scores = graph.output.pop().name
+    graph.node.append(
+        helper.make_node("SoftmaxCrossEntropyLoss", [scores, "labels"], ["loss", "log_prob"], name="loss")
+    )
+    graph.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))

@@ -1,4 +1,4 @@
-"""The networks of the exported training graphs: a perceptron, a convolutional network, a transformer."""
+"""The networks of the exported training graphs: perceptrons, a convolutional network, a transformer."""
 
 import numpy as np
 from builder import Network
@@ -19,6 +19,38 @@ def digits_mlp() -> Network:
     x = digits(net, ["batch", 64])
     x = net.op("Relu", net.linear(x, "fc1", 64, 64))
     net.result(net.linear(x, "fc2", 64, 10), ["batch", 10])
+    return net
+
+
+def bce() -> Network:
+    """12-16-1, tanh, binary cross-entropy that is spelled out in elementary operators."""
+    net = Network("bce", seed=7, loss="BCEWithLogitsLoss")
+    x = net.input("input", ["batch", 12], net.rng.standard_normal([BATCH, 12]).astype(np.float32))
+    net.target("target", net.rng.integers(0, 2, [BATCH, 1]).astype(np.float32))
+    x = net.op("Tanh", net.linear(x, "fc1", 12, 16))
+    net.result(net.linear(x, "fc2", 16, 1), ["batch", 1])
+    return net
+
+
+def regression() -> Network:
+    """12-16-3, sine, with a sum of squares as its output: nothing here has a gradient operator of its own."""
+    net = Network("regression", seed=9, loss="")
+    x = net.input("input", ["batch", 12], net.rng.standard_normal([BATCH, 12]).astype(np.float32))
+    target = net.input("target", ["batch", 3], net.rng.standard_normal([BATCH, 3]).astype(np.float32))
+    x = net.linear(net.op("Sin", net.linear(x, "fc1", 12, 16)), "fc2", 16, 3)
+    error = net.op("Sub", x, target)
+    net.result(net.op("ReduceSum", net.op("Mul", error, error), keepdims=0), [])
+    return net
+
+
+def opset12() -> Network:
+    """Features gated by a softmax, then a log-softmax, in an old opset with its own gradient operators."""
+    net = Network("opset12", seed=8, opset=12, loss="MSELoss")
+    x = net.input("input", ["batch", 12], net.rng.standard_normal([BATCH, 12]).astype(np.float32))
+    net.target("target", net.rng.standard_normal([BATCH, 6]).astype(np.float32))
+    gate = net.op("Softmax", net.linear(x, "gate", 12, 12), axis=1)
+    x = net.op("Div", net.op("Mul", x, gate), net.parameter("scale", 12, around=2.0))
+    net.result(net.op("LogSoftmax", net.linear(x, "fc", 12, 6), axis=1), ["batch", 6])
     return net
 
 

@@ -1,6 +1,7 @@
-"""Networks whose point is the gradient operators: many small branches of one hidden layer, each with its own operator.
+"""Networks whose point is the gradient operators.
 
-Every branch gives one number per example; the loss is the mean square of their distance to a target.
+Many small branches of one hidden layer, each with an operator of its own, and a recurrent network. Every
+branch gives one number per example; the loss is the mean square of their distance to a target.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def apply_positive(op_type: str) -> Branch:
 
 
 def with_parameter(op_type: str, **attributes) -> Branch:
-    """Return a branch that is one operator of the hidden layer and a parameter, positive so that one can divide."""
+    """Return a branch that is one operator of the hidden layer and a parameter, which is not near 0."""
 
     def branch(net: Network, x: str) -> str:
         name = f"{op_type.lower()}.weight"
@@ -218,19 +219,19 @@ def recurrent() -> Network:
     net = Network("recurrent", seed=6, loss="MSELoss")
     length, features, hidden = 5, 4, 6
     x = net.rng.standard_normal([length, BATCH, features]).astype(np.float32)
-    x = net.input("input", [length, "batch", features], x)
+    x = net.input("input", [length, BATCH, features], x)
     start = net.constant(np.zeros([1, BATCH, hidden]))
     for op_type, gates, fan_in, states in (("LSTM", 4, features, 2), ("GRU", 3, hidden, 1)):
         stem = op_type.lower()
         weight = net.parameter(f"{stem}.weight", 1, gates * hidden, fan_in)
         recurrence = net.parameter(f"{stem}.recurrence", 1, gates * hidden, hidden)
         bias = net.parameter(f"{stem}.bias", 1, 2 * gates * hidden)
-        # The gradient builder mixes up its operands unless all are there: an empty one for the sequence lengths,
-        # which the gradient does not support, and the initial states.
+        # The gradient builder mixes up its operands unless all are there: the initial states, and an empty
+        # one for the sequence lengths, which the gradient does not support.
         operands = (x, weight, recurrence, bias, "", *[start] * states)
         outputs = net.op(op_type, *operands, outputs=1 + states, hidden_size=hidden)
         x = net.op("Squeeze", outputs[0], net.ints(1))
     last = net.op("Squeeze", outputs[1], net.ints(0))
-    net.result(net.linear(last, "fc", hidden, 3), ["batch", 3])
+    net.result(net.linear(last, "fc", hidden, 3), [BATCH, 3])
     net.target("target", net.rng.random([BATCH, 3], np.float32))
     return net

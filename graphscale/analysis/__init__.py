@@ -1,0 +1,1 @@
+"""The analysis of training graphs: degrees, places, gradients, updates."""

@@ -1,0 +1,90 @@
+"""Coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
+
+"Scale, then unscale at once" gives the right gradients and protects nothing, so this is the measure of quality.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import onnx_ir as ir
+
+from graphscale.analysis.degrees import ZERO, Degrees
+from graphscale.analysis.topology import Topology
+from graphscale.analysis.values import Use, node_name, rule_of, subgraphs
+
+__all__ = ["Coverage", "measure_coverage"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """Which backward contractions and gradient operators compute on a scaled operand.
+
+    Attributes:
+        nodes: all that were looked at.
+        missed: those without a scaled operand.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    missed: tuple[ir.Node, ...]
+
+    @property
+    def total(self) -> int:
+        """How many were looked at."""
+        return len(self.nodes)
+
+    @property
+    def covered(self) -> int:
+        """How many compute on a scaled operand."""
+        return len(self.nodes) - len(self.missed)
+
+    @property
+    def share(self) -> float:
+        """The covered share, from 0 to 1; 1 if there are none."""
+        return self.covered / self.total if self.total else 1.0
+
+    def warnings(self) -> Iterator[str]:
+        """A sentence that names the missed nodes, if there are any."""
+        if self.missed:
+            names = ", ".join(node_name(node) for node in self.missed[:10])
+            more = f" and {len(self.missed) - 10} more" if len(self.missed) > 10 else ""
+            yield (
+                f"coverage is {100 * self.share:.1f} %: the loss scale does not protect {names}{more}; what they "
+                "compute may underflow in float16"
+            )
+
+
+def measure_coverage(
+    topology: Topology, degrees: Degrees, cotangents: Mapping[ir.Node, tuple[Use, ...]]
+) -> Coverage:
+    """Measure how far the scale reaches.
+
+    Args:
+        topology: the graph.
+        degrees: the degree of every edge.
+        cotangents: the backward contractions and gradient operators, with their cotangents where they are known.
+    """
+    nodes: list[ir.Node] = []
+    missed: list[ir.Node] = []
+    for node in topology.nodes:
+        if node in topology.backward:
+            for inner in _counted(topology, node, node in cotangents):
+                nodes.append(inner)
+                seen = {degrees.edge(inner, i) for i, value in enumerate(inner.inputs) if value is not None}
+                if not seen - {0} and ZERO not in seen:
+                    missed.append(inner)
+    return Coverage(tuple(nodes), tuple(missed))
+
+
+def _counted(topology: Topology, node: ir.Node, certain: bool) -> Iterator[ir.Node]:
+    rule = rule_of(node)
+    if rule is not None and rule.gradient:
+        yield node
+    elif rule is not None and rule.contraction:
+        # A contraction of weights or of inputs alone (a regularizer's) is no part of backpropagation.
+        if certain or any(value in topology.activation_dependent for value in topology.operands(node)):
+            yield node
+    for body in subgraphs(node):
+        for inner in body:
+            yield from _counted(topology, inner, certain)

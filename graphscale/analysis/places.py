@@ -1,0 +1,180 @@
+"""Where the scale enters: from a cotangent known for certain, push the demand "degree 1" up to its seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Generator
+
+import onnx_ir as ir
+
+from graphscale.analysis.plan import Place, Plan
+from graphscale.analysis.rules import Kind, Rule
+from graphscale.analysis.topology import Topology
+from graphscale.analysis.values import Use, captured_values, constant_tensor, is_float, is_known_zero, read, rule_of
+
+__all__ = ["certain_cotangents", "find_places"]
+
+
+class _Grade(enum.IntEnum):
+    """How sure it is that a demand belongs where it got to; the highest is the best."""
+
+    NONE = 0  # nothing can be scaled: a forward value, a weight, or a layout of one
+    NONLINEAR = 1  # the result of a non-linear operator: a residual rather than a cotangent
+    PRODUCT = 2  # a product of forward values
+    STRONG = 3  # a sum with a forward operand, a constant, or something already scaled
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    grade: _Grade
+    places: tuple[Place, ...] = ()
+
+
+# Yields the value whose result it needs, is sent that result, returns its own.
+_Steps = Generator[ir.Value, _Found, _Found]
+
+
+def certain_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[Use, ...]:
+    """The inputs of a backward node that certainly carry a cotangent, as `(node, input index)`; empty if none does.
+
+    For a gradient operator that is its upstream gradient. For a contraction it is the operand that depends on the
+    tail of the forward pass; where several do, the one that depends on the deepest forward value. For a node with
+    contractions in its subgraphs it is found in the same way among all that enters it.
+    """
+    uses = [Use(node, i) for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
+    if rule.gradient:
+        return tuple(uses)
+    for value in captured_values(node):
+        uses.extend(use for use in value.uses() if topology.main_node(use.node) is node)
+    for dependent in (topology.tail_dependent, topology.activation_dependent):
+        candidates = [use for use in uses if (v := read(use)) in dependent and topology.is_backward(v)]
+        if candidates:
+            return (max(candidates, key=lambda use: _rank(topology, read(use))),)
+    return ()
+
+
+def find_places(topology: Topology, plan: Plan, value: ir.Value, use: Use | None = None) -> tuple[Place, ...]:
+    """Return where the scale must enter so that a value gets degree 1, for `use` at least.
+
+    The demand goes up through operators that keep the degree, through all operands of a sum, and through one operand
+    of a product: the one that depends on the deepest forward value, a constant last. It stops where it can go no
+    further. Empty if the value is scaled already, or if nothing above it can be scaled and no `use` is given.
+    """
+    search = _Search(topology, plan)
+    found = search.run(value)
+    if found.grade is not _Grade.NONE:
+        return found.places
+    if use is None:
+        return ()
+    if topology.is_backward(value):
+        return (Place(value),)
+    # The cotangent is a forward value itself, as in the gradient of sum(y*y)/2: its backward readers see it scaled.
+    readers = (reader for reader in value.uses() if reader.node in topology.backward and _keeps_degree(reader))
+    return tuple(Place(value, reader) for reader in dict.fromkeys((use, *readers)))
+
+
+class _Search:
+    """One search upwards. Steps are generators run on a stack of our own: chains are longer than Python's stack."""
+
+    def __init__(self, topology: Topology, plan: Plan) -> None:
+        self.topology = topology
+        self.plan = plan
+        self.known: dict[ir.Value, _Found] = {}
+
+    def run(self, value: ir.Value) -> _Found:
+        stack: list[tuple[ir.Value, _Steps]] = [(value, self._push(value))]
+        answer: _Found | None = None
+        while stack:
+            current, steps = stack[-1]
+            try:
+                wanted = next(steps) if answer is None else steps.send(answer)
+            except StopIteration as stop:
+                answer = self.known[current] = stop.value
+                stack.pop()
+                continue
+            answer = self.known.get(wanted)
+            if answer is None:
+                stack.append((wanted, self._push(wanted)))
+        assert answer is not None
+        return answer
+
+    def is_constant(self, value: ir.Value) -> bool:
+        """Whether a value is a constant that a single reader may see scaled."""
+        if not is_float(value) or self.plan.values.get(value, 0) != 0:
+            return False
+        producer = value.producer()
+        filled = producer is not None and producer.op_type == "ConstantOfShape"
+        return (filled or constant_tensor(value) is not None) and not is_known_zero(value)
+
+    def _push(self, value: ir.Value) -> _Steps:
+        if self.plan.values.get(value, 0) != 0 or is_known_zero(value):
+            return _Found(_Grade.STRONG)
+        node = value.producer()
+        if node is None or not self.topology.is_backward(value) or not is_float(value):
+            return _Found(_Grade.NONE)
+        rule = rule_of(node)
+        if rule is None or not rule.has_degree(value.index() or 0):
+            return _Found(_Grade.NONLINEAR, (Place(value),))
+        if rule.kind is Kind.LINEAR:
+            return (yield from self._through_sum(value, node, rule))
+        if rule.kind is Kind.PRODUCT:
+            return (yield from self._through_product(value, node, rule))
+        if rule.kind is Kind.QUOTIENT:
+            found = yield from self._operand(node, 0)
+            return found if found.grade is not _Grade.NONE else _Found(_Grade.PRODUCT, (Place(value),))
+        return _Found(_Grade.NONLINEAR, (Place(value),))
+
+    def _operand(self, node: ir.Node, index: int) -> _Steps:
+        value = node.inputs[index]
+        assert value is not None
+        if self.is_constant(value):
+            return _Found(_Grade.STRONG, (Place(value, Use(node, index)),))
+        return (yield value)
+
+    def _through_sum(self, value: ir.Value, node: ir.Node, rule: Rule) -> _Steps:
+        operands = [i for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
+        if len(operands) == 1:
+            return (yield from self._operand(node, operands[0]))
+        places: dict[Place, None] = {}
+        for i in operands:
+            found = yield from self._operand(node, i)
+            if found.grade is not _Grade.STRONG:
+                return _Found(_Grade.STRONG, (Place(value),))
+            places.update((place, None) for place in found.places)
+        return _Found(_Grade.STRONG, tuple(places))
+
+    def _through_product(self, value: ir.Value, node: ir.Node, rule: Rule) -> _Steps:
+        here = _Found(_Grade.PRODUCT, (Place(value),))
+        if rule.addend is not None and rule.addend < len(node.inputs):
+            addend = node.inputs[rule.addend]
+            if addend is not None and not is_known_zero(addend):
+                return here
+        operands = [i for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
+        operands.sort(key=lambda i: _rank(self.topology, read(Use(node, i))), reverse=True)
+        dependent = [i for i in operands if node.inputs[i] in self.topology.activation_dependent]
+        constant = [i for i in operands if (v := node.inputs[i]) is not None and self.is_constant(v)]
+        others = [i for i in operands if i not in dependent and i not in constant]
+        best = here
+        # The deepest first; if that is a residual after all, what depends on no activation; then the rest.
+        for i in (*dependent[:1], *others, *constant, *dependent[1:]):
+            found = yield from self._operand(node, i)
+            if found.grade is _Grade.STRONG or (found.grade is _Grade.PRODUCT and i in dependent):
+                return found
+            if found.grade is _Grade.NONLINEAR and best is here and i in dependent:
+                best = found
+        return best
+
+
+def _keeps_degree(use: Use) -> bool:
+    rule = rule_of(use.node)
+    return rule is not None and rule.kind is Kind.LINEAR and rule.operands(len(use.node.inputs)) == (use.idx,)
+
+
+def _rank(topology: Topology, value: ir.Value) -> tuple[bool, bool, int, int]:
+    return (
+        value in topology.tail_dependent,
+        value in topology.activation_dependent,
+        topology.depth.get(value, 0),
+        topology.roots.get(value, 0).bit_count(),
+    )

@@ -1,0 +1,276 @@
+"""Find every place where the scale enters and comes out: demands, propagation and the settling of conflicts.
+
+A work list in graph order. Each node's degrees follow from the rule table; where a backward contraction or a gradient
+operator wants a cotangent of degree 1 and has none, the demand is pushed up to its seed; where a rule is violated,
+an operand is unscaled, or a second loss scaled. Every edit only adds to the plan, so the work ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import onnx_ir as ir
+
+from graphscale.analysis.degrees import ZERO, Conflict, evaluate
+from graphscale.analysis.places import certain_cotangents, find_places
+from graphscale.analysis.plan import Place, Plan
+from graphscale.analysis.topology import Topology, contains_contraction
+from graphscale.analysis.values import Use, is_known_zero, node_name, op_name, read, rule_of
+from graphscale.errors import NonlinearGradientError, ProofError, UnknownOperatorError
+
+__all__ = ["Solver"]
+
+# Visits a node, on average, before the search counts as astray. Seen on real graphs: below 3.
+_PATIENCE = 100
+
+_VIEWS = {"Identity", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"}
+
+
+class Solver:
+    """Solves one training graph for one choice of the loss.
+
+    Args:
+        topology: forward, backward and dependence of every value.
+        seed: None to find the places; else the only edge where the scale enters.
+        gradients: values named as gradients: unscaled there, and what follows is not backward any more.
+        wanted: graph outputs that look like gradients: the scale shall reach them where it can.
+
+    Attributes:
+        plan: the edits, after `solve`.
+        cotangents: each backward contraction and gradient operator, with the inputs known to be cotangents.
+    """
+
+    def __init__(
+        self, topology: Topology, seed: Use | None, gradients: Sequence[ir.Value], wanted: Sequence[ir.Value]
+    ) -> None:
+        self.topology = topology
+        self.plan = Plan()
+        self._seed = seed
+        self._gradients = tuple(gradients)
+        self._wanted = tuple(wanted)
+        self._queue: list[int] = []
+        self._queued: set[int] = set()
+        self._visits = 0
+        # Why the seed's linearity is lost at a value: it depends on something unscaled.
+        self._lost: dict[ir.Value, str] = {}
+        self.cotangents = self._certain_cotangents(self._behind(self._gradients))
+        self._live = topology.ancestors(read(use) for uses in self.cotangents.values() for use in uses)
+
+    def solve(self) -> Plan:
+        """Return the plan.
+
+        Raises:
+            NonlinearGradientError: a cotangent depends on the seed in a non-linear way.
+            UnknownOperatorError: an operator without a rule reads a scaled value.
+        """
+        for value in self._gradients:
+            self.plan.unscale(value).everywhere = True
+        if self._seed is not None:
+            self._enter(Place(read(self._seed), self._seed))
+        for node in self.cotangents:
+            self._enqueue(node)
+        self._work()
+        if self._seed is None:
+            self._reach(value for value in (*self._gradients, *self._wanted))
+        self._unscale_outputs()
+        self._prune()
+        return self.plan
+
+    def _certain_cotangents(self, behind: set[ir.Value]) -> dict[ir.Node, tuple[Use, ...]]:
+        found = {}
+        for node in self.topology.nodes:
+            rule = rule_of(node)
+            if rule is None or node not in self.topology.backward or any(v in behind for v in node.outputs):
+                continue
+            if rule.gradient or contains_contraction(node):
+                uses = certain_cotangents(self.topology, node, rule)
+                if uses:
+                    found[node] = uses
+        return found
+
+    def _behind(self, values: Iterable[ir.Value]) -> set[ir.Value]:
+        found: set[ir.Value] = set()
+        pending = list(values)
+        while pending:
+            for node in self.topology.consumers(pending.pop()):
+                pending.extend(value for value in node.outputs if value not in found)
+                found.update(node.outputs)
+        return found
+
+    # --- the work list ----------------------------------------------------------------------------------------------
+
+    def _enqueue(self, node: ir.Node) -> None:
+        index = self.topology.index[node]
+        if index not in self._queued:
+            self._queued.add(index)
+            heapq.heappush(self._queue, index)
+
+    def _work(self) -> None:
+        while self._queue:
+            self._visits += 1
+            index = heapq.heappop(self._queue)
+            self._queued.discard(index)
+            node = self.topology.nodes[index]
+            if self._visits > _PATIENCE * (len(self.topology.nodes) + 1):
+                raise ProofError(f"the search for the places of the loss scale does not settle at {node_name(node)!r}")
+            self._visit(node)
+
+    def _visit(self, node: ir.Node) -> None:
+        if self._seed is None and self._demand(node):
+            self._enqueue(node)
+            return
+        result = evaluate(node, self.plan)
+        if isinstance(result, Conflict):
+            self._settle(node, result)
+            self._enqueue(node)
+            return
+        lost = self._why_lost(node)
+        for value, degree in zip(node.outputs, result, strict=True):
+            if lost is not None:
+                self._lost.setdefault(value, lost)
+            if value in self.plan.scaled_values and degree is not ZERO:
+                if degree:
+                    self.plan.scaled_values.discard(value)
+                else:
+                    degree += 1
+            if self.plan.values.get(value, 0) != degree:
+                self.plan.values[value] = degree
+                self._enqueue_consumers(value)
+
+    def _enqueue_consumers(self, value: ir.Value) -> None:
+        for consumer in self.topology.consumers(value):
+            self._enqueue(consumer)
+
+    def _demand(self, node: ir.Node) -> bool:
+        """Push the demand for degree 1 up from a cotangent that lacks it; whether anything changed."""
+        places: dict[Place, None] = {}
+        for use in self.cotangents.get(node, ()):
+            value = read(use)
+            if self.plan.edge(use.node, use.idx) == 0 and not is_known_zero(value):
+                self._refuse_if_lost(node, value)
+                places.update((p, None) for p in find_places(self.topology, self.plan, value, use))
+        for place in places:
+            self._enter(place)
+        return bool(places)
+
+    def _enter(self, place: Place) -> None:
+        self.plan.add(place)
+        node = place.value.producer() if place.edge is None else self.topology.main_node(place.edge.node)
+        assert node is not None
+        self._enqueue(node)
+
+    def _why_lost(self, node: ir.Node) -> str | None:
+        for value in self.topology.operands(node):
+            if value in self._lost:
+                return self._lost[value]
+            unscale = self.plan.unscaled.get(value)
+            if unscale is not None and self.plan.values.get(value, 0) not in (0, ZERO):
+                if any(unscale.covers(use) for use in value.uses() if self.topology.main_node(use.node) is node):
+                    return unscale.reason
+        return None
+
+    def _refuse_if_lost(self, node: ir.Node, value: ir.Value) -> None:
+        if value in self._lost:
+            raise NonlinearGradientError(
+                f"the gradient is not linear in the seed: {self._lost[value]}, and the backward pass goes on from "
+                f"there to {value.name!r} at node {node_name(node)!r} (a gradient penalty?); name the loss that the "
+                "whole graph differentiates with --loss, or where the optimizer begins with --gradient"
+            )
+
+    # --- conflicts --------------------------------------------------------------------------------------------------
+
+    def _settle(self, node: ir.Node, conflict: Conflict) -> None:
+        if conflict.unknown:
+            names = ", ".join(repr(read(Use(conflict.node, i)).name) for i in conflict.operands)
+            raise UnknownOperatorError(
+                f"operator {op_name(conflict.node)} of node {node_name(conflict.node)!r} reads {names} on the "
+                "gradient path, and graphscale has no rule for it; replace it with operators that have one, or name "
+                "the gradient before it with --gradient"
+            )
+        if self._seed is None and conflict.others and self._scale_others(conflict):
+            return
+        if not conflict.operands:
+            self._unscale_entering(node, conflict)
+            return
+        uses = (Use(conflict.node, i) for i in conflict.operands)
+        self._unscale(min(uses, key=lambda use: self._age(read(use))), conflict)
+
+    def _scale_others(self, conflict: Conflict) -> bool:
+        """At a sum of degrees 1 and 0, scale the second loss that the operands of degree 0 belong to."""
+        if conflict.node not in self.topology.index:
+            return False
+        places: dict[Place, None] = {}
+        for i in conflict.others:
+            value = read(Use(conflict.node, i))
+            backward = self.topology.is_backward(value) and value in self.topology.activation_dependent
+            if not backward or value in self._lost:
+                return False
+            places.update((p, None) for p in find_places(self.topology, self.plan, value))
+        for place in places:
+            self._enter(place)
+        return bool(places)
+
+    def _unscale(self, use: Use, conflict: Conflict) -> None:
+        if use in self.plan.scaled_edges:
+            del self.plan.scaled_edges[use]
+            return
+        value = self._source(read(use))
+        unscale = self.plan.unscale(value)
+        unscale.reason = unscale.reason or str(conflict)
+        if value in self._live:
+            unscale.edges.add(use)
+        else:
+            unscale.everywhere = True
+            self._enqueue_consumers(value)
+
+    def _source(self, value: ir.Value) -> ir.Value:
+        """The value that one is only a view of, if others read it too: one division there serves them all."""
+        source = value
+        while source not in self._live:
+            node = source.producer()
+            if len(source.uses()) > 1 or source.is_graph_output():
+                value = source
+            if node is None or node.op_type not in _VIEWS or self.plan.edge(node, 0) != 1:
+                break
+            source = read(Use(node, 0))
+        return value
+
+    def _unscale_entering(self, node: ir.Node, conflict: Conflict) -> None:
+        """A conflict within a subgraph that no operand explains: unscale all that enters it."""
+        for value in self.topology.operands(node):
+            if self.plan.values.get(value, 0) not in (0, ZERO):
+                unscale = self.plan.unscale(value)
+                unscale.reason = unscale.reason or str(conflict)
+                unscale.edges.update(use for use in value.uses() if self.topology.main_node(use.node) is node)
+
+    def _age(self, value: ir.Value) -> int:
+        producer = value.producer()
+        return -1 if producer is None else self.topology.index.get(producer, -1)
+
+    # --- outputs ----------------------------------------------------------------------------------------------------
+
+    def _reach(self, values: Iterable[ir.Value]) -> None:
+        """Demand degree 1 of gradients that no contraction vouches for: biases, element-wise models."""
+        for value in values:
+            if self.plan.values.get(value, 0) == 0 and value not in self._lost and not is_known_zero(value):
+                for place in find_places(self.topology, self.plan, value):
+                    self._enter(place)
+                self._work()
+
+    def _unscale_outputs(self) -> None:
+        for value in self.topology.graph.outputs:
+            if self.plan.output(value) not in (0, ZERO):
+                unscale = self.plan.unscale(value)
+                if value in self._live:
+                    unscale.output = True
+                else:
+                    unscale.everywhere = True
+                    self._enqueue_consumers(value)
+        self._work()
+
+    def _prune(self) -> None:
+        """Forget what became needless: a value whose source is unscaled has degree 0 itself."""
+        for value in list(self.plan.unscaled):
+            if self.plan.values.get(value, 0) in (0, ZERO):
+                del self.plan.unscaled[value]

@@ -1,0 +1,240 @@
+"""The analysis of a training graph: its loss, where the scale enters and comes out, its gradients and its updates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from graphscale.analysis.coverage import Coverage, measure_coverage
+from graphscale.analysis.degrees import ZERO
+from graphscale.analysis.loss import loss_candidates, named_loss
+from graphscale.analysis.plan import Place, Unscale
+from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS
+from graphscale.analysis.solve import Solver
+from graphscale.analysis.topology import Topology
+from graphscale.analysis.updates import Update, find_updates, named_updates, own_coefficients
+from graphscale.analysis.values import Use, describe, is_float, is_scalar
+from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError, UpdateError
+
+__all__ = ["TrainingGraph", "analyse"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingGraph:
+    """What the analysis found, in terms of the graph it looked at.
+
+    Attributes:
+        graph: the main graph.
+        loss: the loss, a scalar floating-point value.
+        loss_found: how the loss was found.
+        places: where the scale enters.
+        unscales: where it comes out: the values divided by it are the gradients.
+        updates: the pairs of carried state.
+        accumulators: the in-place accumulators that gradients flow into.
+        coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
+        warnings: what a user should know, a sentence each.
+    """
+
+    graph: ir.Graph
+    loss: ir.Value
+    loss_found: str
+    places: tuple[Place, ...]
+    unscales: tuple[Unscale, ...]
+    updates: tuple[Update, ...]
+    accumulators: tuple[ir.Node, ...]
+    coverage: Coverage
+    warnings: tuple[str, ...]
+
+    @property
+    def gradients(self) -> tuple[ir.Value, ...]:
+        """The values that are divided by the scale, in graph order."""
+        return tuple(unscale.value for unscale in self.unscales)
+
+
+def analyse(
+    graph: ir.Graph,
+    *,
+    loss: str | None = None,
+    seed: str | None = None,
+    gradients: Sequence[str] = (),
+    updates: Mapping[str, str] | None = None,
+) -> TrainingGraph:
+    """Analyse the main graph of a model.
+
+    Args:
+        graph: the main graph, with no calls of model-local functions in it.
+        loss: the name of the loss; None to find it among the scalar floating-point outputs.
+        seed: `NODE:INDEX`, the input of a node where the scale shall enter; None to find the places.
+        gradients: names of values that are gradients: the scale comes out there.
+        updates: `{output name: input name}` for carried state that shall not be found by itself.
+
+    Raises:
+        LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError:
+            the message says which value or node, and what to do.
+    """
+    values = _values_by_name(graph)
+    named = named_updates(graph, updates or {})
+    edge = None if seed is None else _seed_edge(graph, seed)
+    chosen = [_named_gradient(values, name) for name in gradients]
+    if loss is not None:
+        candidates = [named_loss(values, loss)]
+    else:
+        candidates = loss_candidates(graph, {update.output for update in named} | set(chosen))
+    attempts: list[_Attempt] = []
+    failures: list[tuple[ir.Value, GraphscaleError]] = []
+    for candidate in candidates:
+        try:
+            attempts.append(_attempt(graph, candidate, edge, chosen))
+        except (SeedNotFoundError, GradientError) as error:
+            failures.append((candidate, error))
+        except GraphscaleError as error:
+            failures.insert(0, (candidate, error))
+    if not attempts:
+        raise _explain(failures, loss is not None)
+    best = max(attempts, key=lambda a: (a.coverage.covered, len(a.topology.forward)))
+    how = "named" if loss is not None else "the scalar output that the backward pass differentiates"
+    return _finish(graph, best, how, named, set(chosen))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attempt:
+    topology: Topology
+    solver: Solver
+    coverage: Coverage
+
+
+def _attempt(graph: ir.Graph, loss: ir.Value, seed: Use | None, chosen: Sequence[ir.Value]) -> _Attempt:
+    topology = Topology(graph, loss)
+    solver = Solver(topology, seed, chosen, _gradient_like_outputs(topology))
+    plan = solver.solve()
+    if not plan.places:
+        raise SeedNotFoundError(
+            f"no place was found where the loss scale can enter the backward pass of loss {loss.name!r}: "
+            + _why_no_place(solver)
+        )
+    if plan.values.get(loss, 0) not in (0, ZERO):
+        raise SeedNotFoundError(f"the loss {loss.name!r} would itself be scaled; name the loss with --loss")
+    for value in chosen:
+        if value not in plan.unscaled:
+            raise GradientError(
+                f"--gradient {value.name}: the loss scale does not reach this value; is it computed by the "
+                "backward pass?"
+            )
+    if not plan.unscaled:
+        raise SeedNotFoundError(f"the scale that enters at {plan.places[0]} reaches no gradient and no update")
+    return _Attempt(topology, solver, measure_coverage(topology, plan, solver.cotangents))
+
+
+def _why_no_place(solver: Solver) -> str:
+    if not solver.topology.backward:
+        return "nothing but the loss reaches the outputs; is this an inference graph? Export the training graph"
+    if not solver.cotangents:
+        return "no gradient operator, and no contraction that reads a cotangent; name an edge with --seed NODE:INDEX"
+    nodes = ", ".join(repr(node.name) for node in list(solver.cotangents)[:3])
+    return f"the demand from {nodes} reached no value that can be scaled; name an edge with --seed NODE:INDEX"
+
+
+def _explain(failures: Sequence[tuple[ir.Value, GraphscaleError]], named: bool) -> GraphscaleError:
+    if not failures:
+        return LossError(
+            "no scalar floating-point output that could be the loss was found, so this looks like an inference "
+            "graph; export the training graph (loss and gradients), or name the loss with --loss"
+        )
+    first = failures[0][1]
+    if named or len(failures) == 1:
+        return first
+    others = "; ".join(f"{loss.name!r}: {error}" for loss, error in failures[1:3])
+    return type(first)(f"{first}; other candidates for the loss: {others}")
+
+
+def _finish(
+    graph: ir.Graph, attempt: _Attempt, how: str, named: Sequence[Update], chosen: set[ir.Value]
+) -> TrainingGraph:
+    topology, plan = attempt.topology, attempt.solver.plan
+    gradients = {v for v in plan.unscaled if v.is_graph_output()} | chosen
+    updates = find_updates(graph, named, gradients | {topology.loss})
+    wrong = next((u for u in named if u.output in gradients), None)
+    if wrong is not None:
+        raise UpdateError(
+            f"--update {wrong.output.name}={wrong.input.name}: the output is a gradient (it scales with the loss), "
+            "not a next value"
+        )
+    _refuse_unpaired(topology, updates, gradients, chosen)
+    order = topology.index
+    unscales = sorted(plan.unscaled.values(), key=lambda u: _order(u.value, order))
+    places = sorted(plan.places, key=lambda p: _order(p.value if p.edge is None else p.edge.node.outputs[0], order))
+    accumulators = [n for n in topology.nodes if (n.domain, n.op_type) in IN_PLACE_ACCUMULATORS]
+    return TrainingGraph(
+        graph=graph,
+        loss=topology.loss,
+        loss_found=how,
+        places=tuple(places),
+        unscales=tuple(unscales),
+        updates=tuple(updates),
+        accumulators=tuple(accumulators),
+        coverage=attempt.coverage,
+        warnings=tuple(attempt.coverage.warnings()),
+    )
+
+
+def _order(value: ir.Value, index: Mapping[ir.Node, int]) -> int:
+    producer = value.producer()
+    return -1 if producer is None else index.get(producer, -1)
+
+
+def _refuse_unpaired(
+    topology: Topology, updates: Sequence[Update], gradients: set[ir.Value], chosen: set[ir.Value]
+) -> None:
+    """A next state that was not recognised would go unguarded: refuse an output that could be one."""
+    if not updates:
+        return
+    paired = {update.output for update in updates}
+    free = [v for v in topology.graph.inputs if v not in {u.input for u in updates} and is_float(v)]
+    for output in topology.graph.outputs:
+        if output in paired or output in gradients or output in chosen or not topology.is_backward(output):
+            continue
+        match = next((v for v in free if not is_scalar(v) and v.shape == output.shape and v.dtype == output.dtype), None)
+        if match is not None and match.shape is not None:
+            raise UpdateError(
+                f"output {describe(output)} could be the next value of input {match.name!r}, but does not depend on "
+                f"it directly; say what it is: --update {output.name}={match.name} or --gradient {output.name}"
+            )
+
+
+def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:
+    """For graphs without any backward contraction: the outputs to demand the scale of."""
+    inputs = set(topology.graph.inputs)
+    found = []
+    for value in topology.graph.outputs:
+        if value is topology.loss or not topology.is_backward(value) or not topology.may_be_state(value):
+            continue
+        if is_float(value) and not any(c >= 0.5 for c in own_coefficients(value, inputs).values()):
+            found.append(value)
+    return found
+
+
+def _values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
+    values = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
+    values.update((v.name, v) for node in graph for v in node.outputs if v.name)
+    return values
+
+
+def _named_gradient(values: Mapping[str, ir.Value], name: str) -> ir.Value:
+    if name not in values:
+        raise GradientError(f"--gradient {name}: the graph has no value of this name")
+    if values[name].producer() is None or not is_float(values[name]):
+        raise GradientError(f"--gradient {name}: {describe(values[name])} is not computed by a floating-point node")
+    return values[name]
+
+
+def _seed_edge(graph: ir.Graph, seed: str) -> Use:
+    name, _, index = seed.rpartition(":")
+    node = next((node for node in graph if node.name == name), None) if name else None
+    if node is None or not index.isdigit() or int(index) >= len(node.inputs):
+        raise SeedNotFoundError(f"--seed {seed}: expected NODE:INDEX, the name of a node and the index of its input")
+    value = node.inputs[int(index)]
+    if value is None or not is_float(value):
+        raise SeedNotFoundError(f"--seed {seed}: that input is not a floating-point value")
+    return Use(node, int(index))

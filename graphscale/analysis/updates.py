@@ -1,0 +1,203 @@
+"""Carried state: which output is the next value of which input, and which outputs are gradients instead.
+
+The next value of a weight, a moment or a counter depends on its own previous value directly, with a coefficient near
+one: `w - lr*g`, `0.9*m + 0.1*g`, `step + 1`. A gradient with weight decay, `g + 0.002*w`, depends on the weight too,
+but with a small coefficient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.analysis.values import constant_tensor, describe, is_scalar
+from graphscale.errors import UpdateError
+
+__all__ = ["Update", "find_updates", "named_updates", "own_coefficients"]
+
+# Coefficients of the previous value: from here on an update; up to there a gradient with decay; between them, ask.
+_UPDATE, _DECAY = 0.5, 0.1
+# What is below this is a gradient's coefficient, and not looked into.
+_NOTHING = 0.05
+
+_DIRECT = {"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Clip", "Max", "Min", "Transpose"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """A piece of carried state.
+
+    Attributes:
+        output: the graph output that is its next value.
+        input: the graph input, or initializer, that is its present value.
+        how: how the pair was found.
+    """
+
+    output: ir.Value
+    input: ir.Value
+    how: str
+
+
+def own_coefficients(output: ir.Value, states: set[ir.Value]) -> dict[ir.Value, float]:
+    """The states on which a value depends directly, each with its coefficient (the largest, over all paths).
+
+    Direct means through sums, through products with numbers, and through selects; scalars that are not constants,
+    such as a learning rate, count as 0 beside a constant and make a product with them count for nothing.
+    """
+    found: dict[ir.Value, float] = {}
+    seen: set[ir.Value] = set()
+    # The largest coefficient first, so that each value needs to be looked at only once.
+    order = itertools.count()
+    pending = [(-1.0, next(order), 1.0, output)]
+    while pending:
+        _, _, coefficient, value = heapq.heappop(pending)
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in states and value is not output:
+            found[value] = coefficient
+            continue
+        node = value.producer()
+        for operand, factor in () if node is None else _terms(node, value):
+            c = coefficient * factor
+            if abs(c) > _NOTHING:
+                heapq.heappush(pending, (-abs(c), next(order), c, operand))
+    return found
+
+
+def _terms(node: ir.Node, value: ir.Value) -> list[tuple[ir.Value, float]]:
+    """The operands a node's output is a sum of, with their coefficients; empty for anything else."""
+    inputs = [operand for operand in node.inputs if operand is not None]
+    if node.op_type in _DIRECT or node.op_type == "Where":
+        return [(operand, 1.0) for operand in (inputs[1:] if node.op_type == "Where" else inputs)]
+    if node.op_type in ("Add", "Sum"):
+        return [(operand, 1.0) for operand in inputs]
+    if node.op_type == "Sub":
+        return [(inputs[0], 1.0), (inputs[1], -1.0)]
+    if node.op_type == "Neg":
+        return [(inputs[0], -1.0)]
+    if node.op_type == "Mul":
+        return [(inputs[0], _number(inputs[1])), (inputs[1], _number(inputs[0]))]
+    if node.op_type == "Div":
+        divisor = _number(inputs[1])
+        return [(inputs[0], 1.0 / divisor)] if divisor else []
+    if node.op_type in ("BatchNormalization", "BatchNormInternal") and value.index() in (1, 2):
+        momentum = node.attributes.get("momentum")
+        return [(inputs[2 + (value.index() or 0)], 0.9 if momentum is None else momentum.as_float())]
+    return []
+
+
+def _number(value: ir.Value, depth: int = 8) -> float:
+    """The value of a scalar factor, with everything that is not a constant taken as 0."""
+    tensor = constant_tensor(value)
+    if tensor is not None:
+        return float(np.ravel(tensor.numpy())[0]) if 0 < tensor.size <= 1 else _uniform(tensor)
+    node = value.producer()
+    if node is None or depth == 0:
+        return 0.0
+    inputs = [operand for operand in node.inputs if operand is not None]
+    if node.op_type in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Expand"):
+        return _number(inputs[0], depth - 1)
+    if node.op_type in ("Add", "Sub", "Mul"):
+        left, right = _number(inputs[0], depth - 1), _number(inputs[1], depth - 1)
+        return {"Add": left + right, "Sub": left - right, "Mul": left * right}[node.op_type]
+    return 0.0
+
+
+def _uniform(tensor: ir.TensorProtocol) -> float:
+    """The number that fills a constant, judged by its first elements; 0 if they differ."""
+    first = np.ravel(tensor.numpy())[:64]
+    return float(first[0]) if first.size and (first == first[0]).all() else 0.0
+
+
+def named_updates(graph: ir.Graph, names: Mapping[str, str]) -> list[Update]:
+    """The pairs that the user named, `{output name: input name}`.
+
+    Raises:
+        UpdateError: a name does not exist, or shapes or dtypes differ, or an input is named twice.
+    """
+    outputs = {value.name: value for value in graph.outputs}
+    inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
+    found: list[Update] = []
+    for output_name, input_name in names.items():
+        if output_name not in outputs:
+            raise UpdateError(f"--update {output_name}={input_name}: the graph has no output {output_name!r}")
+        if input_name not in inputs:
+            raise UpdateError(f"--update {output_name}={input_name}: the graph has no input {input_name!r}")
+        update = Update(outputs[output_name], inputs[input_name], "named")
+        if not _same_type(update.output, update.input):
+            raise UpdateError(
+                f"--update {output_name}={input_name}: {describe(update.output)} cannot be the next value of "
+                f"{describe(update.input)}: dtypes and shapes must be the same"
+            )
+        if any(other.input is update.input for other in found):
+            raise UpdateError(f"--update {output_name}={input_name}: {input_name!r} is named for two outputs")
+        found.append(update)
+    return found
+
+
+def find_updates(graph: ir.Graph, named: Sequence[Update], not_updates: set[ir.Value]) -> list[Update]:
+    """Pair the outputs with the inputs they are the next value of.
+
+    Args:
+        graph: the main graph.
+        named: pairs that are settled already.
+        not_updates: outputs known to be something else: the loss, gradients.
+
+    Raises:
+        UpdateError: two pairings remain possible.
+    """
+    taken = {update.input for update in named}
+    inputs = {v for v in graph.inputs if v not in taken}
+    # Weights may be kept as initializers that are no inputs; a scalar one is a constant.
+    weights = {v for v in graph.initializers.values() if v not in taken and not is_scalar(v)}
+    settled = not_updates | {update.output for update in named}
+    candidates: dict[ir.Value, list[ir.Value]] = {}
+    for output in graph.outputs:
+        if output in settled or output.producer() is None:
+            continue
+        candidates[output] = _candidates(output, inputs) or _candidates(output, weights)
+    found = [Update(o, c[0], "depends on its own previous value") for o, c in candidates.items() if c]
+    _refuse_ambiguity(candidates)
+    return [*named, *found]
+
+
+def _candidates(output: ir.Value, states: set[ir.Value]) -> list[ir.Value]:
+    coefficients = own_coefficients(output, {v for v in states if _same_type(output, v)})
+    found = [v for v, c in coefficients.items() if c >= _UPDATE]
+    for value, coefficient in coefficients.items():
+        if not found and _DECAY < coefficient < _UPDATE:
+            raise UpdateError(
+                f"output {describe(output)} holds {coefficient:g} times {value.name!r}: the next value of it, or a "
+                f"gradient with decay? Say which: --update {output.name}={value.name} or --gradient {output.name}"
+            )
+    return found
+
+
+def _refuse_ambiguity(candidates: Mapping[ir.Value, Sequence[ir.Value]]) -> None:
+    taken: dict[ir.Value, ir.Value] = {}
+    for output, inputs in candidates.items():
+        if len(inputs) > 1:
+            names = ", ".join(repr(v.name) for v in inputs)
+            raise UpdateError(
+                f"output {describe(output)} may be the next value of any of {names}; say which: "
+                f"--update {output.name}={inputs[0].name}"
+            )
+        for value in inputs:
+            if value in taken:
+                raise UpdateError(
+                    f"outputs {taken[value].name!r} and {output.name!r} may both be the next value of "
+                    f"{describe(value)}; say which: --update {output.name}={value.name}"
+                )
+            taken[value] = output
+
+
+def _same_type(output: ir.Value, value: ir.Value) -> bool:
+    if output.dtype is not None and value.dtype is not None and output.dtype is not value.dtype:
+        return False
+    return output.shape is None or value.shape is None or tuple(output.shape) == tuple(value.shape)
