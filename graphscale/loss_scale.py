@@ -68,11 +68,12 @@ class LossScale(abc.ABC):
         except TypeError as error:
             raise InvalidLossScaleError(f"bad config for {cls.__name__}: {error}") from error
 
-    def bind(self, graph: ir.Graph, target: str = "onnx") -> BoundLossScale:
+    def bind(self, graph: ir.Graph | ir.Model, target: str = "onnx") -> BoundLossScale:
         """Create this loss scale's state in `graph`, and return the loss scale in graph mode.
 
         Args:
-            graph: the main graph of a model; its state initializers and inputs are added to it.
+            graph: the main graph of a model, or the model itself; the state is added to it as initializers that are
+                also graph inputs.
             target: the runtime that shall execute the graph (see `graphscale.targets`).
 
         Returns:
@@ -139,7 +140,9 @@ class DynamicLossScale(LossScale):
         self._increment_period = _period(increment_period)
         self._multiplier = _number("multiplier", multiplier, minimum=1.0)
         if not np.float32(self._multiplier) > 1:
-            raise InvalidLossScaleError(f"multiplier must be a number above 1, such as 2.0; got {multiplier!r}")
+            raise InvalidLossScaleError(
+                f"multiplier must be a number above 1, such as 2.0; got {multiplier!r}"
+            )
         self._current_loss_scale = np.float32(self._initial_loss_scale)
         self._num_good_steps = 0
 
@@ -157,6 +160,11 @@ class DynamicLossScale(LossScale):
     def multiplier(self) -> float:
         """The factor by which the loss scale grows and shrinks."""
         return self._multiplier
+
+    @property
+    def num_good_steps(self) -> int:
+        """Consecutive good steps since the loss scale changed last."""
+        return self._num_good_steps
 
     def __call__(self) -> np.float32:
         return self._current_loss_scale
@@ -273,4 +281,8 @@ def _is_all_finite(gradient: Any) -> bool:
     return bool(np.isfinite(array).all())
 
 
-_ML_FLOATS = {np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)}
+_ML_FLOATS = {
+    np.dtype(ml_dtypes.bfloat16),
+    np.dtype(ml_dtypes.float8_e4m3fn),
+    np.dtype(ml_dtypes.float8_e5m2),
+}

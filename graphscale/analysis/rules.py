@@ -77,9 +77,15 @@ def rule_for(domain: str, op_type: str) -> Rule | None:
 
 # --- ai.onnx: the degree of the first input is kept -----------------------------------------------------------------
 _first = Rule(Kind.LINEAR, data=(0,))
-_add(_first, "Identity Neg Cast Reshape Flatten Transpose Squeeze Unsqueeze Expand Tile Slice Split Gather GatherND")
+_add(
+    _first,
+    "Identity Neg Cast Reshape Flatten Transpose Squeeze Unsqueeze Expand Tile Slice Split Gather GatherND",
+)
 _add(_first, "GatherElements Compress ReduceSum ReduceMean ReduceMax ReduceMin ReduceL1 Relu LeakyRelu Abs")
-_add(_first, "PRelu CumSum Trilu DepthToSpace SpaceToDepth ReverseSequence Upsample Resize Col2Im CenterCropPad")
+_add(
+    _first,
+    "PRelu CumSum Trilu DepthToSpace SpaceToDepth ReverseSequence Upsample Resize Col2Im CenterCropPad",
+)
 _add(_first, "AveragePool GlobalAveragePool GlobalMaxPool LpPool GlobalLpPool MaxUnpool RoiAlign GridSample")
 _add(_first, "AffineGrid DFT STFT Optional OptionalGetElement SequenceAt SplitToSequence ConcatFromSequence")
 _add(_first, "CastLike")
@@ -105,19 +111,36 @@ _add(Rule(Kind.QUOTIENT, data=(0, 1)), "Div")
 # --- ai.onnx: results that carry no scale ---------------------------------------------------------------------------
 _add(Rule(Kind.COMPARE), "Equal Greater GreaterOrEqual Less LessOrEqual")
 _add(Rule(Kind.DEGREE_0), "Shape Size IsNaN IsInf Sign ArgMax ArgMin Not And Or Xor EyeLike RandomNormalLike")
-_add(Rule(Kind.DEGREE_0), "RandomUniformLike Constant ConstantOfShape Range RandomNormal RandomUniform NonZero")
-_add(Rule(Kind.DEGREE_0), "SequenceLength SequenceEmpty OptionalHasElement BitShift BitwiseAnd BitwiseOr BitwiseXor")
+_add(
+    Rule(Kind.DEGREE_0), "RandomUniformLike Constant ConstantOfShape Range RandomNormal RandomUniform NonZero"
+)
+_add(
+    Rule(Kind.DEGREE_0),
+    "SequenceLength SequenceEmpty OptionalHasElement BitShift BitwiseAnd BitwiseOr BitwiseXor",
+)
 _add(Rule(Kind.DEGREE_0), "BitwiseNot HannWindow HammingWindow BlackmanWindow StringNormalizer Bernoulli")
 
 # --- ai.onnx: not homogeneous (or of another degree than 1: unscaled first, so that S*S never arises) ---------------
 _nonlinear = Rule(Kind.NONLINEAR)
-_add(_nonlinear, "Exp Log Sqrt Reciprocal Pow Mod Floor Ceil Round Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh")
-_add(_nonlinear, "Acosh Atanh Erf Sigmoid HardSigmoid HardSwish Softplus Softsign Elu Selu Celu Gelu Mish Swish")
+_add(
+    _nonlinear,
+    "Exp Log Sqrt Reciprocal Pow Mod Floor Ceil Round Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh",
+)
+_add(
+    _nonlinear,
+    "Acosh Atanh Erf Sigmoid HardSigmoid HardSwish Softplus Softsign Elu Selu Celu Gelu Mish Swish",
+)
 _add(_nonlinear, "ThresholdedRelu Shrink Softmax LogSoftmax Hardmax ReduceL2 ReduceSumSquare ReduceLogSum")
 _add(_nonlinear, "ReduceLogSumExp ReduceProd BatchNormalization InstanceNormalization LayerNormalization")
 _add(_nonlinear, "GroupNormalization RMSNormalization LpNormalization MeanVarianceNormalization LRN Det")
-_add(_nonlinear, "SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss LSTM GRU RNN Attention RotaryEmbedding CumProd")
-_add(_nonlinear, "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger QLinearMatMul")
+_add(
+    _nonlinear,
+    "SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss LSTM GRU RNN Attention RotaryEmbedding CumProd",
+)
+_add(
+    _nonlinear,
+    "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger QLinearMatMul",
+)
 _add(_nonlinear, "QLinearConv MaxRoiPool NonMaxSuppression Multinomial MelWeightMatrix BitCast")
 
 # --- ai.onnx: operators with subgraphs ------------------------------------------------------------------------------
@@ -141,7 +164,9 @@ _add(Rule(Kind.LINEAR, data=(9, 10, 11), contraction=True, gradient=True), "LSTM
 _add(Rule(Kind.LINEAR, data=(8, 9), contraction=True, gradient=True), "GRUGrad", MICROSOFT)
 
 # --- com.microsoft: linear helpers of ORT's training and fused graphs -----------------------------------------------
-_add(_first, "SplitTraining ReduceSumTraining View BatchScale PadAndUnflatten ShrunkenGather Trilu", MICROSOFT)
+_add(
+    _first, "SplitTraining ReduceSumTraining View BatchScale PadAndUnflatten ShrunkenGather Trilu", MICROSOFT
+)
 _add(_first, "GatherND ExpandDims Crop", MICROSOFT)
 _add(Rule(Kind.LINEAR, data=(0,), outputs=(0,)), "FlattenAndUnpad BitmaskDropout", MICROSOFT)
 _add(Rule(Kind.LINEAR, outputs=(0,)), "ConcatTraining", MICROSOFT)
@@ -153,11 +178,29 @@ _add(Rule(Kind.PRODUCT, data=(0, 1)), "Scale", MICROSOFT)
 _add(Rule(Kind.DEGREE_0), "BroadcastGradientArgs Group IsFinite IsAllFinite All ZeroGradient", MICROSOFT)
 
 # --- com.microsoft: forward operators that are not homogeneous, and optimizers: they take unscaled gradients --------
-_add(_nonlinear, "Gelu FastGelu QuickGelu BiasGelu BiasSoftmax BiasSoftmaxDropout BatchNormInternal", MICROSOFT)
-_add(_nonlinear, "SoftmaxCrossEntropy SoftmaxCrossEntropyLossInternal NegativeLogLikelihoodLossInternal", MICROSOFT)
-_add(_nonlinear, "NegativeLogLikelihoodLossInternal2 BinaryCrossEntropy LayerNormalization FakeQuant", MICROSOFT)
-_add(_nonlinear, "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization", MICROSOFT)
-_add(_nonlinear, "LSTMTraining GRUTraining ReduceAllL2 InplaceClipGradNorm SGDOptimizer SGDOptimizerV2", MICROSOFT)
+_add(
+    _nonlinear, "Gelu FastGelu QuickGelu BiasGelu BiasSoftmax BiasSoftmaxDropout BatchNormInternal", MICROSOFT
+)
+_add(
+    _nonlinear,
+    "SoftmaxCrossEntropy SoftmaxCrossEntropyLossInternal NegativeLogLikelihoodLossInternal",
+    MICROSOFT,
+)
+_add(
+    _nonlinear,
+    "NegativeLogLikelihoodLossInternal2 BinaryCrossEntropy LayerNormalization FakeQuant",
+    MICROSOFT,
+)
+_add(
+    _nonlinear,
+    "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization",
+    MICROSOFT,
+)
+_add(
+    _nonlinear,
+    "LSTMTraining GRUTraining ReduceAllL2 InplaceClipGradNorm SGDOptimizer SGDOptimizerV2",
+    MICROSOFT,
+)
 _add(_nonlinear, "AdamOptimizer AdamWOptimizer LambOptimizer AdagradOptimizer", MICROSOFT)
 _add(_nonlinear, "SparseSoftmaxCrossEntropy SimplifiedLayerNormalization")
 _add(_nonlinear, "Adagrad Adam Momentum", "ai.onnx.preview.training")
@@ -171,7 +214,14 @@ _add(_nonlinear, "InPlaceAccumulator InPlaceAccumulatorV2", MICROSOFT)
 IN_PLACE = IN_PLACE_ACCUMULATORS | {
     (MICROSOFT, name)
     for name in (
-        *("SGDOptimizer", "SGDOptimizerV2", "AdamOptimizer", "AdamWOptimizer", "LambOptimizer", "AdagradOptimizer"),
+        *(
+            "SGDOptimizer",
+            "SGDOptimizerV2",
+            "AdamOptimizer",
+            "AdamWOptimizer",
+            "LambOptimizer",
+            "AdagradOptimizer",
+        ),
         *("InplaceClipGradNorm", "ZeroGradient"),
     )
 }

@@ -16,7 +16,7 @@ from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.places import certain_cotangents, find_places
 from graphscale.analysis.plan import Place, Plan
 from graphscale.analysis.topology import Topology, contains_contraction
-from graphscale.analysis.values import Use, is_known_zero, node_name, op_name, read, rule_of
+from graphscale.analysis.values import Use, is_known_zero, main_node, node_name, op_name, read, rule_of
 from graphscale.errors import NonlinearGradientError, ProofError, UnknownOperatorError
 
 __all__ = ["Solver"]
@@ -113,7 +113,9 @@ class Solver:
             self._queued.discard(index)
             node = self.topology.nodes[index]
             if self._visits > _PATIENCE * (len(self.topology.nodes) + 1):
-                raise ProofError(f"the search for the places of the loss scale does not settle at {node_name(node)!r}")
+                raise ProofError(
+                    f"the search for the places of the loss scale does not settle at {node_name(node)!r}"
+                )
             self._visit(node)
 
     def _visit(self, node: ir.Node) -> None:
@@ -156,7 +158,9 @@ class Solver:
 
     def _enter(self, place: Place) -> None:
         self.plan.add(place)
-        node = place.value.producer() if place.edge is None else self.topology.main_node(place.edge.node)
+        node = (
+            place.value.producer() if place.edge is None else main_node(self.topology.graph, place.edge.node)
+        )
         assert node is not None
         self._enqueue(node)
 
@@ -166,7 +170,11 @@ class Solver:
                 return self._lost[value]
             unscale = self.plan.unscaled.get(value)
             if unscale is not None and self.plan.values.get(value, 0) not in (0, ZERO):
-                if any(unscale.covers(use) for use in value.uses() if self.topology.main_node(use.node) is node):
+                if any(
+                    unscale.covers(use)
+                    for use in value.uses()
+                    if main_node(self.topology.graph, use.node) is node
+                ):
                     return unscale.reason
         return None
 
@@ -242,7 +250,9 @@ class Solver:
             if self.plan.values.get(value, 0) not in (0, ZERO):
                 unscale = self.plan.unscale(value)
                 unscale.reason = unscale.reason or str(conflict)
-                unscale.edges.update(use for use in value.uses() if self.topology.main_node(use.node) is node)
+                unscale.edges.update(
+                    use for use in value.uses() if main_node(self.topology.graph, use.node) is node
+                )
 
     def _age(self, value: ir.Value) -> int:
         producer = value.producer()

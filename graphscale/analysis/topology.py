@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 import onnx_ir as ir
 
 from graphscale.analysis.rules import IN_PLACE
-from graphscale.analysis.values import captured_values, is_float, rule_of, subgraphs
+from graphscale.analysis.values import captured_values, is_float, main_node, rule_of, subgraphs
 from graphscale.errors import ModelFileError
 
 __all__ = ["Topology"]
@@ -64,20 +64,10 @@ class Topology:
         """The nodes of the main graph that read a value, also through a subgraph."""
         seen: set[ir.Node] = set()
         for use in value.uses():
-            node = self.main_node(use.node)
-            if node is not None and node not in seen:
+            node = main_node(self.graph, use.node)
+            if node not in seen:
                 seen.add(node)
                 yield node
-
-    def main_node(self, node: ir.Node) -> ir.Node | None:
-        """The node of the main graph in whose subgraphs a node stands, or the node itself."""
-        while node not in self.index:
-            scope = node.graph
-            parent = scope.parent_node if isinstance(scope, ir.Graph) else None
-            if parent is None:
-                return None
-            node = parent
-        return node
 
     def _check_order(self) -> None:
         for i, node in enumerate(self.nodes):
@@ -137,7 +127,12 @@ class Topology:
         for node in self.nodes:
             is_contraction = contains_contraction(node)
             for operand in self.operands(node):
-                if is_contraction and operand.is_initializer() and operand not in self.roots and is_float(operand):
+                if (
+                    is_contraction
+                    and operand.is_initializer()
+                    and operand not in self.roots
+                    and is_float(operand)
+                ):
                     self.roots[operand] = bit
                     bit <<= 1
             self._spread_node(node)

@@ -18,6 +18,7 @@ __all__ = [
     "is_float",
     "is_known_zero",
     "is_scalar",
+    "main_node",
     "node_name",
     "op_name",
     "read",
@@ -103,6 +104,14 @@ def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
     for body in subgraphs(node):
         walk(body)
     return tuple(value for value in found if value.graph not in own)
+
+
+def main_node(graph: ir.Graph, node: ir.Node) -> ir.Node:
+    """The node of the main graph in whose subgraphs a node stands, or the node itself."""
+    while node.graph is not graph:
+        assert isinstance(node.graph, ir.Graph) and node.graph.parent_node is not None
+        node = node.graph.parent_node
+    return node
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:

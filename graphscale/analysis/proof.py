@@ -1,0 +1,127 @@
+"""The proof, on the rewritten graph alone: the loss scale has no effect on anything that leaves it.
+
+The symbol S is now the loss scale itself. Its degree is 1; nothing is multiplied or divided by assumption any more:
+the inserted nodes are nodes like all others. Then every output and every carried state must have degree 0, the loss
+must not depend on S at all, and every carried state must be guarded and every in-place write ordered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import onnx_ir as ir
+
+from graphscale.analysis.degrees import ZERO, Conflict, Degrees, evaluate
+from graphscale.analysis.hazards import unordered_readers
+from graphscale.analysis.values import node_name, rule_of, subgraphs
+from graphscale.errors import ProofError
+
+__all__ = ["Proof", "prove"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What was proved of a scaled graph.
+
+    Attributes:
+        degrees: every value's degree in the loss scale.
+        scaled_contractions: the names of the contractions and gradient operators that compute on a scaled operand.
+    """
+
+    degrees: Degrees
+    scaled_contractions: tuple[str, ...]
+
+
+def prove(
+    graph: ir.Graph,
+    scale: ir.Value,
+    loss: ir.Value,
+    *,
+    guarded: Sequence[ir.Value] = (),
+    checked: Iterable[ir.Value] = (),
+    all_finite: ir.Value | None = None,
+    exempt: Iterable[ir.Value] = (),
+    rule_nodes: frozenset[ir.Node] = frozenset(),
+) -> Proof:
+    """Prove a scaled graph right.
+
+    Args:
+        graph: the rewritten main graph.
+        scale: the loss scale.
+        loss: the loss.
+        guarded: the next values of all carried state, each of which must be selected by `all_finite`.
+        checked: the unscaled gradients, each of which must reach `all_finite`.
+        all_finite: the result of the finite check; None where there is none, and then nothing needs a guard.
+        exempt: outputs that are scaled on purpose.
+        rule_nodes: the nodes of the update rule: what they give is a new scale, not something scaled.
+
+    Raises:
+        ProofError: with the first value or node that contradicts it.
+    """
+    degrees = _degrees(graph, scale, rule_nodes)
+    for value in graph.outputs:
+        if degrees.values.get(value, 0) not in (0, ZERO) and value not in set(exempt):
+            raise ProofError(f"output {value.name!r} would still be multiplied by the loss scale")
+    if loss in _descendants(graph, scale):
+        raise ProofError(f"the loss {loss.name!r} would depend on the loss scale")
+    if all_finite is not None:
+        _prove_guards(graph, all_finite, guarded)
+        reach = _ancestors(all_finite)
+        for value in checked:
+            if value not in reach:
+                raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
+    for write, readers in unordered_readers(graph):
+        names = ", ".join(node_name(node) for node in readers)
+        state = write.inputs[0]
+        raise ProofError(f"{names} could read {state.name if state else '?'!r} after it was overwritten")
+    return Proof(degrees, tuple(_scaled_contractions(graph, degrees)))
+
+
+def _degrees(graph: ir.Graph, scale: ir.Value, rule_nodes: frozenset[ir.Node]) -> Degrees:
+    degrees = Degrees({scale: 1})
+    for node in graph:
+        if node in rule_nodes:
+            continue
+        result = evaluate(node, degrees)
+        if isinstance(result, Conflict):
+            raise ProofError(f"the loss scale does not cancel out: {result}")
+        degrees.values.update((v, d) for v, d in zip(node.outputs, result, strict=True) if d != 0)
+    return degrees
+
+
+def _prove_guards(graph: ir.Graph, all_finite: ir.Value, guarded: Sequence[ir.Value]) -> None:
+    for value in guarded:
+        node = value.producer()
+        if node is None or node.op_type != "Where" or node.inputs[0] is not all_finite:
+            raise ProofError(f"the next value {value.name!r} of carried state would not be guarded")
+
+
+def _scaled_contractions(graph: ir.Graph, degrees: Degrees) -> Iterable[str]:
+    for node in graph:
+        for body in subgraphs(node):
+            yield from _scaled_contractions(body, degrees)
+        rule = rule_of(node)
+        if rule is not None and (rule.contraction or rule.gradient):
+            if any(degrees.edge(node, i) not in (0, ZERO) for i in range(len(node.inputs))):
+                yield node_name(node)
+
+
+def _descendants(graph: ir.Graph, value: ir.Value) -> set[ir.Value]:
+    found = {value}
+    for node in graph:
+        if any(operand in found for operand in node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _ancestors(value: ir.Value) -> set[ir.Value]:
+    found = {value}
+    pending = [value]
+    while pending:
+        node = pending.pop().producer()
+        for operand in node.inputs if node is not None else ():
+            if operand is not None and operand not in found:
+                found.add(operand)
+                pending.append(operand)
+    return found

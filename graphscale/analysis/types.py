@@ -1,0 +1,40 @@
+"""The dtype of a value, also where shape inference stopped at an operator that it does not know."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graphscale.analysis.rules import Kind
+from graphscale.analysis.values import rule_of
+from graphscale.errors import UnsupportedModelError
+
+__all__ = ["dtype_of"]
+
+
+def dtype_of(value: ir.Value) -> ir.DataType:
+    """Return the dtype of a floating-point value: its own, or that of the data it is computed from.
+
+    Raises:
+        UnsupportedModelError: the model does not say, and it cannot be told from the operators.
+    """
+    current, steps = value, 0
+    while current.dtype is None and steps < 10_000:
+        steps += 1
+        node = current.producer()
+        if node is None:
+            break
+        if node.op_type == "Cast":
+            return ir.DataType(node.attributes["to"].as_int())
+        rule = rule_of(node)
+        if rule is None or rule.kind in (Kind.DEGREE_0, Kind.COMPARE, Kind.BODY):
+            break
+        data = [node.inputs[i] for i in rule.operands(len(node.inputs))]
+        following = next((v for v in data if v is not None), None)
+        if following is None:
+            break
+        current = following
+    if current.dtype is None:
+        raise UnsupportedModelError(
+            f"the dtype of value {value.name!r} is not known; run shape inference on the model before scaling it"
+        )
+    return current.dtype

@@ -1,0 +1,137 @@
+"""A loss scale in graph mode: its state, the finite check and the update rule as nodes of an ONNX graph.
+
+`BoundLossScale` is what `LossScale.bind(graph)` returns: people who build their own training graphs use it directly,
+and the passes are built on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.editing import Editor
+from graphscale.finite import all_finite
+from graphscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from graphscale.targets import get_target
+from graphscale.update_rule import call_update_rule, inline_update_rule
+
+__all__ = ["BoundLossScale"]
+
+CHECK, UPDATE = "check-finite", "update-loss-scale"
+
+
+class BoundLossScale:
+    """A loss scale whose state lives in a graph.
+
+    Args:
+        policy: a `FixedLossScale` or a `DynamicLossScale`; its current state becomes the initial state.
+        graph: the main graph, or a model: then the update rule is a model-local function of it, one node in the
+            graph, where the model's IR version has functions. In a bare graph the rule is spelled out in nodes.
+        target: the runtime that shall execute the graph.
+
+    Attributes:
+        loss_scale: the scale: a scalar float32 initializer, for a dynamic scale also a graph input.
+        good_steps: the count of good steps, likewise (int64; float32 where the target writes it in place), or None.
+        next_state: after `write`, the next values: `{state value: next value}`.
+    """
+
+    def __init__(self, policy: LossScale, graph: ir.Graph | ir.Model, target: str = "onnx") -> None:
+        if not isinstance(policy, FixedLossScale | DynamicLossScale):
+            raise TypeError(f"only FixedLossScale and DynamicLossScale have a graph mode; got {policy!r}")
+        self.policy = policy
+        self.target = get_target(target)
+        self.model = graph if isinstance(graph, ir.Model) else None
+        self.graph = graph.graph if isinstance(graph, ir.Model) else graph
+        self.editor = Editor(self.graph)
+        self.next_state: dict[ir.Value, ir.Value] = {}
+        self.good_steps: ir.Value | None = None
+        scale = np.asarray(policy(), dtype=np.float32)
+        if isinstance(policy, FixedLossScale):
+            self.loss_scale = self.editor.constant("current_loss_scale", scale)
+        else:
+            self.loss_scale = self.editor.state("current_loss_scale", scale)
+            count = np.float32 if self.target.in_place else np.int64
+            self.good_steps = self.editor.state("good_steps", np.asarray(policy.num_good_steps, dtype=count))
+
+    def __call__(self) -> ir.Value:
+        """Return the current loss scale, a scalar float32 value of the graph."""
+        return self.loss_scale
+
+    def update(self, grads: Any) -> tuple[ir.Node | None, ir.Value | bool]:
+        """Add the nodes that update the loss scale from unscaled gradients.
+
+        Args:
+            grads: floating-point values of the graph, already divided by the loss scale, nested in sequences and
+                mappings in any way. None is ignored.
+
+        Returns:
+            `(update_op, should_apply_gradients)`: the node that gives the new state, and a scalar bool value of the
+            graph. A fixed loss scale has nothing to update: `(None, True)`. On targets with explicit state the new
+            state is also a graph output, `current_loss_scale.next` and `good_steps.next`, to be fed back.
+        """
+        if isinstance(self.policy, FixedLossScale):
+            return None, True
+        finite = self.check(grads)
+        return self.write(finite), finite
+
+    def check(self, grads: Any) -> ir.Value:
+        """Add the nodes that test all gradients for finiteness, and return the result, a scalar bool value."""
+        return all_finite(self.editor, list(_flatten(grads)), self.target, CHECK)
+
+    def write(self, finite: ir.Value) -> ir.Node:
+        """Add the update rule, and write the new state: to graph outputs, or in place.
+
+        Args:
+            finite: whether all gradients of the step are finite, a scalar bool value.
+        """
+        assert isinstance(self.policy, DynamicLossScale) and self.good_steps is not None
+        with_function = self.model is not None and self.model.ir_version >= 8 and self._opset() >= 12
+        make = call_update_rule if with_function else inline_update_rule
+        node, scale, count = make(
+            self.editor, self.model, self.policy, self.loss_scale, self.good_steps, finite, UPDATE
+        )
+        self.next_state = {self.loss_scale: scale, self.good_steps: count}
+        for state, value in self.next_state.items():
+            value.name = self.editor.unique(f"{state.name}.next")
+            self.editor.output(value)
+        if not self.target.in_place:
+            return node
+        writes = [self.write_in_place(state, value, UPDATE) for state, value in self.next_state.items()]
+        return writes[0]
+
+    def write_in_place(self, state: ir.Value, value: ir.Value, pass_name: str) -> ir.Node:
+        """Add a node that assigns a float32 value to a state initializer, within the session."""
+        overwrite = self._overwrite()
+        return self.editor.node(
+            pass_name,
+            "InPlaceAccumulatorV2",
+            [state, value, overwrite],
+            [(f"{state.name}.written", ir.DataType.BOOL, [1])],
+            domain="com.microsoft",
+        )
+
+    def _overwrite(self) -> ir.Value:
+        name = "graphscale/overwrite"
+        existing = self.graph.initializers.get(name)
+        return existing if existing is not None else self.editor.constant(name, np.asarray([True]))
+
+    def _opset(self) -> int:
+        return self.graph.opset_imports.get("", 0)
+
+
+def _flatten(grads: Any) -> Iterator[ir.Value]:
+    if grads is None:
+        return
+    if isinstance(grads, ir.Value):
+        yield grads
+    elif isinstance(grads, Mapping):
+        for item in grads.values():
+            yield from _flatten(item)
+    elif isinstance(grads, Sequence) and not isinstance(grads, str):
+        for item in grads:
+            yield from _flatten(item)
+    else:
+        raise TypeError(f"gradients in graph mode are onnx_ir values; got {grads!r}")

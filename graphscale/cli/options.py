@@ -1,0 +1,100 @@
+"""Options and their parsing that several commands share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from graphscale.errors import InvalidLossScaleError, UpdateError
+from graphscale.loss_scale import DynamicLossScale, LossScale, get
+
+__all__ = ["Gradient", "Json", "Loss", "ModelPath", "Seed", "Update", "parse_loss_scale", "parse_updates"]
+
+ModelPath = Annotated[Path, typer.Argument(help="An ONNX training graph.", show_default=False)]
+Loss = Annotated[str | None, typer.Option(help="The loss. Default: found.", show_default=False)]
+Seed = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NODE:INDEX", help="Where the scale shall enter. Default: found.", show_default=False
+    ),
+]
+Gradient = Annotated[
+    list[str] | None, typer.Option(help="A value that is a gradient. May be repeated.", show_default=False)
+]
+Update = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OUT=IN",
+        help="Output OUT is the next value of input IN. May be repeated.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def parse_updates(updates: list[str] | None) -> dict[str, str]:
+    """Turn `OUT=IN` options into `{output name: input name}`.
+
+    Raises:
+        UpdateError: an option has no `=`, or an output is named twice.
+    """
+    found: dict[str, str] = {}
+    for option in updates or []:
+        output, separator, source = option.partition("=")
+        if not (output and separator and source):
+            raise UpdateError(f"--update {option}: expected OUT=IN, an output's and an input's name")
+        if output in found:
+            raise UpdateError(f"--update {option}: output {output!r} is named twice")
+        found[output] = source
+    return found
+
+
+def parse_loss_scale(
+    text: str, initial: float | None, increment_period: int | None, multiplier: float | None
+) -> LossScale:
+    """Turn the loss-scale options into a loss scale.
+
+    Args:
+        text: "dynamic", a number, or the path of a JSON file with `{"class_name": ..., "config": {...}}`.
+        initial: overrides `initial_loss_scale`.
+        increment_period: overrides `increment_period`.
+        multiplier: overrides `multiplier`.
+
+    Raises:
+        InvalidLossScaleError: the file cannot be read, or a value is out of range.
+    """
+    policy = get(_identifier(text))
+    assert policy is not None
+    given = {"initial_loss_scale": initial, "increment_period": increment_period, "multiplier": multiplier}
+    overrides = {key: value for key, value in given.items() if value is not None}
+    if not overrides:
+        return policy
+    if not isinstance(policy, DynamicLossScale):
+        option = "--" + next(iter(overrides)).replace("_", "-")
+        raise InvalidLossScaleError(f"{option} goes with a dynamic loss scale; --loss-scale {text} is fixed")
+    return DynamicLossScale.from_config({**policy.get_config(), **overrides})
+
+
+def _identifier(text: str) -> Any:
+    if text == "dynamic":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    if not text.endswith(".json"):
+        raise InvalidLossScaleError(
+            f"--loss-scale {text}: expected dynamic, a number, or the path of a .json file"
+        )
+    try:
+        config = json.loads(Path(text).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidLossScaleError(f"cannot read {text}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InvalidLossScaleError(f"{text} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidLossScaleError(f'{text} must hold {{"class_name": ..., "config": {{...}}}}')
+    return config

@@ -1,0 +1,80 @@
+"""graphscale scale: put loss scaling into a training graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphscale import io, pipeline
+from graphscale.cli.options import (
+    Gradient,
+    Json,
+    Loss,
+    ModelPath,
+    Seed,
+    Update,
+    parse_loss_scale,
+    parse_updates,
+)
+from graphscale.cli.show import show_report
+
+__all__ = ["scale"]
+
+
+def scale(
+    model: ModelPath,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Where to write the scaled graph.", show_default=False),
+    ] = None,
+    loss_scale: Annotated[
+        str, typer.Option(metavar="dynamic|NUMBER|FILE.json", help="The loss scale.")
+    ] = "dynamic",
+    initial_loss_scale: Annotated[
+        float | None,
+        typer.Option(help="The dynamic scale at the beginning. Default: 32768.", show_default=False),
+    ] = None,
+    increment_period: Annotated[
+        int | None, typer.Option(help="Good steps before it grows. Default: 2000.", show_default=False)
+    ] = None,
+    multiplier: Annotated[
+        float | None, typer.Option(help="The factor of growth and decrease. Default: 2.", show_default=False)
+    ] = None,
+    loss: Loss = None,
+    seed: Seed = None,
+    gradient: Gradient = None,
+    update: Update = None,
+    target: Annotated[
+        str, typer.Option(help="The runtime: onnx, ort-cuda, ort-training or ort-training-cuda.")
+    ] = "onnx",
+    skip_nonfinite: Annotated[
+        bool, typer.Option("--skip-nonfinite", help="Check and guard the step for a fixed scale as well.")
+    ] = False,
+    expose_scaled_loss: Annotated[
+        bool, typer.Option("--expose-scaled-loss", help="Append the output scaled_loss.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Put loss scaling into a training graph: scale, unscale, check, update, guard, and prove it."""
+    if output is None and not dry_run:
+        raise typer.BadParameter("name the file to write with -o, or pass --dry-run")
+    policy = parse_loss_scale(loss_scale, initial_loss_scale, increment_period, multiplier)
+    if output is not None:
+        io.check_output(output)
+    result = pipeline.scale(
+        model,
+        policy,
+        loss=loss,
+        seed=seed,
+        gradients=gradient,
+        updates=parse_updates(update),
+        target=target,
+        skip_nonfinite=skip_nonfinite,
+        expose_scaled_loss=expose_scaled_loss,
+    )
+    if output is not None and not dry_run:
+        result.save(output)
+    show_report(result.report, json, f"{model} scaled" + (" (dry run)" if dry_run else f" -> {output}"))

@@ -1,0 +1,149 @@
+"""Inserting nodes into an onnx_ir graph: unique names, types, and the mark of the pass that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.analysis.values import subgraphs
+
+__all__ = ["PASS_KEY", "Editor", "replace_reads", "shape_like"]
+
+# The metadata property of every inserted node: the pass that inserted it.
+PASS_KEY = "graphscale.pass"
+
+
+class Editor:
+    """Adds nodes, state and outputs to a main graph.
+
+    Args:
+        graph: the graph to change.
+
+    Attributes:
+        renamed: `(wanted, given)` for each wanted name that was taken.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self.renamed: list[tuple[str, str]] = []
+        self._names = set(_all_names(graph))
+
+    def unique(self, wanted: str, *, report: bool = False) -> str:
+        """Return the wanted name, with a numeric suffix if it is taken."""
+        name, suffix = wanted, 1
+        while name in self._names:
+            name, suffix = f"{wanted}_{suffix}", suffix + 1
+        self._names.add(name)
+        if report and name != wanted:
+            self.renamed.append((wanted, name))
+        return name
+
+    def node(
+        self,
+        pass_name: str,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        outputs: Sequence[tuple[str, ir.DataType, ir.Shape | Sequence[int] | None]],
+        *,
+        domain: str = "",
+        attributes: Mapping[str, Any] | None = None,
+        after: ir.Node | None = None,
+        before: ir.Node | None = None,
+    ) -> ir.Node:
+        """Create a node and put it after or before another one, or at the end of the graph.
+
+        Args:
+            pass_name: the pass that inserts it.
+            op_type: the operator.
+            inputs: its inputs.
+            outputs: `(name, dtype, shape)` of each output; names that are taken get a suffix.
+            domain: the operator's domain; it is added to the graph's opset imports.
+            attributes: the node's attributes.
+            after: the node to put it after.
+            before: the node to put it before.
+        """
+        values = [
+            ir.Value(
+                name=self.unique(name),
+                type=ir.TensorType(dtype),
+                shape=None if shape is None else ir.Shape(shape),
+            )
+            for name, dtype, shape in outputs
+        ]
+        node = ir.node(
+            op_type,
+            inputs,
+            domain=domain,
+            attributes=attributes or {},
+            outputs=values,
+            name=self.unique(f"graphscale/{pass_name}/{values[0].name}"),
+            metadata_props={PASS_KEY: pass_name},
+        )
+        if domain:
+            self.graph.opset_imports.setdefault(domain, 1)
+        if after is not None:
+            self.graph.insert_after(after, node)
+        elif before is not None:
+            self.graph.insert_before(before, node)
+        else:
+            self.graph.append(node)
+        return node
+
+    def constant(self, name: str, array: np.ndarray) -> ir.Value:  # type: ignore[type-arg]
+        """Add an initializer that is no graph input: a constant."""
+        return self._initializer(name, array)
+
+    def state(self, name: str, array: np.ndarray) -> ir.Value:  # type: ignore[type-arg]
+        """Add an initializer that is also a graph input, so that runtimes neither fold nor pre-pack it."""
+        value = self._initializer(name, array, report=True)
+        self.graph.inputs.append(value)
+        return value
+
+    def _initializer(self, name: str, array: np.ndarray, report: bool = False) -> ir.Value:  # type: ignore[type-arg]
+        unique = self.unique(name, report=report)
+        tensor = ir.tensor(array, name=unique)
+        value = ir.Value(
+            name=unique, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
+        )
+        self.graph.register_initializer(value)
+        return value
+
+    def output(self, value: ir.Value) -> None:
+        """Append a value to the graph's outputs."""
+        self.graph.outputs.append(value)
+
+    def take_over_output(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
+        """Let `new` be the graph output that `old` is, with its name, type and shape; `old` gets a suffix."""
+        position = list(self.graph.outputs).index(old)
+        name = old.name or "output"
+        old.name = self.unique(f"{name}.{suffix}")
+        new.name = name
+        new.type = old.type
+        new.shape = old.shape
+        self.graph.outputs[position] = new
+
+
+def replace_reads(old: ir.Value, new: ir.Value, uses: Iterable[Any]) -> None:
+    """Let these readers of `old` read `new`. Take `old.uses()` before the node that makes `new` reads `old`."""
+    for node, index in uses:
+        assert node.inputs[index] is old
+        node.replace_input_with(index, new)
+
+
+def shape_like(value: ir.Value) -> ir.Shape | None:
+    """A copy of a value's shape, if it is known."""
+    return None if value.shape is None else value.shape.copy()
+
+
+def _all_names(graph: ir.Graph) -> Iterable[str]:
+    for value in (*graph.inputs, *graph.initializers.values()):
+        yield value.name or ""
+    for node in graph:
+        yield node.name or ""
+        for value in node.outputs:
+            yield value.name or ""
+        for body in subgraphs(node):
+            yield from _all_names(body)

@@ -1,0 +1,81 @@
+"""What a scaled model says of itself, in its `metadata_props`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from graphscale.errors import AlreadyScaledError, ModelFileError
+
+__all__ = ["Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
+
+_VERSION = "graphscale.version"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stamp:
+    """The metadata of a scaled model.
+
+    Attributes:
+        version: the graphscale version that scaled it.
+        policy: `{"class_name": ..., "config": {...}}` of the loss scale.
+        state: `{input name: output name}` of the state to be fed back.
+        target: the target.
+        names: the names in this graph of `loss`, `loss_scale`, `good_steps` and `all_finite`, where there are any.
+        report: the report of the scaling.
+    """
+
+    version: str
+    policy: dict[str, Any]
+    state: dict[str, str]
+    target: str
+    names: dict[str, str]
+    report: dict[str, Any]
+
+    def write(self, model: ir.Model) -> None:
+        """Put the stamp on a model."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=False)
+            model.metadata_props[f"graphscale.{field.name}"] = text
+
+
+def is_scaled(model: ir.Model) -> bool:
+    """Whether graphscale has scaled this model."""
+    return _VERSION in model.metadata_props
+
+
+def refuse_scaled(model: ir.Model, name: str) -> None:
+    """Refuse a model that carries a loss scale already.
+
+    Raises:
+        AlreadyScaledError: it does.
+    """
+    if is_scaled(model):
+        raise AlreadyScaledError(
+            f"{name} already carries a loss scale (graphscale {model.metadata_props[_VERSION]}, target "
+            f"{model.metadata_props.get('graphscale.target', '?')}); scale the original graph instead"
+        )
+
+
+def read_stamp(metadata: Mapping[str, str], name: str) -> Stamp:
+    """Read the stamp of a scaled model.
+
+    Raises:
+        ModelFileError: there is none, or it is damaged.
+    """
+    if _VERSION not in metadata:
+        raise ModelFileError(f"{name} carries no loss scale; scale it first: graphscale scale MODEL -o OUT")
+    texts = {field.name: metadata.get(f"graphscale.{field.name}", "") for field in dataclasses.fields(Stamp)}
+    try:
+        return Stamp(
+            version=texts["version"],
+            target=texts["target"],
+            **{key: json.loads(texts[key]) for key in ("policy", "state", "names", "report")},
+        )
+    except ValueError as error:
+        raise ModelFileError(f"{name} has damaged graphscale metadata: {error}") from error

@@ -1,0 +1,97 @@
+"""guard-updates: apply the step only if every gradient is finite."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult
+
+from graphscale.analysis.types import dtype_of
+from graphscale.analysis.updates import Update
+from graphscale.editing import shape_like
+from graphscale.passes.rewrite import Carried, Rewrite, rewrite_of
+
+__all__ = ["GuardUpdates"]
+
+NAME = "guard-updates"
+
+# Operators that write a running statistic into the buffer of an input: {operator: {input: output}}.
+_WRITES_INPUTS = {("com.microsoft", "BatchNormInternal"): {3: 1, 4: 2}}
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardUpdates(InPlacePass):
+    """Let all carried state keep its old value on a step with a non-finite gradient.
+
+    Before: `w.next = Sub(w, step)`
+    After:  `w.next.unguarded = Sub(w, step); w.next = Where(all_finite, w.next.unguarded, w)`
+
+    What reads `w.next` inside the graph goes on to read the unguarded value. Where the target writes state in place,
+    float32 state that has an initializer is written there, and its output is gone. An in-place accumulator gets
+    `Where(all_finite, gradient, -0.0)`: x + -0.0 is x, bit for bit.
+    """
+
+    def call(self, model: ir.Model) -> PassResult:
+        rewrite = rewrite_of(model, NAME)
+        graph, finite = rewrite.training_graph, rewrite.all_finite
+        for update in graph.updates:
+            _carry(rewrite, update, finite)
+        if finite is not None:
+            for node in graph.accumulators:
+                _guard_accumulator(rewrite, node, finite)
+            for node in tuple(model.graph):
+                for i, o in _WRITES_INPUTS.get((node.domain, node.op_type), {}).items():
+                    _guard_written_input(rewrite, node, i, o, finite)
+            # Guards that stand before what they read, and the check at the end: restore the order.
+            model.graph.sort()
+            rewrite.bound.editor.output(finite)
+        return PassResult(model, modified=bool(graph.updates) or finite is not None)
+
+
+def _carry(rewrite: Rewrite, update: Update, finite: ir.Value | None) -> None:
+    editor, state, new = rewrite.bound.editor, update.input, update.output
+    if state.is_initializer() and not state.is_graph_input():
+        editor.graph.inputs.append(state)
+    if finite is not None:
+        outputs = [(f"{new.name}.guarded", dtype_of(new), shape_like(new))]
+        guarded = editor.node(NAME, "Where", [finite, new, state], outputs).outputs[0]
+        editor.take_over_output(new, guarded, "unguarded")
+        new = guarded
+    in_place = rewrite.bound.target.in_place and state.is_initializer() and state.dtype is ir.DataType.FLOAT
+    if in_place:
+        rewrite.bound.write_in_place(state, new, NAME)
+        editor.graph.outputs.remove(new)
+    rewrite.carried.append(Carried(state, new, in_place))
+
+
+def _guard_accumulator(rewrite: Rewrite, node: ir.Node, finite: ir.Value) -> None:
+    gradient = node.inputs[1]
+    assert gradient is not None
+    dtype = dtype_of(gradient)
+    name = f"graphscale/negative_zero.{dtype.name.lower()}"
+    editor = rewrite.bound.editor
+    zero = editor.graph.initializers.get(name)
+    if zero is None:
+        zero = editor.constant(name, np.asarray(-0.0, dtype=dtype.numpy()))
+    outputs = [(f"{gradient.name}.guarded", dtype, shape_like(gradient))]
+    guarded = editor.node(NAME, "Where", [finite, gradient, zero], outputs, before=node).outputs[0]
+    node.replace_input_with(1, guarded)
+
+
+def _guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, finite: ir.Value) -> None:
+    """Let the operator write into a copy, and write the copy back if the step is applied."""
+    state, new = node.inputs[i], node.outputs[o] if o < len(node.outputs) else None
+    if state is None or new is None or not new.name:
+        return
+    editor, dtype, shape = rewrite.bound.editor, dtype_of(state), shape_like(state)
+    # Sum of one operand copies; Identity would share the buffer.
+    copy = editor.node(NAME, "Sum", [state], [(f"{state.name}.copy", dtype, shape)], before=node).outputs[0]
+    node.replace_input_with(i, copy)
+    outputs = [(f"{state.name}.guarded", dtype, shape)]
+    guarded = editor.node(NAME, "Where", [finite, new, state], outputs).outputs[0]
+    written = rewrite.bound.write_in_place(state, guarded, NAME)
+    # A flag that nobody reads could be removed with its node.
+    editor.output(written.outputs[0])
+    rewrite.carried.append(Carried(state, guarded, in_place=True))

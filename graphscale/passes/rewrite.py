@@ -1,0 +1,86 @@
+"""What the passes tell each other, kept in `model.meta` while they run; it is never serialized."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from graphscale.analysis.training_graph import TrainingGraph
+from graphscale.bound import BoundLossScale
+from graphscale.errors import PassOrderError
+
+__all__ = ["Carried", "Gradient", "Rewrite", "rewrite_of"]
+
+_KEY = "graphscale.rewrite"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """A gradient in the rewritten graph.
+
+    Attributes:
+        name: the name it has in the original graph.
+        scaled: the value that still has the loss scale in it.
+        unscaled: the quotient, in float32 or wider: this is what is checked.
+    """
+
+    name: str
+    scaled: ir.Value
+    unscaled: ir.Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """A piece of carried state in the rewritten graph.
+
+    Attributes:
+        input: its present value.
+        next: its next value.
+        in_place: whether it is written in place; else `next` is a graph output to be fed back.
+    """
+
+    input: ir.Value
+    next: ir.Value
+    in_place: bool
+
+
+@dataclasses.dataclass
+class Rewrite:
+    """The state of a rewrite under way.
+
+    Attributes:
+        training_graph: the analysis of the original graph.
+        bound: the loss scale in graph mode.
+        skip_nonfinite: a fixed loss scale is checked and guarded as well.
+        scaled: the values where the scale enters, each with its product; filled by `ScaleLoss`.
+        gradients: filled by `UnscaleGradients`.
+        all_finite: the scalar bool value, set by `CheckFinite`.
+        carried: filled by `GuardUpdates`.
+    """
+
+    training_graph: TrainingGraph
+    bound: BoundLossScale
+    skip_nonfinite: bool
+    scaled: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
+    gradients: list[Gradient] = dataclasses.field(default_factory=list)
+    all_finite: ir.Value | None = None
+    carried: list[Carried] = dataclasses.field(default_factory=list)
+
+    def attach(self, model: ir.Model) -> None:
+        """Let the following passes find this."""
+        model.meta[_KEY] = self
+
+
+def rewrite_of(model: ir.Model, pass_name: str) -> Rewrite:
+    """Return the rewrite under way.
+
+    Raises:
+        PassOrderError: `ScaleLoss` has not run on this model.
+    """
+    rewrite = model.meta.get(_KEY)
+    if not isinstance(rewrite, Rewrite):
+        raise PassOrderError(
+            f"{pass_name} works on what scale-loss left behind; run ScaleLoss on this model first"
+        )
+    return rewrite

@@ -1,0 +1,136 @@
+"""scale-loss: multiply by the loss scale where the gradients begin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult
+
+from graphscale.analysis.plan import Place
+from graphscale.analysis.training_graph import analyse
+from graphscale.analysis.types import dtype_of
+from graphscale.analysis.values import main_node
+from graphscale.bound import BoundLossScale
+from graphscale.editing import Editor, replace_reads, shape_like
+from graphscale.errors import InvalidLossScaleError
+from graphscale.loss_scale import get
+from graphscale.passes.rewrite import Rewrite
+
+__all__ = ["ScaleLoss"]
+
+NAME = "scale-loss"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleLoss(InPlacePass):
+    """Multiply by the loss scale at every place where the analysis says that it enters.
+
+    Before: `dy = Sub(p, t);              dw = MatMul(x, dy)`
+    After:  `dy = Sub(p, t); s = Mul(dy, current_loss_scale); dw = MatMul(x, s)`
+
+    The product is computed in float32 also where the value is of a smaller type, since float16 cannot hold a scale
+    above 65504, though it can hold the product.
+
+    Attributes:
+        loss_scale: what `graphscale.get` accepts.
+        loss: the name of the loss, or None to find it.
+        seed: `NODE:INDEX`, the edge where the scale shall enter, or None to find the places.
+        gradients: names of values that are gradients.
+        updates: `{output name: input name}` of carried state.
+        target: the runtime that shall execute the graph.
+        skip_nonfinite: check and guard the step for a fixed loss scale as well.
+        expose_scaled_loss: append the output `scaled_loss`, the loss times the scale, to the graph.
+    """
+
+    loss_scale: Any = "dynamic"
+    loss: str | None = None
+    seed: str | None = None
+    gradients: tuple[str, ...] = ()
+    updates: Mapping[str, str] | None = None
+    target: str = "onnx"
+    skip_nonfinite: bool = False
+    expose_scaled_loss: bool = False
+
+    def call(self, model: ir.Model) -> PassResult:
+        policy = get(self.loss_scale)
+        if policy is None:
+            raise InvalidLossScaleError(
+                "a loss scale is needed: 'dynamic', a number of at least 1, or a config"
+            )
+        graph = analyse(
+            model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates
+        )
+        bound = BoundLossScale(policy, model, self.target)
+        rewrite = Rewrite(graph, bound, self.skip_nonfinite)
+        by_value: dict[ir.Value, list[Place]] = {}
+        for place in graph.places:
+            by_value.setdefault(place.value, []).append(place)
+        for value, places in by_value.items():
+            rewrite.scaled[value] = _enter(bound.editor, value, places, bound())
+        if self.expose_scaled_loss:
+            _expose(bound.editor, graph.loss, bound())
+        rewrite.attach(model)
+        return PassResult(model, modified=True)
+
+
+def _enter(editor: Editor, value: ir.Value, places: Sequence[Place], scale: ir.Value) -> ir.Value:
+    """Multiply one value for its readers, or for those on the edges where the scale enters."""
+    edges = [place.edge for place in places if place.edge is not None]
+    everywhere = len(edges) < len(places)
+    uses = list(value.uses()) if everywhere else edges
+    producer = value.producer()
+    if everywhere and producer is not None:
+        anchor = {"after": producer}
+    else:
+        readers = {main_node(editor.graph, edge.node) for edge in edges}
+        anchor = {"before": next(node for node in editor.graph if node in readers)}
+    is_output = everywhere and value.is_graph_output()
+    scaled = _multiply(editor, value, scale, f"{value.name}.scaled", anchor)
+    replace_reads(value, scaled, uses)
+    if is_output:
+        editor.take_over_output(value, scaled, "unscaled")
+    return scaled
+
+
+def _multiply(
+    editor: Editor, value: ir.Value, scale: ir.Value, name: str, anchor: dict[str, ir.Node]
+) -> ir.Value:
+    """`value * scale` in the value's dtype, computed in float32 at least."""
+    dtype, shape = dtype_of(value), shape_like(value)
+    wide = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
+    operands: list[ir.Value] = []
+    for operand, operand_dtype in ((value, dtype), (scale, ir.DataType.FLOAT)):
+        if operand_dtype is not wide:
+            cast = editor.node(
+                NAME,
+                "Cast",
+                [operand],
+                [(f"{name}.wide", wide, operand.shape)],
+                attributes={"to": wide},
+                **anchor,
+            )
+            anchor = {"after": cast}
+            operand = cast.outputs[0]  # noqa: PLW2901
+        operands.append(operand)
+    product = editor.node(NAME, "Mul", operands, [(name, wide, shape)], **anchor)
+    if dtype is wide:
+        return product.outputs[0]
+    narrow = editor.node(
+        NAME,
+        "Cast",
+        product.outputs,
+        [(f"{name}.narrow", dtype, shape)],
+        attributes={"to": dtype},
+        after=product,
+    )
+    return narrow.outputs[0]
+
+
+def _expose(editor: Editor, loss: ir.Value, scale: ir.Value) -> None:
+    producer = loss.producer()
+    assert producer is not None
+    product = _multiply(editor, loss, scale, "scaled_loss", {"after": producer})
+    editor.output(product)

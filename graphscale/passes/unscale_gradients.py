@@ -1,0 +1,91 @@
+"""unscale-gradients: divide each gradient by the loss scale."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult
+
+from graphscale.analysis.plan import Unscale
+from graphscale.analysis.types import dtype_of
+from graphscale.analysis.values import Use
+from graphscale.editing import Editor, replace_reads, shape_like
+from graphscale.passes.rewrite import Gradient, rewrite_of
+
+__all__ = ["UnscaleGradients"]
+
+NAME = "unscale-gradients"
+
+
+@dataclasses.dataclass(frozen=True)
+class UnscaleGradients(InPlacePass):
+    """Divide every gradient by the loss scale, once, for all readers that need it unscaled.
+
+    Before: `dw = MatMul(x, dy)`
+    After:  `dw.scaled = MatMul(x, dy); dw = Div(dw.scaled, current_loss_scale)`
+
+    A float16 gradient is unscaled in float32, where what underflows in float16 is still there: a reader that casts it
+    to float32 gets the float32 quotient, any other reader gets it cast back.
+    """
+
+    def call(self, model: ir.Model) -> PassResult:
+        rewrite = rewrite_of(model, NAME)
+        for unscale in rewrite.training_graph.unscales:
+            # Where the scale enters at a gradient itself, its readers read the product already.
+            value = rewrite.scaled.get(unscale.value, unscale.value)
+            gradient = _unscale(rewrite.bound.editor, unscale, value, rewrite.bound())
+            rewrite.gradients.append(gradient)
+        return PassResult(model, modified=bool(rewrite.gradients))
+
+
+def _unscale(editor: Editor, unscale: Unscale, value: ir.Value, scale: ir.Value) -> Gradient:
+    name = unscale.value.name or ""
+    dtype, shape = dtype_of(value), shape_like(value)
+    uses = [Use(*use) for use in value.uses() if unscale.covers(Use(*use))]
+    is_output = value.is_graph_output() and (unscale.everywhere or unscale.output)
+    wide = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
+    anchor = value.producer()
+    dividend = value
+    if dtype is not wide:
+        dividend = _cast(editor, value, wide, f"{name}.wide", anchor)
+        anchor = dividend.producer()
+    divisor = scale
+    if wide is not ir.DataType.FLOAT:
+        divisor = _cast(editor, scale, wide, f"{scale.name}.wide", anchor)
+        anchor = divisor.producer()
+    quotient = editor.node(
+        NAME, "Div", [dividend, divisor], [(f"{name}.unscaled", wide, shape)], after=anchor
+    ).outputs[0]
+    if dtype is wide:
+        replace_reads(value, quotient, uses)
+        result = quotient
+    else:
+        result = _hand_out(editor, value, quotient, uses, is_output)
+    if is_output:
+        editor.take_over_output(value, result, "scaled")
+    return Gradient(name, value, quotient)
+
+
+def _hand_out(
+    editor: Editor, value: ir.Value, quotient: ir.Value, uses: Sequence[Use], is_output: bool
+) -> ir.Value:
+    """Give readers that cast the gradient to the quotient's dtype the quotient, and the others a narrow copy."""
+    dtype, wide = dtype_of(value), quotient.dtype
+    others = []
+    for use in uses:
+        if use.node.op_type == "Cast" and use.node.attributes["to"].as_int() == wide:
+            use.node.replace_input_with(0, quotient)
+        else:
+            others.append(use)
+    if not others and not is_output:
+        return quotient
+    narrow = _cast(editor, quotient, dtype, f"{value.name}.narrow", quotient.producer())
+    replace_reads(value, narrow, others)
+    return narrow
+
+
+def _cast(editor: Editor, value: ir.Value, to: ir.DataType, name: str, anchor: ir.Node | None) -> ir.Value:
+    outputs = [(name, to, shape_like(value))]
+    return editor.node(NAME, "Cast", [value], outputs, attributes={"to": to}, after=anchor).outputs[0]

@@ -1,0 +1,274 @@
+"""From a training graph to a scaled one: clone, analyse, run the passes in order, prove, stamp."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import PassError
+from onnx_ir.passes.common import InlinePass
+
+from graphscale import io
+from graphscale.analysis.proof import prove
+from graphscale.analysis.training_graph import TrainingGraph, analyse
+from graphscale.analysis.values import node_name
+from graphscale.editing import PASS_KEY
+from graphscale.errors import InvalidLossScaleError, ProofError
+from graphscale.loss_scale import LossScale, get
+from graphscale.metadata import Stamp, is_scaled, read_stamp, refuse_scaled
+from graphscale.passes import (
+    CheckFinite,
+    GuardUpdates,
+    OrderWrites,
+    Rewrite,
+    ScaleLoss,
+    UnscaleGradients,
+    UpdateLossScale,
+    rewrite_of,
+)
+from graphscale.report import GradientReport, PlaceReport, Report, StateReport
+from graphscale.targets import check_versions, get_target
+
+__all__ = ["Model", "ScaledModel", "inspect", "scale"]
+
+# What the public functions take: a path, an onnx_ir model or a ModelProto.
+Model = str | os.PathLike[str] | ir.Model | onnx.ModelProto
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledModel:
+    """The result of `scale`.
+
+    Attributes:
+        model: the scaled model: a ModelProto if one was given, else an onnx_ir model.
+        report: what was found and done.
+    """
+
+    model: ir.Model | onnx.ModelProto
+    report: Report
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model atomically.
+
+        Raises:
+            OutputError: the folder does not exist, or cannot be written.
+        """
+        io.save(self.model if isinstance(self.model, ir.Model) else io.from_proto(self.model), path)
+
+
+def scale(
+    model: Model,
+    loss_scale: Any = "dynamic",
+    *,
+    loss: str | None = None,
+    seed: str | None = None,
+    gradients: Sequence[str] | None = None,
+    updates: Mapping[str, str] | None = None,
+    target: str = "onnx",
+    skip_nonfinite: bool = False,
+    expose_scaled_loss: bool = False,
+) -> ScaledModel:
+    """Put loss scaling into a training graph. The model given is not changed.
+
+    Args:
+        model: a path, an onnx_ir model or a ModelProto: forward and backward pass, with or without the optimizer.
+        loss_scale: "dynamic", a number of at least 1, a `LossScale`, or `{"class_name": ..., "config": {...}}`.
+        loss: the name of the loss; None to find it among the scalar floating-point outputs.
+        seed: `NODE:INDEX`, the input of a node where the scale shall enter; None to find the places.
+        gradients: names of values that are gradients, where the optimizer begins.
+        updates: `{output name: input name}` for carried state that shall not be found by itself.
+        target: the runtime that shall execute the graph: onnx, ort-cuda, ort-training or ort-training-cuda.
+        skip_nonfinite: check and guard the step for a fixed loss scale as well, which TensorFlow does not.
+        expose_scaled_loss: append the output `scaled_loss`.
+
+    Raises:
+        GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
+    """
+    policy = get(loss_scale)
+    if policy is None:
+        raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
+    chosen = get_target(target)
+    work, name = _open(model)
+    refuse_scaled(work, name)
+    check_versions(work, chosen)
+    warnings = _inline_functions(work)
+    nodes_before = len(work.graph)
+    scale_loss = ScaleLoss(
+        policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss
+    )
+    passes = ir.passes.Sequential(
+        scale_loss, UnscaleGradients(), CheckFinite(), UpdateLossScale(), GuardUpdates(), OrderWrites()
+    )
+    try:
+        passes(work)
+    except PassError as error:
+        raise _cause(error) from error
+    rewrite = rewrite_of(work, "scale")
+    _prove(work, rewrite)
+    report = _report(rewrite.training_graph, warnings)
+    report = dataclasses.replace(
+        report,
+        policy=json.loads(policy.to_json()),
+        target=target,
+        nodes_before=nodes_before,
+        nodes_after=len(work.graph),
+        inserted=_inserted(work.graph),
+        renamed=dict(rewrite.bound.editor.renamed),
+        state=_state(rewrite),
+        proved=True,
+    )
+    _stamp(work, rewrite, policy, report)
+    del work.meta["graphscale.rewrite"]
+    return ScaledModel(io.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
+
+
+def inspect(
+    model: Model,
+    *,
+    loss: str | None = None,
+    seed: str | None = None,
+    gradients: Sequence[str] | None = None,
+    updates: Mapping[str, str] | None = None,
+) -> Report:
+    """Analyse a training graph without changing it. Of a scaled model, return the report of its scaling.
+
+    The arguments, and what is raised, are those of `scale`.
+    """
+    work, name = _open(model)
+    if is_scaled(work):
+        return _stored_report(read_stamp(work.metadata_props, name).report)
+    warnings = _inline_functions(work)
+    graph = analyse(work.graph, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates)
+    return dataclasses.replace(
+        _report(graph, warnings), nodes_before=len(work.graph), nodes_after=len(work.graph)
+    )
+
+
+def _open(model: Model) -> tuple[ir.Model, str]:
+    if isinstance(model, onnx.ModelProto):
+        return io.from_proto(model), "the model"
+    if isinstance(model, ir.Model):
+        return model.clone(), "the model"
+    return io.load(model), os.fspath(model)
+
+
+def _inline_functions(model: ir.Model) -> list[str]:
+    """Calls of model-local functions become plain nodes: the scale may have to enter inside of one."""
+    if not model.functions:
+        return []
+    names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
+    InlinePass()(model)
+    return [f"the model-local functions {names} were inlined"]
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What a pass raised, out of the errors that onnx_ir wraps it in."""
+    while isinstance(error, PassError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _prove(model: ir.Model, rewrite: Rewrite) -> None:
+    graph, bound = rewrite.training_graph, rewrite.bound
+    states = set(bound.next_state)
+    marks = {"update-loss-scale", "order-writes"}
+    proof = prove(
+        model.graph,
+        bound(),
+        graph.loss,
+        guarded=[carried.next for carried in rewrite.carried if carried.input not in states],
+        checked=[gradient.unscaled for gradient in rewrite.gradients],
+        all_finite=rewrite.all_finite,
+        exempt=[
+            value for value in model.graph.outputs if value.name and value.name.startswith("scaled_loss")
+        ],
+        rule_nodes=frozenset(node for node in model.graph if node.metadata_props.get(PASS_KEY) in marks),
+    )
+    covered = {node_name(node) for node in graph.coverage.nodes} - {
+        node_name(n) for n in graph.coverage.missed
+    }
+    lacking = covered - set(proof.scaled_contractions)
+    if lacking:
+        raise ProofError(f"the scale was planned to reach {sorted(lacking)[0]!r}, and does not")
+
+
+def _report(graph: TrainingGraph, warnings: Sequence[str]) -> Report:
+    return Report(
+        loss=graph.loss.name or "",
+        loss_found=graph.loss_found,
+        places=tuple(
+            PlaceReport(place.value.name or "")
+            if place.edge is None
+            else PlaceReport(place.value.name or "", node_name(place.edge.node), place.edge.idx)
+            for place in graph.places
+        ),
+        coverage=graph.coverage.share,
+        contractions=graph.coverage.total,
+        missed=tuple(node_name(node) for node in graph.coverage.missed),
+        gradients=tuple(_gradient(value) for value in graph.gradients),
+        state=tuple(StateReport(u.input.name or "", u.output.name, u.how) for u in graph.updates),
+        accumulators=tuple(node_name(node) for node in graph.accumulators),
+        warnings=(*warnings, *graph.warnings),
+    )
+
+
+def _gradient(value: ir.Value) -> GradientReport:
+    dtype = "?" if value.dtype is None else value.dtype.name
+    shape = "?" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
+    return GradientReport(value.name or "", dtype, shape, value.is_graph_output())
+
+
+def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
+    how = {update.input: update.how for update in rewrite.training_graph.updates}
+    return tuple(
+        StateReport(
+            carried.input.name or "",
+            None if carried.in_place else carried.next.name,
+            how.get(
+                carried.input,
+                "state of the loss scale"
+                if carried.input in rewrite.bound.next_state
+                else "written in place",
+            ),
+        )
+        for carried in rewrite.carried
+    )
+
+
+def _inserted(graph: ir.Graph) -> dict[str, dict[str, int]]:
+    counts: dict[str, Counter[str]] = {}
+    for node in graph:
+        name = node.metadata_props.get(PASS_KEY)
+        if name is not None:
+            counts.setdefault(name, Counter())[node.op_type] += 1
+    return {name: dict(counter) for name, counter in counts.items()}
+
+
+def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report) -> None:
+    bound = rewrite.bound
+    names = {"loss": rewrite.training_graph.loss, "loss_scale": bound(), "good_steps": bound.good_steps}
+    names["all_finite"] = rewrite.all_finite
+    Stamp(
+        version=version("graphscale"),
+        policy=json.loads(policy.to_json()),
+        state={state.input: state.output for state in report.state if state.output is not None},
+        target=bound.target.name,
+        names={key: value.name or "" for key, value in names.items() if value is not None},
+        report=report.to_dict(),
+    ).write(model)
+
+
+def _stored_report(stored: Mapping[str, Any]) -> Report:
+    values = dict(stored)
+    for key, kind in (("places", PlaceReport), ("gradients", GradientReport), ("state", StateReport)):
+        values[key] = tuple(kind(**item) for item in values[key])
+    for key in ("missed", "accumulators", "warnings"):
+        values[key] = tuple(values[key])
+    return Report(**values)

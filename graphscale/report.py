@@ -1,0 +1,83 @@
+"""What was found and done, as data: printed as a table or as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+__all__ = ["GradientReport", "PlaceReport", "Report", "StateReport"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlaceReport:
+    """Where the loss scale enters: a value for all its readers, or for one node's input."""
+
+    value: str
+    node: str | None = None
+    input: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientReport:
+    """A gradient: a value that is divided by the loss scale."""
+
+    value: str
+    dtype: str
+    shape: str
+    output: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class StateReport:
+    """A piece of carried state: the input that holds it, the output that gives its next value, None if in place."""
+
+    input: str
+    output: str | None
+    how: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `inspect` found, and what `scale` did.
+
+    Attributes:
+        loss: the name of the loss.
+        loss_found: how it was found.
+        places: where the loss scale enters.
+        coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
+        contractions: how many of those there are.
+        missed: the names of those that it does not reach.
+        gradients: the values that are divided by the loss scale.
+        state: the carried state.
+        accumulators: in-place accumulators that gradients flow into.
+        warnings: what a user should know, a sentence each.
+        policy: class name and config of the loss scale; None before scaling.
+        target: the target; None before scaling.
+        nodes_before: nodes of the main graph as it was given.
+        nodes_after: nodes of the main graph after scaling.
+        inserted: for each pass, how many nodes of each operator it inserted.
+        renamed: `{wanted: given}` for names that were taken.
+        proved: whether the static proof was run on the result.
+    """
+
+    loss: str
+    loss_found: str
+    places: tuple[PlaceReport, ...]
+    coverage: float
+    contractions: int
+    missed: tuple[str, ...]
+    gradients: tuple[GradientReport, ...]
+    state: tuple[StateReport, ...]
+    accumulators: tuple[str, ...]
+    warnings: tuple[str, ...]
+    policy: dict[str, Any] | None = None
+    target: str | None = None
+    nodes_before: int = 0
+    nodes_after: int = 0
+    inserted: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    renamed: dict[str, str] = dataclasses.field(default_factory=dict)
+    proved: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts, lists, strings and numbers."""
+        return dataclasses.asdict(self)

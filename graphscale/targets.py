@@ -1,0 +1,78 @@
+"""What each runtime can execute. This is the only place that knows about kernels and versions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from graphscale.errors import TargetError
+
+__all__ = ["TARGETS", "Target", "check_versions", "get_target"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A runtime that shall execute the scaled graph.
+
+    Attributes:
+        name: how users name it.
+        is_all_finite: it has a kernel for `com.microsoft.IsAllFinite` (CUDA only); else standard ops are used.
+        in_place: it has a kernel for `com.microsoft.InPlaceAccumulatorV2`, so that float32 state which has an
+            initializer can live in the session; else all state is carried through inputs and outputs.
+        max_ir_version: the newest IR version that it loads.
+        max_opset: the newest version of the ai.onnx opset that it loads.
+        runs_on: for messages.
+    """
+
+    name: str
+    is_all_finite: bool
+    in_place: bool
+    max_ir_version: int
+    max_opset: int
+    runs_on: str
+
+
+# Versions: read off onnxruntime 1.31.1 and onnxruntime-training 1.19.2 by loading a model of each.
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("onnx", False, False, 13, 26, "onnxruntime 1.31"),
+        Target("ort-cuda", True, False, 13, 26, "onnxruntime-gpu 1.31"),
+        Target("ort-training", False, True, 10, 21, "onnxruntime-training 1.19.2"),
+        Target("ort-training-cuda", True, True, 10, 21, "onnxruntime-training 1.19.2 on CUDA"),
+    )
+}
+
+# Where, IsNaN and the other operators that are inserted exist since opset 9 (IsInf since 10).
+MIN_OPSET = 10
+
+
+def get_target(name: str) -> Target:
+    """Return the target of this name.
+
+    Raises:
+        TargetError: there is none.
+    """
+    if name not in TARGETS:
+        raise TargetError(f"there is no target {name!r}; choose one of {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def check_versions(model: ir.Model, target: Target) -> None:
+    """Refuse a model that the target cannot load. Its versions are never converted unasked.
+
+    Raises:
+        TargetError: the IR version or the opset is out of the target's range.
+    """
+    opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
+    if model.ir_version > target.max_ir_version:
+        raise TargetError(
+            f"the model has IR version {model.ir_version}, and target {target.name!r} ({target.runs_on}) loads up to "
+            f"{target.max_ir_version}; export it with ir_version={target.max_ir_version}"
+        )
+    if not MIN_OPSET <= opset <= target.max_opset:
+        raise TargetError(
+            f"the model has opset {opset}, and target {target.name!r} ({target.runs_on}) takes {MIN_OPSET} to "
+            f"{target.max_opset}; export it with an opset in that range"
+        )
