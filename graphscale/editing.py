@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.values import subgraphs
 
-__all__ = ["PASS_KEY", "Editor", "replace_reads", "shape_like"]
+__all__ = ["PASS_KEY", "Editor", "Position", "replace_reads", "shape_like"]
 
 # The metadata property of every inserted node: the pass that inserted it.
 PASS_KEY = "graphscale.pass"
+
+
+# Where to put a new node: after or before another one, or, with None, at the end of the graph.
+Position = tuple[Literal["after", "before"], ir.Node] | None
 
 
 class Editor:
@@ -50,8 +54,7 @@ class Editor:
         *,
         domain: str = "",
         attributes: Mapping[str, Any] | None = None,
-        after: ir.Node | None = None,
-        before: ir.Node | None = None,
+        at: Position = None,
     ) -> ir.Node:
         """Create a node and put it after or before another one, or at the end of the graph.
 
@@ -62,8 +65,7 @@ class Editor:
             outputs: `(name, dtype, shape)` of each output; names that are taken get a suffix.
             domain: the operator's domain; it is added to the graph's opset imports.
             attributes: the node's attributes.
-            after: the node to put it after.
-            before: the node to put it before.
+            at: `("after", node)` or `("before", node)`.
         """
         values = [
             ir.Value(
@@ -84,30 +86,28 @@ class Editor:
         )
         if domain:
             self.graph.opset_imports.setdefault(domain, 1)
-        if after is not None:
-            self.graph.insert_after(after, node)
-        elif before is not None:
-            self.graph.insert_before(before, node)
-        else:
+        if at is None:
             self.graph.append(node)
+        elif at[0] == "after":
+            self.graph.insert_after(at[1], node)
+        else:
+            self.graph.insert_before(at[1], node)
         return node
 
-    def constant(self, name: str, array: np.ndarray) -> ir.Value:  # type: ignore[type-arg]
+    def constant(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
         """Add an initializer that is no graph input: a constant."""
         return self._initializer(name, array)
 
-    def state(self, name: str, array: np.ndarray) -> ir.Value:  # type: ignore[type-arg]
+    def state(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
         """Add an initializer that is also a graph input, so that runtimes neither fold nor pre-pack it."""
         value = self._initializer(name, array, report=True)
         self.graph.inputs.append(value)
         return value
 
-    def _initializer(self, name: str, array: np.ndarray, report: bool = False) -> ir.Value:  # type: ignore[type-arg]
+    def _initializer(self, name: str, array: np.ndarray[Any, Any], report: bool = False) -> ir.Value:
         unique = self.unique(name, report=report)
         tensor = ir.tensor(array, name=unique)
-        value = ir.Value(
-            name=unique, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
-        )
+        value = ir.Value(name=unique, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
         self.graph.register_initializer(value)
         return value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -43,9 +43,7 @@ def _by_standard_ops(editor: Editor, gradients: Sequence[ir.Value], pass_name: s
         assert gradient.dtype is not None
         dtype = gradient.dtype
         zero = _zero(editor, dtype)
-        probe = _op(
-            editor, pass_name, "Mul", [gradient, zero], f"{gradient.name}.zeroed", dtype, gradient.shape
-        )
+        probe = _op(editor, pass_name, "Mul", [gradient, zero], f"{gradient.name}.zeroed", dtype, gradient.shape)
         probe = _op(
             editor,
             pass_name,
@@ -86,7 +84,7 @@ def _by_kernel(editor: Editor, gradients: Sequence[ir.Value], pass_name: str) ->
     return finite
 
 
-def _op(  # noqa: PLR0913
+def _op(
     editor: Editor,
     pass_name: str,
     op_type: str,
@@ -94,7 +92,7 @@ def _op(  # noqa: PLR0913
     name: str,
     dtype: ir.DataType,
     shape: ir.Shape | Sequence[int] | None,
-    attributes: dict[str, int] | None = None,
+    attributes: Mapping[str, int] | None = None,
 ) -> ir.Value:
     return editor.node(pass_name, op_type, inputs, [(name, dtype, shape)], attributes=attributes).outputs[0]
 

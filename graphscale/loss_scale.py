@@ -103,6 +103,7 @@ class FixedLossScale(LossScale):
         self._loss_scale_value = _number("loss_scale_value", loss_scale_value, minimum=1.0)
 
     def __call__(self) -> np.float32:
+        """Return the loss scale, a float32 scalar: always the same."""
         return np.float32(self._loss_scale_value)
 
     def update(self, grads: Any) -> tuple[None, bool]:
@@ -111,6 +112,7 @@ class FixedLossScale(LossScale):
         return None, True
 
     def get_config(self) -> dict[str, Any]:
+        """Return `{"loss_scale_value": ...}`."""
         return {"loss_scale_value": self._loss_scale_value}
 
     def __repr__(self) -> str:
@@ -140,9 +142,7 @@ class DynamicLossScale(LossScale):
         self._increment_period = _period(increment_period)
         self._multiplier = _number("multiplier", multiplier, minimum=1.0)
         if not np.float32(self._multiplier) > 1:
-            raise InvalidLossScaleError(
-                f"multiplier must be a number above 1, such as 2.0; got {multiplier!r}"
-            )
+            raise InvalidLossScaleError(f"multiplier must be a number above 1, such as 2.0; got {multiplier!r}")
         self._current_loss_scale = np.float32(self._initial_loss_scale)
         self._num_good_steps = 0
 
@@ -167,9 +167,11 @@ class DynamicLossScale(LossScale):
         return self._num_good_steps
 
     def __call__(self) -> np.float32:
+        """Return the current loss scale, a float32 scalar."""
         return self._current_loss_scale
 
     def update(self, grads: Any) -> tuple[None, bool]:
+        """Adjust the loss scale by whether all gradients are finite; no gradients count as finite."""
         finite = all(_is_all_finite(gradient) for gradient in _flatten(grads))
         with np.errstate(over="ignore"):
             self._step(finite)
@@ -189,6 +191,7 @@ class DynamicLossScale(LossScale):
             self._num_good_steps += 1
 
     def get_config(self) -> dict[str, Any]:
+        """Return the three arguments of the constructor. The state is no part of it."""
         return {
             "initial_loss_scale": self._initial_loss_scale,
             "increment_period": self._increment_period,
@@ -248,9 +251,7 @@ def _number(name: str, value: Any, minimum: float) -> float:
     with np.errstate(over="ignore"):
         held = np.float32(number)
     if not np.isfinite(held) or number < minimum:
-        raise InvalidLossScaleError(
-            f"{name} must be a finite float32 number of at least {minimum:g}; got {value!r}"
-        )
+        raise InvalidLossScaleError(f"{name} must be a finite float32 number of at least {minimum:g}; got {value!r}")
     return number
 
 

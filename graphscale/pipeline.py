@@ -16,8 +16,9 @@ from onnx_ir.passes import PassError
 from onnx_ir.passes.common import InlinePass
 
 from graphscale import io
+from graphscale.analysis.describe import describe
 from graphscale.analysis.proof import prove
-from graphscale.analysis.training_graph import TrainingGraph, analyse
+from graphscale.analysis.training_graph import analyse
 from graphscale.analysis.values import node_name
 from graphscale.editing import PASS_KEY
 from graphscale.errors import InvalidLossScaleError, ProofError
@@ -112,9 +113,10 @@ def scale(
         raise _cause(error) from error
     rewrite = rewrite_of(work, "scale")
     _prove(work, rewrite)
-    report = _report(rewrite.training_graph, warnings)
+    found = rewrite.report
     report = dataclasses.replace(
-        report,
+        found,
+        warnings=(*warnings, *found.warnings),
         policy=json.loads(policy.to_json()),
         target=target,
         nodes_before=nodes_before,
@@ -146,9 +148,9 @@ def inspect(
         return _stored_report(read_stamp(work.metadata_props, name).report)
     warnings = _inline_functions(work)
     graph = analyse(work.graph, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates)
-    return dataclasses.replace(
-        _report(graph, warnings), nodes_before=len(work.graph), nodes_after=len(work.graph)
-    )
+    found = describe(graph)
+    count = len(work.graph)
+    return dataclasses.replace(found, warnings=(*warnings, *found.warnings), nodes_before=count, nodes_after=count)
 
 
 def _open(model: Model) -> tuple[ir.Model, str]:
@@ -186,43 +188,13 @@ def _prove(model: ir.Model, rewrite: Rewrite) -> None:
         guarded=[carried.next for carried in rewrite.carried if carried.input not in states],
         checked=[gradient.unscaled for gradient in rewrite.gradients],
         all_finite=rewrite.all_finite,
-        exempt=[
-            value for value in model.graph.outputs if value.name and value.name.startswith("scaled_loss")
-        ],
+        exempt=[value for value in model.graph.outputs if value.name and value.name.startswith("scaled_loss")],
         rule_nodes=frozenset(node for node in model.graph if node.metadata_props.get(PASS_KEY) in marks),
     )
-    covered = {node_name(node) for node in graph.coverage.nodes} - {
-        node_name(n) for n in graph.coverage.missed
-    }
+    covered = {node_name(node) for node in graph.coverage.nodes} - {node_name(n) for n in graph.coverage.missed}
     lacking = covered - set(proof.scaled_contractions)
     if lacking:
         raise ProofError(f"the scale was planned to reach {sorted(lacking)[0]!r}, and does not")
-
-
-def _report(graph: TrainingGraph, warnings: Sequence[str]) -> Report:
-    return Report(
-        loss=graph.loss.name or "",
-        loss_found=graph.loss_found,
-        places=tuple(
-            PlaceReport(place.value.name or "")
-            if place.edge is None
-            else PlaceReport(place.value.name or "", node_name(place.edge.node), place.edge.idx)
-            for place in graph.places
-        ),
-        coverage=graph.coverage.share,
-        contractions=graph.coverage.total,
-        missed=tuple(node_name(node) for node in graph.coverage.missed),
-        gradients=tuple(_gradient(value) for value in graph.gradients),
-        state=tuple(StateReport(u.input.name or "", u.output.name, u.how) for u in graph.updates),
-        accumulators=tuple(node_name(node) for node in graph.accumulators),
-        warnings=(*warnings, *graph.warnings),
-    )
-
-
-def _gradient(value: ir.Value) -> GradientReport:
-    dtype = "?" if value.dtype is None else value.dtype.name
-    shape = "?" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
-    return GradientReport(value.name or "", dtype, shape, value.is_graph_output())
 
 
 def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
@@ -233,9 +205,7 @@ def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
             None if carried.in_place else carried.next.name,
             how.get(
                 carried.input,
-                "state of the loss scale"
-                if carried.input in rewrite.bound.next_state
-                else "written in place",
+                "state of the loss scale" if carried.input in rewrite.bound.next_state else "written in place",
             ),
         )
         for carried in rewrite.carried

@@ -58,9 +58,10 @@ class Session:
         except Exception as error:  # ORT's exceptions share no public base class
             raise SessionError(f"ONNX Runtime {ort.__version__} cannot load the model: {error}") from error
         self._outputs = [output.name for output in self._session.get_outputs()]
+        self._initializers = graph_model.graph.initializers
         self._carried = dict(self._stamp.state)
         self._state = self._initial_state(state or {})
-        self._last = self._scalars(graph_model)
+        self._last = self._scalars()
 
     @property
     def loss_scale(self) -> float:
@@ -104,13 +105,21 @@ class Session:
         }
         return {name: value for name, value in results.items() if name not in hidden}
 
+    def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the carried state as it stands: `{input name: array}`, weights and the loss scale among them.
+
+        State that the target writes in place is not there: it lives in the session of ONNX Runtime.
+        """
+        return {
+            name: np.asarray(self._state[name]) if name in self._state else self._initializer(name)
+            for name in self._carried
+        }
+
     def _initial_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         given = {name: np.asarray(value) for name, value in state.items()}
         unknown = [name for name in given if name not in self._carried]
         if unknown:
-            raise SessionError(
-                f"{unknown[0]!r} is not carried by this model; carried are {', '.join(self._carried)}"
-            )
+            raise SessionError(f"{unknown[0]!r} is not carried by this model; carried are {', '.join(self._carried)}")
         needed = {value.name for value in self._session.get_inputs()}
         missing = [name for name in self._carried if name in needed and name not in given]
         if missing:
@@ -119,16 +128,19 @@ class Session:
             )
         return given
 
-    def _scalars(self, model: ir.Model) -> dict[str, Any]:
+    def _initializer(self, name: str) -> np.ndarray[Any, Any]:
+        tensor = self._initializers[name].const_value
+        assert tensor is not None
+        return tensor.numpy()
+
+    def _scalars(self) -> dict[str, Any]:
         found = {}
         for role in ("loss_scale", "good_steps"):
             name = self._stamp.names.get(role, "")
             if name in self._state:
                 found[role] = self._state[name]
-            elif name in model.graph.initializers:
-                tensor = model.graph.initializers[name].const_value
-                assert tensor is not None
-                found[role] = tensor.numpy()
+            elif name in self._initializers:
+                found[role] = self._initializer(name)
         return found
 
 

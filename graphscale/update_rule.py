@@ -89,12 +89,8 @@ def _function(count: ir.DataType, opset: int) -> ir.Function:
     nodes: list[ir.Node] = []
 
     def make(op_type: str, inputs: list[ir.Value], dtype: ir.DataType, **attributes: Any) -> ir.Value:
-        value = ir.Value(
-            name=f"{op_type.lower()}_{len(nodes)}", type=ir.TensorType(dtype), shape=ir.Shape([])
-        )
-        nodes.append(
-            ir.node(op_type, inputs, attributes=attributes, outputs=[value], name=f"{op_type}_{len(nodes)}")
-        )
+        value = ir.Value(name=f"{op_type.lower()}_{len(nodes)}", type=ir.TensorType(dtype), shape=ir.Shape([]))
+        nodes.append(ir.node(op_type, inputs, attributes=attributes, outputs=[value], name=f"{op_type}_{len(nodes)}"))
         return value
 
     scale, good_steps, finite = (

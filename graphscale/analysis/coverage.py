@@ -55,9 +55,7 @@ class Coverage:
             )
 
 
-def measure_coverage(
-    topology: Topology, degrees: Degrees, cotangents: Mapping[ir.Node, tuple[Use, ...]]
-) -> Coverage:
+def measure_coverage(topology: Topology, degrees: Degrees, cotangents: Mapping[ir.Node, tuple[Use, ...]]) -> Coverage:
     """Measure how far the scale reaches.
 
     Args:

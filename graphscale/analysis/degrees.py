@@ -75,9 +75,7 @@ def evaluate(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
     return [result if rule.has_degree(i) else 0 for i in range(len(node.outputs))]
 
 
-def _apply(
-    node: ir.Node, rule: Rule, degrees: Mapping[int, Degree], carrying: tuple[int, ...]
-) -> Degree | Conflict:
+def _apply(node: ir.Node, rule: Rule, degrees: Mapping[int, Degree], carrying: tuple[int, ...]) -> Degree | Conflict:
     if rule.kind is Kind.DEGREE_0:
         return 0
     if rule.kind is Kind.NONLINEAR:

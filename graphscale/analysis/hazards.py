@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from graphscale.analysis.rules import MICROSOFT
-from graphscale.analysis.values import captured_values, main_node
+from graphscale.analysis.values import captured_values, main_node, main_nodes
 
 __all__ = ["in_place_writes", "unordered_readers"]
 
@@ -31,13 +31,14 @@ def unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]
     Every pair of a state and a reader is a bit; each value carries the bits of the pairs among its ancestors.
     """
     writes = list(in_place_writes(graph))
+    owners = main_nodes(graph) if writes else {}
     pairs: dict[ir.Node, list[int]] = {}
     wanted: dict[ir.Node, dict[int, ir.Node]] = {}
     bit = 1
     for write in writes:
         state = write.inputs[0]
         assert state is not None
-        readers = {main_node(graph, use.node): None for use in state.uses()}
+        readers = {main_node(owners, use.node): None for use in state.uses()}
         for reader in readers:
             if reader is not write:
                 pairs.setdefault(reader, []).append(bit)

@@ -23,9 +23,7 @@ def named_loss(values: Mapping[str, ir.Value], name: str) -> ir.Value:
     if value is None:
         raise LossError(f"--loss {name}: the graph has no value of this name")
     if value.producer() is None:
-        raise LossError(
-            f"--loss {name}: {describe(value)} is an input, not something that the graph computes"
-        )
+        raise LossError(f"--loss {name}: {describe(value)} is an input, not something that the graph computes")
     if value.dtype is not None and not value.dtype.is_floating_point():
         raise LossError(f"--loss {name}: {describe(value)} is not floating point, and a loss must be")
     if value.shape is not None and not is_scalar(value):

@@ -20,6 +20,7 @@ from graphscale.analysis.values import (
     main_node,
     read,
     rule_of,
+    uses_of,
 )
 
 __all__ = ["certain_cotangents", "find_places"]
@@ -55,7 +56,7 @@ def certain_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[U
     if rule.gradient:
         return tuple(uses)
     for value in captured_values(node):
-        uses.extend(use for use in value.uses() if main_node(topology.graph, use.node) is node)
+        uses.extend(use for use in uses_of(value) if main_node(topology.owners, use.node) is node)
     for dependent in (topology.tail_dependent, topology.activation_dependent):
         candidates = [use for use in uses if (v := read(use)) in dependent and topology.is_backward(v)]
         if candidates:
@@ -79,9 +80,7 @@ def find_places(topology: Topology, plan: Plan, value: ir.Value, use: Use | None
     if topology.is_backward(value):
         return (Place(value),)
     # The cotangent is a forward value itself, as in the gradient of sum(y*y)/2: its backward readers see it scaled.
-    readers = (
-        reader for reader in value.uses() if reader.node in topology.backward and _keeps_degree(reader)
-    )
+    readers = (reader for reader in uses_of(value) if reader.node in topology.backward and _keeps_degree(reader))
     return tuple(Place(value, reader) for reader in dict.fromkeys((use, *readers)))
 
 

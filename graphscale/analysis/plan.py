@@ -84,6 +84,7 @@ class Plan(Degrees):
         return self.unscaled.setdefault(value, Unscale(value))
 
     def edge(self, node: ir.Node, index: int) -> Degree:
+        """The degree with which a node reads its input, with what the plan does to that edge."""
         value = node.inputs[index]
         if value is None:
             return 0

@@ -111,9 +111,7 @@ _add(Rule(Kind.QUOTIENT, data=(0, 1)), "Div")
 # --- ai.onnx: results that carry no scale ---------------------------------------------------------------------------
 _add(Rule(Kind.COMPARE), "Equal Greater GreaterOrEqual Less LessOrEqual")
 _add(Rule(Kind.DEGREE_0), "Shape Size IsNaN IsInf Sign ArgMax ArgMin Not And Or Xor EyeLike RandomNormalLike")
-_add(
-    Rule(Kind.DEGREE_0), "RandomUniformLike Constant ConstantOfShape Range RandomNormal RandomUniform NonZero"
-)
+_add(Rule(Kind.DEGREE_0), "RandomUniformLike Constant ConstantOfShape Range RandomNormal RandomUniform NonZero")
 _add(
     Rule(Kind.DEGREE_0),
     "SequenceLength SequenceEmpty OptionalHasElement BitShift BitwiseAnd BitwiseOr BitwiseXor",
@@ -164,9 +162,7 @@ _add(Rule(Kind.LINEAR, data=(9, 10, 11), contraction=True, gradient=True), "LSTM
 _add(Rule(Kind.LINEAR, data=(8, 9), contraction=True, gradient=True), "GRUGrad", MICROSOFT)
 
 # --- com.microsoft: linear helpers of ORT's training and fused graphs -----------------------------------------------
-_add(
-    _first, "SplitTraining ReduceSumTraining View BatchScale PadAndUnflatten ShrunkenGather Trilu", MICROSOFT
-)
+_add(_first, "SplitTraining ReduceSumTraining View BatchScale PadAndUnflatten ShrunkenGather Trilu", MICROSOFT)
 _add(_first, "GatherND ExpandDims Crop", MICROSOFT)
 _add(Rule(Kind.LINEAR, data=(0,), outputs=(0,)), "FlattenAndUnpad BitmaskDropout", MICROSOFT)
 _add(Rule(Kind.LINEAR, outputs=(0,)), "ConcatTraining", MICROSOFT)
@@ -178,9 +174,7 @@ _add(Rule(Kind.PRODUCT, data=(0, 1)), "Scale", MICROSOFT)
 _add(Rule(Kind.DEGREE_0), "BroadcastGradientArgs Group IsFinite IsAllFinite All ZeroGradient", MICROSOFT)
 
 # --- com.microsoft: forward operators that are not homogeneous, and optimizers: they take unscaled gradients --------
-_add(
-    _nonlinear, "Gelu FastGelu QuickGelu BiasGelu BiasSoftmax BiasSoftmaxDropout BatchNormInternal", MICROSOFT
-)
+_add(_nonlinear, "Gelu FastGelu QuickGelu BiasGelu BiasSoftmax BiasSoftmaxDropout BatchNormInternal", MICROSOFT)
 _add(
     _nonlinear,
     "SoftmaxCrossEntropy SoftmaxCrossEntropyLossInternal NegativeLogLikelihoodLossInternal",

@@ -16,7 +16,7 @@ from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.places import certain_cotangents, find_places
 from graphscale.analysis.plan import Place, Plan
 from graphscale.analysis.topology import Topology, contains_contraction
-from graphscale.analysis.values import Use, is_known_zero, main_node, node_name, op_name, read, rule_of
+from graphscale.analysis.values import Use, is_known_zero, main_node, node_name, op_name, read, rule_of, uses_of
 from graphscale.errors import NonlinearGradientError, ProofError, UnknownOperatorError
 
 __all__ = ["Solver"]
@@ -113,9 +113,7 @@ class Solver:
             self._queued.discard(index)
             node = self.topology.nodes[index]
             if self._visits > _PATIENCE * (len(self.topology.nodes) + 1):
-                raise ProofError(
-                    f"the search for the places of the loss scale does not settle at {node_name(node)!r}"
-                )
+                raise ProofError(f"the search for the places of the loss scale does not settle at {node_name(node)!r}")
             self._visit(node)
 
     def _visit(self, node: ir.Node) -> None:
@@ -132,10 +130,10 @@ class Solver:
             if lost is not None:
                 self._lost.setdefault(value, lost)
             if value in self.plan.scaled_values and degree is not ZERO:
-                if degree:
-                    self.plan.scaled_values.discard(value)
+                if degree == 0:
+                    degree = 1
                 else:
-                    degree += 1
+                    self.plan.scaled_values.discard(value)
             if self.plan.values.get(value, 0) != degree:
                 self.plan.values[value] = degree
                 self._enqueue_consumers(value)
@@ -158,9 +156,7 @@ class Solver:
 
     def _enter(self, place: Place) -> None:
         self.plan.add(place)
-        node = (
-            place.value.producer() if place.edge is None else main_node(self.topology.graph, place.edge.node)
-        )
+        node = place.value.producer() if place.edge is None else main_node(self.topology.owners, place.edge.node)
         assert node is not None
         self._enqueue(node)
 
@@ -171,9 +167,7 @@ class Solver:
             unscale = self.plan.unscaled.get(value)
             if unscale is not None and self.plan.values.get(value, 0) not in (0, ZERO):
                 if any(
-                    unscale.covers(use)
-                    for use in value.uses()
-                    if main_node(self.topology.graph, use.node) is node
+                    unscale.covers(use) for use in uses_of(value) if main_node(self.topology.owners, use.node) is node
                 ):
                     return unscale.reason
         return None
@@ -250,9 +244,7 @@ class Solver:
             if self.plan.values.get(value, 0) not in (0, ZERO):
                 unscale = self.plan.unscale(value)
                 unscale.reason = unscale.reason or str(conflict)
-                unscale.edges.update(
-                    use for use in value.uses() if main_node(self.topology.graph, use.node) is node
-                )
+                unscale.edges.update(use for use in uses_of(value) if main_node(self.topology.owners, use.node) is node)
 
     def _age(self, value: ir.Value) -> int:
         producer = value.producer()

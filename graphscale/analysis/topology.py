@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 import onnx_ir as ir
 
 from graphscale.analysis.rules import IN_PLACE
-from graphscale.analysis.values import captured_values, is_float, main_node, rule_of, subgraphs
+from graphscale.analysis.values import captured_values, is_float, main_node, main_nodes, rule_of, subgraphs
 from graphscale.errors import ModelFileError
 
 __all__ = ["Topology"]
@@ -24,6 +24,7 @@ class Topology:
 
     Attributes:
         nodes: the nodes in graph order; `index` gives the place of each.
+        owners: for each nested graph, the node of the main graph that it belongs to.
         forward: the values that the loss depends on, the loss among them.
         tail: the forward values from which the loss is reached without a further contraction.
         backward: the nodes outside of forward that reach a gradient, or carried state.
@@ -38,6 +39,7 @@ class Topology:
         self.loss = loss
         self.nodes = tuple(graph)
         self.index = {node: i for i, node in enumerate(self.nodes)}
+        self.owners = main_nodes(graph)
         self._captured = {node: captured_values(node) for node in self.nodes if any(subgraphs(node))}
         self._check_order()
         self.forward = self.ancestors([loss])
@@ -64,7 +66,7 @@ class Topology:
         """The nodes of the main graph that read a value, also through a subgraph."""
         seen: set[ir.Node] = set()
         for use in value.uses():
-            node = main_node(self.graph, use.node)
+            node = main_node(self.owners, use.node)
             if node not in seen:
                 seen.add(node)
                 yield node
@@ -127,12 +129,7 @@ class Topology:
         for node in self.nodes:
             is_contraction = contains_contraction(node)
             for operand in self.operands(node):
-                if (
-                    is_contraction
-                    and operand.is_initializer()
-                    and operand not in self.roots
-                    and is_float(operand)
-                ):
+                if is_contraction and operand.is_initializer() and operand not in self.roots and is_float(operand):
                     self.roots[operand] = bit
                     bit <<= 1
             self._spread_node(node)

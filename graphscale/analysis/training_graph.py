@@ -123,17 +123,13 @@ def _attempt(graph: ir.Graph, loss: ir.Value, seed: Use | None, chosen: Sequence
                 "backward pass?"
             )
     if not plan.unscaled:
-        raise SeedNotFoundError(
-            f"the scale that enters at {plan.places[0]} reaches no gradient and no update"
-        )
+        raise SeedNotFoundError(f"the scale that enters at {plan.places[0]} reaches no gradient and no update")
     return _Attempt(topology, solver, measure_coverage(topology, plan, solver.cotangents))
 
 
 def _why_no_place(solver: Solver) -> str:
     if not solver.topology.backward:
-        return (
-            "nothing but the loss reaches the outputs; is this an inference graph? Export the training graph"
-        )
+        return "nothing but the loss reaches the outputs; is this an inference graph? Export the training graph"
     if not solver.cotangents:
         return "no gradient operator, and no contraction that reads a cotangent; name an edge with --seed NODE:INDEX"
     nodes = ", ".join(repr(node.name) for node in list(solver.cotangents)[:3])
@@ -168,9 +164,7 @@ def _finish(
     _refuse_unpaired(topology, updates, gradients, chosen)
     order = topology.index
     unscales = sorted(plan.unscaled.values(), key=lambda u: _order(u.value, order))
-    places = sorted(
-        plan.places, key=lambda p: _order(p.value if p.edge is None else p.edge.node.outputs[0], order)
-    )
+    places = sorted(plan.places, key=lambda p: _order(p.value if p.edge is None else p.edge.node.outputs[0], order))
     accumulators = [n for n in topology.nodes if (n.domain, n.op_type) in IN_PLACE_ACCUMULATORS]
     return TrainingGraph(
         graph=graph,
@@ -234,9 +228,7 @@ def _named_gradient(values: Mapping[str, ir.Value], name: str) -> ir.Value:
     if name not in values:
         raise GradientError(f"--gradient {name}: the graph has no value of this name")
     if values[name].producer() is None or not is_float(values[name]):
-        raise GradientError(
-            f"--gradient {name}: {describe(values[name])} is not computed by a floating-point node"
-        )
+        raise GradientError(f"--gradient {name}: {describe(values[name])} is not computed by a floating-point node")
     return values[name]
 
 
@@ -244,9 +236,7 @@ def _seed_edge(graph: ir.Graph, seed: str) -> Use:
     name, _, index = seed.rpartition(":")
     node = next((node for node in graph if node.name == name), None) if name else None
     if node is None or not index.isdigit() or int(index) >= len(node.inputs):
-        raise SeedNotFoundError(
-            f"--seed {seed}: expected NODE:INDEX, the name of a node and the index of its input"
-        )
+        raise SeedNotFoundError(f"--seed {seed}: expected NODE:INDEX, the name of a node and the index of its input")
     value = node.inputs[int(index)]
     if value is None or not is_float(value):
         raise SeedNotFoundError(f"--seed {seed}: that input is not a floating-point value")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +19,13 @@ __all__ = [
     "is_known_zero",
     "is_scalar",
     "main_node",
+    "main_nodes",
     "node_name",
     "op_name",
     "read",
     "rule_of",
     "subgraphs",
+    "uses_of",
 ]
 
 # A constant is read to see whether it is all zeros only where a gradient is added to it; a weight shows a nonzero
@@ -36,6 +38,11 @@ class Use(NamedTuple):
 
     node: ir.Node
     idx: int
+
+
+def uses_of(value: ir.Value) -> list[Use]:
+    """All readers of a value, in subgraphs too."""
+    return [Use(node, index) for node, index in value.uses()]
 
 
 def rule_of(node: ir.Node) -> Rule | None:
@@ -106,12 +113,24 @@ def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
     return tuple(value for value in found if value.graph not in own)
 
 
-def main_node(graph: ir.Graph, node: ir.Node) -> ir.Node:
-    """The node of the main graph in whose subgraphs a node stands, or the node itself."""
-    while node.graph is not graph:
-        assert isinstance(node.graph, ir.Graph) and node.graph.parent_node is not None
-        node = node.graph.parent_node
-    return node
+def main_nodes(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
+    """For each graph nested in a main graph, the node of the main graph that it belongs to."""
+    found: dict[ir.Graph, ir.Node] = {}
+
+    def walk(node: ir.Node, owner: ir.Node) -> None:
+        for body in subgraphs(node):
+            found[body] = owner
+            for inner in body:
+                walk(inner, owner)
+
+    for node in graph:
+        walk(node, node)
+    return found
+
+
+def main_node(owners: Mapping[ir.Graph, ir.Node], node: ir.Node) -> ir.Node:
+    """The node of the main graph in whose subgraphs a node stands, or the node itself; see `main_nodes`."""
+    return owners.get(node.graph, node) if isinstance(node.graph, ir.Graph) else node
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:

@@ -17,9 +17,7 @@ ModelPath = Annotated[Path, typer.Argument(help="An ONNX training graph.", show_
 Loss = Annotated[str | None, typer.Option(help="The loss. Default: found.", show_default=False)]
 Seed = Annotated[
     str | None,
-    typer.Option(
-        metavar="NODE:INDEX", help="Where the scale shall enter. Default: found.", show_default=False
-    ),
+    typer.Option(metavar="NODE:INDEX", help="Where the scale shall enter. Default: found.", show_default=False),
 ]
 Gradient = Annotated[
     list[str] | None, typer.Option(help="A value that is a gradient. May be repeated.", show_default=False)
@@ -86,9 +84,7 @@ def _identifier(text: str) -> Any:
     except ValueError:
         pass
     if not text.endswith(".json"):
-        raise InvalidLossScaleError(
-            f"--loss-scale {text}: expected dynamic, a number, or the path of a .json file"
-        )
+        raise InvalidLossScaleError(f"--loss-scale {text}: expected dynamic, a number, or the path of a .json file")
     try:
         config = json.loads(Path(text).read_text(encoding="utf-8"))
     except OSError as error:

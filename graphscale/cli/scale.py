@@ -29,9 +29,7 @@ def scale(
         Path | None,
         typer.Option("-o", "--output", help="Where to write the scaled graph.", show_default=False),
     ] = None,
-    loss_scale: Annotated[
-        str, typer.Option(metavar="dynamic|NUMBER|FILE.json", help="The loss scale.")
-    ] = "dynamic",
+    loss_scale: Annotated[str, typer.Option(metavar="dynamic|NUMBER|FILE.json", help="The loss scale.")] = "dynamic",
     initial_loss_scale: Annotated[
         float | None,
         typer.Option(help="The dynamic scale at the beginning. Default: 32768.", show_default=False),

@@ -2,7 +2,9 @@
 
 They are `onnx_ir` in-place passes, made for `onnx_ir.passes.Sequential`:
 
-    Sequential(ScaleLoss("dynamic"), UnscaleGradients(), CheckFinite(), UpdateLossScale(), GuardUpdates(), OrderWrites())
+    Sequential(
+        ScaleLoss("dynamic"), UnscaleGradients(), CheckFinite(), UpdateLossScale(), GuardUpdates(), OrderWrites()
+    )
 """
 
 from graphscale.passes.check_finite import CheckFinite

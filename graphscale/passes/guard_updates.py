@@ -76,7 +76,7 @@ def _guard_accumulator(rewrite: Rewrite, node: ir.Node, finite: ir.Value) -> Non
     if zero is None:
         zero = editor.constant(name, np.asarray(-0.0, dtype=dtype.numpy()))
     outputs = [(f"{gradient.name}.guarded", dtype, shape_like(gradient))]
-    guarded = editor.node(NAME, "Where", [finite, gradient, zero], outputs, before=node).outputs[0]
+    guarded = editor.node(NAME, "Where", [finite, gradient, zero], outputs, at=("before", node)).outputs[0]
     node.replace_input_with(1, guarded)
 
 
@@ -87,7 +87,7 @@ def _guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, finite
         return
     editor, dtype, shape = rewrite.bound.editor, dtype_of(state), shape_like(state)
     # Sum of one operand copies; Identity would share the buffer.
-    copy = editor.node(NAME, "Sum", [state], [(f"{state.name}.copy", dtype, shape)], before=node).outputs[0]
+    copy = editor.node(NAME, "Sum", [state], [(f"{state.name}.copy", dtype, shape)], at=("before", node)).outputs[0]
     node.replace_input_with(i, copy)
     outputs = [(f"{state.name}.guarded", dtype, shape)]
     guarded = editor.node(NAME, "Where", [finite, new, state], outputs).outputs[0]

@@ -47,7 +47,7 @@ def _order(editor: Editor, write: ir.Node, readers: list[ir.Node]) -> None:
         never = _bool(editor, "Or", [never, flag])
     never = _bool(editor, "And", [never, _bool(editor, "Not", [never])])
     outputs = [(f"{value.name}.ordered", ir.DataType.FLOAT, value.shape)]
-    ordered = editor.node(NAME, "Where", [never, state, value], outputs, before=write).outputs[0]
+    ordered = editor.node(NAME, "Where", [never, state, value], outputs, at=("before", write)).outputs[0]
     write.replace_input_with(1, ordered)
 
 
@@ -60,13 +60,11 @@ def _glance(editor: Editor, reader: ir.Node) -> ir.Value:
     outputs = [("order.first", value.dtype or ir.DataType.FLOAT, None)]
     first = editor.node(NAME, "Slice", [row, zero, one], outputs).outputs[0]
     to = {"to": ir.DataType.FLOAT}
-    real = editor.node(
-        NAME, "Cast", [first], [("order.real", ir.DataType.FLOAT, None)], attributes=to
-    ).outputs[0]
+    real = editor.node(NAME, "Cast", [first], [("order.real", ir.DataType.FLOAT, None)], attributes=to).outputs[0]
     keep = {"keepdims": 0}
-    total = editor.node(
-        NAME, "ReduceSum", [real], [("order.scalar", ir.DataType.FLOAT, [])], attributes=keep
-    ).outputs[0]
+    total = editor.node(NAME, "ReduceSum", [real], [("order.scalar", ir.DataType.FLOAT, [])], attributes=keep).outputs[
+        0
+    ]
     return _bool(editor, "IsNaN", [total])
 
 

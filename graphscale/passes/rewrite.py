@@ -9,6 +9,7 @@ import onnx_ir as ir
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.bound import BoundLossScale
 from graphscale.errors import PassOrderError
+from graphscale.report import Report
 
 __all__ = ["Carried", "Gradient", "Rewrite", "rewrite_of"]
 
@@ -51,6 +52,7 @@ class Rewrite:
 
     Attributes:
         training_graph: the analysis of the original graph.
+        report: the analysis as a report, made before anything was renamed.
         bound: the loss scale in graph mode.
         skip_nonfinite: a fixed loss scale is checked and guarded as well.
         scaled: the values where the scale enters, each with its product; filled by `ScaleLoss`.
@@ -60,6 +62,7 @@ class Rewrite:
     """
 
     training_graph: TrainingGraph
+    report: Report
     bound: BoundLossScale
     skip_nonfinite: bool
     scaled: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
@@ -80,7 +83,5 @@ def rewrite_of(model: ir.Model, pass_name: str) -> Rewrite:
     """
     rewrite = model.meta.get(_KEY)
     if not isinstance(rewrite, Rewrite):
-        raise PassOrderError(
-            f"{pass_name} works on what scale-loss left behind; run ScaleLoss on this model first"
-        )
+        raise PassOrderError(f"{pass_name} works on what scale-loss left behind; run ScaleLoss on this model first")
     return rewrite

@@ -9,12 +9,13 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
+from graphscale.analysis.describe import describe
 from graphscale.analysis.plan import Place
 from graphscale.analysis.training_graph import analyse
 from graphscale.analysis.types import dtype_of
-from graphscale.analysis.values import main_node
+from graphscale.analysis.values import main_node, main_nodes, uses_of
 from graphscale.bound import BoundLossScale
-from graphscale.editing import Editor, replace_reads, shape_like
+from graphscale.editing import Editor, Position, replace_reads, shape_like
 from graphscale.errors import InvalidLossScaleError
 from graphscale.loss_scale import get
 from graphscale.passes.rewrite import Rewrite
@@ -57,14 +58,10 @@ class ScaleLoss(InPlacePass):
     def call(self, model: ir.Model) -> PassResult:
         policy = get(self.loss_scale)
         if policy is None:
-            raise InvalidLossScaleError(
-                "a loss scale is needed: 'dynamic', a number of at least 1, or a config"
-            )
-        graph = analyse(
-            model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates
-        )
+            raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
+        graph = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
         bound = BoundLossScale(policy, model, self.target)
-        rewrite = Rewrite(graph, bound, self.skip_nonfinite)
+        rewrite = Rewrite(graph, describe(graph), bound, self.skip_nonfinite)
         by_value: dict[ir.Value, list[Place]] = {}
         for place in graph.places:
             by_value.setdefault(place.value, []).append(place)
@@ -80,24 +77,23 @@ def _enter(editor: Editor, value: ir.Value, places: Sequence[Place], scale: ir.V
     """Multiply one value for its readers, or for those on the edges where the scale enters."""
     edges = [place.edge for place in places if place.edge is not None]
     everywhere = len(edges) < len(places)
-    uses = list(value.uses()) if everywhere else edges
+    uses = uses_of(value) if everywhere else edges
     producer = value.producer()
     if everywhere and producer is not None:
-        anchor = {"after": producer}
+        at: Position = ("after", producer)
     else:
-        readers = {main_node(editor.graph, edge.node) for edge in edges}
-        anchor = {"before": next(node for node in editor.graph if node in readers)}
+        owners = main_nodes(editor.graph)
+        readers = {main_node(owners, edge.node) for edge in edges}
+        at = ("before", next(node for node in editor.graph if node in readers))
     is_output = everywhere and value.is_graph_output()
-    scaled = _multiply(editor, value, scale, f"{value.name}.scaled", anchor)
+    scaled = _multiply(editor, value, scale, f"{value.name}.scaled", at)
     replace_reads(value, scaled, uses)
     if is_output:
         editor.take_over_output(value, scaled, "unscaled")
     return scaled
 
 
-def _multiply(
-    editor: Editor, value: ir.Value, scale: ir.Value, name: str, anchor: dict[str, ir.Node]
-) -> ir.Value:
+def _multiply(editor: Editor, value: ir.Value, scale: ir.Value, name: str, at: Position) -> ir.Value:
     """`value * scale` in the value's dtype, computed in float32 at least."""
     dtype, shape = dtype_of(value), shape_like(value)
     wide = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
@@ -110,12 +106,12 @@ def _multiply(
                 [operand],
                 [(f"{name}.wide", wide, operand.shape)],
                 attributes={"to": wide},
-                **anchor,
+                at=at,
             )
-            anchor = {"after": cast}
-            operand = cast.outputs[0]  # noqa: PLW2901
+            at = ("after", cast)
+            operand = cast.outputs[0]
         operands.append(operand)
-    product = editor.node(NAME, "Mul", operands, [(name, wide, shape)], **anchor)
+    product = editor.node(NAME, "Mul", operands, [(name, wide, shape)], at=at)
     if dtype is wide:
         return product.outputs[0]
     narrow = editor.node(
@@ -124,7 +120,7 @@ def _multiply(
         product.outputs,
         [(f"{name}.narrow", dtype, shape)],
         attributes={"to": dtype},
-        after=product,
+        at=("after", product),
     )
     return narrow.outputs[0]
 
@@ -132,5 +128,5 @@ def _multiply(
 def _expose(editor: Editor, loss: ir.Value, scale: ir.Value) -> None:
     producer = loss.producer()
     assert producer is not None
-    product = _multiply(editor, loss, scale, "scaled_loss", {"after": producer})
+    product = _multiply(editor, loss, scale, "scaled_loss", ("after", producer))
     editor.output(product)

@@ -10,8 +10,8 @@ from onnx_ir.passes import InPlacePass, PassResult
 
 from graphscale.analysis.plan import Unscale
 from graphscale.analysis.types import dtype_of
-from graphscale.analysis.values import Use
-from graphscale.editing import Editor, replace_reads, shape_like
+from graphscale.analysis.values import Use, uses_of
+from graphscale.editing import Editor, Position, replace_reads, shape_like
 from graphscale.passes.rewrite import Gradient, rewrite_of
 
 __all__ = ["UnscaleGradients"]
@@ -43,21 +43,13 @@ class UnscaleGradients(InPlacePass):
 def _unscale(editor: Editor, unscale: Unscale, value: ir.Value, scale: ir.Value) -> Gradient:
     name = unscale.value.name or ""
     dtype, shape = dtype_of(value), shape_like(value)
-    uses = [Use(*use) for use in value.uses() if unscale.covers(Use(*use))]
+    uses = [use for use in uses_of(value) if unscale.covers(use)]
     is_output = value.is_graph_output() and (unscale.everywhere or unscale.output)
     wide = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
-    anchor = value.producer()
-    dividend = value
-    if dtype is not wide:
-        dividend = _cast(editor, value, wide, f"{name}.wide", anchor)
-        anchor = dividend.producer()
-    divisor = scale
-    if wide is not ir.DataType.FLOAT:
-        divisor = _cast(editor, scale, wide, f"{scale.name}.wide", anchor)
-        anchor = divisor.producer()
-    quotient = editor.node(
-        NAME, "Div", [dividend, divisor], [(f"{name}.unscaled", wide, shape)], after=anchor
-    ).outputs[0]
+    dividend = value if dtype is wide else _cast(editor, value, wide, f"{name}.wide", value)
+    divisor = scale if wide is ir.DataType.FLOAT else _cast(editor, scale, wide, f"{scale.name}.wide", dividend)
+    at = _behind(dividend if divisor is scale else divisor)
+    quotient = editor.node(NAME, "Div", [dividend, divisor], [(f"{name}.unscaled", wide, shape)], at=at).outputs[0]
     if dtype is wide:
         replace_reads(value, quotient, uses)
         result = quotient
@@ -68,9 +60,7 @@ def _unscale(editor: Editor, unscale: Unscale, value: ir.Value, scale: ir.Value)
     return Gradient(name, value, quotient)
 
 
-def _hand_out(
-    editor: Editor, value: ir.Value, quotient: ir.Value, uses: Sequence[Use], is_output: bool
-) -> ir.Value:
+def _hand_out(editor: Editor, value: ir.Value, quotient: ir.Value, uses: Sequence[Use], is_output: bool) -> ir.Value:
     """Give readers that cast the gradient to the quotient's dtype the quotient, and the others a narrow copy."""
     dtype, wide = dtype_of(value), quotient.dtype
     others = []
@@ -81,11 +71,17 @@ def _hand_out(
             others.append(use)
     if not others and not is_output:
         return quotient
-    narrow = _cast(editor, quotient, dtype, f"{value.name}.narrow", quotient.producer())
+    narrow = _cast(editor, quotient, dtype, f"{value.name}.narrow", quotient)
     replace_reads(value, narrow, others)
     return narrow
 
 
-def _cast(editor: Editor, value: ir.Value, to: ir.DataType, name: str, anchor: ir.Node | None) -> ir.Value:
+def _cast(editor: Editor, value: ir.Value, to: ir.DataType, name: str, behind: ir.Value) -> ir.Value:
     outputs = [(name, to, shape_like(value))]
-    return editor.node(NAME, "Cast", [value], outputs, attributes={"to": to}, after=anchor).outputs[0]
+    at = _behind(behind)
+    return editor.node(NAME, "Cast", [value], outputs, attributes={"to": to}, at=at).outputs[0]
+
+
+def _behind(value: ir.Value) -> Position:
+    producer = value.producer()
+    return None if producer is None else ("after", producer)

@@ -34,7 +34,5 @@ class UpdateLossScale(InPlacePass):
             raise PassOrderError("update-loss-scale reads the finite check; run CheckFinite before it")
         rewrite.bound.write(rewrite.all_finite)
         in_place = rewrite.bound.target.in_place
-        rewrite.carried += [
-            Carried(state, value, in_place) for state, value in rewrite.bound.next_state.items()
-        ]
+        rewrite.carried += [Carried(state, value, in_place) for state, value in rewrite.bound.next_state.items()]
         return PassResult(model, modified=True)

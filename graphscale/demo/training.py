@@ -1,0 +1,181 @@
+"""The demo's training: real digits, a training step exported from PyTorch, one batch with an infinite pixel in it.
+
+The step has SGD with momentum inside and takes the learning rate as an input. Scaled by graphscale it is run by
+`graphscale.Session`: nothing here knows about the loss scale, except to draw it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from graphscale.errors import GraphscaleError
+from graphscale.loss_scale import DynamicLossScale
+from graphscale.pipeline import ScaledModel, scale
+from graphscale.session import Session
+
+__all__ = ["StepRecord", "Training", "require"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+LAYERS = {"fc1": (128, 64), "fc2": (64, 128), "fc3": (10, 64)}
+BATCH, HELD_OUT = 64, 360
+LEARNING_RATE = np.float32(0.02)
+# The scale grows this often in a run; the overflow comes a little after the fourth growth.
+GROWTHS, OVERFLOW_AT = 8, 0.57
+INITIAL_LOSS_SCALE = 2.0**10
+EVALUATIONS = 60
+
+
+def require() -> None:
+    """Check that what the demo needs beyond graphscale's own dependencies can be imported.
+
+    Raises:
+        GraphscaleError: something is missing.
+    """
+    missing = []
+    for module, package in (
+        ("onnxruntime", "onnxruntime"),
+        ("sklearn.datasets", "scikit-learn"),
+        ("matplotlib.figure", "matplotlib"),
+    ):
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            missing.append(package)
+    if missing:
+        raise GraphscaleError(
+            f"the demo needs {' and '.join(missing)}, which cannot be imported here; "
+            "install what it needs: pip install 'graphscale[demo]'"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRecord:
+    """What one step did.
+
+    Attributes:
+        step: its number, from 1.
+        loss: the training loss; not finite on the injected overflow.
+        scale: the loss scale that the step used.
+        next_scale: the loss scale that it left for the next one.
+        applied: whether its update was applied; else the step was skipped.
+        accuracy: the share of held-out digits classified right after the step, None where it was not measured.
+    """
+
+    step: int
+    loss: float
+    scale: float
+    next_scale: float
+    applied: bool
+    accuracy: float | None
+
+
+class Training:
+    """One training run.
+
+    Args:
+        steps: how many steps.
+        seed: of the split, the initial weights and the order of the batches.
+
+    Attributes:
+        loss_scale: the policy, chosen so that the scale grows several times in a run.
+        overflow: the number of the step whose batch holds an infinite pixel.
+        scaled: the scaled step.
+    """
+
+    def __init__(self, steps: int, seed: int) -> None:
+        import onnxruntime as ort
+
+        self.steps = steps
+        self.overflow = max(2, round(OVERFLOW_AT * steps))
+        self.loss_scale = DynamicLossScale(INITIAL_LOSS_SCALE, increment_period=max(1, steps // GROWTHS))
+        rng = np.random.default_rng(seed)
+        images, labels = _digits()
+        order = rng.permutation(len(images))
+        held_out, train = order[:HELD_OUT], order[HELD_OUT:]
+        self._held_out = (images[held_out], labels[held_out])
+        self._train = (images[train], labels[train])
+        self._initial = _initial_state(rng)
+        self._order = _batches(rng, len(train), steps)
+        step = files("graphscale.demo").joinpath("digits_step.onnx").read_bytes()
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        self._plain = ort.InferenceSession(step, options, providers=["CPUExecutionProvider"])
+        import onnx
+
+        self.scaled: ScaledModel = scale(onnx.ModelProto.FromString(step), self.loss_scale)
+        self._session = Session(self.scaled, state=self._initial)
+
+    def run(self) -> Iterator[StepRecord]:
+        """Train, one record for each step."""
+        every = max(1, self.steps // EVALUATIONS)
+        for step in range(1, self.steps + 1):
+            used = self._session.loss_scale
+            outputs = self._session.step(self._feeds(step))
+            yield StepRecord(
+                step,
+                loss=float(outputs["loss"]),
+                scale=used,
+                next_scale=self._session.loss_scale,
+                applied=bool(outputs["all_finite"]),
+                accuracy=self._accuracy() if step % every == 0 or step == self.steps else None,
+            )
+
+    def differing(self) -> list[str]:
+        """Train again with the unscaled step, without the batch that overflowed, and compare every bit.
+
+        Returns:
+            the names of the weights and momentum buffers that differ from those of `run`.
+        """
+        names = [f"{name}.next" for name in self._initial]
+        state = self._initial
+        for step in range(1, self.steps + 1):
+            if step != self.overflow:
+                values = self._plain.run(names, {**self._feeds(step), **state})
+                state = dict(zip(self._initial, values, strict=True))
+        trained = self._session.state_dict()
+        return [name for name, value in state.items() if value.tobytes() != trained[name].tobytes()]
+
+    def _feeds(self, step: int) -> Arrays:
+        images, labels = (array[self._order[step - 1]] for array in self._train)
+        if step == self.overflow:
+            images[0, 27] = np.inf
+        return {"images": images, "labels": labels, "learning_rate": LEARNING_RATE}
+
+    def _accuracy(self) -> float:
+        """The unscaled step gives the logits of the held-out digits; the weights it would go on to are not asked for."""
+        images, labels = self._held_out
+        trained = self._session.state_dict()
+        state = {name: trained[name] for name in self._initial}
+        feeds = {"images": images, "labels": labels, "learning_rate": LEARNING_RATE, **state}
+        (logits,) = self._plain.run(["logits"], feeds)
+        return float((logits.argmax(axis=1) == labels).mean())
+
+
+def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return (images / 16).astype(np.float32), labels.astype(np.int64)
+
+
+def _initial_state(rng: np.random.Generator) -> Arrays:
+    """He's initial weights, zero biases, zero momentum: a PyTorch export has its weights as bare inputs."""
+    weights: Arrays = {}
+    for name, (fan_out, fan_in) in LAYERS.items():
+        deviation = np.sqrt(2 / fan_in)
+        weights[f"{name}.weight"] = (deviation * rng.standard_normal((fan_out, fan_in))).astype(np.float32)
+        weights[f"{name}.bias"] = np.zeros(fan_out, dtype=np.float32)
+    return weights | {f"{name}.momentum": np.zeros_like(weight) for name, weight in weights.items()}
+
+
+def _batches(rng: np.random.Generator, count: int, steps: int) -> list[np.ndarray[Any, Any]]:
+    per_epoch = count // BATCH
+    epochs = [rng.permutation(count)[: per_epoch * BATCH] for _ in range(-(-steps // per_epoch))]
+    return list(np.concatenate(epochs).reshape(-1, BATCH)[:steps])
