@@ -219,7 +219,7 @@ def get(identifier: Any) -> LossScale | None:
     if identifier is None or isinstance(identifier, LossScale):
         return identifier
     if isinstance(identifier, int | float | np.integer | np.floating) and not isinstance(identifier, bool):
-        return FixedLossScale(float(identifier))
+        return FixedLossScale(identifier)  # type: ignore[arg-type]
     if isinstance(identifier, str) and identifier == "dynamic":
         return DynamicLossScale()
     if isinstance(identifier, Mapping):
@@ -233,7 +233,8 @@ def get(identifier: Any) -> LossScale | None:
 def _from_config(identifier: Mapping[str, Any]) -> LossScale:
     classes: dict[str, type[LossScale]] = {c.__name__: c for c in (FixedLossScale, DynamicLossScale)}
     name, config = identifier.get("class_name"), identifier.get("config", {})
-    if name not in classes or not isinstance(config, Mapping) or set(identifier) - {"class_name", "config"}:
+    known = isinstance(name, str) and name in classes and not set(identifier) - {"class_name", "config"}
+    if not known or not isinstance(config, Mapping):
         raise InvalidLossScaleError(
             f'a loss scale config is {{"class_name": "FixedLossScale" or "DynamicLossScale", "config": {{...}}}}; '
             f"got {dict(identifier)!r}"

@@ -27,6 +27,7 @@ from graphscale.metadata import Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.passes import (
     CheckFinite,
     GuardUpdates,
+    LowerOptimizers,
     OrderWrites,
     Rewrite,
     ScaleLoss,
@@ -99,8 +100,8 @@ def scale(
     work, name = _open(model)
     refuse_scaled(work, name)
     check_versions(work, chosen)
-    warnings = _inline_functions(work)
     nodes_before = len(work.graph)
+    warnings = _prepare(work)
     scale_loss = ScaleLoss(
         policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss
     )
@@ -146,7 +147,7 @@ def inspect(
     work, name = _open(model)
     if is_scaled(work):
         return _stored_report(read_stamp(work.metadata_props, name).report)
-    warnings = _inline_functions(work)
+    warnings = _prepare(work)
     graph = analyse(work.graph, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates)
     found = describe(graph)
     count = len(work.graph)
@@ -161,13 +162,17 @@ def _open(model: Model) -> tuple[ir.Model, str]:
     return io.load(model), os.fspath(model)
 
 
-def _inline_functions(model: ir.Model) -> list[str]:
-    """Calls of model-local functions become plain nodes: the scale may have to enter inside of one."""
-    if not model.functions:
-        return []
-    names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
-    InlinePass()(model)
-    return [f"the model-local functions {names} were inlined"]
+def _prepare(model: ir.Model) -> list[str]:
+    """Spell out what hides the gradient path or has no kernel, and say so."""
+    warnings = []
+    if model.functions:
+        # The scale may have to enter inside of a function's body.
+        names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
+        InlinePass()(model)
+        warnings.append(f"the model-local functions {names} were inlined")
+    if LowerOptimizers()(model).modified:
+        warnings.append("the ai.onnx.preview.training optimizers, which no runtime executes, were spelled out")
+    return warnings
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -22,6 +22,15 @@ __all__ = ["Session"]
 
 _QUIET = 3  # errors and worse: ORT warns on stderr for every initializer that is also an input
 
+_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+}
+
 
 class Session:
     """A training session of ONNX Runtime on a scaled step.
@@ -57,6 +66,9 @@ class Session:
             )
         except Exception as error:  # ORT's exceptions share no public base class
             raise SessionError(f"ONNX Runtime {ort.__version__} cannot load the model: {error}") from error
+        self._dtypes = {
+            value.name: np.dtype(_DTYPES[value.type]) for value in self._session.get_inputs() if value.type in _DTYPES
+        }
         self._outputs = [output.name for output in self._session.get_outputs()]
         self._initializers = graph_model.graph.initializers
         self._carried = dict(self._stamp.state)
@@ -89,7 +101,7 @@ class Session:
         if wrong:
             raise SessionError(f"{wrong[0]!r} is carried from step to step by the session; do not feed it")
         try:
-            values = self._session.run(self._outputs, {**feeds, **self._state})
+            values = self._session.run(self._outputs, {**self._arrays(feeds), **self._state})
         except Exception as error:  # ORT's exceptions share no public base class
             raise SessionError(f"the step could not run: {error}") from error
         results = dict(zip(self._outputs, values, strict=True))
@@ -104,6 +116,16 @@ class Session:
             *(f"{self._stamp.names.get(r)}.next" for r in ("loss_scale", "good_steps")),
         }
         return {name: value for name, value in results.items() if name not in hidden}
+
+    def _arrays(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Python numbers take the dtype of their input; arrays and scalars of numpy keep theirs."""
+        found = {}
+        for name, value in feeds.items():
+            number = isinstance(value, bool | int | float)
+            found[name] = np.asarray(value, dtype=self._dtypes.get(name)) if number else value
+            if isinstance(value, np.generic):
+                found[name] = np.asarray(value)
+        return found
 
     def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return the carried state as it stands: `{input name: array}`, weights and the loss scale among them.

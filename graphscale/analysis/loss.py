@@ -26,9 +26,26 @@ def named_loss(values: Mapping[str, ir.Value], name: str) -> ir.Value:
         raise LossError(f"--loss {name}: {describe(value)} is an input, not something that the graph computes")
     if value.dtype is not None and not value.dtype.is_floating_point():
         raise LossError(f"--loss {name}: {describe(value)} is not floating point, and a loss must be")
-    if value.shape is not None and not is_scalar(value):
-        raise LossError(f"--loss {name}: {describe(value)} is not a scalar; name the mean or sum of it")
+    if not (is_scalar(value) or (value.shape is None and _reduces_to_scalar(value))):
+        raise LossError(f"--loss {name}: {describe(value)} is not known to be a scalar; name the mean or sum of it")
     return value
+
+
+def _reduces_to_scalar(value: ir.Value, depth: int = 8) -> bool:
+    """Whether a value without shape information is a scalar by the operator that computes it."""
+    node = value.producer()
+    if node is None or depth == 0:
+        return False
+    if node.op_type in ("ReduceMean", "ReduceSum"):
+        keep, axes = node.attributes.get("keepdims"), "axes" in node.attributes or len(node.inputs) > 1
+        return keep is not None and keep.as_int() == 0 and not axes
+    if node.op_type == "SoftmaxCrossEntropyLoss":
+        reduction = node.attributes.get("reduction")
+        return reduction is None or reduction.as_string() != "none"
+    if node.op_type in ("Add", "Sub", "Mul", "Div", "Neg", "Identity", "Cast", "Sum"):
+        inputs = [operand for operand in node.inputs if operand is not None]
+        return all(is_scalar(v) or (v.shape is None and _reduces_to_scalar(v, depth - 1)) for v in inputs)
+    return False
 
 
 def loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Value]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 import onnx_ir as ir
 
 from graphscale.analysis.rules import IN_PLACE
-from graphscale.analysis.values import captured_values, is_float, main_node, main_nodes, rule_of, subgraphs
+from graphscale.analysis.values import captured_values, is_float, main_node, main_nodes, node_name, rule_of, subgraphs
 from graphscale.errors import ModelFileError
 
 __all__ = ["Topology"]
@@ -72,9 +72,14 @@ class Topology:
                 yield node
 
     def _check_order(self) -> None:
+        for value in self.graph.outputs:
+            if value.producer() is None and not (value.is_graph_input() or value.is_initializer()):
+                raise ModelFileError(f"the graph's output {value.name!r} is computed by no node")
         for i, node in enumerate(self.nodes):
             for value in self.operands(node):
                 producer = value.producer()
+                if producer is None and not (value.is_graph_input() or value.is_initializer()):
+                    raise ModelFileError(f"node {node_name(node)!r} reads {value.name!r}, which nothing computes")
                 if producer is not None and self.index.get(producer, -1) >= i:
                     raise ModelFileError(
                         f"the graph is not in topological order: node {node.name!r} reads {value.name!r} before it "

@@ -107,6 +107,11 @@ class _Attempt:
 
 def _attempt(graph: ir.Graph, loss: ir.Value, seed: Use | None, chosen: Sequence[ir.Value]) -> _Attempt:
     topology = Topology(graph, loss)
+    for value in chosen:
+        if value in topology.forward:
+            raise GradientError(
+                f"--gradient {value.name}: the loss {loss.name!r} depends on this value, so it is no gradient of it"
+            )
     solver = Solver(topology, seed, chosen, _gradient_like_outputs(topology))
     plan = solver.solve()
     if not plan.places:
@@ -191,14 +196,15 @@ def _refuse_unpaired(
     if not updates:
         return
     paired = {update.output for update in updates}
-    free = [v for v in topology.graph.inputs if v not in {u.input for u in updates} and is_float(v)]
+    taken = {update.input for update in updates}
+    free = [v for v in topology.graph.inputs if v not in taken and is_float(v) and not is_scalar(v)]
+    # What the loss does not depend on is no weight and no batch: a moment, whose next value may be a bare gradient.
+    moments = [v for v in free if v not in topology.forward]
     for output in topology.graph.outputs:
-        if output in paired or output in gradients or output in chosen or not topology.is_backward(output):
+        if output in paired or output in chosen or not topology.is_backward(output):
             continue
-        match = next(
-            (v for v in free if not is_scalar(v) and v.shape == output.shape and v.dtype == output.dtype),
-            None,
-        )
+        states = moments if output in gradients else free
+        match = next((v for v in states if v.shape == output.shape and v.dtype == output.dtype), None)
         if match is not None and match.shape is not None:
             raise UpdateError(
                 f"output {describe(output)} could be the next value of input {match.name!r}, but does not depend on "
@@ -235,7 +241,7 @@ def _named_gradient(values: Mapping[str, ir.Value], name: str) -> ir.Value:
 def _seed_edge(graph: ir.Graph, seed: str) -> Use:
     name, _, index = seed.rpartition(":")
     node = next((node for node in graph if node.name == name), None) if name else None
-    if node is None or not index.isdigit() or int(index) >= len(node.inputs):
+    if node is None or not (index.isascii() and index.isdecimal()) or int(index) >= len(node.inputs):
         raise SeedNotFoundError(f"--seed {seed}: expected NODE:INDEX, the name of a node and the index of its input")
     value = node.inputs[int(index)]
     if value is None or not is_float(value):

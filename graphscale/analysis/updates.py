@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.analysis.optimizers import optimizer_of
 from graphscale.analysis.values import constant_tensor, describe, is_scalar
 from graphscale.errors import UpdateError
 
@@ -72,6 +73,11 @@ def own_coefficients(output: ir.Value, states: set[ir.Value]) -> dict[ir.Value, 
 
 def _terms(node: ir.Node, value: ir.Value) -> list[tuple[ir.Value, float]]:
     """The operands a node's output is a sum of, with their coefficients; empty for anything else."""
+    optimizer = optimizer_of(node)
+    if optimizer is not None:
+        source = optimizer.source(value.index() or 0)
+        state = None if source is None or source >= len(node.inputs) else node.inputs[source]
+        return [] if state is None else [(state, 1.0)]
     inputs = [operand for operand in node.inputs if operand is not None]
     if node.op_type in _DIRECT or node.op_type == "Where":
         return [(operand, 1.0) for operand in (inputs[1:] if node.op_type == "Where" else inputs)]
@@ -192,7 +198,7 @@ def _refuse_ambiguity(candidates: Mapping[ir.Value, Sequence[ir.Value]]) -> None
             if value in taken:
                 raise UpdateError(
                     f"outputs {taken[value].name!r} and {output.name!r} may both be the next value of "
-                    f"{describe(value)}; say which: --update {output.name}={value.name}"
+                    f"{describe(value)}; say of each what it is: --update OUT=IN or --gradient OUT"
                 )
             taken[value] = output
 

@@ -5,7 +5,9 @@ Exit codes: 0 done; 1 the check that was asked for failed; 2 bad input, with one
 
 from __future__ import annotations
 
+import logging
 import sys
+from typing import Any, NoReturn
 
 import typer
 
@@ -19,7 +21,6 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="graphscale",
     help="Loss scaling inside ONNX training graphs.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -28,10 +29,24 @@ app.command()(inspect)
 app.command()(demo)
 
 
+# What typer raises for a wrong option or argument; its own name for it depends on typer's version.
+_UsageError: Any = typer.BadParameter.__base__
+
+
 def main() -> None:
     """Run the command line: the console script `graphscale`."""
+    logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)  # what it warns of is checked, and said, here
     try:
-        app()
+        code = app(standalone_mode=False) if len(sys.argv) > 1 else app(["--help"], standalone_mode=False)
     except GraphscaleError as error:
-        print(f"graphscale: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
+    except _UsageError as error:
+        _refuse(f"{error.format_message()} (graphscale --help shows what there is)")
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    sys.exit(code or 0)
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"graphscale: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
+import onnx
 
 from graphscale.errors import GraphscaleError
 from graphscale.loss_scale import DynamicLossScale
@@ -25,7 +26,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 LAYERS = {"fc1": (128, 64), "fc2": (64, 128), "fc3": (10, 64)}
 BATCH, HELD_OUT = 64, 360
-LEARNING_RATE = np.float32(0.02)
+LEARNING_RATE = np.asarray(0.005, dtype=np.float32)
 # The scale grows this often in a run; the overflow comes a little after the fourth growth.
 GROWTHS, OVERFLOW_AT = 8, 0.57
 INITIAL_LOSS_SCALE = 2.0**10
@@ -107,8 +108,6 @@ class Training:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         self._plain = ort.InferenceSession(step, options, providers=["CPUExecutionProvider"])
-        import onnx
-
         self.scaled: ScaledModel = scale(onnx.ModelProto.FromString(step), self.loss_scale)
         self._session = Session(self.scaled, state=self._initial)
 
@@ -124,7 +123,7 @@ class Training:
                 scale=used,
                 next_scale=self._session.loss_scale,
                 applied=bool(outputs["all_finite"]),
-                accuracy=self._accuracy() if step % every == 0 or step == self.steps else None,
+                accuracy=self._accuracy() if step % every == 0 or step in (1, self.steps) else None,
             )
 
     def differing(self) -> list[str]:
@@ -149,7 +148,7 @@ class Training:
         return {"images": images, "labels": labels, "learning_rate": LEARNING_RATE}
 
     def _accuracy(self) -> float:
-        """The unscaled step gives the logits of the held-out digits; the weights it would go on to are not asked for."""
+        """Measured with the logits of the unscaled step, whose next weights are not asked for."""
         images, labels = self._held_out
         trained = self._session.state_dict()
         state = {name: trained[name] for name in self._initial}

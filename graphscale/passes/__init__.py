@@ -9,6 +9,7 @@ They are `onnx_ir` in-place passes, made for `onnx_ir.passes.Sequential`:
 
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.guard_updates import GuardUpdates
+from graphscale.passes.lower_optimizers import LowerOptimizers
 from graphscale.passes.order_writes import OrderWrites
 from graphscale.passes.rewrite import Rewrite, rewrite_of
 from graphscale.passes.scale_loss import ScaleLoss
@@ -18,6 +19,7 @@ from graphscale.passes.update_loss_scale import UpdateLossScale
 __all__ = [
     "CheckFinite",
     "GuardUpdates",
+    "LowerOptimizers",
     "OrderWrites",
     "Rewrite",
     "ScaleLoss",

@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
+from graphscale.analysis.optimizers import optimizer_of
 from graphscale.analysis.types import dtype_of
 from graphscale.analysis.updates import Update
-from graphscale.editing import shape_like
+from graphscale.editing import Position, shape_like
 from graphscale.passes.rewrite import Carried, Rewrite, rewrite_of
 
 __all__ = ["GuardUpdates"]
@@ -42,6 +43,7 @@ class GuardUpdates(InPlacePass):
             for node in graph.accumulators:
                 _guard_accumulator(rewrite, node, finite)
             for node in tuple(model.graph):
+                _signal_optimizer(rewrite, node, finite)
                 for i, o in _WRITES_INPUTS.get((node.domain, node.op_type), {}).items():
                     _guard_written_input(rewrite, node, i, o, finite)
             # Guards that stand before what they read, and the check at the end: restore the order.
@@ -80,6 +82,28 @@ def _guard_accumulator(rewrite: Rewrite, node: ir.Node, finite: ir.Value) -> Non
     node.replace_input_with(1, guarded)
 
 
+def _signal_optimizer(rewrite: Rewrite, node: ir.Node, finite: ir.Value) -> None:
+    """Tell an optimizer operator to do nothing on a skipped step; kernels may write its states in place."""
+    optimizer = optimizer_of(node)
+    if optimizer is None or optimizer.update_signal is None:
+        return
+    editor, index = rewrite.bound.editor, optimizer.update_signal
+    signal = finite
+    at: Position = ("before", node)
+    given = node.inputs[index] if index < len(node.inputs) else None
+    if given is not None:
+        outputs = [("update_signal", ir.DataType.BOOL, shape_like(given))]
+        signal = editor.node(NAME, "And", [given, finite], outputs, at=at).outputs[0]
+    elif optimizer.signal_shape:
+        shape = editor.graph.initializers.get("graphscale/signal_shape")
+        if shape is None:
+            shape = editor.constant("graphscale/signal_shape", np.asarray(optimizer.signal_shape, dtype=np.int64))
+        outputs = [("update_signal", ir.DataType.BOOL, ir.Shape(optimizer.signal_shape))]
+        signal = editor.node(NAME, "Reshape", [finite, shape], outputs, at=at).outputs[0]
+    node.resize_inputs(max(len(node.inputs), index + 1))
+    node.replace_input_with(index, signal)
+
+
 def _guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, finite: ir.Value) -> None:
     """Let the operator write into a copy, and write the copy back if the step is applied."""
     state, new = node.inputs[i], node.outputs[o] if o < len(node.outputs) else None
@@ -91,7 +115,5 @@ def _guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, finite
     node.replace_input_with(i, copy)
     outputs = [(f"{state.name}.guarded", dtype, shape)]
     guarded = editor.node(NAME, "Where", [finite, new, state], outputs).outputs[0]
-    written = rewrite.bound.write_in_place(state, guarded, NAME)
-    # A flag that nobody reads could be removed with its node.
-    editor.output(written.outputs[0])
+    rewrite.bound.write_in_place(state, guarded, NAME)
     rewrite.carried.append(Carried(state, guarded, in_place=True))

@@ -1,0 +1,136 @@
+"""The demo as a user runs it: the command, its table and its picture."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graphscale.demo.training import Training
+
+pytest.importorskip("sklearn", reason="the demo needs scikit-learn")
+image = pytest.importorskip("matplotlib.image", reason="the demo needs matplotlib")
+
+COMMAND = Path(sysconfig.get_path("scripts"), "graphscale")
+
+
+def run_demo(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, "demo", *options],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "160", "NO_COLOR": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder and the output of one run of `graphscale demo`, as it comes."""
+    folder = tmp_path_factory.mktemp("demo")
+    result = run_demo(folder)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return folder, result.stdout
+
+
+def cell(output: str, row: str) -> str:
+    found = re.search(rf"^\s*{re.escape(row)}\s*│ (.*?)\s*$", output, re.MULTILINE)
+    assert found, f"the table has no row {row!r}:\n{output}"
+    return found[1]
+
+
+def test_the_classifier_learns(finished: tuple[Path, str]) -> None:
+    accuracy = float(cell(finished[1], "held-out accuracy").removesuffix(" %"))
+    first, last = map(float, cell(finished[1], "training loss").split(" -> "))
+    assert 90 < accuracy <= 100
+    assert last < first / 10
+
+
+def test_one_step_is_skipped_and_the_scale_is_halved_there(finished: tuple[Path, str]) -> None:
+    assert cell(finished[1], "steps skipped") == "1"
+    before, after = map(int, re.findall(r"\d+", cell(finished[1], "step 1140")))
+    assert after == before // 2
+    first, last, doubled = map(int, re.findall(r"\d+", cell(finished[1], "loss scale")))
+    assert last == first * 2 ** (doubled - 1), "every doubling but the halved one is left at the end"
+    assert doubled >= 3
+
+
+def test_the_unscaled_step_gives_the_same_bits(finished: tuple[Path, str]) -> None:
+    assert "bit-identical" in cell(finished[1], "without loss scaling")
+
+
+def test_the_picture_shows_the_run(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    assert [path.name for path in folder.iterdir()] == ["demo.png"], "nothing but the picture is left behind"
+    path = folder / "demo.png"
+    assert 20_000 < path.stat().st_size < 150_000
+    pixels = image.imread(path)[..., :3]
+    height, width, _ = pixels.shape
+    assert 600 <= height <= 1200
+    assert 800 <= width <= 1600
+    panels = {"#2f6db5": (0.0, 0.4), "#2c8a57": (0.3, 0.65), "#d97a1a": (0.6, 1.0)}
+    for colour, (top, bottom) in panels.items():
+        rows, columns = np.nonzero(_near(pixels, colour))
+        assert rows.min() >= top * height
+        assert rows.max() <= bottom * height
+        assert np.ptp(columns) > 0.8 * width, f"the curve in {colour} goes through the whole panel"
+    # The skipped step is a dashed red line through all three panels, right of the middle.
+    r, g, b = np.moveaxis(pixels, -1, 0)
+    red = ((r - g > 0.3) & (np.abs(g - b) < 0.1)).sum(axis=0)
+    assert 0.5 < red.argmax() / width < 0.7
+    assert red.max() > 0.4 * height
+
+
+def _near(pixels: np.ndarray, colour: str) -> np.ndarray:
+    wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return (np.abs(pixels - wanted) < 0.02).all(axis=-1)
+
+
+def test_options(tmp_path: Path) -> None:
+    result = run_demo(tmp_path, "--steps", "160", "--seed", "7", "--output", "run.png")
+    assert result.returncode == 0, result.stderr
+    assert cell(result.stdout, "steps").startswith("160 in ")
+    assert cell(result.stdout, "steps skipped") == "1"
+    assert (tmp_path / "run.png").is_file()
+
+
+@pytest.mark.parametrize(("options", "message"), [(["-o", "missing/x.png"], "missing"), (["-o", "."], "folder")])
+def test_a_bad_output_is_refused_before_training(tmp_path: Path, options: list[str], message: str) -> None:
+    result = run_demo(tmp_path, *options)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("onnxruntime", "onnxruntime"), ("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")],
+)
+def test_what_is_missing_is_named(tmp_path: Path, module: str, package: str) -> None:
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
+    (shadow / f"{module}.py").write_text(f"raise ModuleNotFoundError('No module named {module}')\n")
+    result = run_demo(tmp_path, PYTHONPATH=str(shadow))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"graphscale: the demo needs {package}, which ")
+    assert "pip install 'graphscale[demo]'" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "demo.png").exists()
+
+
+def test_a_run_is_reproducible_and_the_seed_matters() -> None:
+    first, again, other = (list(Training(100, seed).run()) for seed in (3, 3, 4))
+    # repr: NaN, the loss of the overflow, equals itself there.
+    assert repr(first) == repr(again)
+    assert [r.loss for r in first] != [r.loss for r in other]
+    assert [r.step for r in first if not r.applied] == [57]

@@ -1,0 +1,173 @@
+"""What the tests share: the training graphs of models/, running them on ONNX Runtime, and skipping what cannot run.
+
+A graph of models/ comes with a sample value for every input, with what its framework computed from it
+(`expected`), and with what its in-place buffers held afterwards (`after`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+Arrays = dict[str, np.ndarray]
+Level = ort.GraphOptimizationLevel
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "models"
+MODEL_NAMES = tuple(sorted(path.relative_to(MODELS).with_suffix("").as_posix() for path in MODELS.glob("*/*.onnx")))
+OPTIMIZATION_LEVELS = (
+    Level.ORT_DISABLE_ALL,
+    Level.ORT_ENABLE_BASIC,
+    Level.ORT_ENABLE_EXTENDED,
+    Level.ORT_ENABLE_ALL,
+)
+
+# The training build alone has this package; importing it would need torch, which the runtime itself does not.
+HAS_TRAINING = importlib.util.find_spec("onnxruntime.training") is not None
+NEEDS_TRAINING = f"needs onnxruntime-training; installed is stock onnxruntime {ort.__version__}"
+NEEDS_CUDA = "needs CUDAExecutionProvider to run, with an NVIDIA GPU"
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A training graph of models/.
+
+    Attributes:
+        name: its folder and file name, without suffix.
+        feeds: a sample value for every input.
+        expected: every output, as the framework that exported the graph computed it.
+        after: the in-place buffers after one run.
+    """
+
+    name: str
+    feeds: Arrays
+    expected: Arrays
+    after: Arrays
+
+    @property
+    def path(self) -> Path:
+        """The exported graph."""
+        return MODELS / f"{self.name}.onnx"
+
+    def model(self) -> onnx.ModelProto:
+        """The exported graph, loaded afresh."""
+        return onnx.load(self.path)
+
+
+@functools.cache
+def load_example(name: str) -> Example:
+    """Read the sample values of a graph of models/, such as `pytorch/mlp_momentum`."""
+    stored = np.load(MODELS / f"{name}.npz")
+    groups: dict[str, Arrays] = {"": {}, "expected": {}, "after": {}}
+    for key in stored.files:
+        group, _, rest = key.partition("/")
+        groups[group if rest else ""][rest or key] = stored[key]
+    return Example(name, groups[""], groups["expected"], groups["after"])
+
+
+def make_session(
+    model: onnx.ModelProto | Path, level: Level | None = None, providers: Sequence[str] = ("CPUExecutionProvider",)
+) -> ort.InferenceSession:
+    """Load a model into ONNX Runtime, which logs errors only; skip the test where this build has no such operators.
+
+    Args:
+        model: the model, or its path.
+        level: the graph optimization level; None for ONNX Runtime's default, all optimizations.
+        providers: the execution providers.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    if level is not None:
+        options.graph_optimization_level = level
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    try:
+        return ort.InferenceSession(source, options, providers=list(providers))
+    except Exception as error:  # ORT's exceptions share no public base class
+        missing = "com.microsoft" in str(error) and "is not a registered function" in str(error)
+        if missing and not HAS_TRAINING:
+            pytest.skip(f"the graph has com.microsoft gradient operators: {NEEDS_TRAINING}")
+        raise
+
+
+def run_session(session: ort.InferenceSession, feeds: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    """Run a session once on copies of the feeds.
+
+    Returns:
+        the outputs, and the feeds as the run left them: in-place operators write into the memory that is fed.
+    """
+    wanted = {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
+    copies = {name: np.array(value) for name, value in feeds.items() if name in wanted}
+    names = [output.name for output in session.get_outputs()]
+    # Outputs may share memory with what they were computed from in place.
+    values = [np.array(value) for value in session.run(names, copies)]
+    return dict(zip(names, values, strict=True)), copies
+
+
+def run_once(
+    model: onnx.ModelProto | Path, feeds: Mapping[str, Any], level: Level | None = None
+) -> tuple[Arrays, Arrays]:
+    """Run a model once in a fresh session; return what `run_session` does."""
+    return run_session(make_session(model, level), feeds)
+
+
+def initial_values(model: onnx.ModelProto) -> Arrays:
+    """The initializers of a model."""
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def assert_same_bits(actual: np.ndarray, expected: np.ndarray, name: str) -> None:
+    """Two arrays have the same dtype, shape and bits; NaNs count by their bits too."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), name
+    if actual.tobytes() != expected.tobytes():
+        raise AssertionError(f"{name}: {np.count_nonzero(actual != expected)} of {actual.size} elements differ")
+
+
+def assert_all_same_bits(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    """Every array of `expected` is in `actual`, bit for bit."""
+    for name, value in expected.items():
+        assert_same_bits(actual[name], value, name)
+
+
+@functools.cache
+def has_cuda() -> bool:
+    """Whether the CUDA provider not only is in this build but starts: a build with it may run where there is no GPU."""
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        return False
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Neg", ["x"], ["y"])],
+        "probe",
+        [value("x", onnx.TensorProto.FLOAT, [1])],
+        [value("y", onnx.TensorProto.FLOAT, [1])],
+    )
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CUDAExecutionProvider"])
+    return "CUDAExecutionProvider" in session.get_providers()
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    """Skip what needs another build of ONNX Runtime, or a GPU, with the reason."""
+    for item in items:
+        if not HAS_TRAINING and item.get_closest_marker("training"):
+            item.add_marker(pytest.mark.skip(reason=NEEDS_TRAINING))
+        if item.get_closest_marker("cuda") and not has_cuda():
+            item.add_marker(pytest.mark.skip(reason=NEEDS_CUDA))
+
+
+@pytest.fixture(params=MODEL_NAMES)
+def example(request: pytest.FixtureRequest) -> Iterator[Example]:
+    """Each graph of models/ in turn."""
+    return load_example(request.param)
