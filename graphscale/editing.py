@@ -33,6 +33,7 @@ class Editor:
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self.renamed: list[tuple[str, str]] = []
+        self._positions: dict[ir.Value, int] = {}
         self._names = set(_all_names(graph))
 
     def unique(self, wanted: str, *, report: bool = False) -> str:
@@ -115,9 +116,18 @@ class Editor:
         """Append a value to the graph's outputs."""
         self.graph.outputs.append(value)
 
+    def _output_position(self, value: ir.Value) -> int:
+        # Positions are looked up in a table: a step may have as many outputs as weights.
+        outputs = self.graph.outputs
+        position = self._positions.get(value)
+        if position is None or position >= len(outputs) or outputs[position] is not value:
+            self._positions = {output: i for i, output in enumerate(outputs)}
+            position = self._positions[value]
+        return position
+
     def take_over_output(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
         """Let `new` be the graph output that `old` is, with its name, type and shape; `old` gets a suffix."""
-        position = list(self.graph.outputs).index(old)
+        position = self._output_position(old)
         name = old.name or "output"
         old.name = self.unique(f"{name}.{suffix}")
         new.name = name

@@ -239,7 +239,7 @@ def _from_config(identifier: Mapping[str, Any]) -> LossScale:
             f'a loss scale config is {{"class_name": "FixedLossScale" or "DynamicLossScale", "config": {{...}}}}; '
             f"got {dict(identifier)!r}"
         )
-    return classes[name].from_config(config)
+    return classes[str(name)].from_config(config)
 
 
 def _number(name: str, value: Any, minimum: float) -> float:

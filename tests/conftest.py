@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,51 @@ OPTIMIZATION_LEVELS = (
 HAS_TRAINING = importlib.util.find_spec("onnxruntime.training") is not None
 NEEDS_TRAINING = f"needs onnxruntime-training; installed is stock onnxruntime {ort.__version__}"
 NEEDS_CUDA = "needs CUDAExecutionProvider to run, with an NVIDIA GPU"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequence:
+    """A run of a dynamic loss scale, step by step.
+
+    Attributes:
+        config: the arguments of `DynamicLossScale`.
+        steps: T for a step with finite gradients, F for one without.
+        scales: the loss scale after each step.
+        good_steps: the count of good steps after each step.
+    """
+
+    config: dict[str, Any]
+    steps: str
+    scales: tuple[float, ...]
+    good_steps: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[tuple[bool, float, int]]:
+        for step, scale, good in zip(self.steps, self.scales, self.good_steps, strict=True):
+            yield step == "T", scale, good
+
+
+def _sequence(steps: str, scales: str, good_steps: str, initial: float = 1, period: int = 2, m: float = 2) -> Sequence:
+    config = {"initial_loss_scale": initial, "increment_period": period, "multiplier": m}
+    values = {"S": FLOAT32_MAX / 4, "2S": FLOAT32_MAX / 2, "max": FLOAT32_MAX}
+    numbers = tuple(values[text] if text in values else float(text) for text in scales.split())
+    return Sequence(config, steps, numbers, tuple(int(digit) for digit in good_steps))
+
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+# The semantics, pinned: what TensorFlow's DynamicLossScale does.
+SEQUENCES = (
+    _sequence("TTTTTT", "1 2 2 4 4 8", "101010"),
+    _sequence("TTTTTT", "S 2S 2S max max max", "101010", initial=FLOAT32_MAX / 4),
+    _sequence("FFFFFF", "512 256 128 64 32 16", "000000", initial=1024),
+    _sequence("FFFFFF", "8 4 2 1 1 1", "000000", initial=16),
+    _sequence("TTTFT", "1 2 2 1 1", "10101"),
+    _sequence("TTTFTT", "2 4 8 4 8 16", "000000", period=1),
+    _sequence("TFTFTFTFT", "2 1 2 1 2 1 2 1 2", "000000000", period=1),
+    _sequence("TFTFTFT", "32 16 16 8 8 4 4", "1010101", initial=32),
+    _sequence("TTFTT", "4 12 4 4 12", "10010", initial=4, m=3),
+    _sequence("FTTTFTFTTTF", "2 2 4 4 2 2 1 1 2 2 1", "01010101010", initial=4),
+)
+each_sequence = pytest.mark.parametrize("sequence", SEQUENCES, ids=lambda s: f"{s.steps}-{s.config['multiplier']:g}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +120,7 @@ def load_example(name: str) -> Example:
 
 
 def make_session(
-    model: onnx.ModelProto | Path, level: Level | None = None, providers: Sequence[str] = ("CPUExecutionProvider",)
+    model: onnx.ModelProto | Path, level: Level | None = None, providers: tuple[str, ...] = ("CPUExecutionProvider",)
 ) -> ort.InferenceSession:
     """Load a model into ONNX Runtime, which logs errors only; skip the test where this build has no such operators.
 

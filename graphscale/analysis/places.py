@@ -186,5 +186,5 @@ def _rank(topology: Topology, value: ir.Value) -> tuple[bool, bool, int, int]:
         value in topology.tail_dependent,
         value in topology.activation_dependent,
         topology.depth.get(value, 0),
-        topology.roots.get(value, 0).bit_count(),
+        topology.late.get(value, 0).bit_count(),
     )

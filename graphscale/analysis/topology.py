@@ -19,6 +19,9 @@ from graphscale.errors import ModelFileError
 __all__ = ["Topology"]
 
 
+_MANY = -1
+
+
 class Topology:
     """The reach of every value of a main graph, for one choice of the loss.
 
@@ -29,8 +32,8 @@ class Topology:
         tail: the forward values from which the loss is reached without a further contraction.
         backward: the nodes outside of forward that reach a gradient, or carried state.
         depth: for each value, the greatest forward depth it depends on: nodes on the longest path from the inputs.
-        roots: for each value, a bit set of the graph inputs (and weights kept as initializers) it depends on.
-        activation_dependent: values that depend on a forward value that mixes several roots.
+        late: for each value, a bit set of the inputs it depends on that enter the forward pass in its tail: labels.
+        activation_dependent: values that depend on a forward value that mixes several inputs or weights.
         tail_dependent: values that depend on such a value of the tail.
     """
 
@@ -45,7 +48,9 @@ class Topology:
         self.forward = self.ancestors([loss])
         self.tail = self.ancestors([loss], stop=contains_contraction)
         self.backward = self._backward_nodes()
-        self.roots: dict[ir.Value, int] = {}
+        self.late: dict[ir.Value, int] = {}
+        # Of the graph inputs, and the weights kept as initializers, that a value depends on: its number, or _MANY.
+        self._roots: dict[ir.Value, int] = {}
         self.depth: dict[ir.Value, int] = {}
         self.activation_dependent: set[ir.Value] = set()
         self.tail_dependent: set[ir.Value] = set()
@@ -127,29 +132,34 @@ class Topology:
         return {tuple(v.shape) for v in states if v.shape is not None and is_float(v)}
 
     def _spread(self) -> None:
-        bit = 1
         for value in self.graph.inputs:
-            self.roots[value] = bit
-            bit <<= 1
+            self._roots[value] = len(self._roots) + 1
+            readers = [node for node in self.consumers(value) if any(v in self.forward for v in node.outputs)]
+            if readers and all(any(v in self.tail for v in node.outputs) for node in readers):
+                self.late[value] = 1 << len(self.late)
         for node in self.nodes:
             is_contraction = contains_contraction(node)
             for operand in self.operands(node):
-                if is_contraction and operand.is_initializer() and operand not in self.roots and is_float(operand):
-                    self.roots[operand] = bit
-                    bit <<= 1
+                if is_contraction and operand.is_initializer() and operand not in self._roots and is_float(operand):
+                    self._roots[operand] = len(self._roots) + 1
             self._spread_node(node)
 
     def _spread_node(self, node: ir.Node) -> None:
-        roots, depth, activation, tail = 0, 0, False, False
+        root, late, depth, activation, tail = 0, 0, 0, False, False
         for operand in self.operands(node):
-            roots |= self.roots.get(operand, 0)
+            other = self._roots.get(operand, 0)
+            root = other if root == 0 else root if other in (0, root) else _MANY
+            late |= self.late.get(operand, 0)
             depth = max(depth, self.depth.get(operand, 0))
             activation = activation or operand in self.activation_dependent
             tail = tail or operand in self.tail_dependent
         is_forward = any(value in self.forward for value in node.outputs)
-        mixes = is_forward and roots & (roots - 1) != 0
+        mixes = is_forward and root == _MANY
         for value in node.outputs:
-            self.roots[value] = roots
+            if root:
+                self._roots[value] = root
+            if late:
+                self.late[value] = late
             self.depth[value] = depth + 1 if is_forward else depth
             if activation or (mixes and is_float(value)):
                 self.activation_dependent.add(value)

@@ -200,12 +200,12 @@ def _refuse_unpaired(
     free = [v for v in topology.graph.inputs if v not in taken and is_float(v) and not is_scalar(v)]
     # What the loss does not depend on is no weight and no batch: a moment, whose next value may be a bare gradient.
     moments = [v for v in free if v not in topology.forward]
+    tables = [{(v.dtype, tuple(v.shape)): v for v in states if v.shape is not None} for states in (free, moments)]
     for output in topology.graph.outputs:
-        if output in paired or output in chosen or not topology.is_backward(output):
+        if output in paired or output in chosen or output.shape is None or not topology.is_backward(output):
             continue
-        states = moments if output in gradients else free
-        match = next((v for v in states if v.shape == output.shape and v.dtype == output.dtype), None)
-        if match is not None and match.shape is not None:
+        match = tables[output in gradients].get((output.dtype, tuple(output.shape)))
+        if match is not None:
             raise UpdateError(
                 f"output {describe(output)} could be the next value of input {match.name!r}, but does not depend on "
                 f"it directly; say what it is: --update {output.name}={match.name} or --gradient {output.name}"

@@ -174,7 +174,7 @@ def find_updates(graph: ir.Graph, named: Sequence[Update], not_updates: set[ir.V
 
 
 def _candidates(output: ir.Value, states: set[ir.Value]) -> list[ir.Value]:
-    coefficients = own_coefficients(output, {v for v in states if _same_type(output, v)})
+    coefficients = {v: c for v, c in own_coefficients(output, states).items() if _same_type(output, v)}
     found = [v for v, c in coefficients.items() if c >= _UPDATE]
     for value, coefficient in coefficients.items():
         if not found and _DECAY < coefficient < _UPDATE:

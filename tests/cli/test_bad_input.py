@@ -1,0 +1,263 @@
+"""Bad input: exit code 2, one line on stderr, nothing on stdout, nothing written; from Python the same as an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import graphscale as gs
+from graphscale import errors
+from tests.build import step
+from tests.cli import bad_graphs
+from tests.cli.command import contents, graphscale
+from tests.conftest import MODELS, ROOT
+
+EXAMPLE = MODELS / "pytorch" / "mse_tanh.onnx"
+EARLIER = b"what an earlier run wrote"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Something that must be refused.
+
+    Attributes:
+        name: the test's.
+        write: puts the model into a folder, and returns its path.
+        error: what Python raises.
+        words: what the message names: the file, node or value, and what to do.
+        options: the keyword arguments of `graphscale.scale`.
+    """
+
+    name: str
+    write: Callable[[Path], Path]
+    error: type[gs.GraphscaleError]
+    words: tuple[str, ...]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def command_line(self) -> list[str]:
+        """The same options on the command line."""
+        given: list[str] = []
+        for key, value in self.options.items():
+            if key == "updates":
+                given += [f"--update={output}={source}" for output, source in value.items()]
+            elif key == "gradients":
+                given += [f"--gradient={name}" for name in value]
+            else:
+                given.append(f"--{key.replace('_', '-')}={value}")
+        return given
+
+
+def saved(make: Callable[[], onnx.ModelProto]) -> Callable[[Path], Path]:
+    """This model as `model.onnx`."""
+    return bytes_of("model.onnx", lambda: make().SerializeToString())
+
+
+def bytes_of(name: str, make: Callable[[], bytes]) -> Callable[[Path], Path]:
+    """A file of this name with these bytes."""
+
+    def write(folder: Path) -> Path:
+        (folder / name).write_bytes(make())
+        return folder / name
+
+    return write
+
+
+def cut(share: float) -> Callable[[Path], Path]:
+    """The first part of a real model."""
+    data = EXAMPLE.read_bytes()
+    return bytes_of("cut.onnx", lambda: data[: int(share * len(data))])
+
+
+def a_folder(folder: Path) -> Path:
+    (folder / "checkpoint").mkdir()
+    shutil.copy(EXAMPLE, folder / "checkpoint")
+    return folder / "checkpoint"
+
+
+def no_file(folder: Path) -> Path:
+    return folder / "missing.onnx"
+
+
+File, Unsupported, Loss, Update = (
+    errors.ModelFileError,
+    errors.UnsupportedModelError,
+    errors.LossError,
+    errors.UpdateError,
+)
+Seed, Gradient, Scale, Target = (
+    errors.SeedNotFoundError,
+    errors.GradientError,
+    errors.InvalidLossScaleError,
+    errors.TargetError,
+)
+FILES = [
+    Case("npz", bytes_of("a.npz", EXAMPLE.with_suffix(".npz").read_bytes), File, ("a.npz", "not an ONNX model")),
+    Case("text", bytes_of("LICENSE", (ROOT / "LICENSE").read_bytes), File, ("LICENSE", "not an ONNX model")),
+    Case(
+        "lfs-pointer",
+        bytes_of("m.onnx", lambda: b"version https://git-lfs.github.com/spec/v1\n"),
+        File,
+        ("m.onnx", "not an ONNX"),
+    ),
+    Case("empty", bytes_of("empty.onnx", bytes), File, ("empty.onnx", "not an ONNX model")),
+    Case("cut-in-a-tensor", cut(0.9), File, ("cut.onnx", "truncated")),
+    Case("cut-early", cut(0.02), File, ("cut.onnx", "truncated")),
+    Case("folder", a_folder, File, ("checkpoint", "is a folder; pass an ONNX file")),
+    Case("missing", no_file, File, ("missing.onnx", "No such file")),
+]
+GRAPHS = [
+    Case("inference", saved(bad_graphs.inference), Loss, ("inference graph", "export the training graph")),
+    Case("evaluation", saved(bad_graphs.inference_with_scalar), Seed, ("'loss'", "inference graph", "training graph")),
+    Case("training-info", saved(bad_graphs.with_training_info), Unsupported, ("model.onnx", "training_info", "move")),
+    Case(
+        "scaled-already",
+        saved(bad_graphs.scaled),
+        errors.AlreadyScaledError,
+        ("model.onnx", "scale the original graph"),
+    ),
+    Case("unsorted", saved(bad_graphs.unsorted), File, ("topological order", "'d'", "sort the graph")),
+    Case("dangling-input", saved(bad_graphs.dangling_input), File, ("'ghost'",)),
+    Case("dangling-output", saved(bad_graphs.dangling_output), File, ("'ghost'",)),
+    Case(
+        "gradient-penalty",
+        saved(bad_graphs.gradient_penalty),
+        errors.NonlinearGradientError,
+        ("'penalty_slope'", "'dx'", "'second_order'", "not linear in the seed", "--gradient"),
+    ),
+    Case(
+        "unknown-operator",
+        saved(bad_graphs.unknown_operator),
+        errors.UnknownOperatorError,
+        ("acme::FastTanhGrad", "'tanh_grad'", "'da'", "replace it"),
+    ),
+    Case(
+        "ema-of-one-half",
+        saved(bad_graphs.ambiguous_ema),
+        Update,
+        ("ema_next", "'ema'", "'w1'", "--update ema_next=ema"),
+    ),
+    Case("two-next-values", saved(bad_graphs.two_next_values), Update, ("'w1_next'", "'w1_ahead'", "w1 ", "--update")),
+    Case("beta1-of-zero", saved(bad_graphs.moment_without_decay), Update, ("m_next", "'m'", "--update m_next=m")),
+    Case(
+        "beta2-of-zero", saved(bad_graphs.squared_moment_without_decay), Update, ("v_next", "'v'", "--update v_next=v")
+    ),
+    Case("opset-too-new", saved(lambda: step(opset=27)), Target, ("opset 27", "'onnx'", "26", "export it")),
+    Case("opset-too-old", saved(lambda: step(opset=9)), Target, ("opset 9", "10 to 26", "export it")),
+    Case("ir-too-new", saved(lambda: step(ir_version=14)), Target, ("IR version 14", "up to 13", "ir_version=13")),
+]
+OPTIONS = [
+    Case("no-such-loss", saved(step), Loss, ("--loss nope", "no value"), {"loss": "nope"}),
+    Case("loss-not-scalar", saved(step), Loss, ("dw1 FLOAT[4,5]", "a scalar; name the mean"), {"loss": "dw1"}),
+    Case("loss-not-scalar-inside", saved(step), Loss, ("--loss d:", "a scalar"), {"loss": "d"}),
+    Case(
+        "loss-not-floating",
+        saved(lambda: step("n = Size(x)", outputs="int64 n, float[4,5] dw1")),
+        Loss,
+        ("n INT64", "not floating point"),
+        {"loss": "n"},
+    ),
+    Case("loss-is-an-input", saved(step), Loss, ("--loss x", "is an input"), {"loss": "x"}),
+    Case("no-such-output", saved(bad_graphs.sgd), Update, ("no output 'nope'",), {"updates": {"nope": "w1"}}),
+    Case("no-such-input", saved(bad_graphs.sgd), Update, ("no input 'nope'",), {"updates": {"w1_next": "nope"}}),
+    Case(
+        "shapes-differ",
+        saved(bad_graphs.sgd),
+        Update,
+        ("w1_next FLOAT[4,5]", "w2 FLOAT[5,3]", "must be the same"),
+        {"updates": {"w1_next": "w2"}},
+    ),
+    Case(
+        "input-named-twice",
+        saved(lambda: bad_graphs.sgd("w1_b = Neg(w1)", outputs="float[4,5] w1_b")),
+        Update,
+        ("'w1' is named for two outputs",),
+        {"updates": {"w1_next": "w1", "w1_b": "w1"}},
+    ),
+    Case("gradient-as-update", saved(step), Update, ("--update dw1=w1", "is a gradient"), {"updates": {"dw1": "w1"}}),
+    Case("no-such-gradient", saved(step), Gradient, ("--gradient nope", "no value"), {"gradients": ["nope"]}),
+    Case("gradient-is-an-input", saved(step), Gradient, ("--gradient w1", "not computed"), {"gradients": ["w1"]}),
+    Case(
+        "gradient-is-forward",
+        saved(step),
+        Gradient,
+        ("--gradient h", "'loss' depends on this value"),
+        {"gradients": ["h"]},
+    ),
+    Case("seed-no-node", saved(step), Seed, ("--seed nope:0", "NODE:INDEX"), {"seed": "nope:0"}),
+    Case("seed-no-index", saved(bad_graphs.named_seed), Seed, ("--seed seed", "NODE:INDEX"), {"seed": "seed"}),
+    Case("seed-index-high", saved(bad_graphs.named_seed), Seed, ("--seed seed:2", "NODE:INDEX"), {"seed": "seed:2"}),
+    Case("seed-index-word", saved(bad_graphs.named_seed), Seed, ("--seed seed:²", "NODE:INDEX"), {"seed": "seed:²"}),
+    Case("seed-unnamed-node", saved(step), Seed, ("--seed :1", "NODE:INDEX"), {"seed": ":1"}),
+    Case("scale-below-one", saved(step), Scale, ("at least 1", "0.5"), {"loss_scale": 0.5}),
+    Case("scale-nan", saved(step), Scale, ("at least 1", "nan"), {"loss_scale": float("nan")}),
+    Case("scale-inf", saved(step), Scale, ("finite", "inf"), {"loss_scale": float("inf")}),
+    Case("scale-above-float32", saved(step), Scale, ("float32", "1e+39"), {"loss_scale": 1e39}),
+    Case("scale-text", saved(step), Scale, ("often", "dynamic"), {"loss_scale": "often"}),
+    Case("no-such-target", saved(step), Target, ("'tpu'", "ort-training-cuda"), {"target": "tpu"}),
+    Case(
+        "training-opset",
+        saved(lambda: step(opset=22)),
+        Target,
+        ("opset 22", "21", "export"),
+        {"target": "ort-training"},
+    ),
+    Case(
+        "training-ir",
+        saved(lambda: step(ir_version=11)),
+        Target,
+        ("version 11", "=10"),
+        {"target": "ort-training-cuda"},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", [*FILES, *GRAPHS, *OPTIONS], ids=lambda case: case.name)
+def test_command_line(case: Case, tmp_path: Path) -> None:
+    model, output = case.write(tmp_path), tmp_path / "scaled.onnx"
+    output.write_bytes(EARLIER)
+    before = contents(tmp_path)
+    refused(graphscale("scale", model, "-o", output, *case.command_line()), case.words)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("case", [*FILES, *GRAPHS, *OPTIONS], ids=lambda case: case.name)
+def test_python(case: Case, tmp_path: Path) -> None:
+    model = case.write(tmp_path)
+    with pytest.raises(gs.GraphscaleError) as raised:
+        gs.scale(model, **case.options)
+    assert type(raised.value) is case.error
+    assert_names(str(raised.value), case.words)
+
+
+@pytest.mark.parametrize("case", [FILES[0], FILES[-1], GRAPHS[0]], ids=lambda case: case.name)
+def test_inspect(case: Case, tmp_path: Path) -> None:
+    refused(graphscale("inspect", case.write(tmp_path), "--json"), case.words)
+
+
+def test_a_model_cut_anywhere(tmp_path: Path) -> None:
+    data, path = EXAMPLE.read_bytes(), tmp_path / "cut.onnx"
+    for end in range(0, len(data), 97):
+        path.write_bytes(data[:end])
+        with pytest.raises(errors.ModelFileError, match=r"cut\.onnx"):
+            gs.scale(path)
+
+
+def refused(result: Any, words: tuple[str, ...]) -> None:
+    """Exit code 2, nothing on stdout, one line on stderr that holds all words."""
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("graphscale: ")
+    assert_names(lines[0], words)
+
+
+def assert_names(message: str, words: tuple[str, ...]) -> None:
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message

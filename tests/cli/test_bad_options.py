@@ -1,0 +1,134 @@
+"""Options of the command line that must be refused: config files, outputs, malformed pairs, wrong usage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import graphscale as gs
+from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.test_bad_input import EARLIER, EXAMPLE, refused
+from tests.conftest import MODELS
+
+SCALE = ("scale", EXAMPLE, "-o", "scaled.onnx")
+CONFIGS = {
+    "not-json": (b"class_name: DynamicLossScale\n", "is not JSON"),
+    "not-text": (b"\xff\xfe\x00{", "is not JSON"),
+    "a-number": (b"1024", '"class_name"'),
+    "a-list": (b'["DynamicLossScale"]', '"class_name"'),
+    "no-class": (b'{"config": {}}', '"class_name"'),
+    "unknown-class": (b'{"class_name": "AutoLossScale", "config": {}}', "AutoLossScale"),
+    "class-is-a-list": (b'{"class_name": ["FixedLossScale"], "config": {}}', "FixedLossScale"),
+    "config-is-a-number": (b'{"class_name": "FixedLossScale", "config": 8}', '"config"'),
+    "more-keys": (b'{"class_name": "FixedLossScale", "config": {"loss_scale_value": 8}, "x": 1}', "'x'"),
+    "wrong-key": (b'{"class_name": "DynamicLossScale", "config": {"initial": 8}}', "'initial'"),
+    "missing-key": (b'{"class_name": "FixedLossScale", "config": {}}', "loss_scale_value"),
+    "text-for-number": (b'{"class_name": "FixedLossScale", "config": {"loss_scale_value": "8"}}', "'8'"),
+    "below-one": (b'{"class_name": "FixedLossScale", "config": {"loss_scale_value": 0.5}}', "0.5"),
+    "nan": (b'{"class_name": "DynamicLossScale", "config": {"initial_loss_scale": NaN}}', "nan"),
+    "huge": (b'{"class_name": "FixedLossScale", "config": {"loss_scale_value": 1' + b"0" * 400 + b"}}", "float32"),
+    "half-a-step": (b'{"class_name": "DynamicLossScale", "config": {"increment_period": 2.5}}', "2.5"),
+    "no-growth": (b'{"class_name": "DynamicLossScale", "config": {"multiplier": 1}}', "above 1"),
+    "deep": (b"[" * 100_000, "is not JSON"),
+}
+OPTIONS = {
+    "no-config-file": (["--loss-scale=missing.json"], ["missing.json", "No such file"]),
+    "config-is-a-folder": (["--loss-scale=folder.json"], ["folder.json", "directory"]),
+    "initial-below-one": (["--initial-loss-scale=0.5"], ["initial_loss_scale", "at least 1", "0.5"]),
+    "initial-nan": (["--initial-loss-scale=nan"], ["initial_loss_scale", "nan"]),
+    "initial-word": (["--initial-loss-scale=big"], ["--initial-loss-scale", "number"]),
+    "period-zero": (["--increment-period=0"], ["increment_period", "from 1 to 2**24"]),
+    "period-too-long": (["--increment-period=16777217"], ["increment_period", "2**24"]),
+    "period-half": (["--increment-period=2.5"], ["--increment-period", "integer"]),
+    "multiplier-one": (["--multiplier=1"], ["multiplier", "above 1"]),
+    "multiplier-of-fixed": (["--loss-scale=8", "--multiplier=2"], ["--multiplier", "--loss-scale 8 is fixed"]),
+    "update-without-input": (["--update=loss"], ["--update loss", "OUT=IN"]),
+    "update-without-output": (["--update==x"], ["--update =x", "OUT=IN"]),
+    "update-twice": (["--update=a=x", "--update=a=t"], ["--update a=t", "'a' is named twice"]),
+    "unknown-option": (["--loss-scaling=8"], ["--loss-scaling"]),
+    "second-model": (["another.onnx"], ["another.onnx"]),
+}
+OUTPUTS = {
+    "no-folder": ("nowhere/scaled.onnx", ["nowhere", "does not exist; create it"]),
+    "a-folder": ("folder.json", ["folder.json", "is a folder; name the file"]),
+    "below-a-file": ("config.json/scaled.onnx", ["config.json", "folder"]),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with an earlier result in it, and a folder with the name of a config file."""
+    (tmp_path / "scaled.onnx").write_bytes(EARLIER)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "folder.json").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_file(name: str, folder: Path) -> None:
+    data, word = CONFIGS[name]
+    (folder / "config.json").write_bytes(data)
+    before = contents(folder)
+    refused(graphscale_in_process(*SCALE, "--loss-scale=config.json", folder=folder), ("config.json", word))
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", [name for name, (data, _) in CONFIGS.items() if data.startswith(b"{")])
+def test_config_from_python(name: str) -> None:
+    data, word = CONFIGS[name]
+    with pytest.raises(gs.GraphscaleError) as raised:
+        gs.scale(EXAMPLE, json.loads(data))
+    assert isinstance(raised.value, ValueError)
+    assert word in str(raised.value)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option(name: str, folder: Path) -> None:
+    options, words = OPTIONS[name]
+    before = contents(folder)
+    refused(graphscale_in_process(*SCALE, *options, folder=folder), tuple(words))
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_output(name: str, folder: Path) -> None:
+    output, words = OUTPUTS[name]
+    before = contents(folder)
+    refused(graphscale("scale", EXAMPLE, "-o", output, folder=folder), tuple(words))
+    assert contents(folder) == before
+    with pytest.raises(gs.GraphscaleError, match="|".join(words)):
+        gs.scale(EXAMPLE).save(folder / output)
+    assert contents(folder) == before
+
+
+def test_an_output_that_cannot_be_replaced(folder: Path) -> None:
+    """A name that is too long for the file system: found out only when it is written."""
+    before = contents(folder)
+    name = "scaled" * 50 + ".onnx"
+    refused(graphscale("scale", EXAMPLE, "-o", name, folder=folder), ("cannot write", "too long"))
+    assert contents(folder) == before
+
+
+def test_a_config_file_in_a_process_of_its_own(folder: Path) -> None:
+    refused(graphscale(*SCALE, "--loss-scale=config.json", folder=folder), ("config.json", '"class_name"'))
+
+
+def test_no_output(tmp_path: Path) -> None:
+    refused(graphscale("scale", EXAMPLE, folder=tmp_path), ("-o", "--dry-run"))
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("arguments", [["scale"], ["inspect"], ["resize", "a.onnx"], ["inspect", EXAMPLE, "--seed"]])
+def test_usage(arguments: list[str]) -> None:
+    refused(graphscale(*arguments), ())
+
+
+def test_inspect_refuses_the_same(tmp_path: Path) -> None:
+    sgd = MODELS / "pytorch" / "attention_sgd.onnx"
+    refused(graphscale("inspect", sgd, "--loss=nope"), ("--loss nope",))
+    refused(graphscale("inspect", sgd, "--gradient=nope"), ("--gradient nope",))
+    refused(graphscale("inspect", sgd, "--update=nope=x"), ("no output 'nope'",))
+    refused(graphscale("inspect", sgd, "--seed=nope:0"), ("--seed nope:0",))
+    refused(graphscale("inspect", tmp_path / "missing.onnx", "--json"), ("missing.onnx",))

@@ -1,0 +1,296 @@
+"""The loss-scale policies on their own: TensorFlow's behaviour, on numpy gradients."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import graphscale as gs
+from graphscale.errors import InvalidLossScaleError
+from tests.conftest import FLOAT32_MAX, Sequence, each_sequence
+
+GOOD, BAD = [np.ones((2, 3), np.float32)], [np.array([1, np.nan], np.float32)]
+
+
+def assert_float32(value: Any, expected: float) -> None:
+    assert isinstance(value, np.float32)
+    assert value == np.float32(expected)
+
+
+@each_sequence
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_dynamic_follows_each_sequence(sequence: Sequence, wrong: float) -> None:
+    loss_scale = gs.DynamicLossScale(**sequence.config)
+    assert_float32(loss_scale(), sequence.config["initial_loss_scale"])
+    for finite, scale, good_steps in sequence:
+        update_op, should_apply = loss_scale.update([np.array([0.5, 1.0 if finite else wrong], np.float32)])
+        assert update_op is None
+        assert should_apply is finite
+        assert_float32(loss_scale(), scale)
+        assert loss_scale.num_good_steps == good_steps
+
+
+def test_defaults_are_those_of_tensorflow() -> None:
+    loss_scale = gs.DynamicLossScale()
+    assert_float32(loss_scale(), 32768)
+    assert (loss_scale.initial_loss_scale, loss_scale.increment_period, loss_scale.multiplier) == (32768.0, 2000, 2.0)
+    for _ in range(1999):
+        loss_scale.update(GOOD)
+    assert (loss_scale(), loss_scale.num_good_steps) == (32768, 1999)
+    loss_scale.update(GOOD)
+    assert (loss_scale(), loss_scale.num_good_steps) == (65536, 0)
+
+
+def test_scale_is_kept_in_float32() -> None:
+    loss_scale = gs.DynamicLossScale(initial_loss_scale=1.1, increment_period=1, multiplier=1.7)
+    expected = np.float32(1.1)
+    for finite in (True, True, False, True):
+        expected = expected * np.float32(1.7) if finite else expected / np.float32(1.7)
+        loss_scale.update(GOOD if finite else BAD)
+        assert_float32(loss_scale(), expected)
+
+
+def test_scale_below_twice_the_floor_falls_to_exactly_one() -> None:
+    loss_scale = gs.DynamicLossScale(initial_loss_scale=1.5)
+    loss_scale.update(BAD)
+    assert_float32(loss_scale(), 1)
+
+
+def test_growth_that_would_overflow_is_left_out_and_the_count_starts_again() -> None:
+    loss_scale = gs.DynamicLossScale(initial_loss_scale=2**127, increment_period=1, multiplier=4)
+    for _ in range(3):
+        assert loss_scale.update(GOOD) == (None, True)
+        assert (loss_scale(), loss_scale.num_good_steps) == (np.float32(2**127), 0)
+    loss_scale.update(BAD)
+    assert_float32(loss_scale(), 2**125)
+
+
+@pytest.mark.parametrize(
+    "gradients",
+    [None, [], {}, (), [None], [None, [None, {"w": None}]]],
+    ids=repr,
+)
+def test_no_gradients_are_finite(gradients: Any) -> None:
+    loss_scale = gs.DynamicLossScale(increment_period=2)
+    assert loss_scale.update(gradients) == (None, True)
+    assert loss_scale.num_good_steps == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_each_gradient_is_looked_at_however_deep_it_is(dtype: Any, wrong: float) -> None:
+    def nested(last: float) -> Any:
+        deep = np.array([[0, 1], [2, last]], dtype=dtype)
+        return {"layers": [(np.ones(3, np.float32), None), {"kernel": [None, [deep]]}], "bias": None}
+
+    loss_scale = gs.DynamicLossScale(initial_loss_scale=8)
+    assert loss_scale.update(nested(3)) == (None, True)
+    assert loss_scale.update(nested(wrong)) == (None, False)
+    assert_float32(loss_scale(), 4)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+def test_the_largest_finite_numbers_are_finite(dtype: Any) -> None:
+    largest = np.full(1000, ml_dtypes.finfo(dtype).max, dtype=dtype)
+    assert gs.DynamicLossScale().update([largest, -largest]) == (None, True)
+
+
+@pytest.mark.parametrize("scalar", [1.5, np.float32(1.5), np.array(1.5)], ids=["float", "float32", "0-d"])
+def test_a_gradient_may_be_a_scalar(scalar: Any) -> None:
+    assert gs.DynamicLossScale().update(scalar) == (None, True)
+    assert gs.DynamicLossScale().update({"b": scalar * np.inf}) == (None, False)
+
+
+def test_gradients_of_whole_numbers_are_refused() -> None:
+    with pytest.raises(TypeError, match="floating-point dtype; got int64"):
+        gs.DynamicLossScale().update([np.arange(3)])
+
+
+@pytest.mark.parametrize("gradients", [GOOD, BAD, [np.array(np.inf)], None, {"w": [None, BAD]}])
+def test_fixed_never_changes_and_always_applies(gradients: Any) -> None:
+    loss_scale = gs.FixedLossScale(1024)
+    assert_float32(loss_scale(), 1024)
+    for _ in range(3):
+        assert loss_scale.update(gradients) == (None, True)
+        assert_float32(loss_scale(), 1024)
+
+
+# --- validation -------------------------------------------------------------------------------------------------------
+
+NOT_A_SCALE = [0, 0.5, -1, 1 - 1e-9, float("nan"), float("inf"), -np.inf, 1e39, 10**400, "8", None, True, [8], 2 + 0j]
+
+
+@pytest.mark.parametrize("value", NOT_A_SCALE, ids=lambda value: repr(value)[:12])
+@pytest.mark.parametrize(
+    ("loss_scale", "argument"),
+    [(gs.FixedLossScale, "loss_scale_value"), (gs.DynamicLossScale, "initial_loss_scale")],
+)
+def test_a_scale_is_a_finite_number_of_at_least_one(loss_scale: Any, argument: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{argument} must be a (finite float32 )?number of at least 1; got "):
+        loss_scale(**{argument: value})
+
+
+@pytest.mark.parametrize("value", [0, -3, 2**24 + 1, 10**30])
+def test_the_increment_period_has_a_range(value: int) -> None:
+    with pytest.raises(ValueError, match=rf"increment_period must be from 1 to 2\*\*24 steps; got {value}"):
+        gs.DynamicLossScale(increment_period=value)
+
+
+@pytest.mark.parametrize("value", [2000.0, 1.5, "2000", None, True, float("nan")], ids=repr)
+def test_the_increment_period_is_a_whole_number(value: Any) -> None:
+    with pytest.raises(ValueError, match="increment_period must be a whole number of steps; got "):
+        gs.DynamicLossScale(increment_period=value)
+
+
+@pytest.mark.parametrize("value", [1, 1.0, 0.5, 0, -2, float("nan"), float("inf"), 1e39, 1 + 1e-12, "2", None, True])
+def test_the_multiplier_is_above_one(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"multiplier must be a .*number above 1.*; got "):
+        gs.DynamicLossScale(multiplier=value)
+
+
+def test_the_limits_themselves_are_accepted() -> None:
+    assert gs.FixedLossScale(1)() == 1
+    assert gs.FixedLossScale(FLOAT32_MAX)() == np.float32(FLOAT32_MAX)
+    limits = gs.DynamicLossScale(initial_loss_scale=1, increment_period=2**24, multiplier=1 + 2**-23)
+    assert (limits(), limits.increment_period) == (1, 2**24)
+
+
+def test_an_error_is_a_value_error_and_a_graphscale_error() -> None:
+    assert issubclass(InvalidLossScaleError, ValueError)
+    assert issubclass(InvalidLossScaleError, gs.GraphscaleError)
+    with pytest.raises(InvalidLossScaleError):
+        gs.FixedLossScale(0.5)
+
+
+@pytest.mark.parametrize("number", [np.float16(128), np.float32(128), np.float64(128), np.int32(128), np.uint8(128)])
+def test_numbers_of_numpy_are_numbers(number: Any) -> None:
+    assert repr(gs.FixedLossScale(number)) == "FixedLossScale(128.0)"
+    dynamic = gs.DynamicLossScale(number, np.int64(3), np.float32(2))
+    assert json.loads(dynamic.to_json())["config"] == {
+        "initial_loss_scale": 128.0,
+        "increment_period": 3,
+        "multiplier": 2.0,
+    }
+
+
+def test_the_base_class_is_abstract() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        gs.LossScale()  # type: ignore[abstract]
+
+
+# --- config and repr --------------------------------------------------------------------------------------------------
+
+
+def test_repr() -> None:
+    assert repr(gs.FixedLossScale(123)) == "FixedLossScale(123.0)"
+    loss_scale = gs.DynamicLossScale(initial_loss_scale=4, increment_period=2, multiplier=2)
+    assert repr(loss_scale) == (
+        "DynamicLossScale(current_loss_scale=4.0, num_good_steps=0, initial_loss_scale=4.0, "
+        "increment_period=2, multiplier=2.0)"
+    )
+    for _ in range(3):
+        loss_scale.update(GOOD)
+    assert repr(loss_scale) == (
+        "DynamicLossScale(current_loss_scale=8.0, num_good_steps=1, initial_loss_scale=4.0, "
+        "increment_period=2, multiplier=2.0)"
+    )
+
+
+def test_fixed_config_round_trip() -> None:
+    config = gs.FixedLossScale(123).get_config()
+    assert config == {"loss_scale_value": 123.0}
+    assert gs.FixedLossScale.from_config(config)() == 123
+
+
+def test_dynamic_config_round_trip_leaves_the_state_behind() -> None:
+    loss_scale = gs.DynamicLossScale(initial_loss_scale=4, increment_period=1, multiplier=3)
+    loss_scale.update(GOOD)
+    assert loss_scale() == 12
+    config = loss_scale.get_config()
+    assert config == {"initial_loss_scale": 4.0, "increment_period": 1, "multiplier": 3.0}
+    again = gs.DynamicLossScale.from_config(config)
+    assert (again(), again.num_good_steps, again.get_config()) == (4, 0, config)
+
+
+@pytest.mark.parametrize("loss_scale", [gs.FixedLossScale(8), gs.DynamicLossScale(8, 3, 4)], ids=repr)
+def test_json_round_trip(loss_scale: gs.LossScale) -> None:
+    again = gs.get(json.loads(loss_scale.to_json()))
+    assert repr(again) == repr(loss_scale)
+
+
+@pytest.mark.parametrize(
+    ("loss_scale", "config", "said"),
+    [
+        (gs.FixedLossScale, {}, "loss_scale_value"),
+        (gs.FixedLossScale, {"loss_scale_value": 8, "period": 3}, "period"),
+        (gs.DynamicLossScale, {"increment_periods": 3}, "increment_periods"),
+        (gs.DynamicLossScale, {"increment_period": 0}, "from 1 to"),
+    ],
+)
+def test_a_bad_config_is_a_value_error_that_names_the_key(loss_scale: Any, config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        loss_scale.from_config(config)
+
+
+# --- get --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2, 2.0, np.float32(2), np.int64(2)])
+def test_get_of_a_number_is_fixed(number: Any) -> None:
+    assert repr(gs.get(number)) == "FixedLossScale(2.0)"
+
+
+def test_get_of_the_rest() -> None:
+    assert gs.get(None) is None
+    assert repr(gs.get("dynamic")) == repr(gs.DynamicLossScale())
+    for instance in (gs.FixedLossScale(2), gs.DynamicLossScale()):
+        assert gs.get(instance) is instance
+    assert repr(gs.get({"class_name": "DynamicLossScale", "config": {"multiplier": 3}})) == repr(
+        gs.DynamicLossScale(multiplier=3)
+    )
+    assert repr(gs.get({"class_name": "DynamicLossScale"})) == repr(gs.DynamicLossScale())
+
+
+class Tripled(gs.FixedLossScale):
+    def __call__(self) -> np.float32:
+        return np.float32(3) * super().__call__()
+
+
+def test_get_of_an_instance_of_a_subclass() -> None:
+    tripled = Tripled(2)
+    assert gs.get(tripled) is tripled
+    assert tripled() == 6
+
+
+@pytest.mark.parametrize(
+    "identifier",
+    [
+        "fixed",
+        "Dynamic",
+        "",
+        "8",
+        True,
+        [8],
+        gs.DynamicLossScale,
+        {},
+        {"class_name": "LossScale", "config": {}},
+        {"class_name": "FixedLossScale", "config": 8},
+        {"class_name": "FixedLossScale", "config": {"loss_scale_value": 8}, "more": 1},
+        {"loss_scale_value": 8},
+        {"class_name": ["FixedLossScale"], "config": {}},
+    ],
+    ids=repr,
+)
+def test_get_refuses_everything_else(identifier: Any) -> None:
+    with pytest.raises(ValueError, match="loss scale"):
+        gs.get(identifier)
+
+
+@pytest.mark.parametrize("number", [0, 0.99, float("nan"), float("inf"), -8, np.float32(0.5)])
+def test_get_refuses_a_number_that_is_no_scale(number: float) -> None:
+    with pytest.raises(ValueError, match="loss_scale_value must be a finite float32 number of at least 1; got"):
+        gs.get(number)
