@@ -15,6 +15,7 @@ import onnx_ir as ir
 from graphscale.editing import Editor
 from graphscale.finite import all_finite
 from graphscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from graphscale.ordering import order_writes
 from graphscale.targets import get_target
 from graphscale.update_rule import call_update_rule, inline_update_rule
 
@@ -71,14 +72,23 @@ class BoundLossScale:
             `(update_op, should_apply_gradients)`: the node that gives the new state, and a scalar bool value of the
             graph. A fixed loss scale has nothing to update: `(None, True)`. On targets with explicit state the new
             state is also a graph output, `current_loss_scale.next` and `good_steps.next`, to be fed back.
+            On targets that write state in place, call `order_writes` after adding further readers of the scale.
         """
         if isinstance(self.policy, FixedLossScale):
             return None, True
         finite = self.check(grads)
-        return self.write(finite), finite
+        node = self.write(finite)
+        self.order_writes()
+        return node, finite
+
+    def order_writes(self) -> bool:
+        """Make in-place writes wait for all readers of the old values; whether any had to be told to."""
+        self.editor.refresh()
+        return order_writes(self.editor)
 
     def check(self, grads: Any) -> ir.Value:
         """Add the nodes that test all gradients for finiteness, and return the result, a scalar bool value."""
+        self.editor.refresh()
         return all_finite(self.editor, list(_flatten(grads)), self.target, CHECK)
 
     def write(self, finite: ir.Value) -> ir.Node:
@@ -87,6 +97,7 @@ class BoundLossScale:
         Args:
             finite: whether all gradients of the step are finite, a scalar bool value.
         """
+        self.editor.refresh()
         assert isinstance(self.policy, DynamicLossScale) and self.good_steps is not None
         with_function = self.model is not None and self.model.ir_version >= 8 and self._opset() >= 12
         make = call_update_rule if with_function else inline_update_rule

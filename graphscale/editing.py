@@ -36,6 +36,10 @@ class Editor:
         self._positions: dict[ir.Value, int] = {}
         self._names = set(_all_names(graph))
 
+    def refresh(self) -> None:
+        """Take note of the names that others have put into the graph since."""
+        self._names.update(_all_names(self.graph))
+
     def unique(self, wanted: str, *, report: bool = False) -> str:
         """Return the wanted name, with a numeric suffix if it is taken."""
         name, suffix = wanted, 1

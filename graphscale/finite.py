@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.editing import Editor
+from graphscale.analysis.types import dtype_of
+from graphscale.editing import Editor, shape_like
 from graphscale.targets import Target
 
 __all__ = ["all_finite"]
@@ -40,35 +40,27 @@ def _by_standard_ops(editor: Editor, gradients: Sequence[ir.Value], pass_name: s
     """IEEE 754: 0*x is 0 for a finite x and NaN otherwise, so the sum of all 0*x is NaN if any x is not finite."""
     probes = []
     for gradient in gradients:
-        assert gradient.dtype is not None
-        dtype = gradient.dtype
+        dtype, value = dtype_of(gradient), gradient
+        if dtype is not ir.DataType.DOUBLE and dtype is not ir.DataType.FLOAT:
+            # Small types have few kernels on the CPU; what is finite stays finite in float32.
+            value = _cast(editor, pass_name, value, f"{gradient.name}.wide")
+            dtype = ir.DataType.FLOAT
         zero = _zero(editor, dtype)
-        probe = _op(editor, pass_name, "Mul", [gradient, zero], f"{gradient.name}.zeroed", dtype, gradient.shape)
-        probe = _op(
-            editor,
-            pass_name,
-            "ReduceSum",
-            [probe],
-            f"{gradient.name}.probe",
-            dtype,
-            [],
-            attributes={"keepdims": 0},
-        )
-        if dtype is not ir.DataType.FLOAT:
-            to = {"to": ir.DataType.FLOAT}
-            probe = _op(editor, pass_name, "Cast", [probe], "probe", ir.DataType.FLOAT, [], attributes=to)
-        probes.append(probe)
-    total = _op(editor, pass_name, "Sum", probes, "probes", ir.DataType.FLOAT, [])
-    found = _op(editor, pass_name, "IsNaN", [total], "any_nonfinite", ir.DataType.BOOL, [])
-    return _op(editor, pass_name, "Not", [found], "all_finite", ir.DataType.BOOL, [])
+        name, shape = f"{gradient.name}.zeroed", shape_like(gradient)
+        probe = editor.node(pass_name, "Mul", [value, zero], [(name, dtype, shape)]).outputs[0]
+        outputs = [(f"{gradient.name}.probe", dtype, ir.Shape([]))]
+        probe = editor.node(pass_name, "ReduceSum", [probe], outputs, attributes={"keepdims": 0}).outputs[0]
+        probes.append(_cast(editor, pass_name, probe, "probe") if dtype is ir.DataType.DOUBLE else probe)
+    total = _scalar(editor, pass_name, "Sum", probes, "probes", ir.DataType.FLOAT)
+    found = _scalar(editor, pass_name, "IsNaN", [total], "any_nonfinite", ir.DataType.BOOL)
+    return _scalar(editor, pass_name, "Not", [found], "all_finite", ir.DataType.BOOL)
 
 
 def _by_kernel(editor: Editor, gradients: Sequence[ir.Value], pass_name: str) -> ir.Value:
     """One IsAllFinite node for each dtype: its inputs must have one dtype."""
     by_dtype: dict[ir.DataType, list[ir.Value]] = {}
     for gradient in gradients:
-        assert gradient.dtype is not None
-        by_dtype.setdefault(gradient.dtype, []).append(gradient)
+        by_dtype.setdefault(dtype_of(gradient), []).append(gradient)
     results = []
     for dtype, group in by_dtype.items():
         name = "all_finite" if len(by_dtype) == 1 else f"all_finite.{dtype.name.lower()}"
@@ -80,21 +72,19 @@ def _by_kernel(editor: Editor, gradients: Sequence[ir.Value], pass_name: str) ->
     finite = results[0]
     for i, other in enumerate(results[1:], 2):
         name = "all_finite" if i == len(results) else f"all_finite.{i}"
-        finite = _op(editor, pass_name, "And", [finite, other], name, ir.DataType.BOOL, [])
+        finite = _scalar(editor, pass_name, "And", [finite, other], name, ir.DataType.BOOL)
     return finite
 
 
-def _op(
-    editor: Editor,
-    pass_name: str,
-    op_type: str,
-    inputs: Sequence[ir.Value],
-    name: str,
-    dtype: ir.DataType,
-    shape: ir.Shape | Sequence[int] | None,
-    attributes: Mapping[str, int] | None = None,
+def _cast(editor: Editor, pass_name: str, value: ir.Value, name: str) -> ir.Value:
+    outputs = [(name, ir.DataType.FLOAT, shape_like(value))]
+    return editor.node(pass_name, "Cast", [value], outputs, attributes={"to": ir.DataType.FLOAT}).outputs[0]
+
+
+def _scalar(
+    editor: Editor, pass_name: str, op_type: str, inputs: Sequence[ir.Value], name: str, dtype: ir.DataType
 ) -> ir.Value:
-    return editor.node(pass_name, op_type, inputs, [(name, dtype, shape)], attributes=attributes).outputs[0]
+    return editor.node(pass_name, op_type, inputs, [(name, dtype, ir.Shape([]))]).outputs[0]
 
 
 def _zero(editor: Editor, dtype: ir.DataType) -> ir.Value:
@@ -102,5 +92,4 @@ def _zero(editor: Editor, dtype: ir.DataType) -> ir.Value:
     existing = editor.graph.initializers.get(name)
     if existing is not None:
         return existing
-    numpy_dtype = ml_dtypes.bfloat16 if dtype is ir.DataType.BFLOAT16 else dtype.numpy()
-    return editor.constant(name, np.zeros((), dtype=numpy_dtype))
+    return editor.constant(name, np.zeros((), dtype=dtype.numpy()))

@@ -19,14 +19,14 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     """Read an ONNX model; weights in external files stay on disk.
 
     Raises:
-        ModelFileError: the file is missing, truncated, or not an ONNX model.
+        ModelFileError: the file, or one with its weights, is missing, truncated, or of another format.
         UnsupportedModelError: the model carries `training_info`, which would be lost.
     """
-    # External data is refused through links, and located relative to the model: resolve and load by absolute path.
-    resolved = Path(path).resolve()
-    if resolved.is_dir():
-        raise ModelFileError(f"{path} is a folder; pass an ONNX file")
     try:
+        # External data is refused through links, and located relative to the model: load by the resolved path.
+        resolved = Path(path).resolve()
+        if resolved.is_dir():
+            raise ModelFileError(f"{path} is a folder; pass an ONNX file")
         proto = onnx.ModelProto.FromString(resolved.read_bytes())
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
@@ -34,7 +34,27 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         raise ModelFileError(f"{path} is not an ONNX model, or it is truncated: {error}") from error
     model = from_proto(proto, str(path))
     ir.external_data.set_base_dir(model.graph, resolved.parent)
+    _check_external_files(model, path)
     return model
+
+
+def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
+    values = model.graph.initializers.values()
+    return [v.const_value for v in values if isinstance(v.const_value, ir.ExternalTensor)]
+
+
+def _check_external_files(model: ir.Model, path: str | os.PathLike[str]) -> None:
+    needed: dict[str, int] = {}
+    for tensor in _external_tensors(model):
+        file = os.path.join(tensor.base_dir, tensor.location)
+        needed[file] = max(needed.get(file, 0), (tensor.offset or 0) + (tensor.length or tensor.nbytes))
+    for file, length in needed.items():
+        try:
+            size = os.stat(file).st_size
+        except OSError as error:
+            raise ModelFileError(f"{path} keeps weights in {file}, which cannot be read: {error.strerror}") from error
+        if size < length:
+            raise ModelFileError(f"{path} keeps weights in {file}, which is truncated: {size} of {length} bytes")
 
 
 def from_proto(proto: onnx.ModelProto, name: str = "the model") -> ir.Model:
@@ -66,13 +86,16 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path of an output file.
 
     Raises:
-        OutputError: its folder does not exist, or the path is a folder.
+        OutputError: its folder does not exist, or the path is a folder, or the file system refuses the name.
     """
     target = Path(path).absolute()
-    if target.is_dir():
-        raise OutputError(f"{path} is a folder; name the file to write")
-    if not target.parent.is_dir():
-        raise OutputError(f"the folder {target.parent} does not exist; create it, or write somewhere else")
+    try:
+        if target.is_dir():
+            raise OutputError(f"{path} is a folder; name the file to write")
+        if not target.parent.is_dir():
+            raise OutputError(f"the folder {target.parent} does not exist; create it, or write somewhere else")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
     return target
 
 
@@ -86,28 +109,19 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
         OutputError: the folder does not exist, or cannot be written.
     """
     target = check_output(path)
-    external = [
-        value.const_value
-        for value in model.graph.initializers.values()
-        if isinstance(value.const_value, ir.ExternalTensor)
-    ]
-    moves = any(Path(tensor.base_dir).resolve() != target.parent.resolve() for tensor in external)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".onnx", dir=target.parent)
-    os.close(handle)
+    folder = target.parent.resolve()
+    data = f"{target.name}.data"
+    moves = any(Path(tensor.base_dir).resolve() != folder for tensor in _external_tensors(model))
     try:
-        if moves:
-            ir.save(model, temporary, format="protobuf", external_data=f"{target.name}.data")
-        else:
-            ir.save(model, temporary, format="protobuf")
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
+        with tempfile.TemporaryDirectory(prefix=".graphscale-", dir=folder) as temporary:
+            written = Path(temporary, "model.onnx")
+            if moves:
+                ir.save(model, written, format="protobuf", external_data=data)
+            else:
+                ir.save(model, written, format="protobuf")
+            weights = Path(temporary, data)
+            if weights.exists() and weights.stat().st_size > 0:
+                os.replace(weights, folder / data)
+            os.replace(written, target)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

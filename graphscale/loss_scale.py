@@ -8,6 +8,7 @@ own state; `bind` puts the same policy, with its state, into an ONNX graph.
 from __future__ import annotations
 
 import abc
+import inspect
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +67,10 @@ class LossScale(abc.ABC):
         try:
             return cls(**config)
         except TypeError as error:
-            raise InvalidLossScaleError(f"bad config for {cls.__name__}: {error}") from error
+            keys = ", ".join(list(inspect.signature(cls).parameters))
+            raise InvalidLossScaleError(
+                f"bad config for {cls.__name__}: its keys are {keys}; got {', '.join(map(str, config))}"
+            ) from error
 
     def bind(self, graph: ir.Graph | ir.Model, target: str = "onnx") -> BoundLossScale:
         """Create this loss scale's state in `graph`, and return the loss scale in graph mode.
@@ -140,9 +144,7 @@ class DynamicLossScale(LossScale):
     ) -> None:
         self._initial_loss_scale = _number("initial_loss_scale", initial_loss_scale, minimum=1.0)
         self._increment_period = _period(increment_period)
-        self._multiplier = _number("multiplier", multiplier, minimum=1.0)
-        if not np.float32(self._multiplier) > 1:
-            raise InvalidLossScaleError(f"multiplier must be a number above 1, such as 2.0; got {multiplier!r}")
+        self._multiplier = _number("multiplier", multiplier, above=1.0)
         self._current_loss_scale = np.float32(self._initial_loss_scale)
         self._num_good_steps = 0
 
@@ -242,17 +244,21 @@ def _from_config(identifier: Mapping[str, Any]) -> LossScale:
     return classes[str(name)].from_config(config)
 
 
-def _number(name: str, value: Any, minimum: float) -> float:
+def _number(name: str, value: Any, *, minimum: float = -math.inf, above: float = -math.inf) -> float:
+    """Return a number that float32 can hold, within the bounds also after rounding to float32."""
+    wanted = f"a finite float32 number of at least {minimum:g}"
+    if above > minimum:
+        wanted = f"a finite float32 number above {above:g}, such as {2 * above:g}"
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise InvalidLossScaleError(f"{name} must be a number of at least {minimum:g}; got {value!r}")
+        raise InvalidLossScaleError(f"{name} must be {wanted}; got {value!r}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     with np.errstate(over="ignore"):
         held = np.float32(number)
-    if not np.isfinite(held) or number < minimum:
-        raise InvalidLossScaleError(f"{name} must be a finite float32 number of at least {minimum:g}; got {value!r}")
+    if not (np.isfinite(held) and number >= minimum and held > above):
+        raise InvalidLossScaleError(f"{name} must be {wanted}; got {value!r}")
     return number
 
 

@@ -17,9 +17,12 @@ __all__ = [
     "BACKWARD",
     "EXACT",
     "FORWARD",
+    "LINEAR",
+    "LINEAR_BACKWARD",
     "assert_same_step",
     "assert_skips",
     "feeds_for",
+    "linear_step",
     "parse",
     "step",
 ]
@@ -44,6 +47,17 @@ BACKWARD = """
     dh = Mul(da, slope)
     xt = Transpose<perm = [1, 0]>(x)
     dw1 = MatMul(xt, dh)
+"""
+LINEAR = """
+    y = MatMul(x, w)
+    d = Sub(y, t)
+    square = Mul(d, d)
+    loss = ReduceMean<keepdims = 0>(square)
+"""
+LINEAR_BACKWARD = """
+    dy = Mul(d, two_over_n)
+    xt = Transpose<perm = [1, 0]>(x)
+    dw = MatMul(xt, dy)
 """
 _CONSTANTS = "float two_over_n = {0.083333336}, float one = {1}"
 
@@ -95,6 +109,29 @@ def step(
             <{_CONSTANTS}{more_constants}>
         {{ {forward} {backward} {more} }}
         {functions}
+    """)
+
+
+def linear_step(
+    more: str = "",
+    *,
+    inputs: str = "float[4,3] w",
+    outputs: str = "float[4,3] dw",
+    constants: str = "",
+    forward: str = LINEAR,
+    backward: str = LINEAR_BACKWARD,
+    opset: int = 20,
+    ir_version: int = 10,
+    domains: Sequence[str] = (),
+) -> onnx.ModelProto:
+    """A training step of a linear map, for graphs that shall be short; the arguments are those of `step`."""
+    imports = ", ".join([f'"" : {opset}', *(f'"{domain}" : 1' for domain in domains)])
+    head = ", ".join(filter(None, ["float[8,4] x, float[8,3] t", inputs]))
+    tail = ", ".join(filter(None, ["float loss", outputs]))
+    numbers = ", ".join(filter(None, ["float two_over_n = {0.083333336}", constants]))
+    return parse(f"""
+        <ir_version: {ir_version}, opset_import: [{imports}]>
+        linear ({head}) => ({tail}) <{numbers}> {{ {forward} {backward} {more} }}
     """)
 
 

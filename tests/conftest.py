@@ -53,6 +53,11 @@ class Sequence:
     scales: tuple[float, ...]
     good_steps: tuple[int, ...]
 
+    @property
+    def name(self) -> str:
+        """For test names."""
+        return f"{self.steps}-from-{self.config['initial_loss_scale']:g}-by-{self.config['multiplier']:g}"
+
     def __iter__(self) -> Iterator[tuple[bool, float, int]]:
         for step, scale, good in zip(self.steps, self.scales, self.good_steps, strict=True):
             yield step == "T", scale, good
@@ -79,7 +84,7 @@ SEQUENCES = (
     _sequence("TTFTT", "4 12 4 4 12", "10010", initial=4, m=3),
     _sequence("FTTTFTFTTTF", "2 2 4 4 2 2 1 1 2 2 1", "01010101010", initial=4),
 )
-each_sequence = pytest.mark.parametrize("sequence", SEQUENCES, ids=lambda s: f"{s.steps}-{s.config['multiplier']:g}")
+each_sequence = pytest.mark.parametrize("sequence", SEQUENCES, ids=lambda sequence: sequence.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +173,17 @@ def run_once(
 def initial_values(model: onnx.ModelProto) -> Arrays:
     """The initializers of a model."""
     return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def with_initializers(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """A copy of a model whose bare inputs of these names have these initial values, and need not be fed."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    inputs = {value.name for value in copy.graph.input}
+    for name, array in values.items():
+        assert name in inputs
+        copy.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return copy
 
 
 def assert_same_bits(actual: np.ndarray, expected: np.ndarray, name: str) -> None:

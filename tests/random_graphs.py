@@ -163,7 +163,7 @@ class _Network:
         return self.weights[-1]
 
     def dense(self, x: Var, trained: bool | None = None) -> Var:
-        tape, columns = self.tape, self.choices.randint(1, 4)
+        tape, columns = self.tape, self.choices.randint(2, 4)
         spelling = self.choices.randrange(4)
         if spelling == 2:
             return tape.op("Gemm", x, self.weight(x.shape[1], columns, trained=trained), self.weight(columns))

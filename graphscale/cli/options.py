@@ -64,7 +64,10 @@ def parse_loss_scale(
     Raises:
         InvalidLossScaleError: the file cannot be read, or a value is out of range.
     """
-    policy = get(_identifier(text))
+    try:
+        policy = get(_identifier(text))
+    except InvalidLossScaleError as error:
+        raise InvalidLossScaleError(f"--loss-scale {text}: {error}") from error
     assert policy is not None
     given = {"initial_loss_scale": initial, "increment_period": increment_period, "multiplier": multiplier}
     overrides = {key: value for key, value in given.items() if value is not None}
@@ -84,13 +87,13 @@ def _identifier(text: str) -> Any:
     except ValueError:
         pass
     if not text.endswith(".json"):
-        raise InvalidLossScaleError(f"--loss-scale {text}: expected dynamic, a number, or the path of a .json file")
+        raise InvalidLossScaleError("expected dynamic, a number, or the path of a .json file")
     try:
         config = json.loads(Path(text).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidLossScaleError(f"cannot read {text}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise InvalidLossScaleError(f"{text} is not JSON: {error}") from error
+        raise InvalidLossScaleError(f"cannot read the file: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidLossScaleError(f"the file is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise InvalidLossScaleError(f'{text} must hold {{"class_name": ..., "config": {{...}}}}')
+        raise InvalidLossScaleError('the file must hold {"class_name": ..., "config": {...}}')
     return config

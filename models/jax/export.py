@@ -310,7 +310,7 @@ def subnormals(arrays: Arrays) -> Iterator[str]:
 
 
 def export(name: str, folder: Path = HERE) -> str:
-    """Write NAME.onnx and NAME.npz if onnxruntime computes what JAX computes; return a Markdown table row."""
+    """Write NAME.onnx and NAME.npz if onnxruntime computes what JAX computes; return one line of summary."""
     step = MODELS[name]()
     specs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in step.inputs.values()]
     proto = to_onnx(
@@ -333,8 +333,7 @@ def export(name: str, folder: Path = HERE) -> str:
 
     (folder / f"{name}.onnx").write_bytes(content)
     np.savez(folder / f"{name}.npz", **step.inputs, **{f"expected/{out}": v for out, v in expected.items()})
-    about = " ".join((MODELS[name].__doc__ or "").split())
-    return f"| `jax/{name}.onnx` | {about} | {len(proto.graph.node)} | {len(content) / 1000:.1f} kB |"
+    return f"{name}: {len(proto.graph.node)} nodes, {len(content) / 1000:.0f} kB"
 
 
 def main() -> None:
@@ -346,8 +345,8 @@ def main() -> None:
     # jax2onnx leaves values without a type and unused initializers, and each brings a warning.
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)
     ort.set_default_logger_severity(3)
-    rows = [export(name) for name in names or MODELS]
-    print("\n".join(rows))
+    for name in names or MODELS:
+        print(export(name), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ every user input of the training model (keys `first/INPUT` and `second/INPUT`, i
 
 generate_artifacts lets the onnx package choose the IR version of the optimizer model. That of onnx 1.23 is 14,
 which the runtime it is made for refuses to load, so the script lowers it to 10, as a user has to. In
-digits_adamw_ir14 it is left exactly as written.
+digits_adamw_ir14 it is left exactly as written. Nor does the runtime load the eval model that generate_artifacts
+makes of a batch normalisation: the node leaves training mode and keeps the outputs of training. They go too.
 """
 
 import argparse
@@ -77,9 +78,19 @@ def generate(folder: Folder, path: Path) -> None:
         artifact_directory=path,
     )
     if not folder.as_written:
-        optimizer = onnx.load(path / "optimizer_model.onnx")
-        optimizer.ir_version = LOADABLE_IR_VERSION
-        onnx.save(optimizer, path / "optimizer_model.onnx")
+        repair(path)
+
+
+def repair(path: Path) -> None:
+    """Change what keeps the runtime from loading the artifacts."""
+    optimizer = onnx.load(path / "optimizer_model.onnx")
+    optimizer.ir_version = LOADABLE_IR_VERSION
+    onnx.save(optimizer, path / "optimizer_model.onnx")
+    evaluation = onnx.load(path / "eval_model.onnx")
+    for node in evaluation.graph.node:
+        if node.op_type == "BatchNormalization":
+            del node.output[1:]
+    onnx.save(evaluation, path / "eval_model.onnx")
 
 
 def batches(network: Network) -> dict[str, dict[str, np.ndarray]]:
@@ -89,3 +100,49 @@ def batches(network: Network) -> dict[str, dict[str, np.ndarray]]:
     *names, target = first
     second = {name: first[name][order] for name in names} | {target: np.roll(first[target], 1, axis=0)}
     return {"first": first, "second": second}
+
+
+def check(path: Path, samples: dict[str, dict[str, np.ndarray]]) -> None:
+    """Take two optimizer steps in a training session: the loss stays finite and every parameter moves."""
+    state = api.CheckpointState.load_checkpoint(path / "checkpoint")
+    module = api.Module(path / "training_model.onnx", state, path / "eval_model.onnx")
+    before = {name: parameter.data.copy() for name, parameter in state.parameters if parameter.requires_grad}
+    optimizer = api.Optimizer(path / "optimizer_model.onnx", module)
+    for sample in samples.values():
+        assert np.isfinite(module(*(sample[name] for name in module.input_names())))
+        optimizer.step()
+        module.lazy_reset_grad()
+    for name, value in before.items():
+        assert not np.array_equal(value, state.parameters[name].data), f"{path.name}: {name} is not trained"
+    module.eval()
+    assert np.isfinite(module(*(samples["first"][name] for name in module.input_names())))
+
+
+def export(name: str) -> None:
+    """Write the folder NAME."""
+    folder, path = FOLDERS[name], HERE / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    generate(folder, path)
+    samples = batches(folder.network())
+    arrays = {f"{which}/{key}": value for which, sample in samples.items() for key, value in sample.items()}
+    np.savez_compressed(path / "sample.npz", **arrays)
+    if not folder.as_written:
+        check(path, samples)
+    size = sum(file.stat().st_size for file in path.iterdir())
+    print(f"artifacts/{name}: {size / 1000:.0f} kB")
+
+
+def main() -> None:
+    """Write the folders named on the command line, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    names = parser.parse_args().names
+    if unknown := set(names) - set(FOLDERS):
+        parser.error(f"no such folder: {', '.join(sorted(unknown))}; there are {', '.join(FOLDERS)}")
+    for name in names or FOLDERS:
+        export(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,14 +16,15 @@ def random_loss(tape: Tape, y: Var, weights: list[Var], hidden: list[Var]) -> Va
     loss = _term(tape, y)
     for _ in range(tape.choices.choice((0, 0, 0, 1, 1, 2))):
         kind = tape.choices.randrange(3)
+        factor = tape.choices.choice((1.0, 0.5, 0.01))
         if kind == 0:
             more = _term(tape, tape.choices.choice([y, *hidden]))
         elif kind == 1:
-            more = _square_sum(tape, tape.choices.choice(weights))
+            # A coefficient near one would make an update of the gradient, and no one decays weights that fast.
+            more, factor = _square_sum(tape, tape.choices.choice(weights)), tape.choices.choice((0.01, 0.0005))
         else:
             a = tape.choices.choice(hidden)
             more = tape.reduce("ReduceMean", tape.op("Abs", a) if tape.flag() else tape.op("Mul", a, a))
-        factor = tape.choices.choice((1.0, 0.5, 0.01))
         loss = _weighted_sum(tape, loss, more, factor)
     return loss
 

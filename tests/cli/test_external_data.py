@@ -1,0 +1,136 @@
+"""Models whose weights are in an external file: where the weights are afterwards, and what is never destroyed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import graphscale as gs
+from tests.build import EXACT, parse
+from tests.cli.command import contents, graphscale
+from tests.cli.test_bad_input import refused
+from tests.conftest import assert_all_same_bits, run_once
+
+WEIGHTS = {"w1": (32, 48), "w2": (48, 10)}
+FEEDS = {
+    "x": np.random.default_rng(1).standard_normal((8, 32)).astype(np.float32),
+    "t": np.random.default_rng(2).standard_normal((8, 10)).astype(np.float32),
+}
+STEP = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    step (float[8,32] x, float[8,10] t) => (float loss, float[32,48] w1_next, float[48,10] w2_next)
+        <float two_over_n = {0.025}, float one = {1}, float rate = {0.1}>
+    {
+        h = MatMul(x, w1)
+        a = Tanh(h)
+        y = MatMul(a, w2)
+        d = Sub(y, t)
+        square = Mul(d, d)
+        loss = ReduceMean<keepdims = 0>(square)
+        dy = Mul(d, two_over_n)
+        at = Transpose<perm = [1, 0]>(a)
+        dw2 = MatMul(at, dy)
+        w2t = Transpose<perm = [1, 0]>(w2)
+        da = MatMul(dy, w2t)
+        aa = Mul(a, a)
+        slope = Sub(one, aa)
+        dh = Mul(da, slope)
+        xt = Transpose<perm = [1, 0]>(x)
+        dw1 = MatMul(xt, dh)
+        u1 = Mul(dw1, rate)
+        w1_next = Sub(w1, u1)
+        u2 = Mul(dw2, rate)
+        w2_next = Sub(w2, u2)
+    }
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A step whose weights are initializers in `source/weights.bin`."""
+    (tmp_path / "source").mkdir()
+    path = tmp_path / "source" / "step.onnx"
+    proto, random = parse(STEP), np.random.default_rng(0)
+    for name, shape in WEIGHTS.items():
+        array = random.standard_normal(shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=1024)
+    assert path.stat().st_size < (path.parent / "weights.bin").stat().st_size
+    return path
+
+
+def assert_right(original: Path, scaled: Path) -> None:
+    """The scaled step computes from its external weights what the original does."""
+    expected, _ = run_once(original, FEEDS, EXACT)
+    actual, _ = run_once(scaled, FEEDS, EXACT)
+    assert_all_same_bits(actual, expected)
+    assert actual["all_finite"]
+    session = gs.Session(scaled)
+    session.step(FEEDS)
+    assert session.good_steps == 1
+
+
+def test_into_the_same_folder(model: Path) -> None:
+    output = model.with_name("scaled.onnx")
+    weights = model.with_name("weights.bin").read_bytes()
+    assert graphscale("scale", model, "-o", output).returncode == 0
+    assert set(contents(model.parent)) == {"step.onnx", "scaled.onnx", "weights.bin"}
+    assert model.with_name("weights.bin").read_bytes() == weights
+    assert output.stat().st_size < len(weights)
+    assert_right(model, output)
+
+
+def test_into_another_folder(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    before = contents(model.parent)
+    assert graphscale("scale", "source/step.onnx", "-o", "out/scaled.onnx", folder=tmp_path).returncode == 0
+    assert set(contents(tmp_path / "out")) == {"scaled.onnx", "scaled.onnx.data"}
+    assert contents(model.parent) == before
+    assert_right(model, tmp_path / "out" / "scaled.onnx")
+
+
+def test_over_the_model_itself(model: Path, tmp_path: Path) -> None:
+    original = tmp_path / "original"
+    original.mkdir()
+    for path in model.parent.iterdir():
+        (original / path.name).write_bytes(path.read_bytes())
+    assert graphscale("scale", model, "-o", model).returncode == 0
+    assert set(contents(model.parent)) == {"step.onnx", "weights.bin"}
+    assert_right(original / "step.onnx", model)
+
+
+def test_again_into_another_folder(model: Path, tmp_path: Path) -> None:
+    """The second result takes the place of the first, weights included."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for _ in range(2):
+        assert graphscale("scale", model, "-o", out / "scaled.onnx").returncode == 0
+        assert set(contents(out)) == {"scaled.onnx", "scaled.onnx.data"}
+    assert_right(model, out / "scaled.onnx")
+
+
+def test_in_memory(model: Path, tmp_path: Path) -> None:
+    """A ModelProto brings its weights along, and leaves them in."""
+    result = gs.scale(onnx.load(model))
+    result.save(tmp_path / "scaled.onnx")
+    assert not (tmp_path / "scaled.onnx.data").exists()
+    assert_right(model, tmp_path / "scaled.onnx")
+
+
+@pytest.mark.parametrize("damage", ["missing", "short"])
+@pytest.mark.parametrize("folder", ["source", "out"])
+def test_weights_that_are_not_there(damage: str, folder: str, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / folder
+    out.mkdir(exist_ok=True)
+    assert graphscale("scale", model, "-o", out / "scaled.onnx").returncode == 0
+    weights = model.with_name("weights.bin")
+    if damage == "missing":
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:100])
+    before = contents(tmp_path)
+    refused(graphscale("scale", model, "-o", out / "scaled.onnx"), ("weights.bin",))
+    assert contents(tmp_path) == before

@@ -1,0 +1,238 @@
+"""`graphscale scale`: what it prints, and what it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sysconfig
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import graphscale as gs
+from tests.build import FORWARD, step
+from tests.cli import bad_graphs
+from tests.cli.command import contents, graphscale
+from tests.conftest import MODELS, initial_values, load_example, run_once
+
+MOMENTUM = MODELS / "pytorch" / "mlp_momentum.onnx"
+CARRIED = {"current_loss_scale": "current_loss_scale.next", "good_steps": "good_steps.next"}
+
+
+def scale(folder: Path, *options: str, model: Path = MOMENTUM) -> onnx.ModelProto:
+    """Scale a model with these options, and load what was written."""
+    result = graphscale("scale", model, "-o", folder / "scaled.onnx", *options)
+    assert (result.returncode, result.stderr) == (0, "")
+    written = onnx.load(folder / "scaled.onnx")
+    onnx.checker.check_model(written)
+    return written
+
+
+def properties(model: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    """The rows of a printed table: `{first column: lines of the second}`."""
+    found: dict[str, list[str]] = {}
+    for line in table.splitlines():
+        name, separator, value = line.partition("│")
+        if separator and name.strip():
+            found[name.strip()] = []
+        if separator:
+            found[list(found)[-1]].append(value.strip())
+    return found
+
+
+def test_the_table(tmp_path: Path) -> None:
+    result = graphscale("scale", MOMENTUM, "-o", tmp_path / "scaled.onnx")
+    assert (result.returncode, result.stderr) == (0, "")
+    table, original = rows(result.stdout), onnx.load(MOMENTUM)
+    written = onnx.load(tmp_path / "scaled.onnx")
+    title = " ".join(result.stdout.partition("loss  ")[0].split())
+    assert title == f"{MOMENTUM} scaled -> {tmp_path / 'scaled.onnx'}"
+    assert table["loss"][0].startswith("loss (")
+    assert table["scale enters"] == ["ones_like at node_div_1:0"]
+    assert table["coverage"] == ["100 % (3 of 3 backward contractions)"]
+    assert len(table["gradients (4)"]) == 4
+    names = [tensor.name for tensor in original.graph.input]
+    state = [re.fullmatch(r"(\S+) -> (\S+)", line) for line in table["carried state (10)"]]
+    assert {match[1] for match in state if match} == {*CARRIED, *(n for n in names if re.search("fc|momentum", n))}
+    assert {match[2] for match in state if match} == {o.name for o in written.graph.output} - {"loss", "all_finite"}
+    assert table["loss scale"] == [
+        "DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0)"
+    ]
+    assert table["target"] == ["onnx"]
+    assert table["nodes"] == [f"{len(original.graph.node)} before, {len(written.graph.node)} after"]
+
+
+def test_the_table_counts_what_was_inserted(tmp_path: Path) -> None:
+    result = graphscale("scale", MOMENTUM, "-o", tmp_path / "scaled.onnx")
+    table = rows(result.stdout)
+    counts: dict[str, Counter[str]] = {}
+    for node in onnx.load(tmp_path / "scaled.onnx").graph.node:
+        for entry in node.metadata_props:
+            if entry.key == "graphscale.pass":
+                counts.setdefault(entry.value, Counter())[node.op_type] += 1
+    assert set(counts) == {"scale-loss", "unscale-gradients", "check-finite", "update-loss-scale", "guard-updates"}
+    for name, counter in counts.items():
+        assert table[name] == [", ".join(f"{count} {op}" for op, count in counter.items())]
+    assert counts["unscale-gradients"] == {"Div": 4}
+    assert counts["guard-updates"] == {"Where": 8}
+
+
+def test_a_long_table_is_cut_and_says_where_the_rest_is(tmp_path: Path) -> None:
+    result = graphscale("scale", MODELS / "pytorch" / "attention_sgd.onnx", "--dry-run")
+    assert rows(result.stdout)["gradients (15)"][12:] == ["... and 3 more (--json shows all)"]
+
+
+@pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "jax/mlp_adam", "ort/gradbuilder_regression"])
+def test_json_is_the_report(name: str, tmp_path: Path) -> None:
+    path, output = MODELS / f"{name}.onnx", tmp_path / "scaled.onnx"
+    result = graphscale("scale", path, "-o", output, "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    expected = json.loads(json.dumps(gs.scale(path).report.to_dict()))
+    assert json.loads(result.stdout) == expected
+    assert json.loads(json.dumps(gs.inspect(output).to_dict())) == expected
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "scaled.onnx").write_bytes(b"earlier")
+    before = contents(tmp_path)
+    for options in ([], ["-o", "scaled.onnx"], ["-o", "new.onnx", "--json"]):
+        result = graphscale("scale", MOMENTUM, "--dry-run", *options, folder=tmp_path)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "100" in result.stdout or json.loads(result.stdout)["coverage"] == 1
+        assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "policy", "initial"),
+    [
+        (["--loss-scale=128"], {"class_name": "FixedLossScale", "config": {"loss_scale_value": 128.0}}, 128),
+        (["--loss-scale=1e3"], {"class_name": "FixedLossScale", "config": {"loss_scale_value": 1000.0}}, 1000),
+        (
+            ["--loss-scale=dynamic", "--initial-loss-scale=8", "--increment-period=5", "--multiplier=4"],
+            {
+                "class_name": "DynamicLossScale",
+                "config": {"initial_loss_scale": 8.0, "increment_period": 5, "multiplier": 4.0},
+            },
+            8,
+        ),
+    ],
+    ids=["fixed", "exponent", "dynamic"],
+)
+def test_the_loss_scale(options: list[str], policy: dict, initial: float, tmp_path: Path) -> None:
+    written = scale(tmp_path, *options)
+    assert json.loads(properties(written)["graphscale.policy"]) == policy
+    assert initial_values(written)["current_loss_scale"] == np.float32(initial)
+    dynamic = policy["class_name"] == "DynamicLossScale"
+    assert ("good_steps" in initial_values(written)) == dynamic
+    assert ([output.name for output in written.graph.output][-1] == "all_finite") == dynamic
+
+
+def test_a_config_file_and_options_that_override_it(tmp_path: Path) -> None:
+    config = {"initial_loss_scale": 64.0, "increment_period": 10, "multiplier": 2.0}
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps({"class_name": "DynamicLossScale", "config": config}))
+    written = scale(tmp_path, f"--loss-scale={path}")
+    assert json.loads(properties(written)["graphscale.policy"])["config"] == config
+    written = scale(tmp_path, f"--loss-scale={path}", "--increment-period=3")
+    assert json.loads(properties(written)["graphscale.policy"])["config"] == {**config, "increment_period": 3}
+    path.write_text('{"class_name": "FixedLossScale", "config": {"loss_scale_value": 16}}')
+    assert initial_values(scale(tmp_path, f"--loss-scale={path}"))["current_loss_scale"] == 16
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-cuda", "ort-training", "ort-training-cuda"])
+def test_the_target(target: str, tmp_path: Path) -> None:
+    written = scale(tmp_path, f"--target={target}")
+    operators = Counter(node.op_type for node in written.graph.node)
+    assert properties(written)["graphscale.target"] == target
+    assert operators["IsAllFinite"] == (1 if "cuda" in target else 0)
+    assert operators["InPlaceAccumulatorV2"] == (2 if "training" in target else 0)
+    assert (CARRIED.items() <= json.loads(properties(written)["graphscale.state"]).items()) == (
+        "training" not in target
+    )
+    assert [output.name for output in written.graph.output][-1] == "all_finite"
+
+
+def test_skipping_steps_of_a_fixed_scale(tmp_path: Path) -> None:
+    feeds = load_example("pytorch/mlp_momentum").feeds
+    poisoned = {**feeds, "x": np.full_like(feeds["x"], np.inf)}
+    free, _ = run_once(scale(tmp_path, "--loss-scale=64"), poisoned)
+    held, _ = run_once(scale(tmp_path, "--loss-scale=64", "--skip-nonfinite"), poisoned)
+    state = json.loads(properties(onnx.load(tmp_path / "scaled.onnx"))["graphscale.state"])
+    assert "all_finite" not in free
+    assert not held["all_finite"]
+    assert len(state) == 8
+    for source, output in state.items():
+        assert not np.isfinite(free[output]).all()
+        assert np.array_equal(held[output], feeds[source])
+
+
+def test_the_scaled_loss_as_an_output(tmp_path: Path) -> None:
+    written = scale(tmp_path, "--loss-scale=64", "--expose-scaled-loss")
+    actual, _ = run_once(written, load_example("pytorch/mlp_momentum").feeds)
+    assert actual["scaled_loss"] == 64 * actual["loss"]
+
+
+def test_naming_what_could_not_be_told(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(bad_graphs.ambiguous_ema(), path)
+    written = scale(tmp_path, "--update=ema_next=ema", "--update=w1_next=w1", model=path)
+    assert json.loads(properties(written)["graphscale.state"]) == {
+        **CARRIED,
+        "ema": "ema_next",
+        "w1": "w1_next",
+        "w2": "w2_next",
+    }
+    onnx.save(bad_graphs.moment_without_decay(), path)
+    written = scale(tmp_path, "--update=m_next=m", model=path)
+    assert json.loads(properties(written)["graphscale.state"])["m"] == "m_next"
+    written = scale(tmp_path, "--gradient=m_next", model=path)
+    assert "m" not in json.loads(properties(written)["graphscale.state"])
+    onnx.save(bad_graphs.named_seed(), path)
+    scale(tmp_path, "--seed=seed:0", "--loss=loss", model=path)
+    assert [(p.node, p.input) for p in gs.inspect(tmp_path / "scaled.onnx").places] == [("seed", 0)]
+
+
+def test_an_existing_file_is_replaced(tmp_path: Path) -> None:
+    output = tmp_path / "scaled.onnx"
+    output.write_bytes(b"earlier")
+    scale(tmp_path)
+    assert set(contents(tmp_path)) == {"scaled.onnx"}
+    onnx.checker.check_model(onnx.load(output))
+    mask = os.umask(0)
+    os.umask(mask)
+    assert output.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_a_model_is_replaced_by_its_scaled_self(tmp_path: Path) -> None:
+    path = tmp_path / "scaled.onnx"
+    onnx.save(step(), path)
+    scale(tmp_path, model=path)
+    assert gs.inspect(path).policy is not None
+
+
+def test_a_warning_goes_to_stderr(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    functions = '<domain: "nets", opset_import: ["" : 20]> activate (v) => (r) { r = Tanh(v) }'
+    onnx.save(step(forward=FORWARD.replace("Tanh(h)", "nets.activate(h)"), domains=["nets"], functions=functions), path)
+    result = graphscale("scale", path, "-o", tmp_path / "scaled.onnx")
+    assert result.returncode == 0
+    assert result.stderr == "warning: the model-local functions nets::activate were inlined\n"
+    as_json = graphscale("scale", path, "--dry-run", "--json")
+    assert json.loads(as_json.stdout)["warnings"] == ["the model-local functions nets::activate were inlined"]
+
+
+def test_the_console_script_is_the_same(tmp_path: Path) -> None:
+    command = Path(sysconfig.get_path("scripts"), "graphscale")
+    as_script = subprocess.run(
+        [command, "inspect", MOMENTUM, "--json"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert as_script.stdout == graphscale("inspect", MOMENTUM, "--json").stdout

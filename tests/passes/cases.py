@@ -1,0 +1,218 @@
+"""Small training graphs, one for each thing that a pass does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+from onnx_ir.passes import InPlacePass
+
+from graphscale.passes import (
+    CheckFinite,
+    GuardUpdates,
+    LowerOptimizers,
+    OrderWrites,
+    ScaleLoss,
+    UnscaleGradients,
+    UpdateLossScale,
+)
+from tests.build import linear_step
+
+__all__ = ["CASES", "ORDER", "Case"]
+
+ORDER = (ScaleLoss, UnscaleGradients, CheckFinite, UpdateLossScale, GuardUpdates, OrderWrites)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A pass on a graph.
+
+    Attributes:
+        name: the pass's name and the case's: where its texts are.
+        kind: the pass.
+        graph: makes the training graph, on which the passes before this one run first.
+        options: the options of `ScaleLoss`.
+    """
+
+    name: str
+    kind: type[InPlacePass]
+    graph: Callable[[], onnx.ModelProto]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def passes(self) -> tuple[list[InPlacePass], InPlacePass]:
+        """The passes that run before, and the pass."""
+        if self.kind is LowerOptimizers:
+            return [], LowerOptimizers()
+        made = [ScaleLoss(**self.options), *(kind() for kind in ORDER[1:])]
+        index = ORDER.index(self.kind)
+        return made[:index], made[index]
+
+
+def cross_entropy() -> onnx.ModelProto:
+    """Cross-entropy with one-hot targets: softmax - target is the first cotangent, and no constant is its factor."""
+    forward = """
+        y = MatMul(x, w)
+        log_p = LogSoftmax(y)
+        picked = Mul(t, log_p)
+        total = ReduceSum<keepdims = 0>(picked)
+        loss = Neg(total)
+    """
+    backward = """
+        p = Exp(log_p)
+        dy = Sub(p, t)
+        xt = Transpose<perm = [1, 0]>(x)
+        dw = MatMul(xt, dy)
+    """
+    return linear_step(forward=forward, backward=backward)
+
+
+def two_losses() -> onnx.ModelProto:
+    """Mean squared error + 0.01 * sum of |w|: the backward pass has a second seed."""
+    forward = """
+        y = MatMul(x, w)
+        d = Sub(y, t)
+        square = Mul(d, d)
+        error = ReduceMean<keepdims = 0>(square)
+        size = ReduceL1<keepdims = 0>(y)
+        penalty = Mul(size, weight)
+        loss = Add(error, penalty)
+    """
+    backward = """
+        dy_error = Mul(d, two_over_n)
+        sign = Sign(y)
+        dy_penalty = Mul(sign, weight)
+        dy = Add(dy_error, dy_penalty)
+        xt = Transpose<perm = [1, 0]>(x)
+        dw = MatMul(xt, dy)
+    """
+    return linear_step(forward=forward, backward=backward, constants="float weight = {0.01}")
+
+
+def float16(optimizer: bool = False) -> onnx.ModelProto:
+    """Forward and backward in float16, the loss and, if wanted, SGD on the float32 weight."""
+    forward = """
+        x16 = Cast<to = 10>(x)
+        w16 = Cast<to = 10>(w)
+        y16 = MatMul(x16, w16)
+        y = Cast<to = 1>(y16)
+        d = Sub(y, t)
+        square = Mul(d, d)
+        loss = ReduceMean<keepdims = 0>(square)
+    """
+    backward = """
+        d16 = Cast<to = 10>(d)
+        dy = Mul(d16, two_over_n16)
+        xt = Transpose<perm = [1, 0]>(x16)
+        dw = MatMul(xt, dy)
+    """
+    nodes = """
+        dw32 = Cast<to = 1>(dw)
+        u = Mul(dw32, rate)
+        w_next = Sub(w, u)
+    """
+    return linear_step(
+        nodes if optimizer else "",
+        forward=forward,
+        backward=backward,
+        outputs="float16[4,3] dw, float[4,3] w_next" if optimizer else "float16[4,3] dw",
+        constants="float16 two_over_n16 = {0.08333}, float rate = {0.1}",
+    )
+
+
+def sgd(weight_decay: bool = False, in_place: bool = False) -> onnx.ModelProto:
+    """SGD inside, with weight decay if wanted; the weight as an input, or as an initializer."""
+    gradient = "decay = Mul(w, half)\n g = Add(dw, decay)" if weight_decay else "g = Identity(dw)"
+    constants = "float rate = {0.1}, float half = {0.5}" if weight_decay else "float rate = {0.1}"
+    numbers = ", ".join(str(i / 8) for i in range(12))
+    return linear_step(
+        f"{gradient}\n u = Mul(g, rate)\n w_next = Sub(w, u)",
+        inputs="" if in_place else "float[4,3] w",
+        outputs="float[4,3] w_next",
+        constants=constants + (f", float[4,3] w = {{{numbers}}}" if in_place else ""),
+    )
+
+
+def clipped() -> onnx.ModelProto:
+    """The gradient clipped to a norm of 1: its norm is no linear function of it."""
+    nodes = """
+        squares = Mul(dw, dw)
+        total = ReduceSum<keepdims = 0>(squares)
+        norm = Sqrt(total)
+        ratio = Div(one, norm)
+        factor = Min(ratio, one)
+        clipped = Mul(dw, factor)
+        w_next = Sub(w, clipped)
+    """
+    return linear_step(nodes, outputs="float[4,3] w_next", constants="float one = {1}")
+
+
+def accumulator() -> onnx.ModelProto:
+    """A gradient that is added to a buffer in place, as in the training models of ONNX Runtime."""
+    return linear_step(
+        "added = com.microsoft.InPlaceAccumulatorV2(sum, dw, reset)",
+        inputs="float[4,3] w, float[4,3] sum, bool[1] reset",
+        outputs="bool[1] added",
+        domains=["com.microsoft"],
+    )
+
+
+def logged_weight() -> onnx.ModelProto:
+    """SGD on a weight that is an initializer, whose sum is an output beside it."""
+    numbers = ", ".join(str(i / 8) for i in range(12))
+    return linear_step(
+        "u = Mul(dw, rate)\n w_next = Sub(w, u)\n w_sum = ReduceSum<keepdims = 0>(w)",
+        inputs="",
+        outputs="float[4,3] w_next, float w_sum",
+        constants=f"float rate = {{0.1}}, float[4,3] w = {{{numbers}}}",
+    )
+
+
+def momentum() -> onnx.ModelProto:
+    """ONNX's own Momentum, which no runtime has a kernel for."""
+    return linear_step(
+        """
+        w_next, v_next = ai.onnx.preview.training.Momentum
+            <alpha = 0.9, beta = 1.0, mode = "standard", norm_coefficient = 0.0> (rate, step, w, dw, v)
+        """,
+        inputs="float[4,3] w, float[4,3] v, int64 step",
+        outputs="float[4,3] w_next, float[4,3] v_next",
+        constants="float rate = {0.1}",
+        domains=["ai.onnx.preview.training"],
+    )
+
+
+_TRAINING = {"target": "ort-training"}
+CASES = (
+    Case("scale-loss/constant-edge", ScaleLoss, linear_step),
+    Case("scale-loss/value", ScaleLoss, cross_entropy),
+    Case("scale-loss/two-losses", ScaleLoss, two_losses),
+    Case("scale-loss/float16", ScaleLoss, float16),
+    Case("scale-loss/fixed", ScaleLoss, linear_step, {"loss_scale": 128}),
+    Case("scale-loss/exposed", ScaleLoss, linear_step, {"loss_scale": 128, "expose_scaled_loss": True}),
+    Case("scale-loss/seed", ScaleLoss, lambda: linear_step(backward=_SEEDED), {"seed": "seed:0"}),
+    Case("unscale-gradients/output", UnscaleGradients, linear_step),
+    Case("unscale-gradients/float16", UnscaleGradients, lambda: float16(optimizer=True)),
+    Case("unscale-gradients/weight-decay", UnscaleGradients, lambda: sgd(weight_decay=True)),
+    Case("unscale-gradients/clipping", UnscaleGradients, clipped),
+    Case("unscale-gradients/accumulator", UnscaleGradients, accumulator),
+    Case("check-finite/standard-ops", CheckFinite, linear_step),
+    Case("check-finite/float16", CheckFinite, lambda: float16(optimizer=True)),
+    Case("check-finite/kernel", CheckFinite, linear_step, {"target": "ort-cuda"}),
+    Case("check-finite/fixed", CheckFinite, linear_step, {"loss_scale": 128, "skip_nonfinite": True}),
+    Case("update-loss-scale/function", UpdateLossScale, linear_step),
+    Case("update-loss-scale/in-place", UpdateLossScale, linear_step, _TRAINING),
+    Case("update-loss-scale/without-functions", UpdateLossScale, lambda: linear_step(opset=13, ir_version=7)),
+    Case("guard-updates/weight", GuardUpdates, sgd),
+    Case("guard-updates/in-place", GuardUpdates, lambda: sgd(in_place=True), _TRAINING),
+    Case("guard-updates/accumulator", GuardUpdates, accumulator),
+    Case("guard-updates/gradients-only", GuardUpdates, linear_step),
+    Case("order-writes/logged-weight", OrderWrites, logged_weight, _TRAINING),
+    Case("lower-optimizers/momentum", LowerOptimizers, momentum),
+)
+_SEEDED = """
+    [seed] dy = Mul(d, two_over_n)
+    xt = Transpose<perm = [1, 0]>(x)
+    dw = MatMul(xt, dy)
+"""

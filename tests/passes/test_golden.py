@@ -1,0 +1,90 @@
+"""Each pass's work as text: golden/PASS/CASE.before.onnxtxt becomes golden/PASS/CASE.after.onnxtxt.
+
+After a wanted change: `UPDATE_GOLDEN=1 python -m pytest tests/passes/test_golden.py`, and read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import onnx.printer
+import onnx_ir as ir
+import pytest
+
+from graphscale.editing import PASS_KEY
+from tests.passes.cases import CASES, Case
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def text_of(model: ir.Model) -> str:
+    """A model in ONNX's text form, without the types of intermediate values."""
+    proto = ir.serde.serialize_model(model)
+    del proto.graph.value_info[:]
+    for function in proto.functions:
+        del function.value_info[:]
+    return onnx.printer.to_text(proto).rstrip() + "\n"
+
+
+def compare(path: Path, model: ir.Model) -> None:
+    text = text_of(model)
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    # Through the parser, so that another version of ONNX may print in another way.
+    expected = onnx.printer.to_text(onnx.parser.parse_model(path.read_text(encoding="utf-8")))
+    assert onnx.printer.to_text(onnx.parser.parse_model(text)) == expected
+
+
+def before(case: Case) -> ir.Model:
+    model = ir.serde.deserialize_model(case.graph())
+    for earlier in case.passes()[0]:
+        earlier(model)
+    return model
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_before_and_after(case: Case) -> None:
+    model = before(case)
+    compare(GOLDEN / f"{case.name}.before.onnxtxt", model)
+    result = case.passes()[1](model)
+    assert result.modified
+    compare(GOLDEN / f"{case.name}.after.onnxtxt", model)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_comes_out_is_valid(case: Case) -> None:
+    """Well-formed, sorted, and the dtypes and shapes of the new values are those that inference finds."""
+    model = before(case)
+    case.passes()[1](model)
+    proto = ir.serde.serialize_model(model)
+    onnx.checker.check_model(proto)
+    onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode="com.microsoft" not in model.opset_imports)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_model_is_changed_in_place(case: Case) -> None:
+    """The same objects as before, and each new node carries the name of the pass."""
+    model = before(case)
+    graph, nodes = model.graph, list(model.graph)
+    inputs = list(graph.inputs)
+    result = case.passes()[1](model)
+    assert result.model is model
+    assert model.graph is graph
+    assert list(graph.inputs)[: len(inputs)] == inputs
+    name = case.name.partition("/")[0]
+    kept = [node for node in graph if node in set(nodes)]
+    gone = [node for node in nodes if node not in set(graph)]
+    assert [node.op_type for node in gone] == (["Momentum"] if name == "lower-optimizers" else [])
+    assert len(kept) + len(gone) == len(nodes)
+    added = [node for node in graph if node not in set(nodes)]
+    assert added
+    assert {node.metadata_props[PASS_KEY] for node in added} == {name}
+
+
+def test_no_text_without_a_case() -> None:
+    names = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*") if path.is_file()}
+    assert names == {f"{case.name}.{when}.onnxtxt" for case in CASES for when in ("before", "after")}
