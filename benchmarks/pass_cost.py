@@ -4,7 +4,8 @@
 
 The graph is a deep residual network (MatMul, bias, ReLU, skip connection), its backward pass and SGD, 17 nodes a layer,
 written with onnx_ir. Both jobs start from the file and end with a file, alternate within one process, and are counted
-by their medians:
+by their medians. Times are the
+process's CPU time, since both jobs are single-threaded and other processes then disturb them less:
 
     bare        onnx_ir.load, onnx_ir.save
     graphscale  graphscale.scale (load, analyse, rewrite, prove, stamp), save
@@ -106,9 +107,9 @@ def training_graph(layers: int) -> ir.Model:
 
 def seconds(job: Callable[[], object]) -> float:
     gc.collect()
-    begin = time.perf_counter()
+    begin = time.process_time()
     job()
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def measure(nodes: int, repeats: int, folder: Path) -> tuple[int, float, list[float], list[float]]:

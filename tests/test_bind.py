@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -50,7 +51,13 @@ class Step:
 
 
 def linear_step(
-    loss_scale: gs.LossScale, target: str = "onnx", *, ir_version: int = 10, opset: int = 20, bare: bool = False
+    loss_scale: gs.LossScale,
+    target: str = "onnx",
+    *,
+    ir_version: int = 10,
+    opset: int = 20,
+    bare: bool = False,
+    before_update: Callable[[ir.Graph, ir.Value], None] | None = None,
 ) -> Step:
     """Build a step of y = x w + b with squared error and SGD; `bare` binds to the graph, else to the model."""
     x, t, w, b = value("x", [4, 3]), value("t", [4, 2]), value("w", [3, 2]), value("b", [2])
@@ -76,9 +83,11 @@ def linear_step(
     db_scaled = op("Reshape", row, constant("two", np.array([2])))
     dw = op("Div", op("MatMul", op("Transpose", x, perm=[1, 0]), dy), bound(), name="dw", shape=[3, 2])
     db = op("Div", db_scaled, bound(), name="db", shape=[2])
+    graph.outputs.append(loss)
+    if before_update is not None:
+        before_update(graph, bound())
     update_op, should_apply = bound.update({"kernel": dw, "more": [None, (db,)], "none": None})
 
-    graph.outputs.append(loss)
     for weight, gradient in ((w, dw), (b, db)):
         following = op("Sub", weight, op("Mul", rate, gradient))
         shape = [int(n) for n in weight.shape]
@@ -348,15 +357,34 @@ def test_each_sequence_with_the_state_in_place(sequence: Sequence, bare: bool) -
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("level", OPTIMIZATION_LEVELS, ids=lambda level: level.name)
-def test_in_place_state_may_be_read_outside_of_the_gradients(level: Any) -> None:
-    """The scale as a metric: no ancestor of what is written to it, and yet it shows the scale of this step."""
-    step = linear_step(gs.DynamicLossScale(**SMALL), "ort-training")
-    metric = ir.tape.Tape(step.graph).op("Mul", [step.bound(), step.graph.outputs[0]], output=value("metric", []))
-    step.graph.outputs.append(metric)
-    session = make_session(step.proto(), level)
+@pytest.mark.parametrize("when", ["before update", "after update"])
+def test_in_place_state_may_be_read_outside_of_the_gradients(when: str) -> None:
+    """The scale in a metric: no ancestor of what is written to it, and yet it shows the scale of this step."""
+
+    def add_metric(graph: ir.Graph, scale: ir.Value) -> None:
+        metric = ir.tape.Tape(graph).op("Mul", [scale, graph.outputs[0]], output=value("metric", []))
+        graph.outputs.append(metric)
+
+    step = linear_step(
+        gs.DynamicLossScale(**SMALL), "ort-training", before_update=add_metric if when == "before update" else None
+    )
+    if when == "after update":
+        add_metric(step.graph, step.bound())
+        assert step.bound.order_writes()
+    assert not step.bound.order_writes()
     feeds = batch()
     feeds["t"] += 1
-    for scale in (4, 4, 8, 8, 16, 16):
-        outputs, _ = run_session(session, feeds)
-        assert outputs["metric"] == scale * outputs["loss"]
+    for level in OPTIMIZATION_LEVELS:
+        session = make_session(step.proto(), level)
+        for scale in (4, 4, 8, 8, 16, 16):
+            outputs, _ = run_session(session, feeds)
+            assert outputs["metric"] == scale * outputs["loss"]
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-training"])
+def test_nothing_is_ordered_without_need(target: str) -> None:
+    step = linear_step(gs.DynamicLossScale(**SMALL), target)
+    count = len(step.graph)
+    assert not step.bound.order_writes()
+    assert len(step.graph) == count
+    assert "order-writes" not in {node.metadata_props.get("graphscale.pass") for node in step.graph}

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from graphscale.analysis.rules import Kind
 from graphscale.analysis.updates import own_coefficients
-from graphscale.analysis.values import describe, is_float, is_scalar
+from graphscale.analysis.values import constant_tensor, describe, is_float, is_scalar, rule_of
 from graphscale.errors import LossError
 
 __all__ = ["loss_candidates", "named_loss"]
@@ -59,5 +60,25 @@ def loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Value]:
         and value.dtype is not None
         and is_float(value)
         and is_scalar(value)
+        and _is_differentiable(value)
         and not any(c >= 0.5 for c in own_coefficients(value, inputs).values())
     ]
+
+
+def _is_differentiable(value: ir.Value) -> bool:
+    """Whether a value depends on an input or a weight through floating-point operators alone; an accuracy does not."""
+    seen, pending = {value}, [value]
+    while pending:
+        current = pending.pop()
+        node = current.producer()
+        if node is None:
+            return True
+        rule = rule_of(node)
+        if rule is not None and rule.kind in (Kind.DEGREE_0, Kind.COMPARE):
+            continue
+        for operand in node.inputs:
+            if operand is None or operand in seen or not is_float(operand) or constant_tensor(operand) is not None:
+                continue
+            seen.add(operand)
+            pending.append(operand)
+    return False

@@ -17,6 +17,7 @@ from graphscale.analysis.values import (
     constant_tensor,
     is_float,
     is_known_zero,
+    is_scalar,
     main_node,
     read,
     rule_of,
@@ -57,25 +58,41 @@ def certain_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[U
         return tuple(uses)
     for value in captured_values(node):
         uses.extend(use for use in uses_of(value) if main_node(topology.owners, use.node) is node)
-    for dependent in (topology.tail_dependent, topology.activation_dependent):
-        candidates = [use for use in uses if (v := read(use)) in dependent and topology.is_backward(v)]
-        if candidates:
-            return (max(candidates, key=lambda use: _rank(topology, read(use))),)
+    candidates = [use for use in uses if topology.is_backward(read(use)) and not _is_saved(topology, read(use))]
+    tail = [use for use in candidates if read(use) in topology.tail_dependent]
+    if tail or len(candidates) > 1:
+        return (max(tail or candidates, key=lambda use: _rank(topology, read(use))),)
+    # A loss that is linear in its operands has cotangents of inputs and constants; one that is quadratic has the
+    # residual itself, a value of the forward pass.
+    constants = [use for use in uses if _is_constant(topology, read(use)) and not is_scalar(read(use))]
+    residuals = [use for use in uses if read(use) in topology.tail and read(use) in topology.activation_dependent]
+    for group in (candidates, constants, residuals):
+        if group:
+            return (max(group, key=lambda use: _rank(topology, read(use))),)
     return ()
 
 
-def find_places(topology: Topology, plan: Plan, value: ir.Value, use: Use | None = None) -> tuple[Place, ...]:
-    """Return where the scale must enter so that a value gets degree 1, for `use` at least.
+def find_places(topology: Topology, plan: Plan, value: ir.Value, use: Use, *, force: bool = False) -> tuple[Place, ...]:
+    """Return where the scale must enter so that the value that `use` reads gets degree 1.
 
     The demand goes up through operators that keep the degree, through all operands of a sum, and through one operand
     of a product: the one that depends on the deepest forward value, a constant last. It stops where it can go no
-    further. Empty if the value is scaled already, or if nothing above it can be scaled and no `use` is given.
+    further. Empty if the value is scaled already, or if nothing can be scaled and it is not forced.
+
+    Args:
+        topology: the graph.
+        plan: the edits so far.
+        value: the value.
+        use: the reader that wants it.
+        force: scale the value itself, for this reader at least, if nothing above it can be scaled.
     """
     search = _Search(topology, plan)
+    if search.is_constant(value):
+        return (Place(value, use),)
     found = search.run(value)
     if found.grade is not _Grade.NONE:
         return found.places
-    if use is None:
+    if not force:
         return ()
     if topology.is_backward(value):
         return (Place(value),)
@@ -111,11 +128,7 @@ class _Search:
 
     def is_constant(self, value: ir.Value) -> bool:
         """Whether a value is a constant that a single reader may see scaled."""
-        if not is_float(value) or self.plan.values.get(value, 0) != 0:
-            return False
-        producer = value.producer()
-        filled = producer is not None and producer.op_type == "ConstantOfShape"
-        return (filled or constant_tensor(value) is not None) and not is_known_zero(value)
+        return self.plan.values.get(value, 0) == 0 and _is_constant(self.topology, value)
 
     def _push(self, value: ir.Value) -> _Steps:
         if self.plan.values.get(value, 0) != 0 or is_known_zero(value):
@@ -169,11 +182,35 @@ class _Search:
         # The deepest first; if that is a residual after all, what depends on no activation; then the rest.
         for i in (*dependent[:1], *others, *constant, *dependent[1:]):
             found = yield from self._operand(node, i)
-            if found.grade is _Grade.STRONG or (found.grade is _Grade.PRODUCT and i in dependent):
+            if found.grade is _Grade.STRONG:
                 return found
-            if found.grade is _Grade.NONLINEAR and best is here and i in dependent:
+            if best is here and i in dependent and found.grade is not _Grade.NONE:
                 best = found
         return best
+
+
+def _is_constant(topology: Topology, value: ir.Value) -> bool:
+    """Whether a value is a constant: no weight, no moment, and not all zeros."""
+    if not is_float(value) or value in topology.states:
+        return False
+    producer = value.producer()
+    filled = producer is not None and producer.op_type == "ConstantOfShape"
+    return (filled or constant_tensor(value) is not None) and not is_known_zero(value)
+
+
+def _is_saved(topology: Topology, value: ir.Value) -> bool:
+    """Whether a value is a forward value, a weight or an input, seen through views and casts: no cotangent."""
+    while topology.is_backward(value):
+        node = value.producer()
+        assert node is not None
+        rule = rule_of(node)
+        if rule is None or rule.kind is not Kind.LINEAR or rule.gradient:
+            return False
+        data = rule.operands(len(node.inputs))
+        if len(data) != 1 or node.inputs[data[0]] is None:
+            return False
+        value = read(Use(node, data[0]))
+    return not _is_constant(topology, value)
 
 
 def _keeps_degree(use: Use) -> bool:
@@ -181,8 +218,9 @@ def _keeps_degree(use: Use) -> bool:
     return rule is not None and rule.kind is Kind.LINEAR and rule.operands(len(use.node.inputs)) == (use.idx,)
 
 
-def _rank(topology: Topology, value: ir.Value) -> tuple[bool, bool, int, int]:
+def _rank(topology: Topology, value: ir.Value) -> tuple[bool, bool, bool, int, int]:
     return (
+        value in topology.propagated,
         value in topology.tail_dependent,
         value in topology.activation_dependent,
         topology.depth.get(value, 0),

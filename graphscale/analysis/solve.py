@@ -16,7 +16,17 @@ from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.places import certain_cotangents, find_places
 from graphscale.analysis.plan import Place, Plan
 from graphscale.analysis.topology import Topology, contains_contraction
-from graphscale.analysis.values import Use, is_known_zero, main_node, node_name, op_name, read, rule_of, uses_of
+from graphscale.analysis.values import (
+    Use,
+    is_known_zero,
+    is_scalar,
+    main_node,
+    node_name,
+    op_name,
+    read,
+    rule_of,
+    uses_of,
+)
 from graphscale.errors import NonlinearGradientError, ProofError, UnknownOperatorError
 
 __all__ = ["Solver"]
@@ -38,6 +48,7 @@ class Solver:
 
     Attributes:
         plan: the edits, after `solve`.
+        lost: why the seed's linearity is lost at a value: it depends on something unscaled.
         cotangents: each backward contraction and gradient operator, with the inputs known to be cotangents.
     """
 
@@ -52,8 +63,7 @@ class Solver:
         self._queue: list[int] = []
         self._queued: set[int] = set()
         self._visits = 0
-        # Why the seed's linearity is lost at a value: it depends on something unscaled.
-        self._lost: dict[ir.Value, str] = {}
+        self.lost: dict[ir.Value, str] = {}
         self.cotangents = self._certain_cotangents(self._behind(self._gradients))
         self._live = topology.ancestors(read(use) for uses in self.cotangents.values() for use in uses)
 
@@ -72,7 +82,7 @@ class Solver:
             self._enqueue(node)
         self._work()
         if self._seed is None:
-            self._reach(value for value in (*self._gradients, *self._wanted))
+            self._reach(self._gradients if self.cotangents else (*self._gradients, *self._wanted))
         self._unscale_outputs()
         self._prune()
         return self.plan
@@ -128,7 +138,7 @@ class Solver:
         lost = self._why_lost(node)
         for value, degree in zip(node.outputs, result, strict=True):
             if lost is not None:
-                self._lost.setdefault(value, lost)
+                self.lost.setdefault(value, lost)
             if value in self.plan.scaled_values and degree is not ZERO:
                 if degree == 0:
                     degree = 1
@@ -149,7 +159,7 @@ class Solver:
             value = read(use)
             if self.plan.edge(use.node, use.idx) == 0 and not is_known_zero(value):
                 self._refuse_if_lost(node, value)
-                places.update((p, None) for p in find_places(self.topology, self.plan, value, use))
+                places.update((p, None) for p in find_places(self.topology, self.plan, value, use, force=True))
         for place in places:
             self._enter(place)
         return bool(places)
@@ -162,8 +172,8 @@ class Solver:
 
     def _why_lost(self, node: ir.Node) -> str | None:
         for value in self.topology.operands(node):
-            if value in self._lost:
-                return self._lost[value]
+            if value in self.lost:
+                return self.lost[value]
             unscale = self.plan.unscaled.get(value)
             if unscale is not None and self.plan.values.get(value, 0) not in (0, ZERO):
                 if any(
@@ -173,9 +183,9 @@ class Solver:
         return None
 
     def _refuse_if_lost(self, node: ir.Node, value: ir.Value) -> None:
-        if value in self._lost:
+        if value in self.lost:
             raise NonlinearGradientError(
-                f"the gradient is not linear in the seed: {self._lost[value]}, and the backward pass goes on from "
+                f"the gradient is not linear in the seed: {self.lost[value]}, and the backward pass goes on from "
                 f"there to {value.name!r} at node {node_name(node)!r} (a gradient penalty?); name the loss that the "
                 "whole graph differentiates with --loss, or where the optimizer begins with --gradient"
             )
@@ -200,15 +210,20 @@ class Solver:
 
     def _scale_others(self, conflict: Conflict) -> bool:
         """At a sum of degrees 1 and 0, scale the second loss that the operands of degree 0 belong to."""
-        if conflict.node not in self.topology.index:
+        node = conflict.node
+        if node not in self.topology.index:
             return False
+        is_cotangent = any(value in self._live for value in node.outputs)
         places: dict[Place, None] = {}
         for i in conflict.others:
-            value = read(Use(conflict.node, i))
-            backward = self.topology.is_backward(value) and value in self.topology.activation_dependent
-            if not backward or value in self._lost:
+            value = read(Use(node, i))
+            depends = self.topology.is_backward(value) and value in self.topology.activation_dependent
+            if value in self.lost or not (is_cotangent or depends):
                 return False
-            places.update((p, None) for p in find_places(self.topology, self.plan, value))
+            found = find_places(self.topology, self.plan, value, Use(node, i))
+            if not found:
+                return False
+            places.update((place, None) for place in found)
         for place in places:
             self._enter(place)
         return bool(places)
@@ -227,16 +242,35 @@ class Solver:
             self._enqueue_consumers(value)
 
     def _source(self, value: ir.Value) -> ir.Value:
-        """The value that one is only a view of, if others read it too: one division there serves them all."""
+        """Where the backward pass ends: up through factors such as the learning rate, and through shared views."""
         source = value
         while source not in self._live:
             node = source.producer()
             if len(source.uses()) > 1 or source.is_graph_output():
                 value = source
-            if node is None or node.op_type not in _VIEWS or self.plan.edge(node, 0) != 1:
+            if node is None:
                 break
-            source = read(Use(node, 0))
+            if node.op_type in _VIEWS and self.plan.edge(node, 0) == 1:
+                source = read(Use(node, 0))
+                continue
+            index = self._scaled_by_number(node)
+            if index is None or read(Use(node, index)) in self._live:
+                break
+            value = source = read(Use(node, index))
         return value
+
+    def _scaled_by_number(self, node: ir.Node) -> int | None:
+        """The operand of degree 1 that a node multiplies by a number, or divides by one."""
+        if node.op_type not in ("Mul", "Div"):
+            return None
+        for index, other in ((0, 1), (1, 0)) if node.op_type == "Mul" else ((0, 1),):
+            if (
+                self.plan.edge(node, index) == 1
+                and self.plan.edge(node, other) == 0
+                and is_scalar(read(Use(node, other)))
+            ):
+                return index
+        return None
 
     def _unscale_entering(self, node: ir.Node, conflict: Conflict) -> None:
         """A conflict within a subgraph that no operand explains: unscale all that enters it."""
@@ -253,12 +287,16 @@ class Solver:
     # --- outputs ----------------------------------------------------------------------------------------------------
 
     def _reach(self, values: Iterable[ir.Value]) -> None:
-        """Demand degree 1 of gradients that no contraction vouches for: biases, element-wise models."""
+        """Demand degree 1 of gradients that no contraction vouches for: those of element-wise models."""
         for value in values:
-            if self.plan.values.get(value, 0) == 0 and value not in self._lost and not is_known_zero(value):
-                for place in find_places(self.topology, self.plan, value):
+            node = value.producer()
+            if node is None or self.plan.values.get(value, 0) != 0 or value in self.lost or is_known_zero(value):
+                continue
+            places = find_places(self.topology, self.plan, value, Use(node, 0))
+            for place in places:
+                if place.value is not value:
                     self._enter(place)
-                self._work()
+            self._work()
 
     def _unscale_outputs(self) -> None:
         for value in self.topology.graph.outputs:

@@ -12,11 +12,21 @@ from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
+from graphscale.analysis.recomputed import recomputed_values
 from graphscale.analysis.rules import IN_PLACE
-from graphscale.analysis.values import captured_values, is_float, main_node, main_nodes, node_name, rule_of, subgraphs
+from graphscale.analysis.values import (
+    captured_values,
+    is_float,
+    is_scalar,
+    main_node,
+    main_nodes,
+    node_name,
+    rule_of,
+    subgraphs,
+)
 from graphscale.errors import ModelFileError
 
-__all__ = ["Topology"]
+__all__ = ["Topology", "contains_contraction"]
 
 
 _MANY = -1
@@ -25,19 +35,26 @@ _MANY = -1
 class Topology:
     """The reach of every value of a main graph, for one choice of the loss.
 
+    Args:
+        graph: the main graph.
+        loss: the loss.
+        held: the initializers that some output is the next value of, if they are weights or moments at all.
+
     Attributes:
         nodes: the nodes in graph order; `index` gives the place of each.
         owners: for each nested graph, the node of the main graph that it belongs to.
-        forward: the values that the loss depends on, the loss among them.
+        forward: the values that the loss depends on, the loss among them, and what is computed again of them.
         tail: the forward values from which the loss is reached without a further contraction.
+        states: the graph inputs, and the initializers that are weights or moments: no constants.
         backward: the nodes outside of forward that reach a gradient, or carried state.
         depth: for each value, the greatest forward depth it depends on: nodes on the longest path from the inputs.
         late: for each value, a bit set of the inputs it depends on that enter the forward pass in its tail: labels.
-        activation_dependent: values that depend on a forward value that mixes several inputs or weights.
+        activation_dependent: values that depend on a forward value that mixes several inputs.
         tail_dependent: values that depend on such a value of the tail.
+        propagated: values that depend on a backward contraction or gradient operator, as residuals never do.
     """
 
-    def __init__(self, graph: ir.Graph, loss: ir.Value) -> None:
+    def __init__(self, graph: ir.Graph, loss: ir.Value, held: Iterable[ir.Value] = ()) -> None:
         self.graph = graph
         self.loss = loss
         self.nodes = tuple(graph)
@@ -47,14 +64,23 @@ class Topology:
         self._check_order()
         self.forward = self.ancestors([loss])
         self.tail = self.ancestors([loss], stop=contains_contraction)
-        self.backward = self._backward_nodes()
+        self.states = frozenset(graph.inputs) | self._weights(set(held))
         self.late: dict[ir.Value, int] = {}
-        # Of the graph inputs, and the weights kept as initializers, that a value depends on: its number, or _MANY.
+        # Of the states that a value depends on: the number of the only one, or _MANY.
         self._roots: dict[ir.Value, int] = {}
         self.depth: dict[ir.Value, int] = {}
         self.activation_dependent: set[ir.Value] = set()
         self.tail_dependent: set[ir.Value] = set()
+        self.propagated: set[ir.Value] = set()
         self._spread()
+        again = recomputed_values(self.nodes, self.forward, self.activation_dependent)
+        if again:
+            self.forward |= again.keys()
+            self.tail |= {value for value, original in again.items() if original in self.tail}
+            self._spread()
+        self.backward = self._backward_nodes()
+        for node in self.nodes:
+            self._propagate(node)
 
     def operands(self, node: ir.Node) -> Iterator[ir.Value]:
         """What a node reads: its inputs, and what its subgraphs capture."""
@@ -123,25 +149,48 @@ class Topology:
         }
 
     def may_be_state(self, value: ir.Value) -> bool:
-        """Whether an output could be a gradient or a next state: it has the shape of some input or initializer."""
+        """Whether an output could be a gradient or a next state: it has the shape of a state that is no target."""
         return value.shape is None or (is_float(value) and tuple(value.shape) in self._state_shapes)
 
     @functools.cached_property
     def _state_shapes(self) -> set[tuple[int | ir.SymbolicDim, ...]]:
-        states = [*self.graph.inputs, *self.graph.initializers.values()]
-        return {tuple(v.shape) for v in states if v.shape is not None and is_float(v)}
+        states = (value for value in self.states if is_float(value) and value not in self._targets)
+        return {tuple(value.shape) for value in states if value.shape is not None}
+
+    @functools.cached_property
+    def _targets(self) -> set[ir.Value]:
+        """Inputs that enter in the tail and have the shape of what they meet there: what the output shall be."""
+        return {
+            value
+            for value in self.late
+            if value.is_graph_input()
+            and value.shape is not None
+            and any(
+                len(value.shape) > 0 and node.outputs[0].shape == value.shape
+                for node in self.consumers(value)
+                if node.outputs[0] in self.forward
+            )
+        }
+
+    def _weights(self, held: set[ir.Value]) -> frozenset[ir.Value]:
+        """The initializers that are weights (the forward pass contracts with them), or go with weights (moments)."""
+        read = {
+            operand
+            for node in self.nodes
+            if any(value in self.forward for value in node.outputs)
+            for operand in self.operands(node)
+            if operand.is_initializer() and not operand.is_graph_input() and not is_scalar(operand)
+            if operand in held or contains_contraction(node)
+        }
+        return frozenset(read | held if read & held else read)
 
     def _spread(self) -> None:
-        for value in self.graph.inputs:
-            self._roots[value] = len(self._roots) + 1
+        for value in self.states:
+            self._roots[value] = len(self._roots) + 1 if value not in self._roots else self._roots[value]
             readers = [node for node in self.consumers(value) if any(v in self.forward for v in node.outputs)]
-            if readers and all(any(v in self.tail for v in node.outputs) for node in readers):
+            if readers and value not in self.late and all(any(v in self.tail for v in n.outputs) for n in readers):
                 self.late[value] = 1 << len(self.late)
         for node in self.nodes:
-            is_contraction = contains_contraction(node)
-            for operand in self.operands(node):
-                if is_contraction and operand.is_initializer() and operand not in self._roots and is_float(operand):
-                    self._roots[operand] = len(self._roots) + 1
             self._spread_node(node)
 
     def _spread_node(self, node: ir.Node) -> None:
@@ -165,6 +214,13 @@ class Topology:
                 self.activation_dependent.add(value)
             if tail or (mixes and is_float(value) and value in self.tail):
                 self.tail_dependent.add(value)
+
+    def _propagate(self, node: ir.Node) -> None:
+        rule = rule_of(node)
+        if (node in self.backward and (contains_contraction(node) or (rule is not None and rule.gradient))) or any(
+            operand in self.propagated for operand in self.operands(node)
+        ):
+            self.propagated.update(node.outputs)
 
 
 def contains_contraction(node: ir.Node) -> bool:

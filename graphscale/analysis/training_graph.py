@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -11,11 +11,11 @@ from graphscale.analysis.coverage import Coverage, measure_coverage
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.loss import loss_candidates, named_loss
 from graphscale.analysis.plan import Place, Unscale
-from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS
+from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS, Kind
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.updates import Update, find_updates, named_updates, own_coefficients
-from graphscale.analysis.values import Use, describe, is_float, is_scalar
+from graphscale.analysis.updates import Update, find_updates, held_initializers, named_updates, own_coefficients
+from graphscale.analysis.values import Use, describe, is_float, is_scalar, rule_of
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError, UpdateError
 
 __all__ = ["TrainingGraph", "analyse"]
@@ -82,18 +82,19 @@ def analyse(
         candidates = [named_loss(values, loss)]
     else:
         candidates = loss_candidates(graph, {update.output for update in named} | set(chosen))
+    held = held_initializers(graph)
     attempts: list[_Attempt] = []
     failures: list[tuple[ir.Value, GraphscaleError]] = []
     for candidate in candidates:
         try:
-            attempts.append(_attempt(graph, candidate, edge, chosen))
+            attempts.append(_attempt(graph, candidate, edge, chosen, held))
         except (SeedNotFoundError, GradientError) as error:
             failures.append((candidate, error))
         except GraphscaleError as error:
             failures.insert(0, (candidate, error))
     if not attempts:
         raise _explain(failures, loss is not None)
-    best = max(attempts, key=lambda a: (a.coverage.covered, len(a.topology.forward)))
+    best = max(attempts, key=lambda a: _evidence(a, attempts))
     how = "named" if loss is not None else "the scalar output that the backward pass differentiates"
     return _finish(graph, best, how, named, set(chosen))
 
@@ -105,8 +106,30 @@ class _Attempt:
     coverage: Coverage
 
 
-def _attempt(graph: ir.Graph, loss: ir.Value, seed: Use | None, chosen: Sequence[ir.Value]) -> _Attempt:
-    topology = Topology(graph, loss)
+def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, int, int, int]:
+    """How well a choice of the loss explains the backward pass, to be compared with other choices.
+
+    The backward pass of the loss covers the most contractions and reads the most values of its forward pass; what is
+    computed from another candidate in a non-linear way (a perplexity) is a metric; a total is more than its parts.
+    """
+    topology = attempt.topology
+    read_values = topology.ancestors(attempt.solver.plan.unscaled)
+    below = {other.topology.loss for other in attempts} - {topology.loss}
+    nonlinear = 0
+    for node in topology.nodes:
+        if any(operand in below for operand in node.inputs) and any(
+            value in topology.forward for value in node.outputs
+        ):
+            below.update(node.outputs)
+            rule = rule_of(node)
+            nonlinear += rule is None or rule.kind is Kind.NONLINEAR
+    return attempt.coverage.covered, len(topology.forward & read_values), -nonlinear, len(topology.forward)
+
+
+def _attempt(
+    graph: ir.Graph, loss: ir.Value, seed: Use | None, chosen: Sequence[ir.Value], held: Collection[ir.Value]
+) -> _Attempt:
+    topology = Topology(graph, loss, held)
     for value in chosen:
         if value in topology.forward:
             raise GradientError(
@@ -160,8 +183,8 @@ def _finish(
     topology, plan = attempt.topology, attempt.solver.plan
     # An output that scales with the loss is a gradient, unless the user says otherwise: a moment may decay at once.
     gradients = {v for v in plan.unscaled if v.is_graph_output()} | chosen
-    updates = find_updates(graph, named, gradients | {topology.loss})
-    _refuse_unpaired(topology, updates, gradients, chosen)
+    updates = find_updates(graph, named, gradients | {topology.loss}, topology.states)
+    _refuse_unpaired(attempt, updates, gradients, chosen)
     order = topology.index
     unscales = sorted(plan.unscaled.values(), key=lambda u: _order(u.value, order))
     places = sorted(plan.places, key=lambda p: _order(p.value if p.edge is None else p.edge.node.outputs[0], order))
@@ -185,11 +208,12 @@ def _order(value: ir.Value, index: Mapping[ir.Node, int]) -> int:
 
 
 def _refuse_unpaired(
-    topology: Topology, updates: Sequence[Update], gradients: set[ir.Value], chosen: set[ir.Value]
+    attempt: _Attempt, updates: Sequence[Update], gradients: set[ir.Value], chosen: set[ir.Value]
 ) -> None:
     """A next state that was not recognised would go unguarded: refuse an output that could be one."""
     if not updates:
         return
+    topology = attempt.topology
     paired = {update.output for update in updates}
     taken = {update.input for update in updates}
     free = [v for v in topology.graph.inputs if v not in taken and is_float(v) and not is_scalar(v)]
@@ -197,7 +221,9 @@ def _refuse_unpaired(
     moments = [v for v in free if v not in topology.forward]
     tables = [{(v.dtype, tuple(v.shape)): v for v in states if v.shape is not None} for states in (free, moments)]
     for output in topology.graph.outputs:
-        if output in paired or output in chosen or output.shape is None or not topology.is_backward(output):
+        if output in paired or output in chosen or output.shape is None:
+            continue
+        if output not in gradients and output not in attempt.solver.lost:
             continue
         match = tables[output in gradients].get((output.dtype, tuple(output.shape)))
         if match is not None:
@@ -208,14 +234,17 @@ def _refuse_unpaired(
 
 
 def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:
-    """For graphs without any backward contraction: the outputs to demand the scale of."""
-    inputs = set(topology.graph.inputs)
+    """For graphs without any backward contraction: what to demand the scale of, at the outputs or below an update."""
     found = []
     for value in topology.graph.outputs:
-        if value is topology.loss or not topology.is_backward(value) or not topology.may_be_state(value):
+        if value is topology.loss or not topology.is_backward(value) or not is_float(value):
             continue
-        if is_float(value) and not any(c >= 0.5 for c in own_coefficients(value, inputs).values()):
-            found.append(value)
+        held = own_coefficients(value, set(topology.states))
+        node = value.producer()
+        if not any(c >= 0.5 for c in held.values()):
+            found.extend([value] if topology.may_be_state(value) else [])
+        elif node is not None and node.op_type in ("Add", "Sub", "Sum"):
+            found.extend(v for v in node.inputs if v is not None and v not in held and topology.is_backward(v))
     return found
 
 

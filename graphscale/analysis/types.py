@@ -22,14 +22,24 @@ def dtype_of(value: ir.Value) -> ir.DataType:
         steps += 1
         node = current.producer()
         if node is None:
+            if current.const_value is not None:
+                return current.const_value.dtype
             break
         if node.op_type == "Cast":
             return ir.DataType(node.attributes["to"].as_int())
+        constant = ir.convenience.get_const_tensor(current) if node.op_type == "Constant" else None
+        if constant is not None:
+            return constant.dtype
+        if node.op_type == "ConstantOfShape":
+            fill = node.attributes.get("value")
+            return ir.DataType.FLOAT if fill is None else fill.as_tensor().dtype
         rule = rule_of(node)
         if rule is None or rule.kind in (Kind.DEGREE_0, Kind.COMPARE, Kind.BODY):
             break
         data = [node.inputs[i] for i in rule.operands(len(node.inputs))]
-        following = next((v for v in data if v is not None), None)
+        # An operand that says its dtype spares the way up.
+        given = (v for v in data if v is not None)
+        following = min(given, key=lambda v: v.dtype is None, default=None)
         if following is None:
             break
         current = following

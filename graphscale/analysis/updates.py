@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +19,7 @@ from graphscale.analysis.optimizers import optimizer_of
 from graphscale.analysis.values import constant_tensor, describe, is_scalar
 from graphscale.errors import UpdateError
 
-__all__ = ["Update", "find_updates", "named_updates", "own_coefficients"]
+__all__ = ["Update", "find_updates", "held_initializers", "named_updates", "own_coefficients"]
 
 # Coefficients of the previous value: from here on an update; up to there a gradient with decay; between them, ask.
 _UPDATE, _DECAY = 0.5, 0.1
@@ -147,21 +147,32 @@ def named_updates(graph: ir.Graph, names: Mapping[str, str]) -> list[Update]:
     return found
 
 
-def find_updates(graph: ir.Graph, named: Sequence[Update], not_updates: set[ir.Value]) -> list[Update]:
+def held_initializers(graph: ir.Graph) -> set[ir.Value]:
+    """The initializers, not inputs, that some output holds with a coefficient near one: weights, moments, constants."""
+    values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
+    found: set[ir.Value] = set()
+    for output in graph.outputs if values else ():
+        found.update(v for v, c in own_coefficients(output, values).items() if c >= _UPDATE)
+    return found
+
+
+def find_updates(
+    graph: ir.Graph, named: Sequence[Update], not_updates: set[ir.Value], states: Collection[ir.Value]
+) -> list[Update]:
     """Pair the outputs with the inputs they are the next value of.
 
     Args:
         graph: the main graph.
         named: pairs that are settled already.
         not_updates: outputs known to be something else: the loss, gradients.
+        states: the inputs, and the initializers that are weights or moments.
 
     Raises:
         UpdateError: two pairings remain possible.
     """
     taken = {update.input for update in named}
     inputs = {v for v in graph.inputs if v not in taken}
-    # Weights may be kept as initializers that are no inputs; a scalar one is a constant.
-    weights = {v for v in graph.initializers.values() if v not in taken and not is_scalar(v)}
+    weights = {v for v in states if v not in taken and not v.is_graph_input()}
     settled = not_updates | {update.output for update in named}
     candidates: dict[ir.Value, list[ir.Value]] = {}
     for output in graph.outputs:

@@ -39,10 +39,8 @@ def _log_softmax(x: Array, axis: int = -1) -> Array:
     return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
 
 
-def _gemm(
-    a: Array, b: Array, c: Array | float = 0.0, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0
-) -> Array:
-    return alpha * ((a.T if transA else a) @ (b.T if transB else b)) + beta * c
+def _gemm(a: Array, b: Array, c: Array | float = 0.0, **transposed: int) -> Array:
+    return (a.T if transposed.get("transA") else a) @ (b.T if transposed.get("transB") else b) + c
 
 
 def _slice(x: Array, starts: Array, ends: Array, axes: Array) -> Array:

@@ -50,9 +50,7 @@ def _clip_by_norm(tape: Tape, gradients: dict[Var, Var]) -> dict[Var, Var]:
         factor = tape.op("Min", tape.op("Div", limit, tape.op("Add", norm, 1e-6)), 1.0)
         return {w: tape.mul(g, factor) for w, g in gradients.items()}
     small = tape.op("Less", norm, limit)
-    return {
-        w: tape.op("Where", small, g, tape.mul(tape.op("Div", g, norm), limit)) for w, g in gradients.items()
-    }
+    return {w: tape.op("Where", small, g, tape.mul(tape.op("Div", g, norm), limit)) for w, g in gradients.items()}
 
 
 def _global_norm(tape: Tape, gradients: list[Var]) -> Var:

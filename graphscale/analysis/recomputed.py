@@ -1,0 +1,72 @@
+"""Forward values that a backward pass computes again: by checkpointing, or because nobody merged the two."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Hashable, Iterable
+
+import onnx_ir as ir
+
+from graphscale.analysis.values import constant_tensor, subgraphs
+
+__all__ = ["recomputed_values"]
+
+_RANDOM = {
+    "Dropout",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Bernoulli",
+    "Multinomial",
+}
+_SMALL = 64
+
+
+def recomputed_values(
+    nodes: Iterable[ir.Node], forward: Container[ir.Value], mixing: Container[ir.Value]
+) -> dict[ir.Value, ir.Value]:
+    """Return the values outside of forward that equal a forward value, each with that value.
+
+    Two nodes compute the same if operator, attributes and operands are the same (value numbering); small constants
+    are compared by content.
+
+    Args:
+        nodes: the nodes in graph order.
+        forward: the values that the loss depends on.
+        mixing: the forward values that count: those that mix several inputs, so that a seed is never among them.
+    """
+    numbers: dict[ir.Value, Hashable] = {}
+    seen: dict[Hashable, ir.Node] = {}
+    found: dict[ir.Value, ir.Value] = {}
+    for node in nodes:
+        if node.op_type in _RANDOM or any(subgraphs(node)):
+            continue
+        key = (
+            node.domain,
+            node.op_type,
+            tuple(sorted((name, _attribute(attribute)) for name, attribute in node.attributes.items())),
+            tuple(None if value is None else _number(value, numbers) for value in node.inputs),
+        )
+        twin = seen.setdefault(key, node)
+        for value, original in zip(node.outputs, twin.outputs, strict=False):
+            numbers[value] = original
+            if twin is not node and value not in forward and original in forward and original in mixing:
+                found[value] = original
+    return found
+
+
+def _number(value: ir.Value, numbers: dict[ir.Value, Hashable]) -> Hashable:
+    if value not in numbers:
+        tensor = constant_tensor(value)
+        small = tensor is not None and tensor.size <= _SMALL
+        numbers[value] = (
+            (tensor.dtype, tuple(tensor.shape), tensor.tobytes()) if small and tensor is not None else value
+        )
+    return numbers[value]
+
+
+def _attribute(attribute: ir.Attr) -> str:
+    if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+        tensor = attribute.as_tensor()
+        return repr((tensor.dtype, tuple(tensor.shape), tensor.tobytes() if tensor.size <= _SMALL else id(tensor)))
+    return repr(attribute.value)

@@ -1,0 +1,355 @@
+"""Graphs that are hard to tell apart: the right answers, bit for bit, and the right report."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx
+import pytest
+
+import graphscale as gs
+from tests.analysis.optimizers import ADAM, CLIP_BY_NORM, NEXT, NUMBERS, SGD
+from tests.build import BACKWARD, EXACT, FORWARD, assert_same_step, feeds_for, linear_step, step
+from tests.conftest import assert_all_same_bits, assert_same_bits, run_once
+
+PLAIN = "g1 = Identity(dw1)\n g2 = Identity(dw2)\n" + SGD
+GRADIENTS = "float[4,5] dw1, float[5,3] dw2"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What the report shall say."""
+
+    places: set[str]
+    gradients: set[str]
+    state: dict[str, str]
+    loss: str
+
+
+def found(report: gs.Report) -> Found:
+    return Found(
+        {place.value if place.node is None else f"{place.value}:{place.input}" for place in report.places},
+        {gradient.value for gradient in report.gradients},
+        {state.input: state.output or "" for state in report.state if "loss scale" not in state.how},
+        report.loss,
+    )
+
+
+def check(
+    model: onnx.ModelProto,
+    gradients: str,
+    state: str = "",
+    places: str = "two_over_n:1",
+    feeds: dict[str, np.ndarray] | None = None,
+) -> gs.Report:
+    """The scaled step computes what the unscaled one does, and these are the gradients, the state and the places."""
+    report = assert_same_step(model, feeds)
+    pairs = dict(pair.split("=") for pair in state.split())
+    assert found(report) == Found(set(places.split()), set(gradients.split()), pairs, "loss")
+    assert report.coverage == 1.0
+    assert report.proved
+    return report
+
+
+WEIGHTS = "w1=w1_next w2=w2_next"
+
+
+class TestTheSeed:
+    def test_shared_with_another_use(self) -> None:
+        """The 1 that the loss is differentiated from is the 1 of tanh' = 1 - tanh^2 as well."""
+        backward = BACKWARD.replace("dy = Mul(d, two_over_n)", "seed = Mul(one, two_over_n)\n dy = Mul(d, seed)")
+        check(step(backward=backward), "dw1 dw2", places="one:0")
+
+    def test_folded_into_a_constant_of_the_forward_pass(self) -> None:
+        """2/N is the seed, and also a factor of the activations and of the loss."""
+        forward = FORWARD.replace("h = MatMul(x, w1)", "wide = MatMul(x, w1)\n h = Mul(wide, two_over_n)")
+        forward = forward.replace(
+            "loss = ReduceMean<keepdims = 0>", "halves = Mul(square, two_over_n)\n loss = ReduceSum<keepdims = 0>"
+        )
+        forward = forward.replace("ReduceSum<keepdims = 0>(square)", "ReduceSum<keepdims = 0>(halves)")
+        backward = BACKWARD.replace("dw1 = MatMul(xt, dh)", "dwide = Mul(dh, two_over_n)\n dw1 = MatMul(xt, dwide)")
+        check(step(forward=forward, backward=backward), "dw1 dw2")
+
+    def test_folded_away(self) -> None:
+        """The loss is sum(d^2)/2, so that the first cotangent is a forward value: d itself."""
+        forward = FORWARD.replace("loss = ReduceMean", "total = ReduceSum") + "loss = Mul(total, half)"
+        backward = BACKWARD.replace("dy = Mul(d, two_over_n)", "").replace("dy", "d")
+        report = assert_same_step(step(forward=forward, backward=backward, constants="float half = {0.5}"))
+        assert {place.value for place in report.places} == {"d"}
+        assert report.coverage == 1.0
+
+    def test_one_seed_for_each_of_two_losses(self) -> None:
+        forward = (
+            FORWARD.replace("loss =", "error =")
+            + """
+            size = Abs(y)
+            mean = ReduceMean<keepdims = 0>(size)
+            penalty = Mul(mean, weight)
+            loss = Add(error, penalty)
+        """
+        )
+        backward = BACKWARD.replace(
+            "dy = Mul(d, two_over_n)",
+            """
+            dy_error = Mul(d, two_over_n)
+            sign = Sign(y)
+            dy_penalty = Mul(sign, weight_over_n)
+            dy = Add(dy_error, dy_penalty)
+        """,
+        )
+        constants = "float weight = {0.24}, float weight_over_n = {0.01}"
+        model = step(
+            forward=forward, backward=backward, constants=constants, outputs=f"{GRADIENTS}, float error, float mean"
+        )
+        check(model, "dw1 dw2", places="two_over_n:1 weight_over_n:1")
+
+    def test_a_weighted_gradient_penalty(self) -> None:
+        """0.1 * sum(log cosh(d loss / d x)): no function of the seed, but a second loss with a seed of its own."""
+        backward = """
+            dy = Mul(d, two_over_n)
+            wt = Transpose<perm = [1, 0]>(w)
+            dx = MatMul(dy, wt)
+            slope = Tanh(dx)
+            ddx = Mul(slope, tenth)
+            ddy = MatMul(ddx, w)
+            ddd = Mul(ddy, two_over_n)
+            back = Add(dy, ddd)
+            xt = Transpose<perm = [1, 0]>(x)
+            through_y = MatMul(xt, back)
+            ddxt = Transpose<perm = [1, 0]>(ddx)
+            through_w = MatMul(ddxt, dy)
+            dw = Add(through_y, through_w)
+        """
+        report = assert_same_step(linear_step(backward=backward, constants="float tenth = {0.1}"))
+        assert report.coverage == 1.0
+        assert {place.value for place in report.places} == {"two_over_n", "tenth"}
+
+
+class TestWeightDecay:
+    def test_in_the_gradient_that_sgd_takes(self) -> None:
+        nodes = "k1 = Mul(w1, decay)\n g1 = Add(dw1, k1)\n k2 = Mul(w2, decay)\n g2 = Add(k2, dw2)\n"
+        check(step(nodes + SGD, outputs=NEXT, constants=NUMBERS), "dw1 dw2", WEIGHTS)
+
+    def test_decoupled(self) -> None:
+        """w * (1 - 1e-4) - rate * g is an update."""
+        nodes = """
+            u1 = Mul(dw1, rate)
+            k1 = Mul(w1, keep)
+            w1_next = Sub(k1, u1)
+            u2 = Mul(dw2, rate)
+            k2 = Mul(w2, keep)
+            w2_next = Sub(k2, u2)
+        """
+        check(step(nodes, outputs=NEXT, constants=NUMBERS), "u1 u2", WEIGHTS)
+
+    def test_in_gradients_that_are_outputs(self) -> None:
+        """g + 0.002 * w is a gradient, though it depends on the weight and has its shape."""
+        nodes = "k1 = Mul(w1, decay)\n g1 = Add(dw1, k1)\n k2 = Mul(w2, decay)\n g2 = Add(k2, dw2)\n"
+        check(step(nodes, outputs="float[4,5] g1, float[5,3] g2", constants=NUMBERS), "dw1 dw2")
+
+    def test_gradients_as_outputs_beside_the_updates(self) -> None:
+        nodes = "k1 = Mul(w1, decay)\n g1 = Add(dw1, k1)\n k2 = Mul(w2, decay)\n g2 = Add(k2, dw2)\n"
+        model = step(nodes + SGD, outputs=f"float[4,5] g1, float[5,3] g2, {NEXT}", constants=NUMBERS)
+        check(model, "dw1 dw2", WEIGHTS)
+
+    def test_in_the_loss(self) -> None:
+        forward = (
+            FORWARD.replace("loss =", "error =")
+            + """
+            squares = Mul(w1, w1)
+            size = ReduceSum<keepdims = 0>(squares)
+            penalty = Mul(size, half_decay)
+            loss = Add(error, penalty)
+        """
+        )
+        backward = BACKWARD.replace("dw1 = ", "data = ") + "k1 = Mul(w1, decay)\n dw1 = Add(data, k1)\n"
+        constants = NUMBERS + ", float half_decay = {0.001}"
+        check(step(forward=forward, backward=backward, constants=constants), "data dw2")
+        clipped = step(CLIP_BY_NORM + SGD, forward=forward, backward=backward, constants=constants, outputs=NEXT)
+        check(clipped, "data dw2", WEIGHTS)
+
+
+class TestClipping:
+    def test_by_global_norm(self) -> None:
+        check(step(CLIP_BY_NORM + SGD, outputs=NEXT, constants=NUMBERS), "dw1 dw2", WEIGHTS)
+
+    def test_by_global_norm_for_an_optimizer_outside(self) -> None:
+        check(step(CLIP_BY_NORM, outputs="float[4,5] g1, float[5,3] g2", constants=NUMBERS), "dw1 dw2")
+
+    @pytest.mark.parametrize(
+        "clip", ["{g} = Clip({d}, low, high)", "c{g} = Min({d}, high)\n {g} = Max(c{g}, low)"], ids=["clip", "min-max"]
+    )
+    def test_by_value(self, clip: str) -> None:
+        nodes = "\n".join(clip.format(d=f"dw{i}", g=f"g{i}") for i in (1, 2))
+        check(step(f"{nodes}\n{SGD}", outputs=NEXT, constants=NUMBERS), "dw1 dw2", WEIGHTS)
+
+    def test_to_norm_one(self) -> None:
+        nodes = "\n".join(f"n{i} = ReduceL2<keepdims = 0>(dw{i})\n g{i} = Div(dw{i}, n{i})" for i in (1, 2))
+        check(step(f"{nodes}\n{SGD}", outputs=NEXT, constants=NUMBERS), "dw1 dw2", WEIGHTS)
+
+
+class TestState:
+    @pytest.mark.parametrize("shape", ["", "[1]"])
+    def test_learning_rate_as_an_input(self, shape: str) -> None:
+        model = step(PLAIN, inputs=f"float{shape} rate", outputs=NEXT)
+        check(model, "u1 u2", WEIGHTS)
+
+    def test_learning_rate_as_state(self) -> None:
+        model = step(
+            PLAIN + "rate_next = Mul(rate, keep)",
+            inputs="float rate",
+            outputs=f"{NEXT}, float rate_next",
+            constants="float keep = {0.99}",
+        )
+        check(model, "u1 u2", f"{WEIGHTS} rate=rate_next")
+
+    def test_counters(self) -> None:
+        model = step(
+            PLAIN + "n_next = Add(n, int_one)\n f_next = Add(f, one)\n m_next = Add(m, int_one)",
+            inputs="int64 n, float f, int64[1] m",
+            outputs=f"{NEXT}, int64 n_next, float f_next, int64[1] m_next",
+            constants=NUMBERS + ", int64 int_one = {1}",
+        )
+        check(model, "u1 u2", f"{WEIGHTS} n=n_next f=f_next m=m_next")
+
+    def test_average_of_the_loss(self) -> None:
+        model = step(
+            PLAIN + "kept = Mul(average, nine)\n added = Mul(loss, tenth)\n average_next = Add(kept, added)",
+            inputs="float average",
+            outputs=f"{NEXT}, float average_next",
+            constants=NUMBERS + ", float nine = {0.9}, float tenth = {0.1}",
+        )
+        check(model, "u1 u2", f"{WEIGHTS} average=average_next")
+
+    def test_average_of_a_weight(self) -> None:
+        model = step(
+            PLAIN + "kept = Mul(average, nine)\n added = Mul(w1_next, tenth)\n average_next = Add(kept, added)",
+            inputs="float[4,5] average",
+            outputs=f"{NEXT}, float[4,5] average_next",
+            constants=NUMBERS + ", float nine = {0.999}, float tenth = {0.001}",
+        )
+        check(model, "u1 u2", f"{WEIGHTS} average=average_next")
+
+    def test_adam(self) -> None:
+        model = step(
+            ADAM,
+            inputs="float[4,5] m, float[4,5] v, float count",
+            outputs="float[4,5] w1_next, float[4,5] m_next, float[4,5] v_next, float count_next",
+            constants=NUMBERS,
+        )
+        feeds = feeds_for(model, count=np.float32(3))
+        feeds["v"] = np.abs(feeds["v"])
+        check(model, "dw1", "w1=w1_next m=m_next v=v_next count=count_next", feeds=feeds)
+
+    def test_weights_as_plain_initializers(self) -> None:
+        """As GradientGraphBuilder makes them: no inputs at all; they become inputs, with their values."""
+        model = linear_step(
+            "u = Mul(dw, rate)\n w_next = Sub(w, u)",
+            inputs="",
+            outputs="float[4,3] w_next",
+            constants="float rate = {0.1}, float[4,3] w = {" + ", ".join(str(i / 8) for i in range(12)) + "}",
+        )
+        check(model, "u", "w=w_next")
+        session = gs.Session(gs.scale(model))
+        feeds = feeds_for(model)
+        losses = [float(session.step(feeds)["loss"]) for _ in range(20)]
+        assert losses == sorted(losses, reverse=True)
+        assert losses[-1] < 0.6 * losses[0]
+
+
+METRICS = {
+    "accuracy": """
+        chosen = ArgMax<axis = 1>(y)
+        right = ArgMax<axis = 1>(t)
+        hit = Equal(chosen, right)
+        hits = Cast<to = 1>(hit)
+        metric = ReduceMean<keepdims = 0>(hits)
+    """,
+    "mean-error": "size = Abs(d)\n metric = ReduceMean<keepdims = 0>(size)",
+    "largest-activation": "metric = ReduceMax<keepdims = 0>(a)",
+    "norm-of-a-weight": "metric = ReduceL2<keepdims = 0>(w1)",
+    "sum-of-a-weight": "metric = ReduceSum<keepdims = 0>(w1)",
+    "norm-of-a-gradient": "metric = ReduceL2<keepdims = 0>(dw1)",
+    "global-norm": "squares = Mul(dw1, dw1)\n total = ReduceSum<keepdims = 0>(squares)\n metric = Sqrt(total)",
+    "learning-rate": "metric = Mul(rate, one)",
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+class TestMetrics:
+    """A scalar output beside the loss is neither the loss nor a gradient, wherever it stands."""
+
+    def test_beside_gradients(self, name: str) -> None:
+        report = assert_same_step(step(METRICS[name], outputs=f"{GRADIENTS}, float metric", constants=NUMBERS))
+        assert found(report) == Found({"two_over_n:1"}, {"dw1", "dw2"}, {}, "loss")
+
+    def test_before_the_loss(self, name: str) -> None:
+        model = step(METRICS[name], outputs=f"{GRADIENTS}, float metric", constants=NUMBERS)
+        outputs = list(model.graph.output)
+        del model.graph.output[:]
+        model.graph.output.extend(reversed(outputs))
+        report = assert_same_step(model)
+        # The mean error depends on all that the backward pass reads, just as the loss does: either may be meant.
+        loss = report.loss if name == "mean-error" else "loss"
+        assert found(report) == Found({"two_over_n:1"}, {"dw1", "dw2"}, {}, loss)
+
+    def test_beside_updates(self, name: str) -> None:
+        report = assert_same_step(step(PLAIN + METRICS[name], outputs=f"{NEXT}, float metric", constants=NUMBERS))
+        gradients = {"dw1" if "dw1" in METRICS[name] else "u1", "u2"}
+        assert found(report) == Found({"two_over_n:1"}, gradients, {"w1": "w1_next", "w2": "w2_next"}, "loss")
+
+
+INVARIANT = {
+    "sign": "g1 = Sign(dw1)",
+    "mask": "above = Greater(dw1, zero)\n g1 = Cast<to = 1>(above)",
+    "over-its-largest": "size = Abs(dw1)\n top = ReduceMax<keepdims = 0>(size)\n g1 = Div(dw1, top)",
+    "over-its-norm": "norm = ReduceL2<keepdims = 0>(dw1)\n g1 = Div(dw1, norm)",
+}
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+def test_scale_invariant_uses_are_checked(name: str) -> None:
+    """An update that no scale can change still needs a finite gradient."""
+    model = step(f"{INVARIANT[name]}\n g2 = Identity(dw2)\n{SGD}", outputs=NEXT, constants=NUMBERS)
+    assert_same_step(model)
+    feeds = feeds_for(model)
+    # tanh keeps this out of dw2, so that dw1 alone is not finite.
+    feeds["x"][0, 0] = np.inf
+    actual, _ = run_once(gs.scale(model).model, feeds, EXACT)
+    assert not actual["all_finite"]
+    assert_same_bits(actual["w1_next"], feeds["w1"], "w1")
+    assert_same_bits(actual["w2_next"], feeds["w2"], "w2")
+
+
+def test_a_gradient_that_is_always_zero() -> None:
+    """A frozen weight's: no scale can enter, and none is needed."""
+    model = step("frozen = Mul(w1, zero)", outputs=f"{GRADIENTS}, float[4,5] frozen", constants=NUMBERS)
+    check(model, "dw1 dw2")
+
+
+def test_the_gradient_of_an_input() -> None:
+    model = step("w1t = Transpose<perm = [1, 0]>(w1)\n dx = MatMul(dh, w1t)", outputs=f"float[8,4] dx, {GRADIENTS}")
+    check(model, "dw1 dw2 dx")
+
+
+def test_a_gradient_and_a_multiple_of_it() -> None:
+    """One division serves both, and one check."""
+    model = step("tenth = Mul(dw1, rate)", outputs=f"float[4,5] tenth, {GRADIENTS}", constants=NUMBERS)
+    check(model, "dw1 dw2")
+
+
+def test_the_loss_as_two_outputs() -> None:
+    model = step("copy = Identity(loss)", outputs=f"float copy, {GRADIENTS}")
+    report = assert_same_step(model)
+    assert report.loss in ("loss", "copy")
+    assert {gradient.value for gradient in report.gradients} == {"dw1", "dw2"}
+
+
+def test_double_precision() -> None:
+    text = onnx.printer.to_text(step()).replace("float", "double")
+    model = onnx.parser.parse_model(text)
+    for loss_scale in (1024, "dynamic"):
+        actual, _ = run_once(gs.scale(model, loss_scale).model, feeds_for(model), EXACT)
+        assert_all_same_bits(actual, run_once(model, feeds_for(model), EXACT)[0])
+        assert actual["dw1"].dtype == np.float64

@@ -1,0 +1,207 @@
+"""Random small training graphs, scaled: they keep their gradients, to the last bit.
+
+Set GRAPHSCALE_TEST_PROFILE=deep for thousands of random graphs instead of the same few hundred each time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+import graphscale as gs
+from tests.build import assert_bitwise_equal
+from tests.random_graphs import Step, presentations, steps
+from tests.tape.evaluate import evaluate
+from tests.tape.render import Presentation, Rendered
+from tests.tape.trace import Var
+
+SCALE = np.float32(1024)
+DEEP = os.environ.get("GRAPHSCALE_TEST_PROFILE") == "deep"
+LEVELS = (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+
+
+def profile(examples: int) -> settings:
+    return settings(
+        max_examples=20 * examples if DEEP else examples,
+        derandomize=not DEEP,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
+    )
+
+
+@profile(200)
+@given(steps())
+def test_generated_gradients_are_gradients(step: Step) -> None:
+    """The generator itself: its gradients against finite differences, along a random direction."""
+    numbers = np.random.default_rng(0)
+    direction = {w: numbers.normal(size=w.shape) for w in step.gradients}
+    slope = sum(float((direction[w] * g.array).sum()) for w, g in step.gradients.items())
+    small = 1e-6
+    ahead, behind = (_loss_at(step, {w: w.array + t * d for w, d in direction.items()}) for t in (small, -small))
+    np.testing.assert_allclose((ahead - behind) / (2 * small), slope, rtol=1e-4, atol=1e-4)
+
+
+def _loss_at(step: Step, moved: Mapping[Var, np.ndarray]) -> float:
+    arrays = dict(moved)
+    for node in step.tape.nodes:
+        if node.output in step.tape.forward:
+            operands = [arrays.get(value, value.array) for value in node.inputs]
+            arrays[node.output] = evaluate(node.op_type, operands, node.attributes)
+    return float(arrays[step.loss])
+
+
+@profile(220)
+@given(st.data())
+def test_fixed_scale_keeps_every_bit(data: st.DataObject) -> None:
+    """Loss and state are found; each output has the bits it had; every backward contraction runs 1024 times larger."""
+    step = data.draw(steps())
+    rendered = step.render(data.draw(presentations(step)))
+    given_bytes = rendered.model.SerializeToString(deterministic=True)
+    result = gs.scale(rendered.model, float(SCALE))
+    again = gs.scale(rendered.model, float(SCALE))
+    assert rendered.model.SerializeToString(deterministic=True) == given_bytes
+    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+
+    _assert_found(step, rendered, result.report)
+    feeds = _feeds(step, rendered)
+    for level in LEVELS if data.draw(st.booleans()) else LEVELS[:1]:
+        expected = _run(rendered.model, feeds, level)
+        actual = _run(result.model, feeds, level)
+        for name, array in expected.items():
+            assert_bitwise_equal(actual[name], array, name)
+    _assert_covered(step, rendered, result, feeds)
+    event(f"{len(result.report.places)} places")
+
+
+def _assert_found(step: Step, rendered: Rendered, report: gs.Report) -> None:
+    names = rendered.names
+    assert report.loss == names[step.loss]
+    assert {(s.input, s.output) for s in report.state} == {(names[i], names[o]) for i, o in step.carried.items()}
+    gradients = {names[g] for g in step.gradients.values()}
+    assert {g.value for g in report.gradients if g.output} <= gradients
+    forward = {names[value] for value in step.tape.forward}
+    assert not {g.value for g in report.gradients} & forward
+
+
+def _assert_covered(step: Step, rendered: Rendered, result: gs.ScaledModel, feeds: Mapping[str, np.ndarray]) -> None:
+    assert result.report.coverage == 1.0, result.report.missed
+    before = _run(_with_all_outputs(rendered.model), feeds)
+    after = _run(_with_all_outputs(result.model), feeds)
+    for value in step.tape.contractions:
+        name = rendered.names[value]
+        scaled = after.get(f"{name}.scaled", after[name])
+        np.testing.assert_array_equal(scaled, before[name] * SCALE, err_msg=f"contraction {name} is not scaled")
+
+
+@profile(220)
+@given(st.data())
+def test_dynamic_scale_skips_nonfinite_steps(data: st.DataObject) -> None:
+    """A finite step is the one without scaling; a step with a non-finite gradient changes the scale and no state."""
+    step = data.draw(steps())
+    rendered = step.render(data.draw(presentations(step)))
+    result = gs.scale(rendered.model)
+    feeds = _feeds(step, rendered)
+    expected, actual = (_run(model, feeds) for model in (rendered.model, result.model))
+    for name, array in expected.items():
+        assert_bitwise_equal(actual[name], array, name)
+    finite, scale = result.model.graph.output[-1].name, _next_scale(result)
+    assert actual[finite]
+    assert actual[scale] == 2**15
+
+    poisoned = _poison(step, rendered, feeds, random.Random(data.draw(st.integers(0, 9999))))
+    before = _run(_with_all_outputs(rendered.model), poisoned)
+    after = _run(result.model, poisoned)
+    harmless = all(np.isfinite(before[rendered.names[g]]).all() for g in step.gradients.values())
+    event(f"harmless: {harmless}")
+    assert bool(after[finite]) == harmless
+    assert after[scale] == (2**15 if harmless else 2**14)
+    if not harmless:
+        for state, following in step.carried.items():
+            old = poisoned.get(rendered.names[state], _numbers(state))
+            assert_bitwise_equal(after[rendered.names[following]], old, rendered.names[state])
+
+
+def _next_scale(result: gs.ScaledModel) -> str:
+    name = next(s.input for s in result.report.state if s.input.startswith("current_loss_scale"))
+    return f"{name}.next"
+
+
+def _poison(
+    step: Step, rendered: Rendered, feeds: Mapping[str, np.ndarray], choices: random.Random
+) -> dict[str, np.ndarray]:
+    """An Inf or a NaN in one number of the batch, or of a weight."""
+    exposed = [v for v in step.tape.leaves if rendered.names[v] in feeds and v.kind != "state" and v.shape]
+    exposed = [v for v in exposed if v.array.dtype.kind == "f"]
+    if not exposed:
+        return dict(feeds)
+    name = rendered.names[choices.choice(exposed)]
+    array = feeds[name].copy()
+    array.flat[choices.randrange(array.size)] = choices.choice((np.inf, -np.inf, np.nan))
+    return {**feeds, name: array}
+
+
+@profile(150)
+@given(st.data())
+def test_presentation_does_not_matter(data: st.DataObject) -> None:
+    """Names, order, shared or copied constants, missing types: the same gradients and state are found."""
+    step = data.draw(steps())
+    how = data.draw(presentations(step))
+    plain = Presentation(weights=how.weights)
+    assert _findings(step, how) == _findings(step, plain)
+
+
+def _findings(step: Step, how: Presentation) -> tuple[object, ...]:
+    rendered = step.render(how)
+    values = {name: value for value, name in rendered.names.items()}
+    report = gs.inspect(rendered.model)
+    return (
+        values[report.loss],
+        {values[gradient.value] for gradient in report.gradients},
+        {(values[s.input], values[s.output or ""]) for s in report.state},
+        report.coverage,
+        report.contractions,
+    )
+
+
+def _feeds(step: Step, rendered: Rendered) -> dict[str, np.ndarray]:
+    kept = {tensor.name for tensor in rendered.model.graph.initializer}
+    return {rendered.names[v]: _numbers(v) for v in step.tape.leaves if rendered.names[v] not in kept}
+
+
+def _numbers(value: Var) -> np.ndarray:
+    return value.array.astype(np.float32) if value.array.dtype.kind == "f" else value.array
+
+
+def _with_all_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    present = {output.name for output in copy.graph.output}
+    for name in _computed_names(copy):
+        if name not in present:
+            copy.graph.output.add().name = name
+    return copy
+
+
+def _computed_names(model: onnx.ModelProto) -> Iterator[str]:
+    for node in model.graph.node:
+        yield from node.output
+
+
+def _run(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], level: ort.GraphOptimizationLevel = LEVELS[0]
+) -> dict[str, np.ndarray]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
