@@ -4,8 +4,7 @@
 
 The graph is a deep residual network (MatMul, bias, ReLU, skip connection), its backward pass and SGD, 17 nodes a layer,
 written with onnx_ir. Both jobs start from the file and end with a file, alternate within one process, and are counted
-by their medians. Times are the
-process's CPU time, since both jobs are single-threaded and other processes then disturb them less:
+by the medians of their CPU times: both are single-threaded, and other processes disturb CPU time less than wall time.
 
     bare        onnx_ir.load, onnx_ir.save
     graphscale  graphscale.scale (load, analyse, rewrite, prove, stamp), save

@@ -33,7 +33,6 @@ from graphscale.passes import (
     ScaleLoss,
     UnscaleGradients,
     UpdateLossScale,
-    rewrite_of,
 )
 from graphscale.report import GradientReport, PlaceReport, Report, StateReport
 from graphscale.targets import check_versions, get_target
@@ -112,7 +111,7 @@ def scale(
         passes(work)
     except PassError as error:
         raise _cause(error) from error
-    rewrite = rewrite_of(work, "scale")
+    rewrite = Rewrite.detach(work)
     _prove(work, rewrite)
     found = rewrite.report
     report = dataclasses.replace(
@@ -128,7 +127,6 @@ def scale(
         proved=True,
     )
     _stamp(work, rewrite, policy, report)
-    del work.meta["graphscale.rewrite"]
     return ScaledModel(io.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 

@@ -213,9 +213,9 @@ def has_cuda() -> bool:
         [value("y", onnx.TensorProto.FLOAT, [1])],
     )
     model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CUDAExecutionProvider"])
+    ort.set_default_logger_severity(4)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CUDAExecutionProvider"])
+    ort.set_default_logger_severity(2)
     return "CUDAExecutionProvider" in session.get_providers()
 
 

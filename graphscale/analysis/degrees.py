@@ -21,8 +21,16 @@ ZERO: Degree = None
 class Degrees:
     """The degrees of values, those inside of subgraphs among them; what is not in `values` has degree 0."""
 
-    def __init__(self, values: dict[ir.Value, Degree] | None = None) -> None:
+    def __init__(self, values: dict[ir.Value, Degree] | None = None, symbol: ir.Value | None = None) -> None:
         self.values: dict[ir.Value, Degree] = {} if values is None else values
+        self._symbol = symbol
+
+    def is_symbol(self, value: ir.Value | None) -> bool:
+        """Whether a value is the symbol S itself, or a cast of it: what may be divided out."""
+        node = None if value is None else value.producer()
+        if node is not None and node.op_type == "Cast":
+            value = node.inputs[0]
+        return value is not None and value is self._symbol
 
     def edge(self, node: ir.Node, index: int) -> Degree:
         """The degree with which a node reads its input."""
@@ -65,7 +73,7 @@ def evaluate(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
     carrying = tuple(i for i, d in degrees.items() if d not in (0, ZERO))
     if rule is None:
         return Conflict(node, carrying, unknown=True) if carrying else [0] * len(node.outputs)
-    result = _apply(node, rule, degrees, carrying)
+    result = _apply(node, rule, degrees, carrying, known)
     if isinstance(result, Conflict):
         return result
     if result not in (0, ZERO):
@@ -75,10 +83,14 @@ def evaluate(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
     return [result if rule.has_degree(i) else 0 for i in range(len(node.outputs))]
 
 
-def _apply(node: ir.Node, rule: Rule, degrees: Mapping[int, Degree], carrying: tuple[int, ...]) -> Degree | Conflict:
-    if rule.kind is Kind.DEGREE_0:
+def _apply(
+    node: ir.Node, rule: Rule, degrees: Mapping[int, Degree], carrying: tuple[int, ...], known: Degrees
+) -> Degree | Conflict:
+    if rule.kind is Kind.SHAPE:
         return 0
-    if rule.kind is Kind.NONLINEAR:
+    # A sign, a comparison, or a quotient of gradients has degree 0 by itself; but what follows from it depends on
+    # whether the gradient is finite, so that it is unscaled, and checked, as for a non-linear use.
+    if rule.kind in (Kind.NONLINEAR, Kind.DEGREE_0):
         return Conflict(node, carrying) if carrying else 0
     data = tuple(i for i in rule.operands(len(node.inputs)) if i in degrees)
     allowed = {*data, rule.addend}
@@ -87,10 +99,14 @@ def _apply(node: ir.Node, rule: Rule, degrees: Mapping[int, Degree], carrying: t
         return Conflict(node, stray)
     if rule.kind in (Kind.LINEAR, Kind.COMPARE):
         agreed = _agree(node, data, degrees)
-        return 0 if rule.kind is Kind.COMPARE and not isinstance(agreed, Conflict) else agreed
+        if rule.kind is Kind.COMPARE and agreed not in (0, ZERO) and not isinstance(agreed, Conflict):
+            return Conflict(node, carrying)
+        return agreed
     if any(degrees[i] is ZERO for i in data):
         return ZERO
     if rule.kind is Kind.QUOTIENT:
+        if degrees[data[1]] and not known.is_symbol(node.inputs[data[1]]):
+            return Conflict(node, carrying)
         difference = (degrees[data[0]] or 0) - (degrees[data[1]] or 0)
         return difference if difference in (0, 1) else Conflict(node, carrying)
     total = sum(degrees[i] or 0 for i in data)

@@ -6,7 +6,7 @@ node that still wants the old value, unless that reader is an ancestor of what i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -14,6 +14,8 @@ from graphscale.analysis.rules import MICROSOFT
 from graphscale.analysis.values import captured_values, main_node, main_nodes
 
 __all__ = ["in_place_writes", "unordered_readers"]
+
+_VIEWS = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"}
 
 
 def in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -38,7 +40,7 @@ def unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]
     for write in writes:
         state = write.inputs[0]
         assert state is not None
-        readers = {main_node(owners, use.node): None for use in state.uses()}
+        readers = dict.fromkeys(_readers(state, owners))
         for reader in readers:
             if reader is not write:
                 pairs.setdefault(reader, []).append(bit)
@@ -57,3 +59,18 @@ def unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]
     for write in writes:
         if late.get(write):
             yield write, late[write]
+
+
+def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node]) -> Iterator[ir.Node]:
+    """The nodes that read a state's buffer, directly or through a view of it.
+
+    ONNX Runtime lets a view share the buffer of its input, and removes pairs of Transpose.
+    """
+    pending = [state]
+    while pending:
+        for node, index in pending.pop().uses():
+            if node.op_type in _VIEWS and node.domain == "" and index == 0:
+                pending.extend(node.outputs)
+                if not node.outputs[0].is_graph_output():
+                    continue
+            yield main_node(owners, node)

@@ -74,7 +74,7 @@ def _is_differentiable(value: ir.Value) -> bool:
         if node is None:
             return True
         rule = rule_of(node)
-        if rule is not None and rule.kind in (Kind.DEGREE_0, Kind.COMPARE):
+        if rule is not None and rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE):
             continue
         for operand in node.inputs:
             if operand is None or operand in seen or not is_float(operand) or constant_tensor(operand) is not None:

@@ -65,7 +65,7 @@ def certain_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[U
     # A loss that is linear in its operands has cotangents of inputs and constants; one that is quadratic has the
     # residual itself, a value of the forward pass.
     constants = [use for use in uses if _is_constant(topology, read(use)) and not is_scalar(read(use))]
-    residuals = [use for use in uses if read(use) in topology.tail and read(use) in topology.activation_dependent]
+    residuals = [use for use in uses if _is_residual(topology, _viewed(topology, read(use)))]
     for group in (candidates, constants, residuals):
         if group:
             return (max(group, key=lambda use: _rank(topology, read(use))),)
@@ -198,19 +198,29 @@ def _is_constant(topology: Topology, value: ir.Value) -> bool:
     return (filled or constant_tensor(value) is not None) and not is_known_zero(value)
 
 
-def _is_saved(topology: Topology, value: ir.Value) -> bool:
-    """Whether a value is a forward value, a weight or an input, seen through views and casts: no cotangent."""
+def _viewed(topology: Topology, value: ir.Value) -> ir.Value:
+    """What a backward value is a view or a cast of; the value itself if it is none."""
     while topology.is_backward(value):
         node = value.producer()
         assert node is not None
         rule = rule_of(node)
         if rule is None or rule.kind is not Kind.LINEAR or rule.gradient:
-            return False
+            break
         data = rule.operands(len(node.inputs))
         if len(data) != 1 or node.inputs[data[0]] is None:
-            return False
+            break
         value = read(Use(node, data[0]))
-    return not _is_constant(topology, value)
+    return value
+
+
+def _is_saved(topology: Topology, value: ir.Value) -> bool:
+    """Whether a value is a forward value, a weight or an input, seen through views and casts: no cotangent."""
+    source = _viewed(topology, value)
+    return not topology.is_backward(source) and not _is_constant(topology, source)
+
+
+def _is_residual(topology: Topology, value: ir.Value) -> bool:
+    return value in topology.tail and value in topology.activation_dependent
 
 
 def _keeps_degree(use: Use) -> bool:

@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degrees, evaluate
 from graphscale.analysis.hazards import unordered_readers
-from graphscale.analysis.values import node_name, rule_of, subgraphs
+from graphscale.analysis.rules import IN_PLACE, Kind
+from graphscale.analysis.values import captured_values, node_name, rule_of, subgraphs
 from graphscale.errors import ProofError
 
 __all__ = ["Proof", "prove"]
@@ -67,10 +68,12 @@ def prove(
         raise ProofError(f"the loss {loss.name!r} would depend on the loss scale")
     if all_finite is not None:
         _prove_guards(graph, all_finite, guarded)
+        checked = tuple(checked)
         reach = _ancestors(all_finite)
         for value in checked:
             if value not in reach:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
+        _prove_checked(graph, scale, set(checked), rule_nodes, {*exempt})
     for write, readers in unordered_readers(graph):
         names = ", ".join(node_name(node) for node in readers)
         state = write.inputs[0]
@@ -79,7 +82,7 @@ def prove(
 
 
 def _degrees(graph: ir.Graph, scale: ir.Value, rule_nodes: frozenset[ir.Node]) -> Degrees:
-    degrees = Degrees({scale: 1})
+    degrees = Degrees({scale: 1}, symbol=scale)
     for node in graph:
         if node in rule_nodes:
             continue
@@ -88,6 +91,28 @@ def _degrees(graph: ir.Graph, scale: ir.Value, rule_nodes: frozenset[ir.Node]) -
             raise ProofError(f"the loss scale does not cancel out: {result}")
         degrees.values.update((v, d) for v, d in zip(node.outputs, result, strict=True) if d != 0)
     return degrees
+
+
+def _prove_checked(
+    graph: ir.Graph,
+    scale: ir.Value,
+    checked: set[ir.Value],
+    rule_nodes: frozenset[ir.Node],
+    exempt: set[ir.Value],
+) -> None:
+    """Whatever the scale reaches, by whatever way, it reaches through a value that is tested for finiteness."""
+    found = {scale}
+    for node in graph:
+        rule = rule_of(node)
+        if node in rule_nodes or (rule is not None and rule.kind is Kind.SHAPE):
+            continue
+        if any(operand in found for operand in (*node.inputs, *captured_values(node))):
+            found.update(value for value in node.outputs if value not in checked)
+            if (node.domain, node.op_type) in IN_PLACE:
+                raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
+    for value in graph.outputs:
+        if value in found and value not in exempt:
+            raise ProofError(f"output {value.name!r} would depend on a gradient that is not tested for finiteness")
 
 
 def _prove_guards(graph: ir.Graph, all_finite: ir.Value, guarded: Sequence[ir.Value]) -> None:

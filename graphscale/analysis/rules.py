@@ -28,6 +28,7 @@ class Kind(enum.Enum):
     PRODUCT = "the degrees of the factors add up"
     QUOTIENT = "the degree of the divisor is subtracted"
     COMPARE = "the operands must agree in degree; the result has degree 0"
+    SHAPE = "the result depends on the shape of what goes in alone"
     DEGREE_0 = "the result has degree 0, whatever goes in"
     NONLINEAR = "everything that goes in must have degree 0"
     BODY = "the degrees follow from the operator's subgraphs"
@@ -110,8 +111,9 @@ _add(Rule(Kind.QUOTIENT, data=(0, 1)), "Div")
 
 # --- ai.onnx: results that carry no scale ---------------------------------------------------------------------------
 _add(Rule(Kind.COMPARE), "Equal Greater GreaterOrEqual Less LessOrEqual")
-_add(Rule(Kind.DEGREE_0), "Shape Size IsNaN IsInf Sign ArgMax ArgMin Not And Or Xor EyeLike RandomNormalLike")
-_add(Rule(Kind.DEGREE_0), "RandomUniformLike Constant ConstantOfShape Range RandomNormal RandomUniform NonZero")
+_add(Rule(Kind.SHAPE), "Shape Size EyeLike RandomNormalLike RandomUniformLike")
+_add(Rule(Kind.DEGREE_0), "IsNaN IsInf Sign ArgMax ArgMin Not And Or Xor")
+_add(Rule(Kind.DEGREE_0), "Constant ConstantOfShape Range RandomNormal RandomUniform NonZero")
 _add(
     Rule(Kind.DEGREE_0),
     "SequenceLength SequenceEmpty OptionalHasElement BitShift BitwiseAnd BitwiseOr BitwiseXor",
@@ -219,6 +221,3 @@ IN_PLACE = IN_PLACE_ACCUMULATORS | {
         *("InplaceClipGradNorm", "ZeroGradient"),
     )
 }
-
-# --- graphscale's own function: it reads the scale, and by definition not as a factor -------------------------------
-_add(Rule(Kind.DEGREE_0), "UpdateLossScale", "graphscale")

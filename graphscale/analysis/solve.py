@@ -202,11 +202,12 @@ class Solver:
             )
         if self._seed is None and conflict.others and self._scale_others(conflict):
             return
-        if not conflict.operands:
+        uses = [Use(conflict.node, i) for i in conflict.operands]
+        first = min(uses, key=lambda use: self._age(read(use)), default=None)
+        if first is None or self._is_inner(read(first)):
             self._unscale_entering(node, conflict)
-            return
-        uses = (Use(conflict.node, i) for i in conflict.operands)
-        self._unscale(min(uses, key=lambda use: self._age(read(use))), conflict)
+        else:
+            self._unscale(first, conflict)
 
     def _scale_others(self, conflict: Conflict) -> bool:
         """At a sum of degrees 1 and 0, scale the second loss that the operands of degree 0 belong to."""
@@ -272,8 +273,15 @@ class Solver:
                 return index
         return None
 
+    def _is_inner(self, value: ir.Value) -> bool:
+        """Whether a value belongs to a subgraph, where no division by the scale is put."""
+        producer = value.producer()
+        if producer is not None:
+            return producer not in self.topology.index
+        return value not in self.topology.states and not value.is_initializer()
+
     def _unscale_entering(self, node: ir.Node, conflict: Conflict) -> None:
-        """A conflict within a subgraph that no operand explains: unscale all that enters it."""
+        """A conflict between values within a subgraph: unscale all that enters it."""
         for value in self.topology.operands(node):
             if self.plan.values.get(value, 0) not in (0, ZERO):
                 unscale = self.plan.unscale(value)

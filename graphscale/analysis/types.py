@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.analysis.rules import Kind
-from graphscale.analysis.values import rule_of
+from graphscale.analysis.values import rule_of, subgraphs
 from graphscale.errors import UnsupportedModelError
 
 __all__ = ["dtype_of"]
@@ -33,8 +33,13 @@ def dtype_of(value: ir.Value) -> ir.DataType:
         if node.op_type == "ConstantOfShape":
             fill = node.attributes.get("value")
             return ir.DataType.FLOAT if fill is None else fill.as_tensor().dtype
+        body = next(subgraphs(node), None)
+        if body is not None:
+            offset = 1 if node.op_type == "Loop" else 0
+            current = body.outputs[offset + (current.index() or 0)]
+            continue
         rule = rule_of(node)
-        if rule is None or rule.kind in (Kind.DEGREE_0, Kind.COMPARE, Kind.BODY):
+        if rule is None or rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE, Kind.BODY):
             break
         data = [node.inputs[i] for i in rule.operands(len(node.inputs))]
         # An operand that says its dtype spares the way up.

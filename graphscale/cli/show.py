@@ -22,12 +22,14 @@ def show_report(report: Report, as_json: bool, title: str) -> None:
         json.dump(report.to_dict(), sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    table = Table(title=title, title_justify="left", show_header=False, show_edge=False, pad_edge=False)
+    table = Table(show_header=False, show_edge=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, lines in _rows(report):
         table.add_row(name, Text("\n".join(lines)))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(Text(title), soft_wrap=True)
+    console.print(table)
     for warning in report.warnings:
         Console(stderr=True, highlight=False).print(Text(f"warning: {warning}"))
 

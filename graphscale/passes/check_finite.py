@@ -27,7 +27,7 @@ class CheckFinite(InPlacePass):
     """
 
     def call(self, model: ir.Model) -> PassResult:
-        rewrite = rewrite_of(model, NAME)
+        rewrite = rewrite_of(model, NAME, after="unscale-gradients")
         if isinstance(rewrite.bound.policy, FixedLossScale) and not rewrite.skip_nonfinite:
             return PassResult(model, modified=False)
         rewrite.all_finite = rewrite.bound.check([gradient.unscaled for gradient in rewrite.gradients])

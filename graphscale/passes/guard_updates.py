@@ -35,10 +35,11 @@ class GuardUpdates(InPlacePass):
     """
 
     def call(self, model: ir.Model) -> PassResult:
-        rewrite = rewrite_of(model, NAME)
+        rewrite = rewrite_of(model, NAME, after="check-finite")
         graph, finite = rewrite.training_graph, rewrite.all_finite
+        changed = False
         for update in graph.updates:
-            _carry(rewrite, update, finite)
+            changed |= _carry(rewrite, update, finite)
         if finite is not None:
             for node in graph.accumulators:
                 _guard_accumulator(rewrite, node, finite)
@@ -49,13 +50,16 @@ class GuardUpdates(InPlacePass):
             # Guards that stand before what they read, and the check at the end: restore the order.
             model.graph.sort()
             rewrite.bound.editor.output(finite)
-        return PassResult(model, modified=bool(graph.updates) or finite is not None)
+        return PassResult(model, modified=changed or finite is not None)
 
 
-def _carry(rewrite: Rewrite, update: Update, finite: ir.Value | None) -> None:
+def _carry(rewrite: Rewrite, update: Update, finite: ir.Value | None) -> bool:
+    """Guard one piece of carried state, and write it in place where the target can; whether that changed anything."""
     editor, state, new = rewrite.bound.editor, update.input, update.output
+    promoted = False
     if state.is_initializer() and not state.is_graph_input():
         editor.graph.inputs.append(state)
+        promoted = True
     if finite is not None:
         outputs = [(f"{new.name}.guarded", dtype_of(new), shape_like(new))]
         guarded = editor.node(NAME, "Where", [finite, new, state], outputs).outputs[0]
@@ -66,6 +70,7 @@ def _carry(rewrite: Rewrite, update: Update, finite: ir.Value | None) -> None:
         rewrite.bound.write_in_place(state, new, NAME)
         editor.graph.outputs.remove(new)
     rewrite.carried.append(Carried(state, new, in_place))
+    return promoted or in_place or finite is not None
 
 
 def _guard_accumulator(rewrite: Rewrite, node: ir.Node, finite: ir.Value) -> None:

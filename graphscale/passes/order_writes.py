@@ -24,5 +24,5 @@ class OrderWrites(InPlacePass):
     """
 
     def call(self, model: ir.Model) -> PassResult:
-        rewrite = rewrite_of(model, NAME)
+        rewrite = rewrite_of(model, NAME, after="guard-updates")
         return PassResult(model, modified=order_writes(rewrite.bound.editor))

@@ -59,6 +59,7 @@ class Rewrite:
         gradients: filled by `UnscaleGradients`.
         all_finite: the scalar bool value, set by `CheckFinite`.
         carried: filled by `GuardUpdates`.
+        done: the passes that ran, in order.
     """
 
     training_graph: TrainingGraph
@@ -69,19 +70,35 @@ class Rewrite:
     gradients: list[Gradient] = dataclasses.field(default_factory=list)
     all_finite: ir.Value | None = None
     carried: list[Carried] = dataclasses.field(default_factory=list)
+    done: list[str] = dataclasses.field(default_factory=lambda: ["scale-loss"])
 
     def attach(self, model: ir.Model) -> None:
         """Let the following passes find this."""
         model.meta[_KEY] = self
 
+    @staticmethod
+    def under_way(model: ir.Model) -> bool:
+        """Whether `ScaleLoss` has run on this model."""
+        return _KEY in model.meta
 
-def rewrite_of(model: ir.Model, pass_name: str) -> Rewrite:
-    """Return the rewrite under way.
+    @staticmethod
+    def detach(model: ir.Model) -> Rewrite:
+        """End the rewrite under way, and return it."""
+        rewrite = model.meta.pop(_KEY)
+        assert isinstance(rewrite, Rewrite)
+        return rewrite
+
+
+def rewrite_of(model: ir.Model, pass_name: str, after: str = "scale-loss") -> Rewrite:
+    """Return the rewrite under way, and note that this pass runs now.
 
     Raises:
-        PassOrderError: `ScaleLoss` has not run on this model.
+        PassOrderError: the pass that must come before has not run on this model, or this one has.
     """
     rewrite = model.meta.get(_KEY)
-    if not isinstance(rewrite, Rewrite):
-        raise PassOrderError(f"{pass_name} works on what scale-loss left behind; run ScaleLoss on this model first")
+    if not isinstance(rewrite, Rewrite) or after not in rewrite.done:
+        raise PassOrderError(f"{pass_name} works on what {after} left behind; run {after} on this model first")
+    if pass_name in rewrite.done:
+        raise PassOrderError(f"{pass_name} has run on this model already; run it once")
+    rewrite.done.append(pass_name)
     return rewrite

@@ -16,8 +16,9 @@ from graphscale.analysis.types import dtype_of
 from graphscale.analysis.values import main_node, main_nodes, uses_of
 from graphscale.bound import BoundLossScale
 from graphscale.editing import Editor, Position, replace_reads, shape_like
-from graphscale.errors import InvalidLossScaleError
+from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
 from graphscale.loss_scale import get
+from graphscale.metadata import is_scaled
 from graphscale.passes.rewrite import Rewrite
 
 __all__ = ["ScaleLoss"]
@@ -56,6 +57,8 @@ class ScaleLoss(InPlacePass):
     expose_scaled_loss: bool = False
 
     def call(self, model: ir.Model) -> PassResult:
+        if Rewrite.under_way(model) or is_scaled(model):
+            raise AlreadyScaledError("scale-loss: the model already carries a loss scale; scale the original graph")
         policy = get(self.loss_scale)
         if policy is None:
             raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")

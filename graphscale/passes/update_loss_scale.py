@@ -7,7 +7,6 @@ import dataclasses
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
-from graphscale.errors import PassOrderError
 from graphscale.loss_scale import FixedLossScale
 from graphscale.passes.rewrite import Carried, rewrite_of
 
@@ -27,11 +26,10 @@ class UpdateLossScale(InPlacePass):
     """
 
     def call(self, model: ir.Model) -> PassResult:
-        rewrite = rewrite_of(model, NAME)
+        rewrite = rewrite_of(model, NAME, after="check-finite")
         if isinstance(rewrite.bound.policy, FixedLossScale):
             return PassResult(model, modified=False)
-        if rewrite.all_finite is None:
-            raise PassOrderError("update-loss-scale reads the finite check; run CheckFinite before it")
+        assert rewrite.all_finite is not None
         rewrite.bound.write(rewrite.all_finite)
         in_place = rewrite.bound.target.in_place
         rewrite.carried += [Carried(state, value, in_place) for state, value in rewrite.bound.next_state.items()]

@@ -88,6 +88,7 @@ class Tape:
         forward: the values that the forward pass computes.
         cotangents: what the chain rule has computed: for each value with a cotangent, that cotangent.
         contractions: the results of all products over an axis that have a cotangent for a factor.
+        bare: whether such a cotangent is an input of the graph itself.
     """
 
     def __init__(self, choices: random.Random, numbers: np.random.Generator, style: Style) -> None:
@@ -99,6 +100,7 @@ class Tape:
         self.forward: frozenset[Var] = frozenset()
         self.cotangents: dict[Var, Var] = {}
         self.contractions: list[Var] = []
+        self.bare = False
         self.in_backward = False
         self._entries: list[Entry] = []
         self._recording = True
@@ -195,6 +197,7 @@ class Tape:
             if entry.output not in pending:
                 continue
             cotangent = self._total(pending.pop(entry.output))
+            self.bare |= cotangent.kind == "input"
             self.cotangents[entry.output] = cotangent
             for i, operand in enumerate(entry.inputs):
                 if operand.needs:

@@ -1,0 +1,287 @@
+"""The public surface: names, signatures, kinds of models, and what a scaled graph carries. It may grow, not change."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale import errors
+from tests.build import LINEAR, LINEAR_BACKWARD, feeds_for, linear_step, step
+from tests.conftest import MODELS, initial_values, load_example, run_once
+
+PINNED = {
+    "DynamicLossScale",
+    "FixedLossScale",
+    "GraphscaleError",
+    "LossScale",
+    "ScaledModel",
+    "Session",
+    "get",
+    "inspect",
+    "scale",
+}
+MOMENTUM = MODELS / "pytorch" / "mlp_momentum.onnx"
+LOSS_SCALE_STATE = {"current_loss_scale", "good_steps"}
+
+
+def properties(carrier: Any) -> dict[str, str]:
+    return {entry.key: entry.value for entry in carrier.metadata_props}
+
+
+class TestNames:
+    def test_they_are_there(self) -> None:
+        assert set(gs.__all__) >= PINNED
+        assert gs.__all__ == sorted(gs.__all__)
+        for name in gs.__all__:
+            assert inspect.getdoc(getattr(gs, name)), f"{name} has no docstring"
+
+    def test_signatures(self) -> None:
+        analysis = "*, loss=None, seed=None, gradients=None, updates=None"
+        pinned = {
+            gs.scale: f"model, loss_scale='dynamic', {analysis}, target='onnx'",
+            gs.inspect: f"model, {analysis}",
+            gs.Session: "model, providers=None, session_options=None, state=None",
+            gs.FixedLossScale: "loss_scale_value",
+            gs.DynamicLossScale: "initial_loss_scale=32768, increment_period=2000, multiplier=2.0",
+            gs.get: "identifier",
+            gs.ScaledModel.save: "self, path",
+            gs.Session.step: "self, feeds",
+            gs.LossScale.bind: "self, graph, target='onnx'",
+        }
+        for function, expected in pinned.items():
+            parameters = list(inspect.signature(function).parameters.values())
+            words = []
+            for parameter in parameters:
+                if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
+                    words.append("*")
+                default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+                words.append(parameter.name + default)
+            assert ", ".join(words).startswith(expected), function
+            # What came later is optional, and given by keyword.
+            for word, parameter in zip(reversed(words), reversed(parameters), strict=False):
+                if word in expected:
+                    break
+                assert parameter.kind is parameter.KEYWORD_ONLY
+                assert parameter.default is not parameter.empty
+
+    def test_errors_have_one_base(self) -> None:
+        for name in errors.__all__:
+            assert issubclass(getattr(errors, name), gs.GraphscaleError)
+        assert issubclass(errors.InvalidLossScaleError, ValueError)
+
+    @pytest.mark.parametrize("module", ["graphscale", "graphscale.cli", "graphscale.passes"])
+    def test_importing_is_light(self, module: str) -> None:
+        """No runtime and no framework: those that transform graphs offline need none."""
+        code = f"import sys, {module}; print(*sorted(name for name in sys.modules if '.' not in name))"
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        loaded = set(result.stdout.split())
+        assert "onnx_ir" in loaded
+        assert not loaded & {"onnxruntime", "torch", "matplotlib", "sklearn", "jax", "tensorflow"}
+
+
+class TestKindsOfModels:
+    def test_a_path(self) -> None:
+        for path in (MOMENTUM, str(MOMENTUM)):
+            assert isinstance(gs.scale(path).model, ir.Model)
+
+    def test_an_ir_model(self) -> None:
+        model = ir.load(MOMENTUM)
+        before, nodes = ir.to_proto(model).SerializeToString(deterministic=True), list(model.graph)
+        scaled = gs.scale(model).model
+        assert isinstance(scaled, ir.Model)
+        assert scaled is not model
+        assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+        assert list(model.graph) == nodes
+        assert not model.meta
+
+    def test_a_proto(self) -> None:
+        model = onnx.load(MOMENTUM)
+        before = model.SerializeToString(deterministic=True)
+        scaled = gs.scale(model).model
+        assert isinstance(scaled, onnx.ModelProto)
+        assert model.SerializeToString(deterministic=True) == before
+        onnx.checker.check_model(scaled)
+
+    def test_they_give_the_same(self, tmp_path: Path) -> None:
+        results = [gs.scale(model) for model in (MOMENTUM, ir.load(MOMENTUM), onnx.load(MOMENTUM))]
+        assert results[0].report == results[1].report == results[2].report
+        written = []
+        for result in results:
+            result.save(tmp_path / "scaled.onnx")
+            written.append(onnx.load(tmp_path / "scaled.onnx"))
+        assert written[0].graph == written[1].graph == written[2].graph
+        assert properties(written[0]) == properties(written[1]) == properties(written[2])
+
+    def test_a_refusal_changes_nothing(self) -> None:
+        model = ir.from_proto(step())
+        before = ir.to_proto(model).SerializeToString(deterministic=True)
+        with pytest.raises(gs.GraphscaleError):
+            gs.scale(model, updates={"dw2": "w1"})
+        assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+    def test_a_scaled_one_is_refused_in_every_form(self, tmp_path: Path) -> None:
+        result = gs.scale(MOMENTUM)
+        result.save(tmp_path / "scaled.onnx")
+        for model in (result.model, ir.to_proto(result.model), tmp_path / "scaled.onnx"):
+            with pytest.raises(errors.AlreadyScaledError):
+                gs.scale(model)
+            assert gs.inspect(model) == result.report
+
+    def test_a_session_takes_every_form(self, tmp_path: Path) -> None:
+        feeds = load_example("pytorch/mlp_momentum").feeds
+        result = gs.scale(MOMENTUM)
+        result.save(tmp_path / "scaled.onnx")
+        carried = {state.input for state in result.report.state} - LOSS_SCALE_STATE
+        state = {name: feeds[name] for name in carried}
+        batch = {name: array for name, array in feeds.items() if name not in carried}
+        for model in (result, result.model, ir.to_proto(result.model), tmp_path / "scaled.onnx"):
+            session = gs.Session(model, state=state)
+            assert set(session.step(batch)) == {"loss", "all_finite"}
+            assert (session.loss_scale, session.good_steps) == (2.0**15, 1)
+
+
+LOSS_SCALES: list[Any] = [
+    256,
+    256.0,
+    np.float32(256),
+    gs.FixedLossScale(256),
+    {"class_name": "FixedLossScale", "config": {"loss_scale_value": 256}},
+]
+
+
+@pytest.mark.parametrize("loss_scale", LOSS_SCALES, ids=lambda value: type(value).__name__)
+def test_kinds_of_loss_scales(loss_scale: Any) -> None:
+    result = gs.scale(linear_step(), loss_scale)
+    assert result.report.policy == {"class_name": "FixedLossScale", "config": {"loss_scale_value": 256.0}}
+
+
+def test_a_loss_scale_goes_on_from_where_it_is() -> None:
+    loss_scale = gs.DynamicLossScale(initial_loss_scale=8, increment_period=3)
+    for gradient in (np.inf, 1.0, 1.0):
+        loss_scale.update([np.float32(gradient)])
+    values = initial_values(gs.scale(linear_step(), loss_scale).model)
+    assert (values["current_loss_scale"], values["good_steps"]) == (4, 2)
+
+
+class TestTheReport:
+    def test_it_is_data(self) -> None:
+        report = gs.scale(MOMENTUM).report
+        assert dataclasses.is_dataclass(report)
+        data = json.loads(json.dumps(report.to_dict()))
+        assert set(data) >= {
+            *("loss", "places", "coverage", "gradients", "state", "policy", "target", "warnings", "inserted"),
+            *("nodes_before", "nodes_after", "renamed"),
+        }
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            report.loss = "another"  # type: ignore[misc]
+
+    def test_it_cannot_be_changed_from_outside_of_the_model(self) -> None:
+        result = gs.scale(MOMENTUM)
+        assert gs.inspect(result.model) == result.report
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-cuda", "ort-training", "ort-training-cuda"])
+class TestTheGraph:
+    def test_the_state(self, target: str) -> None:
+        model = gs.scale(onnx.load(MOMENTUM), target=target).model
+        inputs = {value.name: value.type.tensor_type for value in model.graph.input}
+        values = initial_values(model)
+        assert set(inputs) >= LOSS_SCALE_STATE
+        assert (values["current_loss_scale"], values["current_loss_scale"].dtype) == (2**15, np.float32)
+        assert values["good_steps"] == 0
+        assert values["current_loss_scale"].shape == values["good_steps"].shape == ()
+        assert all(len(inputs[name].shape.dim) == 0 for name in LOSS_SCALE_STATE)
+
+    def test_the_outputs(self, target: str) -> None:
+        original = onnx.load(MOMENTUM)
+        model = gs.scale(original, target=target).model
+        outputs = [(value.name, value.type) for value in model.graph.output]
+        expected = [(value.name, value.type) for value in original.graph.output]
+        # The weights of this export have no initializers, so that no target writes them in place.
+        assert outputs[: len(expected)] == expected
+        name, kind = outputs[-1]
+        assert (name, kind.tensor_type.elem_type) == ("all_finite", onnx.TensorProto.BOOL)
+        assert len(kind.tensor_type.shape.dim) == 0
+        if "training" not in target:
+            assert {name for name, _ in outputs} >= {"current_loss_scale.next", "good_steps.next"}
+
+    def test_the_metadata(self, target: str) -> None:
+        result = gs.scale(onnx.load(MOMENTUM), gs.DynamicLossScale(4, 5, 3), target=target)
+        found = properties(result.model)
+        assert found["graphscale.version"]
+        assert found["graphscale.target"] == target
+        assert json.loads(found["graphscale.policy"]) == {
+            "class_name": "DynamicLossScale",
+            "config": {"initial_loss_scale": 4.0, "increment_period": 5, "multiplier": 3.0},
+        }
+        state = json.loads(found["graphscale.state"])
+        assert state == {s.input: s.output for s in result.report.state if s.output is not None}
+        assert state.keys() <= {value.name for value in result.model.graph.input}
+        assert set(state.values()) <= {value.name for value in result.model.graph.output}
+        assert (state.keys() >= LOSS_SCALE_STATE) == ("training" not in target)
+
+    def test_inserted_nodes_are_marked_and_no_others(self, target: str) -> None:
+        original = onnx.load(MOMENTUM)
+        model = gs.scale(original, target=target).model
+        marked = [node for node in model.graph.node if "graphscale.pass" in properties(node)]
+        unmarked = [node.name for node in model.graph.node if "graphscale.pass" not in properties(node)]
+        assert unmarked == [node.name for node in original.graph.node]
+        assert {properties(node)["graphscale.pass"] for node in marked} <= {
+            *("scale-loss", "unscale-gradients", "check-finite", "update-loss-scale", "guard-updates", "order-writes"),
+        }
+        assert len({node.name for node in model.graph.node}) == len(model.graph.node)
+
+    @pytest.mark.parametrize(("opset", "ir_version"), [(13, 7), (17, 8), (21, 10)])
+    def test_versions_are_kept(self, target: str, opset: int, ir_version: int) -> None:
+        model = gs.scale(linear_step(opset=opset, ir_version=ir_version), target=target).model
+        assert model.ir_version == ir_version
+        assert {entry.domain: entry.version for entry in model.opset_import}[""] == opset
+
+
+class TestTakenNames:
+    """A graph that calls things as graphscale does: suffixes, and the report says so."""
+
+    def model(self) -> onnx.ModelProto:
+        return linear_step(
+            "all_finite = Mul(dw, rate)\n w_next = Sub(w, all_finite)",
+            outputs="float[4,3] w_next",
+            constants="float rate = {0.1}",
+            forward=LINEAR.replace("square", "good_steps"),
+            backward=LINEAR_BACKWARD.replace("dy", "current_loss_scale"),
+        )
+
+    def test_suffixes(self) -> None:
+        result = gs.scale(self.model())
+        renamed = {"current_loss_scale": "current_loss_scale_1", "good_steps": "good_steps_1"}
+        assert result.report.renamed.items() >= renamed.items()
+        values = initial_values(result.model)
+        assert {"current_loss_scale_1", "good_steps_1"} <= values.keys()
+        assert result.model.graph.output[-1].name == result.report.renamed["all_finite"] == "all_finite_1"
+        state = json.loads(properties(result.model)["graphscale.state"])
+        assert state["current_loss_scale_1"] == "current_loss_scale_1.next"
+
+    def test_it_still_works(self) -> None:
+        model = self.model()
+        feeds = feeds_for(model)
+        expected, _ = run_once(model, feeds)
+        session = gs.Session(gs.scale(model), state={"w": feeds.pop("w")})
+        outputs = session.step(feeds)
+        assert outputs["loss"] == expected["loss"]
+        assert outputs["all_finite_1"]
+        assert (session.loss_scale, session.good_steps) == (2.0**15, 1)
+
+
+def test_the_same_twice() -> None:
+    first, second = (gs.scale(onnx.load(MOMENTUM)).model.SerializeToString(deterministic=True) for _ in range(2))
+    assert first == second
