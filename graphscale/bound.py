@@ -106,8 +106,7 @@ class BoundLossScale:
         )
         self.next_state = {self.loss_scale: scale, self.good_steps: count}
         for state, value in self.next_state.items():
-            value.name = self.editor.unique(f"{state.name}.next")
-            self.editor.output(value)
+            self.editor.output(value, f"{state.name}.next")
         if not self.target.in_place:
             return node
         writes = [self.write_in_place(state, value, UPDATE) for state, value in self.next_state.items()]

@@ -34,6 +34,7 @@ class Editor:
         self.graph = graph
         self.renamed: list[tuple[str, str]] = []
         self._positions: dict[ir.Value, int] = {}
+        self._taken_over: dict[ir.Value, ir.Value] = {}
         self._names = set(_all_names(graph))
 
     def refresh(self) -> None:
@@ -116,9 +117,17 @@ class Editor:
         self.graph.register_initializer(value)
         return value
 
-    def output(self, value: ir.Value) -> None:
-        """Append a value to the graph's outputs."""
+    def output(self, value: ir.Value, wanted: str) -> None:
+        """Append a value to the graph's outputs, under the name wanted if it is not taken."""
+        if value.name != wanted:
+            value.name = self.unique(wanted, report=True)
         self.graph.outputs.append(value)
+
+    def current(self, value: ir.Value) -> ir.Value:
+        """What stands for a graph output now: the value that took over its name last, or itself."""
+        while value in self._taken_over:
+            value = self._taken_over[value]
+        return value
 
     def _output_position(self, value: ir.Value) -> int:
         # Positions are looked up in a table: a step may have as many outputs as weights.
@@ -138,6 +147,7 @@ class Editor:
         new.type = old.type
         new.shape = old.shape
         self.graph.outputs[position] = new
+        self._taken_over[old] = new
 
 
 def replace_reads(old: ir.Value, new: ir.Value, uses: Iterable[Any]) -> None:

@@ -106,24 +106,31 @@ class _Attempt:
     coverage: Coverage
 
 
-def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, int, int, int]:
+def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...]:
     """How well a choice of the loss explains the backward pass, to be compared with other choices.
 
-    The backward pass of the loss covers the most contractions and reads the most values of its forward pass; what is
-    computed from another candidate in a non-linear way (a perplexity) is a metric; a total is more than its parts.
+    A loss depends on activations, and no other candidate has to be unscaled beside it. Its backward pass covers the
+    most contractions and reads the most values of its forward pass; what is computed from another candidate in a
+    non-linear way (a perplexity) is a metric; a total is more than its parts.
     """
-    topology = attempt.topology
-    read_values = topology.ancestors(attempt.solver.plan.unscaled)
-    below = {other.topology.loss for other in attempts} - {topology.loss}
-    nonlinear = 0
+    topology, plan = attempt.topology, attempt.solver.plan
+    others = {other.topology.loss for other in attempts} - {topology.loss}
+    read_values = topology.ancestors(plan.unscaled)
+    below, nonlinear = set(others), 0
     for node in topology.nodes:
-        if any(operand in below for operand in node.inputs) and any(
-            value in topology.forward for value in node.outputs
-        ):
+        is_forward = any(value in topology.forward for value in node.outputs)
+        if is_forward and any(operand in below for operand in node.inputs):
             below.update(node.outputs)
             rule = rule_of(node)
             nonlinear += rule is None or rule.kind is Kind.NONLINEAR
-    return attempt.coverage.covered, len(topology.forward & read_values), -nonlinear, len(topology.forward)
+    return (
+        topology.loss in topology.activation_dependent,
+        -len(others & plan.unscaled.keys()),
+        attempt.coverage.covered,
+        len(topology.forward & read_values),
+        -nonlinear,
+        len(topology.forward),
+    )
 
 
 def _attempt(
@@ -145,7 +152,7 @@ def _attempt(
     if plan.values.get(loss, 0) not in (0, ZERO):
         raise SeedNotFoundError(f"the loss {loss.name!r} would itself be scaled; name the loss with --loss")
     for value in chosen:
-        if value not in plan.unscaled:
+        if value not in plan.unscaled and value not in solver.lost:
             raise GradientError(
                 f"--gradient {value.name}: the loss scale does not reach this value; is it computed by the "
                 "backward pass?"
@@ -183,6 +190,12 @@ def _finish(
     topology, plan = attempt.topology, attempt.solver.plan
     # An output that scales with the loss is a gradient, unless the user says otherwise: a moment may decay at once.
     gradients = {v for v in plan.unscaled if v.is_graph_output()} | chosen
+    wrong = next((u for u in named if u.output in gradients and u.input in topology.forward), None)
+    if wrong is not None:
+        raise UpdateError(
+            f"--update {wrong.output.name}={wrong.input.name}: the output is a gradient, it scales with the loss; it "
+            "cannot be the next value of a weight"
+        )
     updates = find_updates(graph, named, gradients | {topology.loss}, topology.states)
     _refuse_unpaired(attempt, updates, gradients, chosen)
     order = topology.index

@@ -49,13 +49,13 @@ class GuardUpdates(InPlacePass):
                     _guard_written_input(rewrite, node, i, o, finite)
             # Guards that stand before what they read, and the check at the end: restore the order.
             model.graph.sort()
-            rewrite.bound.editor.output(finite)
+            rewrite.bound.editor.output(finite, "all_finite")
         return PassResult(model, modified=changed or finite is not None)
 
 
 def _carry(rewrite: Rewrite, update: Update, finite: ir.Value | None) -> bool:
     """Guard one piece of carried state, and write it in place where the target can; whether that changed anything."""
-    editor, state, new = rewrite.bound.editor, update.input, update.output
+    editor, state, new = rewrite.bound.editor, update.input, rewrite.bound.editor.current(update.output)
     promoted = False
     if state.is_initializer() and not state.is_graph_input():
         editor.graph.inputs.append(state)

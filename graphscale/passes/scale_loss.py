@@ -132,4 +132,4 @@ def _expose(editor: Editor, loss: ir.Value, scale: ir.Value) -> None:
     producer = loss.producer()
     assert producer is not None
     product = _multiply(editor, loss, scale, "scaled_loss", ("after", producer))
-    editor.output(product)
+    editor.output(product, "scaled_loss")
