@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -119,7 +120,11 @@ class Editor:
 
     def output(self, value: ir.Value, wanted: str) -> None:
         """Append a value to the graph's outputs, under the name wanted if it is not taken."""
-        if value.name != wanted:
+        if value.name == wanted:
+            pass
+        elif re.fullmatch(re.escape(wanted) + r"_\d+", value.name or ""):
+            self.renamed.append((wanted, value.name or ""))
+        else:
             value.name = self.unique(wanted, report=True)
         self.graph.outputs.append(value)
 
