@@ -19,7 +19,7 @@ from tests.tape.trace import Style, Tape, Var
 __all__ = ["Step", "presentations", "random_presentation", "random_step", "steps"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Step:
     """A training graph, and what is known of it from how it was made.
 
@@ -36,6 +36,9 @@ class Step:
     outputs: tuple[Var, ...]
     gradients: dict[Var, Var]
     carried: dict[Var, Var]
+
+    def __repr__(self) -> str:
+        return f"Step({self.tape.style}, {len(self.tape.nodes)} nodes)"
 
     def render(self, how: Presentation) -> Rendered:
         """Write it as a model."""

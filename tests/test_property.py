@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
+import onnx.printer
 import onnxruntime as ort
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
 import graphscale as gs
@@ -32,7 +33,7 @@ def profile(examples: int) -> settings:
         derandomize=not DEEP,
         deadline=None,
         suppress_health_check=list(HealthCheck),
-        print_blob=True,
+        report_multiple_bugs=False,
     )
 
 
@@ -61,8 +62,7 @@ def _loss_at(step: Step, moved: Mapping[Var, np.ndarray]) -> float:
 @given(st.data())
 def test_fixed_scale_keeps_every_bit(data: st.DataObject) -> None:
     """Loss and state are found; each output has the bits it had; every backward contraction runs 1024 times larger."""
-    step = data.draw(steps())
-    rendered = step.render(data.draw(presentations(step)))
+    step, rendered = _drawn(data)
     given_bytes = rendered.model.SerializeToString(deterministic=True)
     result = gs.scale(rendered.model, float(SCALE))
     again = gs.scale(rendered.model, float(SCALE))
@@ -108,8 +108,7 @@ def _assert_covered(step: Step, rendered: Rendered, result: gs.ScaledModel, feed
 @given(st.data())
 def test_dynamic_scale_skips_nonfinite_steps(data: st.DataObject) -> None:
     """A finite step is the one without scaling; a step with a non-finite gradient changes the scale and no state."""
-    step = data.draw(steps())
-    rendered = step.render(data.draw(presentations(step)))
+    step, rendered = _drawn(data)
     result = gs.scale(rendered.model)
     feeds = _feeds(step, rendered)
     expected, actual = (_run(model, feeds) for model in (rendered.model, result.model))
@@ -163,6 +162,7 @@ def test_presentation_does_not_matter(data: st.DataObject) -> None:
 
 def _findings(step: Step, how: Presentation) -> tuple[object, ...]:
     rendered = step.render(how)
+    note(onnx.printer.to_text(rendered.model))
     values = {name: value for value, name in rendered.names.items()}
     report = gs.inspect(rendered.model)
     return (
@@ -177,6 +177,13 @@ def _findings(step: Step, how: Presentation) -> tuple[object, ...]:
 def assert_bitwise_equal(actual: np.ndarray, expected: np.ndarray, name: str) -> None:
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), name
     assert actual.tobytes() == expected.tobytes(), f"{name}: {actual} is not {expected}"
+
+
+def _drawn(data: st.DataObject) -> tuple[Step, Rendered]:
+    step = data.draw(steps())
+    rendered = step.render(data.draw(presentations(step)))
+    note(onnx.printer.to_text(rendered.model))
+    return step, rendered
 
 
 def _feeds(step: Step, rendered: Rendered) -> dict[str, np.ndarray]:

@@ -77,7 +77,9 @@ def _is_differentiable(value: ir.Value) -> bool:
         if rule is not None and rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE):
             continue
         for operand in node.inputs:
-            if operand is None or operand in seen or not is_float(operand) or constant_tensor(operand) is not None:
+            if operand is None or operand in seen or not is_float(operand):
+                continue
+            if constant_tensor(operand) is not None and is_scalar(operand):
                 continue
             seen.add(operand)
             pending.append(operand)

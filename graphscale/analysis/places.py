@@ -220,7 +220,7 @@ def _is_saved(topology: Topology, value: ir.Value) -> bool:
 
 
 def _is_residual(topology: Topology, value: ir.Value) -> bool:
-    return value in topology.tail and value in topology.activation_dependent
+    return value in topology.targets or (value in topology.tail and value in topology.activation_dependent)
 
 
 def _keeps_degree(use: Use) -> bool:

@@ -19,6 +19,7 @@ _RANDOM = {
     "Bernoulli",
     "Multinomial",
 }
+_COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min"}
 _SMALL = 64
 
 
@@ -36,22 +37,24 @@ def recomputed_values(
         mixing: the forward values that count: those that mix several inputs, so that a seed is never among them.
     """
     numbers: dict[ir.Value, Hashable] = {}
-    seen: dict[Hashable, ir.Node] = {}
-    found: dict[ir.Value, ir.Value] = {}
+    classes: dict[Hashable, list[ir.Node]] = {}
     for node in nodes:
         if node.op_type in _RANDOM or any(subgraphs(node)):
             continue
-        key = (
-            node.domain,
-            node.op_type,
-            tuple(sorted((name, _attribute(attribute)) for name, attribute in node.attributes.items())),
-            tuple(None if value is None else _number(value, numbers) for value in node.inputs),
-        )
-        twin = seen.setdefault(key, node)
-        for value, original in zip(node.outputs, twin.outputs, strict=False):
-            numbers[value] = original
-            if twin is not node and value not in forward and original in forward and original in mixing:
-                found[value] = original
+        operands = [None if value is None else _number(value, numbers) for value in node.inputs]
+        if node.op_type in _COMMUTATIVE:
+            operands.sort(key=hash)
+        attributes = sorted((name, _attribute(attribute)) for name, attribute in node.attributes.items())
+        key = (node.domain, node.op_type, tuple(attributes), tuple(operands))
+        members = classes.setdefault(key, [])
+        members.append(node)
+        numbers.update(zip(node.outputs, members[0].outputs, strict=False))
+    found: dict[ir.Value, ir.Value] = {}
+    for members in classes.values():
+        for index in range(len(members[0].outputs) if len(members) > 1 else 0):
+            same = [node.outputs[index] for node in members if index < len(node.outputs)]
+            original = next((v for v in same if v in forward and v in mixing), None)
+            found.update((v, original) for v in same if original is not None and v not in forward)
     return found
 
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.places import certain_cotangents, find_places
 from graphscale.analysis.plan import Place, Plan
+from graphscale.analysis.rules import Kind
 from graphscale.analysis.topology import Topology, contains_contraction
 from graphscale.analysis.values import (
     Use,
@@ -34,7 +35,7 @@ __all__ = ["Solver"]
 # Visits a node, on average, before the search counts as astray. Seen on real graphs: below 3.
 _PATIENCE = 100
 
-_VIEWS = {"Identity", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"}
+_VIEWS = {"Identity", "Cast", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"}
 
 
 class Solver:
@@ -218,7 +219,8 @@ class Solver:
         places: dict[Place, None] = {}
         for i in conflict.others:
             value = read(Use(node, i))
-            depends = self.topology.is_backward(value) and value in self.topology.activation_dependent
+            data = value in self.topology.activation_dependent or value in self.topology.target_dependent
+            depends = data and self.topology.is_backward(value)
             if value in self.lost or not (is_cotangent or depends):
                 return False
             found = find_places(self.topology, self.plan, value, Use(node, i))
@@ -243,35 +245,39 @@ class Solver:
             self._enqueue_consumers(value)
 
     def _source(self, value: ir.Value) -> ir.Value:
-        """Where the backward pass ends: up through factors such as the learning rate, and through shared views."""
-        source = value
-        while source not in self._live:
-            node = source.producer()
-            if len(source.uses()) > 1 or source.is_graph_output():
-                value = source
-            if node is None:
-                break
-            if node.op_type in _VIEWS and self.plan.edge(node, 0) == 1:
-                source = read(Use(node, 0))
-                continue
-            index = self._scaled_by_number(node)
-            if index is None or read(Use(node, index)) in self._live:
-                break
-            value = source = read(Use(node, index))
-        return value
+        """Where the backward pass ends: up from a use of a gradient, past factors such as the learning rate.
 
-    def _scaled_by_number(self, node: ir.Node) -> int | None:
-        """The operand of degree 1 that a node multiplies by a number, or divides by one."""
-        if node.op_type not in ("Mul", "Div"):
-            return None
-        for index, other in ((0, 1), (1, 0)) if node.op_type == "Mul" else ((0, 1),):
-            if (
-                self.plan.edge(node, index) == 1
-                and self.plan.edge(node, other) == 0
-                and is_scalar(read(Use(node, other)))
-            ):
-                return index
-        return None
+        Views of a gradient that nobody else reads belong to it: its name is at their end.
+        """
+        path = [value]
+        while value not in self._live:
+            node = value.producer()
+            rule = None if node is None else rule_of(node)
+            if node is None or rule is None or rule.kind not in (Kind.LINEAR, Kind.PRODUCT, Kind.QUOTIENT):
+                break
+            carrying = [i for i, v in enumerate(node.inputs) if v is not None and self.plan.edge(node, i) == 1]
+            if len(carrying) != 1 or Use(node, carrying[0]) in self.plan.scaled_edges:
+                break
+            if not self._is_factor_or_view(node, carrying[0]):
+                break
+            above = read(Use(node, carrying[0]))
+            if above in self._live or self._is_inner(above):
+                break
+            value = above
+            path.append(value)
+        while len(path) > 1:
+            reader = path[-2].producer()
+            shared = len(path[-1].uses()) > 1 or path[-1].is_graph_output()
+            if reader is None or reader.op_type not in _VIEWS or shared:
+                break
+            path.pop()
+        return path[-1]
+
+    def _is_factor_or_view(self, node: ir.Node, index: int) -> bool:
+        """Whether a node gives the gradient it reads in another form: viewed, times a number, or measured."""
+        if node.op_type in ("Mul", "Div"):
+            return all(is_scalar(v) for i, v in enumerate(node.inputs) if i != index and v is not None)
+        return node.op_type in _VIEWS or node.op_type in ("Neg", "Abs") or is_scalar(node.outputs[0])
 
     def _is_inner(self, value: ir.Value) -> bool:
         """Whether a value belongs to a subgraph, where no division by the scale is put."""

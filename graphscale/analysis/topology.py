@@ -51,6 +51,7 @@ class Topology:
         late: for each value, a bit set of the inputs it depends on that enter the forward pass in its tail: labels.
         activation_dependent: values that depend on a forward value that mixes several inputs.
         tail_dependent: values that depend on such a value of the tail.
+        target_dependent: values that depend on a target, an input that says what an output shall be.
         propagated: values that depend on a backward contraction or gradient operator, as residuals never do.
     """
 
@@ -78,6 +79,7 @@ class Topology:
             self.forward |= again.keys()
             self.tail |= {value for value, original in again.items() if original in self.tail}
             self._spread()
+        self.target_dependent = self._descendants(self.targets)
         self.backward = self._backward_nodes()
         for node in self.nodes:
             self._propagate(node)
@@ -133,6 +135,13 @@ class Topology:
                     pending.append(operand)
         return found
 
+    def _descendants(self, values: set[ir.Value]) -> set[ir.Value]:
+        found = set(values)
+        for node in self.nodes if found else ():
+            if any(operand in found for operand in self.operands(node)):
+                found.update(node.outputs)
+        return found
+
     def _backward_nodes(self) -> set[ir.Node]:
         sinks = [value for value in self.graph.outputs if value is not self.loss and self.may_be_state(value)]
         if not sinks:
@@ -154,11 +163,11 @@ class Topology:
 
     @functools.cached_property
     def _state_shapes(self) -> set[tuple[int | ir.SymbolicDim, ...]]:
-        states = (value for value in self.states if is_float(value) and value not in self._targets)
+        states = (value for value in self.states if is_float(value) and value not in self.targets)
         return {tuple(value.shape) for value in states if value.shape is not None}
 
     @functools.cached_property
-    def _targets(self) -> set[ir.Value]:
+    def targets(self) -> set[ir.Value]:
         """Inputs that enter in the tail and have the shape of what they meet there: what the output shall be."""
         return {
             value
@@ -173,14 +182,14 @@ class Topology:
         }
 
     def _weights(self, held: set[ir.Value]) -> frozenset[ir.Value]:
-        """The initializers that are weights (the forward pass contracts with them), or go with weights (moments)."""
+        """The initializers that are weights (the forward pass contracts with them, or looks them up), or moments."""
         read = {
             operand
             for node in self.nodes
             if any(value in self.forward for value in node.outputs)
             for operand in self.operands(node)
             if operand.is_initializer() and not operand.is_graph_input() and not is_scalar(operand)
-            if operand in held or contains_contraction(node)
+            if operand in held or contains_contraction(node) or (node.op_type == "Gather" and operand is node.inputs[0])
         }
         return frozenset(read | held if read & held else read)
 

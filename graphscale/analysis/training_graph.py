@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
@@ -10,7 +11,7 @@ import onnx_ir as ir
 from graphscale.analysis.coverage import Coverage, measure_coverage
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.loss import loss_candidates, named_loss
-from graphscale.analysis.plan import Place, Unscale
+from graphscale.analysis.plan import Place, Plan, Unscale
 from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS, Kind
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
@@ -105,6 +106,16 @@ class _Attempt:
     solver: Solver
     coverage: Coverage
 
+    @functools.cached_property
+    def reached(self) -> set[ir.Value]:
+        """The values that depend on a place where the scale enters."""
+        plan, found = self.solver.plan, set(self.solver.plan.scaled_values)
+        edges = {use.node for use in plan.scaled_edges}
+        for node in self.topology.nodes:
+            if node in edges or any(operand in found for operand in self.topology.operands(node)):
+                found.update(node.outputs)
+        return found
+
 
 def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...]:
     """How well a choice of the loss explains the backward pass, to be compared with other choices.
@@ -123,9 +134,16 @@ def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...
             below.update(node.outputs)
             rule = rule_of(node)
             nonlinear += rule is None or rule.kind is Kind.NONLINEAR
+    # What another choice's scale reaches is a metric of its gradients, such as their norm.
+    below_places = sum(
+        topology.loss in other.reached and other.topology.loss not in attempt.reached for other in attempts
+    )
     return (
         topology.loss in topology.activation_dependent,
+        -below_places,
         -len(others & plan.unscaled.keys()),
+        attempt.coverage.covered > 0,
+        -len(attempt.coverage.missed),
         attempt.coverage.covered,
         len(topology.forward & read_values),
         -nonlinear,
@@ -238,12 +256,28 @@ def _refuse_unpaired(
             continue
         if output not in gradients and output not in attempt.solver.lost:
             continue
+        if output not in gradients and _is_unscaled_gradient(output, attempt.solver.plan):
+            continue
         match = tables[output in gradients].get((output.dtype, tuple(output.shape)))
         if match is not None:
             raise UpdateError(
                 f"output {describe(output)} could be the next value of input {match.name!r}, but does not depend on "
                 f"it directly; say what it is: --update {output.name}={match.name} or --gradient {output.name}"
             )
+
+
+def _is_unscaled_gradient(value: ir.Value, plan: Plan) -> bool:
+    """Whether a value is a gradient that was unscaled on the way to it: seen through views and scalar factors."""
+    while value not in plan.unscaled:
+        node = value.producer()
+        rule = None if node is None else rule_of(node)
+        if node is None or rule is None or rule.kind not in (Kind.LINEAR, Kind.PRODUCT, Kind.QUOTIENT):
+            return False
+        operands = [v for v in node.inputs if v is not None and is_float(v) and not is_scalar(v)]
+        if len(operands) != 1:
+            return False
+        value = operands[0]
+    return True
 
 
 def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:

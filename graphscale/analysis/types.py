@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx_ir as ir
 
 from graphscale.analysis.rules import Kind
@@ -17,39 +19,54 @@ def dtype_of(value: ir.Value) -> ir.DataType:
     Raises:
         UnsupportedModelError: the model does not say, and it cannot be told from the operators.
     """
-    current, steps = value, 0
-    while current.dtype is None and steps < 10_000:
-        steps += 1
-        node = current.producer()
-        if node is None:
-            if current.const_value is not None:
-                return current.const_value.dtype
-            break
-        if node.op_type == "Cast":
-            return ir.DataType(node.attributes["to"].as_int())
-        constant = ir.convenience.get_const_tensor(current) if node.op_type == "Constant" else None
-        if constant is not None:
-            return constant.dtype
-        if node.op_type == "ConstantOfShape":
-            fill = node.attributes.get("value")
-            return ir.DataType.FLOAT if fill is None else fill.as_tensor().dtype
-        body = next(subgraphs(node), None)
-        if body is not None:
-            offset = 1 if node.op_type == "Loop" else 0
-            current = body.outputs[offset + (current.index() or 0)]
-            continue
-        rule = rule_of(node)
-        if rule is None or rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE, Kind.BODY):
-            break
-        data = [node.inputs[i] for i in rule.operands(len(node.inputs))]
-        # An operand that says its dtype spares the way up.
-        given = (v for v in data if v is not None)
-        following = min(given, key=lambda v: v.dtype is None, default=None)
-        if following is None:
-            break
-        current = following
-    if current.dtype is None:
-        raise UnsupportedModelError(
-            f"the dtype of value {value.name!r} is not known; run shape inference on the model before scaling it"
-        )
-    return current.dtype
+    pending, seen = [value], {value}
+    for current in pending:
+        dtype = _own_dtype(current)
+        if dtype is not None:
+            return dtype
+        for operand in _of_the_same_dtype(current):
+            if operand not in seen:
+                seen.add(operand)
+                pending.append(operand)
+    raise UnsupportedModelError(
+        f"the dtype of value {value.name!r} is not known; run shape inference on the model before scaling it"
+    )
+
+
+def _own_dtype(value: ir.Value) -> ir.DataType | None:
+    """The dtype that a value, its tensor or the attributes of its node declare."""
+    node = value.producer()
+    if value.dtype is not None:
+        return value.dtype
+    if value.const_value is not None:
+        return value.const_value.dtype
+    if node is None:
+        return None
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes["to"].as_int())
+    if node.op_type == "Constant":
+        tensor = ir.convenience.get_const_tensor(value)
+        return None if tensor is None else tensor.dtype
+    if node.op_type == "ConstantOfShape":
+        fill = node.attributes.get("value")
+        return ir.DataType.FLOAT if fill is None else fill.as_tensor().dtype
+    return None
+
+
+def _of_the_same_dtype(value: ir.Value) -> Iterator[ir.Value]:
+    """The values whose dtype a value has by its operator's definition."""
+    node = value.producer()
+    body = None if node is None else next(subgraphs(node), None)
+    if node is not None and body is not None:
+        # A Loop's body gives its condition first.
+        yield body.outputs[(value.index() or 0) + (1 if node.op_type == "Loop" else 0)]
+        return
+    rule = None if node is None else rule_of(node)
+    if node is None or rule is None:
+        return
+    if rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE) and node.op_type != "Sign":
+        return
+    for i in rule.operands(len(node.inputs)):
+        operand = node.inputs[i]
+        if operand is not None:
+            yield operand

@@ -16,7 +16,7 @@ from tests.tape.evaluate import evaluate
 __all__ = ["Entry", "Node", "Style", "Tape", "Var"]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Var:
     """A value: its numbers, what kind of thing it is, and the node that computes it.
 
@@ -31,6 +31,9 @@ class Var:
     kind: str = "computed"
     node: Node | None = None
     needs: bool = False
+
+    def __repr__(self) -> str:
+        return f"Var({self.node.op_type if self.node else self.kind} {list(self.shape)})"
 
     @property
     def shape(self) -> tuple[int, ...]:

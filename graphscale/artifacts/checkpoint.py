@@ -1,0 +1,299 @@
+"""Reading and writing the checkpoints of ONNX Runtime training sessions.
+
+A checkpoint is a flatbuffer. The classes that read and write it are in every onnxruntime wheel, stock builds included;
+the training build's own functions would drop the optimizer's state on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError
+
+__all__ = ["Checkpoint", "OptimizerGroup", "is_checkpoint", "read_checkpoint", "write_checkpoint"]
+
+Array = np.ndarray[Any, Any]
+
+_IDENTIFIER = b"ODTC"
+# The numbers are those of ONNX's TensorProto.DataType.
+_DTYPES = {
+    1: np.dtype(np.float32),
+    2: np.dtype(np.uint8),
+    3: np.dtype(np.int8),
+    4: np.dtype(np.uint16),
+    5: np.dtype(np.int16),
+    6: np.dtype(np.int32),
+    7: np.dtype(np.int64),
+    9: np.dtype(np.bool_),
+    10: np.dtype(np.float16),
+    11: np.dtype(np.float64),
+    12: np.dtype(np.uint32),
+    13: np.dtype(np.uint64),
+}
+_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+# The properties of each kind: where they are in the property bag, the class of one, and its type.
+_PROPERTIES = (("Ints", "IntProperty", int), ("Floats", "FloatProperty", float), ("Strings", "StringProperty", str))
+
+
+@dataclasses.dataclass
+class OptimizerGroup:
+    """The optimizer's state for one group of parameters.
+
+    Attributes:
+        step: the optimizer steps that were applied.
+        initial_learning_rate: the learning rate at the beginning.
+        moments: `{parameter: {moment: array}}`.
+    """
+
+    step: int
+    initial_learning_rate: float
+    moments: dict[str, dict[str, Array]]
+
+
+@dataclasses.dataclass
+class Checkpoint:
+    """What a checkpoint file holds.
+
+    Attributes:
+        trainable: the parameters that require gradients, by name.
+        frozen: the other parameters.
+        properties: what the user stored: whole numbers, floating-point numbers and strings.
+        groups: the optimizer's state, if it was saved.
+        version: the version of the format.
+        nominal: whether the parameters have no values yet.
+    """
+
+    trainable: dict[str, Array]
+    frozen: dict[str, Array]
+    properties: dict[str, int | float | str] = dataclasses.field(default_factory=dict)
+    groups: dict[str, OptimizerGroup] = dataclasses.field(default_factory=dict)
+    version: int = 2
+    nominal: bool = False
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """All parameters."""
+        return {**self.trainable, **self.frozen}
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether a file has the mark of a checkpoint."""
+    with open(path, "rb") as file:
+        return file.read(8)[4:] == _IDENTIFIER
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        ModelFileError: the file is missing, truncated, or no checkpoint.
+        UnsupportedModelError: its parameters are in an external file, or onnxruntime is not installed.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
+    if data[4:8] != _IDENTIFIER:
+        raise ModelFileError(f"{path} is not a checkpoint of an ONNX Runtime training session")
+    if len(data) % 4:
+        raise ModelFileError(f"{path} is a damaged checkpoint; it may be truncated ({len(data)} bytes)")
+    fbs = _Classes()
+    try:
+        return _read(fbs, _Buffer(data), path)
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+        raise ModelFileError(f"{path} is a damaged checkpoint; it may be truncated ({error})") from error
+
+
+def write_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
+    """Write a checkpoint atomically: an existing file is replaced only by a complete one.
+
+    Raises:
+        OutputError: the file cannot be written.
+        UnsupportedModelError: onnxruntime is not installed.
+    """
+    data = _Writer(_Classes()).checkpoint(checkpoint)
+    target = Path(path).absolute()
+    try:
+        with tempfile.TemporaryDirectory(prefix=".graphscale-", dir=target.parent) as temporary:
+            written = Path(temporary, "checkpoint")
+            written.write_bytes(data)
+            os.replace(written, target)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+class _Buffer(bytes):
+    """Bytes that refuse a slice beyond their end: flatbuffers would shorten a name silently."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice) and key.stop is not None and key.stop > len(self):
+            raise IndexError("a name reaches beyond the end of the file")
+        return super().__getitem__(key)
+
+
+class _Classes:
+    """The flatbuffers classes of the format, out of the onnxruntime that is installed."""
+
+    def __init__(self) -> None:
+        try:
+            # This puts the package ort_flatbuffers_py on the path.
+            importlib.import_module("onnxruntime.tools.ort_format_model")
+            self._modules = importlib.import_module("ort_flatbuffers_py.fbs")
+            self.flatbuffers = importlib.import_module("flatbuffers")
+        except ImportError as error:
+            raise UnsupportedModelError(
+                f"reading and writing checkpoints needs onnxruntime ({error}); install graphscale[training] or [ort]"
+            ) from error
+
+    def __getitem__(self, name: str) -> Any:
+        return importlib.import_module(f"{self._modules.__name__}.{name}")
+
+
+def _read(fbs: _Classes, data: _Buffer, path: str | os.PathLike[str]) -> Checkpoint:
+    root = fbs["Checkpoint"].Checkpoint.GetRootAs(data, 0)
+    module = root.ModuleState()
+    if module is None:
+        raise ModelFileError(f"{path} holds no parameters")
+    if module.HasExternalData():
+        raise UnsupportedModelError(f"{path} keeps its parameters in another file; save it without external data")
+    return Checkpoint(
+        trainable=dict(map(_tensor, _items(module, "RequiresGradParams"))),
+        frozen=dict(map(_tensor, _items(module, "FrozenParams"))),
+        properties=_properties(root.PropertyBag()),
+        groups=dict(map(_group, _items(root, "OptimizerGroups"))),
+        version=root.Version(),
+        nominal=bool(module.IsNominalState()),
+    )
+
+
+def _items(owner: Any, field: str) -> Iterator[Any]:
+    """The items of a vector."""
+    item = getattr(owner, field)
+    return (item(i) for i in range(getattr(owner, f"{field}Length")()))
+
+
+def _tensor(tensor: Any) -> tuple[str, Array]:
+    dtype = _DTYPES[tensor.DataType()]
+    shape = tuple(tensor.Dims(i) for i in range(tensor.DimsLength()))
+    # Without a value (in a nominal checkpoint) there is no data to read.
+    data = tensor.RawDataAsNumpy().tobytes() if tensor.RawDataLength() else b""
+    return tensor.Name().decode(), np.frombuffer(data, dtype).reshape(shape)
+
+
+def _group(group: Any) -> tuple[str, OptimizerGroup]:
+    moments = {
+        state.ParamName().decode(): dict(map(_tensor, _items(state, "Momentums")))
+        for state in _items(group, "OptimizerStates")
+    }
+    return group.GroupName().decode(), OptimizerGroup(group.Step(), group.InitialLearningRate(), moments)
+
+
+def _properties(bag: Any) -> dict[str, int | float | str]:
+    found: dict[str, int | float | str] = {}
+    for field, _, kind in _PROPERTIES if bag is not None else ():
+        for item in _items(bag, field):
+            value = item.Value()
+            found[item.Name().decode()] = value.decode() if kind is str else value
+    return found
+
+
+class _Writer:
+    """Builds the flatbuffer: inner objects first."""
+
+    def __init__(self, fbs: _Classes) -> None:
+        self._fbs = fbs
+        self._builder = fbs.flatbuffers.Builder(1 << 16)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> bytes:
+        state = self._table(
+            "ModuleState",
+            RequiresGradParams=self._tensors("ModuleState", "RequiresGradParams", checkpoint.trainable),
+            FrozenParams=self._tensors("ModuleState", "FrozenParams", checkpoint.frozen),
+            IsNominalState=checkpoint.nominal,
+        )
+        fields: dict[str, Any] = {"Version": checkpoint.version, "ModuleState": state}
+        if checkpoint.groups:
+            groups = [self._group(name, group) for name, group in checkpoint.groups.items()]
+            fields["OptimizerGroups"] = self._vector("Checkpoint", "OptimizerGroups", groups)
+        if checkpoint.properties:
+            fields["PropertyBag"] = self._property_bag(checkpoint.properties)
+        self._builder.Finish(self._table("Checkpoint", **fields), file_identifier=_IDENTIFIER)
+        return bytes(self._builder.Output())
+
+    def _table(self, name: str, **fields: Any) -> Any:
+        module = self._fbs[name]
+        _function(module, name, "Start")(self._builder)
+        for field, value in fields.items():
+            _function(module, name, f"Add{field}")(self._builder, value)
+        return _function(module, name, "End")(self._builder)
+
+    def _vector(self, owner: str, field: str, offsets: list[Any]) -> Any:
+        _function(self._fbs[owner], owner, f"Start{field}Vector")(self._builder, len(offsets))
+        for offset in reversed(offsets):
+            self._builder.PrependUOffsetTRelative(offset)
+        return self._builder.EndVector()
+
+    def _string(self, text: str) -> Any:
+        return self._builder.CreateString(text)
+
+    def _tensors(self, owner: str, field: str, tensors: Mapping[str, Array]) -> Any:
+        return self._vector(owner, field, [self._tensor(name, array) for name, array in tensors.items()])
+
+    def _tensor(self, name: str, array: Array) -> Any:
+        label = self._string(name)
+        data = np.ascontiguousarray(array).tobytes()
+        # The runtime reads the values where they lie: aligned, as its own writer aligns them.
+        self._builder.StartVector(1, len(data), 16)
+        self._builder.head -= len(data)
+        self._builder.Bytes[self._builder.head : self._builder.head + len(data)] = data
+        raw = self._builder.EndVector()
+        _function(self._fbs["Tensor"], "Tensor", "StartDimsVector")(self._builder, array.ndim)
+        for size in reversed(array.shape):
+            self._builder.PrependInt64(size)
+        dims = self._builder.EndVector()
+        return self._table("Tensor", Name=label, Dims=dims, DataType=_NUMBERS[array.dtype], RawData=raw)
+
+    def _group(self, name: str, group: OptimizerGroup) -> Any:
+        states = []
+        for parameter, moments in group.moments.items():
+            label = self._string(parameter)
+            values = self._tensors("ParameterOptimizerState", "Momentums", moments)
+            states.append(self._table("ParameterOptimizerState", ParamName=label, Momentums=values))
+        label = self._string(name)
+        vector = self._vector("OptimizerGroup", "OptimizerStates", states)
+        return self._table(
+            "OptimizerGroup",
+            GroupName=label,
+            Step=group.step,
+            InitialLearningRate=group.initial_learning_rate,
+            OptimizerStates=vector,
+        )
+
+    def _property_bag(self, properties: Mapping[str, int | float | str]) -> Any:
+        vectors = {}
+        for field, table, kind in _PROPERTIES:
+            offsets = []
+            for name, value in properties.items():
+                if type(value) is kind:
+                    label = self._string(name)
+                    held = self._string(value) if isinstance(value, str) else value
+                    offsets.append(self._table(table, Name=label, Value=held))
+            vectors[field] = self._vector("PropertyBag", field, offsets)
+        return self._table("PropertyBag", **vectors)
+
+
+def _function(module: Any, table: str, name: str) -> Callable[..., Any]:
+    """A generated function; it has its table's name in front in each version of the generator."""
+    with contextlib.suppress(AttributeError):
+        return getattr(module, table + name)  # type: ignore[no-any-return]
+    return getattr(module, name)  # type: ignore[no-any-return]
