@@ -134,9 +134,12 @@ def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...
             below.update(node.outputs)
             rule = rule_of(node)
             nonlinear += rule is None or rule.kind is Kind.NONLINEAR
-    # What another choice's scale reaches is a metric of its gradients, such as their norm.
+    # What another choice's scale reaches is a metric of its gradients, such as their norm, unless it is a total of it.
     below_places = sum(
-        topology.loss in other.reached and other.topology.loss not in attempt.reached for other in attempts
+        topology.loss in other.reached
+        and other.topology.loss not in attempt.reached
+        and other.topology.loss not in topology.forward
+        for other in attempts
     )
     return (
         topology.loss in topology.activation_dependent,

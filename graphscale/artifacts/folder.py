@@ -68,11 +68,16 @@ class ArtifactFolder:
         weights = {
             Path(tensor.base_dir, tensor.location).resolve()
             for _, model in self.models()
-            for tensor in io.external_tensors(model)
+            for tensor in _external_tensors(model)
         }
         for file in sorted(self.path.iterdir()):
             if file.is_file() and file.name not in ARTIFACTS and file.resolve() not in weights:
                 yield file
+
+
+def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
+    values = model.graph.initializers.values()
+    return [value.const_value for value in values if isinstance(value.const_value, ir.ExternalTensor)]
 
 
 def holds_artifacts(path: str | os.PathLike[str]) -> bool:
@@ -172,6 +177,9 @@ def _check_evaluation(folder: ArtifactFolder) -> None:
             f"{folder.path / EVAL_MODEL} is of another model than {folder.path / TRAINING_MODEL}: their parameters "
             f"differ, as in {differing[0]!r}"
         )
+    for value in folder.evaluation.graph.inputs:
+        if (value.name or "").endswith(_BUFFER) or value.name == LAZY_RESET_GRAD:
+            raise ModelFileError(f"{folder.path / EVAL_MODEL} is a training model: it has the input {value.name!r}")
     for name, value in evaluation.items():
         if not _same_shape(value, parameters[name], folder.checkpoint.nominal):
             raise ModelFileError(

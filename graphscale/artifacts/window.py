@@ -1,0 +1,155 @@
+"""accumulation-window: one decision of the loss scale for each window of accumulated gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult
+
+from graphscale.analysis.types import dtype_of
+from graphscale.analysis.values import uses_of
+from graphscale.artifacts.folder import LAZY_RESET_GRAD
+from graphscale.bound import BoundLossScale
+from graphscale.editing import replace_reads, shape_like
+from graphscale.finite import all_finite
+from graphscale.loss_scale import DynamicLossScale
+from graphscale.passes.rewrite import Rewrite, rewrite_of
+from graphscale.update_rule import call_update_rule, inline_update_rule
+
+__all__ = ["AccumulationWindow", "Window", "unused"]
+
+NAME = "accumulation-window"
+UPDATE = "update-loss-scale"
+WINDOW_FINITE = "window_finite"
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What the pass put into a training model.
+
+    Attributes:
+        states: the state and its initial values: graph inputs without initializers, float32 scalars.
+        loss_scale: the scale throughout the present window.
+        all_finite: whether the gradients accumulated in the window so far are all finite, a scalar bool value.
+        gradients: the accumulated gradients.
+    """
+
+    states: dict[ir.Value, float]
+    loss_scale: ir.Value
+    all_finite: ir.Value
+    gradients: tuple[ir.Value, ...]
+
+
+@dataclasses.dataclass
+class AccumulationWindow(InPlacePass):
+    """Run the update rule where a window begins, on what the window before left behind.
+
+    Before: `fc_grad = Div(fc_grad.scaled, current_loss_scale)`
+            `fc_grad.accumulation.out = InPlaceAccumulatorV2(fc_grad.accumulation.buffer, fc_grad, lazy_reset_grad)`
+    After:  `updates = And(lazy_reset_grad, window_finite >= 0)`
+            `next_scale, next_count = UpdateLossScale(current_loss_scale, good_steps, window_finite > 0)`
+            `window_loss_scale = Where(updates, next_scale, current_loss_scale)`, written to `current_loss_scale`
+            `fc_grad = Div(fc_grad.scaled, window_loss_scale)`
+            `window_finite` is assigned whether the accumulated gradients are all finite: 1 or 0
+
+    Before the first window `window_finite` is -1. The scale is constant within a window. A non-finite gradient stays
+    in its buffer to the window's end, so that the optimizer model, which looks at the buffers, skips the window.
+
+    Attributes:
+        taken: names that the state must not get: those in the eval model and the checkpoint.
+        window: what was put in, after the pass has run.
+    """
+
+    taken: Collection[str] = ()
+    window: Window | None = None
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrite the training model, in which the loss scale is bound and the gradients are unscaled."""
+        rewrite = rewrite_of(model, NAME, after="unscale-gradients")
+        bound = rewrite.bound
+        policy = bound.policy
+        if not isinstance(policy, DynamicLossScale):
+            return PassResult(model, modified=False)
+        bound.editor.refresh()
+        scale, count = bound.loss_scale, bound.good_steps
+        assert count is not None
+        reads = uses_of(scale)
+        finite = bound.editor.state(WINDOW_FINITE, np.asarray(-1, dtype=np.float32))
+        states = {scale: float(policy()), count: float(policy.num_good_steps), finite: -1.0}
+        for state in states:
+            self._make_plain(bound, state)
+        window_scale = _begin(bound, policy, scale, count, finite)
+        replace_reads(scale, window_scale, reads)
+        gradients = tuple(_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators)
+        checked = all_finite(bound.editor, gradients, bound.target, NAME)
+        number = {"to": ir.DataType.FLOAT}
+        held = [(f"{finite.name}.next", ir.DataType.FLOAT, [])]
+        bound.write_in_place(
+            finite, bound.editor.node(NAME, "Cast", [checked], held, attributes=number).outputs[0], UPDATE
+        )
+        model.graph.sort()
+        self.window = Window(states, window_scale, checked, gradients)
+        return PassResult(model, modified=True)
+
+    def _make_plain(self, bound: BoundLossScale, state: ir.Value) -> None:
+        """Leave the state's value to the checkpoint."""
+        assert state.name is not None
+        del bound.graph.initializers[state.name]
+        state.const_value = None
+        wanted = state.name
+        if wanted in self.taken:
+            state.name = unused(wanted, {*self.taken, *(value.name or "" for value in bound.graph.inputs)})
+            bound.editor.refresh()
+            bound.editor.renamed.append((wanted, state.name))
+
+
+def unused(wanted: str, taken: Collection[str]) -> str:
+    """The name, with a numeric suffix if it is taken."""
+    name, suffix = wanted, 1
+    while name in taken:
+        name, suffix = f"{wanted}_{suffix}", suffix + 1
+    return name
+
+
+def _begin(
+    bound: BoundLossScale, policy: DynamicLossScale, scale: ir.Value, count: ir.Value, finite: ir.Value
+) -> ir.Value:
+    """Run the update rule if a window begins and there was one before; return the scale of the window."""
+    editor = bound.editor
+
+    def make(op_type: str, inputs: list[ir.Value], name: str, dtype: ir.DataType) -> ir.Value:
+        return editor.node(UPDATE, op_type, inputs, [(name, dtype, [])]).outputs[0]
+
+    resets = next(value for value in bound.graph.inputs if value.name == LAZY_RESET_GRAD)
+    shape = editor.constant("graphscale/scalar", np.asarray([], dtype=np.int64))
+    zero = editor.constant("graphscale/zero", np.asarray(0, dtype=np.float32))
+    flag, real = ir.DataType.BOOL, ir.DataType.FLOAT
+    begins = make("Reshape", [resets, shape], "window_begins", flag)
+    first = make("Less", [finite, zero], "first_window", flag)
+    updates = make("And", [begins, make("Not", [first], "not_first_window", flag)], "updates_loss_scale", flag)
+    was_finite = make("Greater", [finite, zero], "last_window_finite", flag)
+    has_functions = bound.model is not None and bound.model.ir_version >= 8
+    rule = call_update_rule if has_functions else inline_update_rule
+    _, next_scale, next_count = rule(editor, bound.model, policy, scale, count, was_finite, UPDATE)
+    window_scale = make("Where", [updates, next_scale, scale], "window_loss_scale", real)
+    window_count = make("Where", [updates, next_count, count], "window_good_steps", real)
+    bound.write_in_place(scale, window_scale, UPDATE)
+    bound.write_in_place(count, window_count, UPDATE)
+    return window_scale
+
+
+def _accumulated(rewrite: Rewrite, node: ir.Node) -> ir.Value:
+    """The accumulator's second output: its buffer, after the gradient was added."""
+    buffer = node.inputs[0]
+    assert buffer is not None
+    if len(node.outputs) < 2:
+        node.resize_outputs(2)
+    value = node.outputs[1]
+    if not value.name:
+        value.name = rewrite.bound.editor.unique(f"{buffer.name}.sum")
+        value.type = ir.TensorType(dtype_of(buffer))
+        value.shape = shape_like(buffer)
+    return value
