@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
+from hypothesis.vendor.pretty import RepresentationPrinter
 
 from tests.tape.losses import random_loss
 from tests.tape.optimizers import random_metrics, random_optimizer
@@ -39,6 +40,9 @@ class Step:
 
     def __repr__(self) -> str:
         return f"Step({self.tape.style}, {len(self.tape.nodes)} nodes)"
+
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
+        printer.text(repr(self))  # Else hypothesis prints every field of every value.
 
     def render(self, how: Presentation) -> Rendered:
         """Write it as a model."""

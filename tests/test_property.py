@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnx.printer
 import onnxruntime as ort
-from hypothesis import HealthCheck, event, given, note, settings
+from hypothesis import HealthCheck, Phase, event, given, note, settings
 from hypothesis import strategies as st
 
 import graphscale as gs
@@ -33,11 +33,12 @@ def profile(examples: int) -> settings:
         derandomize=not DEEP,
         deadline=None,
         suppress_health_check=list(HealthCheck),
+        phases=(Phase.reuse, Phase.generate, Phase.shrink),
         report_multiple_bugs=False,
     )
 
 
-@profile(200)
+@profile(300)
 @given(steps())
 def test_generated_gradients_are_gradients(step: Step) -> None:
     """The generator itself: its gradients against finite differences, along a random direction."""
@@ -58,7 +59,7 @@ def _loss_at(step: Step, moved: Mapping[Var, np.ndarray]) -> float:
     return float(arrays[step.loss])
 
 
-@profile(220)
+@profile(400)
 @given(st.data())
 def test_fixed_scale_keeps_every_bit(data: st.DataObject) -> None:
     """Loss and state are found; each output has the bits it had; every backward contraction runs 1024 times larger."""
@@ -104,7 +105,7 @@ def _assert_covered(step: Step, rendered: Rendered, result: gs.ScaledModel, feed
         np.testing.assert_array_equal(scaled, before[name] * SCALE, err_msg=f"contraction {name} is not scaled")
 
 
-@profile(220)
+@profile(400)
 @given(st.data())
 def test_dynamic_scale_skips_nonfinite_steps(data: st.DataObject) -> None:
     """A finite step is the one without scaling; a step with a non-finite gradient changes the scale and no state."""
@@ -150,7 +151,7 @@ def _poison(
     return {**feeds, name: array}
 
 
-@profile(150)
+@profile(300)
 @given(st.data())
 def test_presentation_does_not_matter(data: st.DataObject) -> None:
     """Names, order, shared or copied constants, missing types: the same gradients and state are found."""
@@ -168,7 +169,7 @@ def _findings(step: Step, how: Presentation) -> tuple[object, ...]:
     return (
         values[report.loss],
         {values[gradient.value] for gradient in report.gradients},
-        {(values[s.input], values[s.output or ""]) for s in report.state},
+        {(values.get(s.input, s.input), values.get(s.output or "", s.output)) for s in report.state},
         report.coverage,
         report.contractions,
     )

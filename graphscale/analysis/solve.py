@@ -211,19 +211,22 @@ class Solver:
             self._unscale(first, conflict)
 
     def _scale_others(self, conflict: Conflict) -> bool:
-        """At a sum of degrees 1 and 0, scale the second loss that the operands of degree 0 belong to."""
+        """At a sum of degrees 1 and 0, scale the shares of degree 0: of a second loss, or of the same cotangent."""
         node = conflict.node
         if node not in self.topology.index:
             return False
+        topology = self.topology
         is_cotangent = any(value in self._live for value in node.outputs)
         places: dict[Place, None] = {}
         for i in conflict.others:
-            value = read(Use(node, i))
-            data = value in self.topology.activation_dependent or value in self.topology.target_dependent
-            depends = data and self.topology.is_backward(value)
-            if value in self.lost or not (is_cotangent or depends):
+            value, use = read(Use(node, i)), Use(node, i)
+            data = value in topology.activation_dependent or value in topology.target_dependent
+            if value in self.lost or not (is_cotangent or (data and topology.is_backward(value))):
                 return False
-            found = find_places(self.topology, self.plan, value, Use(node, i))
+            found = find_places(topology, self.plan, value, use)
+            if not found and is_cotangent and data:
+                # A residual of the forward pass that is a share of the cotangent as it stands.
+                found = (Place(value, use),)
             if not found:
                 return False
             places.update((place, None) for place in found)
@@ -315,12 +318,14 @@ class Solver:
     def _unscale_outputs(self) -> None:
         for value in self.topology.graph.outputs:
             if self.plan.output(value) not in (0, ZERO):
-                unscale = self.plan.unscale(value)
-                if value in self._live:
+                # A scalar is a metric of a gradient, such as its largest element.
+                source = self._source(value) if is_scalar(value) else value
+                unscale = self.plan.unscale(source)
+                if source in self._live:
                     unscale.output = True
                 else:
                     unscale.everywhere = True
-                    self._enqueue_consumers(value)
+                    self._enqueue_consumers(source)
         self._work()
 
     def _prune(self) -> None:

@@ -168,28 +168,25 @@ class Topology:
 
     @functools.cached_property
     def targets(self) -> set[ir.Value]:
-        """Inputs that enter in the tail and have the shape of what they meet there: what the output shall be."""
+        """Inputs that meet an activation of their own shape in the tail: they say what an output shall be."""
         return {
             value
             for value in self.late
-            if value.is_graph_input()
-            and value.shape is not None
-            and any(
-                len(value.shape) > 0 and node.outputs[0].shape == value.shape
-                for node in self.consumers(value)
-                if node.outputs[0] in self.forward
-            )
+            if value.is_graph_input() and value.shape is not None and len(value.shape) > 0
+            if any(self._meets_activation(node, value) for node in self.consumers(value))
         }
 
+    def _meets_activation(self, node: ir.Node, value: ir.Value) -> bool:
+        others = any(v in self.activation_dependent for v in self.operands(node) if v is not value)
+        same_shape = node.outputs[0].shape == value.shape
+        return others and same_shape and node.outputs[0] in self.forward and not contains_contraction(node)
+
     def _weights(self, held: set[ir.Value]) -> frozenset[ir.Value]:
-        """The initializers that are weights (the forward pass contracts with them, or looks them up), or moments."""
+        """The initializers that are weights (the forward pass reads them), or moments (held beside weights)."""
         read = {
-            operand
-            for node in self.nodes
-            if any(value in self.forward for value in node.outputs)
-            for operand in self.operands(node)
-            if operand.is_initializer() and not operand.is_graph_input() and not is_scalar(operand)
-            if operand in held or contains_contraction(node) or (node.op_type == "Gather" and operand is node.inputs[0])
+            value
+            for value in self.graph.initializers.values()
+            if value in self.forward and is_float(value) and not value.is_graph_input() and not is_scalar(value)
         }
         return frozenset(read | held if read & held else read)
 

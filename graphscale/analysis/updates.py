@@ -178,10 +178,17 @@ def find_updates(
     for output in graph.outputs:
         if output in settled or output.producer() is None:
             continue
-        candidates[output] = _candidates(output, inputs) or _candidates(output, weights)
+        candidates[output] = _candidates(output, inputs)
+        if not candidates[output] and not _is_constant_view(output):
+            candidates[output] = _candidates(output, weights)
     found = [Update(o, c[0], "depends on its own previous value") for o, c in candidates.items() if c]
     _refuse_ambiguity(candidates)
     return [*named, *found]
+
+
+def _is_constant_view(output: ir.Value) -> bool:
+    node = output.producer()
+    return node is not None and node.op_type == "Identity" and constant_tensor(node.inputs[0]) is not None
 
 
 def _candidates(output: ir.Value, states: set[ir.Value]) -> list[ir.Value]:

@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 _IDENTIFIER = b"ODTC"
 # The numbers are those of ONNX's TensorProto.DataType.
-_DTYPES = {
+_DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.float32),
     2: np.dtype(np.uint8),
     3: np.dtype(np.int8),
@@ -183,7 +183,7 @@ def _items(owner: Any, field: str) -> Iterator[Any]:
 
 
 def _tensor(tensor: Any) -> tuple[str, Array]:
-    dtype = _DTYPES[tensor.DataType()]
+    dtype: np.dtype[Any] = _DTYPES[tensor.DataType()]
     shape = tuple(tensor.Dims(i) for i in range(tensor.DimsLength()))
     # Without a value (in a nominal checkpoint) there is no data to read.
     data = tensor.RawDataAsNumpy().tobytes() if tensor.RawDataLength() else b""

@@ -109,9 +109,7 @@ def read_folder(path: str | os.PathLike[str]) -> ArtifactFolder:
     for name, model in loaded.items():
         refuse_scaled(model, str(folder / name))
     checkpoint = read_checkpoint(folder / CHECKPOINT)
-    found = ArtifactFolder(
-        folder, loaded[TRAINING_MODEL], loaded[EVAL_MODEL], loaded[OPTIMIZER_MODEL], checkpoint
-    )
+    found = ArtifactFolder(folder, loaded[TRAINING_MODEL], loaded[EVAL_MODEL], loaded[OPTIMIZER_MODEL], checkpoint)
     check_parameters(checkpoint, found.training, str(folder / CHECKPOINT), str(folder / TRAINING_MODEL))
     _check_training(found)
     _check_evaluation(found)
@@ -126,10 +124,11 @@ def check_parameters(checkpoint: Checkpoint, training: ir.Model, name: str, trai
         ModelFileError: with the first parameter that differs.
     """
     inputs = {value.name: value for value in training.graph.inputs}
-    for parameter, array in checkpoint.trainable.items():
+    for parameter in checkpoint.trainable:
         if parameter not in inputs:
-            raise ModelFileError(f"{name} has the parameter {parameter!r}, and {training_name} does not; they are of "
-                                 "different models")
+            raise ModelFileError(
+                f"{name} has the parameter {parameter!r}, and {training_name} does not; they are of different models"
+            )
     for parameter, array in checkpoint.parameters.items():
         if parameter in inputs and not _same_shape(inputs[parameter], array, checkpoint.nominal):
             raise ModelFileError(
@@ -189,7 +188,7 @@ def _check_evaluation(folder: ArtifactFolder) -> None:
 
 
 def _parameters(model: ir.Model, parameters: Mapping[str, Array]) -> dict[str, ir.Value]:
-    return {value.name: value for value in model.graph.inputs if value.name in parameters}
+    return {value.name: value for value in model.graph.inputs if value.name is not None and value.name in parameters}
 
 
 def _check_optimizer(folder: ArtifactFolder) -> None:

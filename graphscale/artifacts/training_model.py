@@ -5,22 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from graphscale.analysis.hazards import unordered_readers
 from graphscale.analysis.proof import prove
-from graphscale.analysis.training_graph import TrainingGraph
+from graphscale.analysis.types import dtype_of
 from graphscale.analysis.values import node_name
 from graphscale.artifacts.folder import buffer_of
 from graphscale.artifacts.window import AccumulationWindow, Window
-from graphscale.editing import PASS_KEY
+from graphscale.editing import PASS_KEY, shape_like
 from graphscale.errors import GradientError, ProofError
 from graphscale.loss_scale import LossScale
 from graphscale.passes import CheckFinite, Rewrite, ScaleLoss, UnscaleGradients
-from graphscale.passes.guard_updates import _WRITES_INPUTS, _guard_written_input
+from graphscale.passes.guard_updates import WRITES_INPUTS, guard_written_input
 from graphscale.report import Report, StateReport
 
 __all__ = ["ScaledTraining", "inserted", "scale_training_model"]
@@ -68,24 +67,40 @@ def scale_training_model(
         GraphscaleError: the model is not acceptable.
     """
     nodes_before = len(model.graph)
+    _describe_gradients(model.graph)
     warnings = _inline(model)
     ScaleLoss(policy, loss=loss, target=target, skip_nonfinite=skip_nonfinite)(model)
     UnscaleGradients()(model)
-    statistics = [node for node in model.graph if (node.domain, node.op_type) in _WRITES_INPUTS]
+    statistics = [node for node in model.graph if (node.domain, node.op_type) in WRITES_INPUTS]
     if statistics:
         CheckFinite()(model)
+    rewrite = Rewrite.detach(model)
+    _check_accumulated(rewrite, trainable, name)
+    rewrite.attach(model)
     windows = AccumulationWindow(taken)
     windows(model)
-    rewrite = Rewrite.detach(model)
-    _check_accumulated(rewrite.training_graph, trainable, name)
+    Rewrite.detach(model)
     if rewrite.all_finite is not None:
         for node in statistics:
-            for i, o in _WRITES_INPUTS[(node.domain, node.op_type)].items():
-                _guard_written_input(rewrite, node, i, o, rewrite.all_finite)
+            for i, o in WRITES_INPUTS[(node.domain, node.op_type)].items():
+                guard_written_input(rewrite, node, i, o, rewrite.all_finite)
         model.graph.sort()
     rewrite.bound.order_writes()
     _prove(model.graph, rewrite, windows.window)
-    return _describe(model, rewrite, policy, windows.window, nodes_before, warnings)
+    report = dataclasses.replace(
+        rewrite.report,
+        warnings=(*warnings, *rewrite.report.warnings),
+        policy=json.loads(policy.to_json()),
+        target=target,
+        nodes_before=nodes_before,
+        nodes_after=len(model.graph),
+        inserted=inserted(model.graph),
+        renamed=dict(rewrite.bound.editor.renamed),
+        state=_state(rewrite, windows.window),
+        proved=True,
+    )
+    states = {} if windows.window is None else {value.name or "": n for value, n in windows.window.states.items()}
+    return ScaledTraining(states, _names(rewrite, states), report)
 
 
 def _inline(model: ir.Model) -> list[str]:
@@ -96,16 +111,94 @@ def _inline(model: ir.Model) -> list[str]:
     return [f"the model-local functions {names} were inlined"]
 
 
-def _check_accumulated(graph: TrainingGraph, trainable: Collection[str], name: str) -> None:
-    """Every trainable parameter's gradient is accumulated, scaled, and nothing else is scaled."""
-    by_buffer = {}
-    for node in graph.accumulators:
-        buffer = node.inputs[0]
-        if buffer is not None and node.op_type == "InPlaceAccumulatorV2":
-            by_buffer[buffer.name] = node
+def _describe_gradients(graph: ir.Graph) -> None:
+    """Give the gradients the type and shape that ONNX Runtime leaves out: those of their buffers."""
+    for node in graph:
+        if node.op_type == "InPlaceAccumulatorV2":
+            buffer, gradient = node.inputs[:2]
+            if buffer is not None and gradient is not None and gradient.dtype is None:
+                gradient.type, gradient.shape = ir.TensorType(dtype_of(gradient)), shape_like(buffer)
+
+
+def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) -> None:
+    """Every trainable parameter's gradient is accumulated and scaled, and nothing else is scaled."""
+    accumulated: dict[str, ir.Value] = {}
+    for node in rewrite.training_graph.accumulators:
+        buffer, gradient = node.inputs[:2]
+        if node.op_type == "InPlaceAccumulatorV2" and buffer is not None and gradient is not None:
+            accumulated[buffer.name or ""] = gradient
     for parameter in trainable:
-        if buffer_of(parameter) not in by_buffer:
+        if buffer_of(parameter) not in accumulated:
             raise GradientError(
                 f"{name} does not accumulate the gradient of {parameter!r} in {buffer_of(parameter)!r}, or the "
-                "gradient cannot be traced to the loss; a training session would train it unscaled"
+                "gradient cannot be traced to the loss; make the folder with generate_artifacts"
             )
+    reach = _ancestors(accumulated.values())
+    for found in rewrite.gradients:
+        if found.unscaled not in reach:
+            raise GradientError(
+                f"{name} does not accumulate the gradient {found.name!r}: nothing would skip a step for it; remove "
+                "the output that shows it"
+            )
+
+
+def _ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:
+    pending = list(values)
+    found = set(pending)
+    while pending:
+        node = pending.pop().producer()
+        for operand in node.inputs if node is not None else ():
+            if operand is not None and operand not in found:
+                found.add(operand)
+                pending.append(operand)
+    return found
+
+
+def _prove(graph: ir.Graph, rewrite: Rewrite, window: Window | None) -> None:
+    """Prove the model free of the scale, its statistics guarded, its windows checked, its writes ordered."""
+    marks = {"update-loss-scale", "order-writes"}
+    rule_nodes = frozenset(node for node in graph if node.metadata_props.get(PASS_KEY) in marks)
+    scale = rewrite.bound() if window is None else window.loss_scale
+    gradients = [gradient.unscaled for gradient in rewrite.gradients]
+    loss = rewrite.training_graph.loss
+    guarded = [carried.next for carried in rewrite.carried]
+    proof = prove(
+        graph,
+        scale,
+        loss,
+        guarded=guarded,
+        checked=gradients,
+        all_finite=rewrite.all_finite,
+        rule_nodes=rule_nodes,
+    )
+    if window is not None:
+        prove(graph, scale, loss, checked=gradients, all_finite=window.all_finite, rule_nodes=rule_nodes)
+    coverage = rewrite.training_graph.coverage
+    covered = {node_name(node) for node in coverage.nodes} - {node_name(node) for node in coverage.missed}
+    lacking = covered - set(proof.scaled_contractions)
+    if lacking:
+        raise ProofError(f"the scale was planned to reach {sorted(lacking)[0]!r}, and does not")
+
+
+def _state(rewrite: Rewrite, window: Window | None) -> tuple[StateReport, ...]:
+    states = [] if window is None else [value.name or "" for value in window.states]
+    statistics = [carried.input.name or "" for carried in rewrite.carried]
+    return (
+        *(StateReport(name, None, "state of the loss scale") for name in states),
+        *(StateReport(name, None, "written in place") for name in statistics),
+    )
+
+
+def _names(rewrite: Rewrite, states: Collection[str]) -> dict[str, str]:
+    keys = ("loss_scale", "good_steps", "window_finite")
+    return {"loss": rewrite.training_graph.loss.name or "", **dict(zip(keys, states, strict=False))}
+
+
+def inserted(graph: ir.Graph) -> dict[str, dict[str, int]]:
+    """For each pass, how many nodes of each operator it put into a graph."""
+    counts: dict[str, Counter[str]] = {}
+    for node in graph:
+        name = node.metadata_props.get(PASS_KEY)
+        if name is not None:
+            counts.setdefault(name, Counter())[node.op_type] += 1
+    return {name: dict(counter) for name, counter in counts.items()}

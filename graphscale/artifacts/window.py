@@ -85,11 +85,14 @@ class AccumulationWindow(InPlacePass):
         replace_reads(scale, window_scale, reads)
         gradients = tuple(_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators)
         checked = all_finite(bound.editor, gradients, bound.target, NAME)
-        number = {"to": ir.DataType.FLOAT}
-        held = [(f"{finite.name}.next", ir.DataType.FLOAT, [])]
-        bound.write_in_place(
-            finite, bound.editor.node(NAME, "Cast", [checked], held, attributes=number).outputs[0], UPDATE
+        number = bound.editor.node(
+            NAME,
+            "Cast",
+            [checked],
+            [(f"{finite.name}.next", ir.DataType.FLOAT, [])],
+            attributes={"to": ir.DataType.FLOAT},
         )
+        bound.write_in_place(finite, number.outputs[0], UPDATE)
         model.graph.sort()
         self.window = Window(states, window_scale, checked, gradients)
         return PassResult(model, modified=True)
@@ -124,8 +127,8 @@ def _begin(
         return editor.node(UPDATE, op_type, inputs, [(name, dtype, [])]).outputs[0]
 
     resets = next(value for value in bound.graph.inputs if value.name == LAZY_RESET_GRAD)
-    shape = editor.constant("graphscale/scalar", np.asarray([], dtype=np.int64))
-    zero = editor.constant("graphscale/zero", np.asarray(0, dtype=np.float32))
+    shape = editor.constant("graphscale/scalar_shape", np.asarray([], dtype=np.int64))
+    zero = editor.constant("graphscale/no_window", np.asarray(0, dtype=np.float32))
     flag, real = ir.DataType.BOOL, ir.DataType.FLOAT
     begins = make("Reshape", [resets, shape], "window_begins", flag)
     first = make("Less", [finite, zero], "first_window", flag)

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from graphscale import io, pipeline
+from graphscale.artifacts.folder import holds_artifacts
+from graphscale.artifacts.scale import scale_artifacts
 from graphscale.cli.options import (
     Gradient,
     Json,
@@ -27,7 +29,7 @@ def scale(
     model: ModelPath,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Where to write the scaled graph.", show_default=False),
+        typer.Option("-o", "--output", help="Where to write the scaled graph or folder.", show_default=False),
     ] = None,
     loss_scale: Annotated[str, typer.Option(metavar="dynamic|NUMBER|FILE.json", help="The loss scale.")] = "dynamic",
     initial_loss_scale: Annotated[
@@ -45,21 +47,52 @@ def scale(
     gradient: Gradient = None,
     update: Update = None,
     target: Annotated[
-        str, typer.Option(help="The runtime: onnx, ort-cuda, ort-training or ort-training-cuda.")
-    ] = "onnx",
+        str | None,
+        typer.Option(
+            help="The runtime: onnx, ort-cuda, ort-training or ort-training-cuda. Default: onnx; for a folder "
+            "ort-training.",
+            show_default=False,
+        ),
+    ] = None,
     skip_nonfinite: Annotated[
         bool, typer.Option("--skip-nonfinite", help="Check and guard the step for a fixed scale as well.")
     ] = False,
     expose_scaled_loss: Annotated[
         bool, typer.Option("--expose-scaled-loss", help="Append the output scaled_loss.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an output folder that is not empty.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Put loss scaling into a training graph: scale, unscale, check, update, guard, and prove it."""
+    """Put loss scaling into a training graph: scale, unscale, check, update, guard, and prove it.
+
+    MODEL may also be a folder of artifacts of an ONNX Runtime training session; then OUT is a folder, too.
+    """
     if output is None and not dry_run:
         raise typer.BadParameter("name the file to write with -o, or pass --dry-run")
     policy = parse_loss_scale(loss_scale, initial_loss_scale, increment_period, multiplier)
+    title = f"{model} scaled" + (" (dry run)" if dry_run else f" -> {output}")
+    if holds_artifacts(model):
+        options = {
+            "--seed": seed,
+            "--gradient": gradient,
+            "--update": update,
+            "--expose-scaled-loss": expose_scaled_loss,
+        }
+        for option, value in options.items():
+            if value:
+                raise typer.BadParameter(f"{option} is for a single graph; {model} is a folder of artifacts")
+        artifacts = scale_artifacts(
+            model,
+            None if dry_run else output,
+            policy,
+            loss=loss,
+            target=target or "ort-training",
+            skip_nonfinite=skip_nonfinite,
+            force=force,
+        )
+        show_report(artifacts.report, json, title)
+        return
     if output is not None:
         io.check_output(output)
     result = pipeline.scale(
@@ -69,10 +102,10 @@ def scale(
         seed=seed,
         gradients=gradient,
         updates=parse_updates(update),
-        target=target,
+        target=target or "onnx",
         skip_nonfinite=skip_nonfinite,
         expose_scaled_loss=expose_scaled_loss,
     )
     if output is not None and not dry_run:
         result.save(output)
-    show_report(result.report, json, f"{model} scaled" + (" (dry run)" if dry_run else f" -> {output}"))
+    show_report(result.report, json, title)

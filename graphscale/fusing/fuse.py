@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale import io
-from graphscale.artifacts.checkpoint import Checkpoint, read_checkpoint
+from graphscale.artifacts.checkpoint import Checkpoint
+from graphscale.artifacts.folder import CHECKPOINT, OPTIMIZER_MODEL, TRAINING_MODEL, read_folder
 from graphscale.editing import Editor, shape_like
 from graphscale.errors import UnsupportedModelError
 from graphscale.fusing.formulas import AdamWRule, Formula, clip_by_norm
 from graphscale.fusing.in_place import write_states_in_place
 from graphscale.fusing.optimizer_model import AdamW, read_optimizer
 from graphscale.fusing.training_model import OpenModel, open_training_model
-from graphscale.metadata import refuse_scaled
 from graphscale.targets import check_versions, get_target
 
 __all__ = ["MOMENTS", "STEP", "FusedStep", "fuse"]
@@ -65,7 +64,7 @@ def fuse(folder: str | os.PathLike[str], *, target: str = "onnx") -> FusedStep:
     model, the loss first, and the next value of each state as `NAME.next`.
 
     Args:
-        folder: an artifact folder: training_model.onnx, optimizer_model.onnx and checkpoint.
+        folder: an artifact folder, as `onnxruntime.training.artifacts.generate_artifacts` writes it.
         target: "onnx": state goes from output to input. "ort-training" (or "ort-training-cuda"): the step writes its
             state in place, for training without a loss scale; to scale a step, fuse it for "onnx", and scale it for
             any target.
@@ -75,19 +74,14 @@ def fuse(folder: str | os.PathLike[str], *, target: str = "onnx") -> FusedStep:
             is not known.
     """
     chosen = get_target(target)
-    path = Path(folder)
-    if not path.is_dir():
-        raise UnsupportedModelError(f"{folder} is no folder; pass one with the artifacts of generate_artifacts")
-    training, optimizer = path / "training_model.onnx", path / "optimizer_model.onnx"
-    model = io.load(training)
-    refuse_scaled(model, str(training))
+    found = read_folder(folder)
+    checkpoint, model, name = found.checkpoint, found.training, str(found.path / TRAINING_MODEL)
+    if checkpoint.nominal:
+        raise UnsupportedModelError(f"{found.path / CHECKPOINT} is nominal: its parameters have no values")
     check_versions(model, chosen)
-    optimizer_model = io.load(optimizer)
-    refuse_scaled(optimizer_model, str(optimizer))
-    rule = read_optimizer(optimizer_model, str(optimizer))
-    checkpoint = read_checkpoint(path / "checkpoint")
-    opened = open_training_model(model, checkpoint.trainable, checkpoint.frozen, str(training))
-    loss = _loss(model, str(training))
+    rule = read_optimizer(found.optimizer, str(found.path / OPTIMIZER_MODEL))
+    loss = _loss(model, name)
+    opened = open_training_model(model, checkpoint.trainable, checkpoint.frozen, name)
     editor = Editor(model.graph)
     builder = _Builder(editor, opened, checkpoint)
     for max_norm in rule.max_norms:

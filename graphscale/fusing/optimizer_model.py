@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import onnx_ir as ir
 
@@ -81,8 +82,12 @@ def read_optimizer(model: ir.Model, name: str) -> Optimizer:
             f"{name}: fuse knows AdamWOptimizer, SGDOptimizerV2 and InplaceClipGradNorm, and not "
             f"{others[0].op_type} (node {node_name(others[0])!r})"
         )
-    attributes = {key: attribute.value for key, attribute in node.attributes.items()}
-    rule = AdamW(**attributes) if node.op_type == "AdamWOptimizer" else Sgd()
+    rule = AdamW(**_attributes(node)) if node.op_type == "AdamWOptimizer" else Sgd()
+    if isinstance(rule, AdamW) and (rule.adam_mode, rule.correct_bias) not in {(0, 1), (1, 0), (1, 1)}:
+        raise UnsupportedModelError(
+            f"{name}: ONNX Runtime has no AdamWOptimizer with adam_mode {rule.adam_mode} and correct_bias "
+            f"{rule.correct_bias}"
+        )
     return Optimizer(rule, tuple(_max_norm(clip) for clip in reversed(clips)))
 
 
@@ -98,6 +103,10 @@ _RULES = {
     ),
     "SGDOptimizerV2": ("learning_rate", "params", "gradients"),
 }
+
+
+def _attributes(node: ir.Node) -> dict[str, Any]:
+    return {key: attribute.value for key, attribute in node.attributes.items()}
 
 
 def _clips(gradients: ir.Value | None, name: str) -> list[ir.Node]:

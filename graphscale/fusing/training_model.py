@@ -13,14 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.rules import MICROSOFT
+from graphscale.artifacts.folder import LAZY_RESET_GRAD, buffer_of
 from graphscale.errors import UnsupportedModelError
 
 __all__ = ["OpenModel", "open_training_model"]
 
-# The names that ONNX Runtime prescribes.
-_BUFFER, _RESET = "_grad.accumulation.buffer", "lazy_reset_grad"
 # Operators that write a running statistic: {input that is its present value: output that is its next}.
-_STATISTICS = {("com.microsoft", "BatchNormInternal"): {3: 1, 4: 2}}
+_STATISTICS = {(MICROSOFT, "BatchNormInternal"): {3: 1, 4: 2}}
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -48,25 +47,20 @@ def open_training_model(model: ir.Model, trainable: Arrays, frozen: Arrays, name
 
     Args:
         model: the training model; it is changed.
-        trainable: the checkpoint's trainable parameters.
+        trainable: the checkpoint's trainable parameters; each is an input of this shape and dtype.
         frozen: the checkpoint's frozen parameters.
         name: the model's path, for messages.
 
     Raises:
-        UnsupportedModelError: the checkpoint does not fit, or a gradient is not accumulated.
+        UnsupportedModelError: a gradient is not accumulated, or a parameter is not float32.
     """
     inputs = {value.name: value for value in model.graph.inputs}
-    missing = next((key for key in trainable if key not in inputs), None)
-    if missing is not None:
-        raise UnsupportedModelError(f"{name} has no input {missing!r}, a trainable parameter of the checkpoint")
-    if not trainable:
-        raise UnsupportedModelError(f"the checkpoint of {name} has no trainable parameter; there is nothing to train")
     for key, array in (*trainable.items(), *frozen.items()):
         if key in inputs:
-            _bind(inputs[key], array, name)
+            _bind(inputs[key], array)
     parameters = [value for value in model.graph.inputs if value.name in trainable]
     gradients = {parameter: _without_accumulator(model.graph, parameter, inputs, name) for parameter in parameters}
-    reset = inputs.get(_RESET)
+    reset = inputs.get(LAZY_RESET_GRAD)
     if reset is not None:
         _drop_input(model.graph, reset, name)
     for parameter in parameters:
@@ -81,16 +75,8 @@ def open_training_model(model: ir.Model, trainable: Arrays, frozen: Arrays, name
     return OpenModel(model, gradients, statistics)
 
 
-def _bind(value: ir.Value, array: np.ndarray[Any, Any], name: str) -> None:
+def _bind(value: ir.Value, array: np.ndarray[Any, Any]) -> None:
     tensor = ir.tensor(array, name=value.name)
-    shape = None if value.shape is None else tuple(value.shape)
-    if value.dtype not in (None, tensor.dtype) or (
-        shape is not None and (len(shape) != array.ndim or any(s not in (None, n) for s, n in zip(shape, array.shape)))
-    ):
-        raise UnsupportedModelError(
-            f"{name}: input {value.name!r} is {value.dtype}{list(shape or ())}, and {tensor.dtype}{list(array.shape)} "
-            "in the checkpoint; is it the checkpoint of another model?"
-        )
     value.shape, value.type, value.const_value = ir.Shape(array.shape), ir.TensorType(tensor.dtype), tensor
 
 
@@ -98,13 +84,14 @@ def _without_accumulator(
     graph: ir.Graph, parameter: ir.Value, inputs: Mapping[str | None, ir.Value], name: str
 ) -> ir.Value:
     """Remove the accumulator of a parameter's gradient with its buffer, and return the gradient."""
-    buffer = inputs.get(f"{parameter.name}{_BUFFER}")
+    wanted = buffer_of(parameter.name or "")
+    buffer = inputs.get(wanted)
     uses = () if buffer is None else tuple(buffer.uses())
     node = uses[0].node if len(uses) == 1 else None
     if buffer is None or node is None or (node.domain, node.op_type) != (MICROSOFT, "InPlaceAccumulatorV2"):
         raise UnsupportedModelError(
             f"{name}: the gradient of {parameter.name!r} is not accumulated in an input "
-            f"{parameter.name + _BUFFER!r} by InPlaceAccumulatorV2, as generate_artifacts makes it"
+            f"{wanted!r} by InPlaceAccumulatorV2, as generate_artifacts makes it"
         )
     gradient = node.inputs[1]
     if gradient is None or gradient.producer() is None:
@@ -128,11 +115,20 @@ def _drop_input(graph: ir.Graph, value: ir.Value, name: str) -> None:
 
 
 def _statistics(graph: ir.Graph, frozen: set[ir.Value]) -> dict[ir.Value, ir.Value]:
-    """The running statistics that operators write into a frozen parameter, each with its next value."""
+    """The running statistics that operators write into a frozen parameter, each with its next value.
+
+    The operator gets a copy to write into, so that the present value stays what it is during the step.
+    """
     found: dict[ir.Value, ir.Value] = {}
-    for node in graph:
+    for node in tuple(graph):
         for index, output in _STATISTICS.get((node.domain, node.op_type), {}).items():
             state = node.inputs[index] if index < len(node.inputs) else None
             if state in frozen and state is not None and output < len(node.outputs) and node.outputs[output].name:
                 found[state] = node.outputs[output]
+                # Sum of one operand copies; Identity would share the buffer.
+                copy = ir.node("Sum", [state], name=f"{state.name}/copy")
+                copy.outputs[0].name = f"{state.name}.copy"
+                copy.outputs[0].type, copy.outputs[0].shape = state.type, state.shape
+                node.replace_input_with(index, copy.outputs[0])
+                graph.insert_before(node, copy)
     return found

@@ -11,15 +11,16 @@ from onnx_ir.passes import InPlacePass, PassResult
 from graphscale.analysis.optimizers import optimizer_of
 from graphscale.analysis.types import dtype_of
 from graphscale.analysis.updates import Update
+from graphscale.analysis.values import constant_tensor
 from graphscale.editing import Position, shape_like
 from graphscale.passes.rewrite import Carried, Rewrite, rewrite_of
 
-__all__ = ["GuardUpdates"]
+__all__ = ["WRITES_INPUTS", "GuardUpdates", "guard_written_input"]
 
 NAME = "guard-updates"
 
 # Operators that write a running statistic into the buffer of an input: {operator: {input: output}}.
-_WRITES_INPUTS = {("com.microsoft", "BatchNormInternal"): {3: 1, 4: 2}}
+WRITES_INPUTS = {("com.microsoft", "BatchNormInternal"): {3: 1, 4: 2}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +46,8 @@ class GuardUpdates(InPlacePass):
                 _guard_accumulator(rewrite, node, finite)
             for node in tuple(model.graph):
                 _signal_optimizer(rewrite, node, finite)
-                for i, o in _WRITES_INPUTS.get((node.domain, node.op_type), {}).items():
-                    _guard_written_input(rewrite, node, i, o, finite)
+                for i, o in WRITES_INPUTS.get((node.domain, node.op_type), {}).items():
+                    guard_written_input(rewrite, node, i, o, finite)
             # Guards that stand before what they read, and the check at the end: restore the order.
             model.graph.sort()
             rewrite.bound.editor.output(finite, "all_finite")
@@ -74,16 +75,18 @@ def _carry(rewrite: Rewrite, update: Update, finite: ir.Value | None) -> bool:
 
 
 def _guard_accumulator(rewrite: Rewrite, node: ir.Node, finite: ir.Value) -> None:
-    gradient = node.inputs[1]
-    assert gradient is not None
-    dtype = dtype_of(gradient)
-    name = f"graphscale/negative_zero.{dtype.name.lower()}"
-    editor = rewrite.bound.editor
-    zero = editor.graph.initializers.get(name)
-    if zero is None:
-        zero = editor.constant(name, np.asarray(-0.0, dtype=dtype.numpy()))
+    buffer, gradient = node.inputs[0], node.inputs[1]
+    assert buffer is not None and gradient is not None
+    editor, dtype = rewrite.bound.editor, dtype_of(gradient)
+    overwrite = constant_tensor(node.inputs[2]) if len(node.inputs) > 2 else None
+    if overwrite is not None and overwrite.numpy().all():
+        kept = buffer
+    else:
+        name = f"graphscale/negative_zero.{dtype.name.lower()}"
+        zero = editor.graph.initializers.get(name)
+        kept = editor.constant(name, np.asarray(-0.0, dtype=dtype.numpy())) if zero is None else zero
     outputs = [(f"{gradient.name}.guarded", dtype, shape_like(gradient))]
-    guarded = editor.node(NAME, "Where", [finite, gradient, zero], outputs, at=("before", node)).outputs[0]
+    guarded = editor.node(NAME, "Where", [finite, gradient, kept], outputs, at=("before", node)).outputs[0]
     node.replace_input_with(1, guarded)
 
 
@@ -109,10 +112,10 @@ def _signal_optimizer(rewrite: Rewrite, node: ir.Node, finite: ir.Value) -> None
     node.replace_input_with(index, signal)
 
 
-def _guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, finite: ir.Value) -> None:
+def guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, finite: ir.Value) -> None:
     """Let the operator write into a copy, and write the copy back if the step is applied."""
     state, new = node.inputs[i], node.outputs[o] if o < len(node.outputs) else None
-    if state is None or new is None or not new.name:
+    if state is None or new is None or not new.name or not (state.is_graph_input() or state.is_initializer()):
         return
     editor, dtype, shape = rewrite.bound.editor, dtype_of(state), shape_like(state)
     # Sum of one operand copies; Identity would share the buffer.

@@ -107,6 +107,7 @@ class Tape:
         self.in_backward = False
         self._entries: list[Entry] = []
         self._recording = True
+        self._simplifying = True
         self._recomputed: dict[Var, Var] = {}
 
     def flag(self, one_in: int = 2) -> bool:
@@ -125,7 +126,7 @@ class Tape:
         """Write one node; numbers and arrays among the inputs are constants."""
         operands = tuple(i if isinstance(i, Var) else Var(_as_array(i), "constant") for i in inputs)
         array = evaluate(op_type, [v.array for v in operands], attributes)
-        if self.in_backward and self.style.seed != "one":
+        if self.in_backward and self._simplifying and self.style.seed != "one":
             if all(v.kind == "constant" for v in operands):
                 return Var(array, "constant")
             if self.style.seed == "simplified" and (same := _without_effect(op_type, operands, array)):
@@ -188,7 +189,10 @@ class Tape:
             return value
         if value not in self._recomputed:
             node = value.node
-            self._recomputed[value] = self.op(node.op_type, *map(self.saved, node.inputs), **node.attributes)
+            operands = [self.saved(operand) for operand in node.inputs]
+            self._simplifying = False  # The same node once more, as it was.
+            self._recomputed[value] = self.op(node.op_type, *operands, **node.attributes)
+            self._simplifying = True
         return self._recomputed[value]
 
     def backward(self, loss: Var) -> None:

@@ -1,0 +1,87 @@
+"""resume_artifacts: continue the training of a scaled artifact folder from any checkpoint of its model."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from graphscale import io
+from graphscale.artifacts.checkpoint import read_checkpoint, write_checkpoint
+from graphscale.artifacts.folder import CHECKPOINT, TRAINING_MODEL, check_parameters
+from graphscale.artifacts.scale import with_states
+from graphscale.errors import ModelFileError
+from graphscale.loss_scale import get
+from graphscale.metadata import read_stamp
+
+__all__ = ["ResumedArtifacts", "resume_artifacts"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumedArtifacts:
+    """What a training session of the folder starts from now.
+
+    Attributes:
+        path: the checkpoint that was written.
+        added: the states of the loss scale that the given checkpoint did not hold.
+        loss_scale: the loss scale; None for a fixed one, which is part of the model.
+        good_steps: the good steps since it changed; None for a fixed one.
+        step: the optimizer steps that were applied, which Adam's bias correction counts; None if the checkpoint holds
+            no optimizer state: then moments and count start anew, as they do without a loss scale.
+    """
+
+    path: Path
+    added: tuple[str, ...]
+    loss_scale: float | None
+    good_steps: int | None
+    step: int | None
+
+
+def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLike[str]) -> ResumedArtifacts:
+    """Let a scaled artifact folder start from a checkpoint: it becomes the `checkpoint` of the folder.
+
+    A checkpoint that a training session of the folder has saved can be loaded as it is, and continues exactly if it
+    was saved with `include_optimizer_state=True`. This is for scripts that always load the folder's own, and for a
+    checkpoint from before the folder was scaled: it gets the state of the loss scale that it lacks, at its
+    beginning. Parameters, moments, step count and properties are kept.
+
+    Args:
+        folder: what `scale_artifacts` has written.
+        checkpoint: a checkpoint of the same model, scaled or not.
+
+    Raises:
+        ModelFileError: the folder is not scaled, or the checkpoint is damaged or of another model.
+        OutputError: the folder cannot be written.
+    """
+    path = Path(folder, TRAINING_MODEL)
+    training = io.load(path)
+    stamp = read_stamp(training.metadata_props, str(path))
+    found = read_checkpoint(checkpoint)
+    check_parameters(found, training, os.fspath(checkpoint), str(path))
+    expected = read_checkpoint(Path(folder, CHECKPOINT))
+    missing = [name for name in expected.trainable if name not in found.trainable]
+    states = _initial_states(stamp.policy, stamp.names)
+    missing += [name for name in expected.frozen if name not in found.frozen and name not in states]
+    if missing:
+        raise ModelFileError(f"{checkpoint} lacks the parameter {missing[0]!r} of {path}; it is of another model")
+    complete = with_states(found, states)
+    written = Path(folder, CHECKPOINT)
+    write_checkpoint(written, complete)
+    groups = list(complete.groups.values())
+    held = {key: float(complete.frozen[name]) for key, name in stamp.names.items() if name in states}
+    return ResumedArtifacts(
+        path=written,
+        added=tuple(name for name in states if name not in found.frozen),
+        loss_scale=held.get("loss_scale"),
+        good_steps=int(held["good_steps"]) if "good_steps" in held else None,
+        step=groups[0].step if groups else None,
+    )
+
+
+def _initial_states(policy: dict[str, object], names: dict[str, str]) -> dict[str, float]:
+    """The states of a loss scale at its beginning, by the names that they have in the model."""
+    if "good_steps" not in names:
+        return {}
+    loss_scale = get(policy)
+    assert loss_scale is not None
+    return {names["loss_scale"]: float(loss_scale()), names["good_steps"]: 0.0, names["window_finite"]: -1.0}

@@ -1,0 +1,184 @@
+"""scale_artifacts: put loss scaling into an artifact folder of ONNX Runtime training sessions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale import io
+from graphscale.artifacts.checkpoint import Checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
+from graphscale.artifacts.folder import CHECKPOINT, ArtifactFolder, read_folder
+from graphscale.artifacts.optimizer_model import GuardOptimizer
+from graphscale.artifacts.output import check_output_folder, new_folder
+from graphscale.artifacts.training_model import ScaledTraining, inserted, scale_training_model
+from graphscale.errors import InvalidLossScaleError, ModelFileError, TargetError
+from graphscale.loss_scale import DynamicLossScale, LossScale, get
+from graphscale.metadata import Stamp
+from graphscale.report import Report
+from graphscale.targets import Target, check_versions, get_target
+
+__all__ = ["ScaledArtifacts", "scale_artifacts", "with_states"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledArtifacts:
+    """The result of `scale_artifacts`.
+
+    Attributes:
+        path: the folder that was written; None in a dry run.
+        report: what was found in the training model, and what was done to all models.
+    """
+
+    path: Path | None
+    report: Report
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts, lists, strings and numbers."""
+        return self.report.to_dict()
+
+
+def scale_artifacts(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None,
+    loss_scale: Any = "dynamic",
+    *,
+    loss: str | None = None,
+    target: str = "ort-training",
+    skip_nonfinite: bool = False,
+    force: bool = False,
+) -> ScaledArtifacts:
+    """Write an artifact folder with loss scaling in it. Scripts that train with it need no other change.
+
+    The scale is constant within a window of accumulated gradients, which ends where the next one begins: at the first
+    call after `module.lazy_reset_grad()`. The update rule runs there. If a gradient accumulated in the window is not
+    finite, `optimizer.step()` changes nothing. The state is in the checkpoint, as the frozen parameters
+    `current_loss_scale`, `good_steps` and `window_finite`: a training session saves and resumes it by itself. Gradient
+    buffers are in no checkpoint, so a window that is interrupted ends there, for the loss scale as for the gradients.
+
+    Args:
+        folder: what `onnxruntime.training.artifacts.generate_artifacts` has written.
+        out: the folder to write, complete: other files are copied. None for a dry run.
+        loss_scale: "dynamic", a number of at least 1, a `LossScale`, or `{"class_name": ..., "config": {...}}`.
+        loss: the name of the loss; None to find it.
+        target: ort-training or ort-training-cuda.
+        skip_nonfinite: skip steps for a fixed loss scale as well, which TensorFlow does not.
+        force: replace `out`, even if it is not empty.
+
+    Raises:
+        GraphscaleError: the input is not acceptable; nothing is written.
+    """
+    policy = get(loss_scale)
+    if policy is None:
+        raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
+    chosen = get_target(target)
+    if not chosen.in_place:
+        raise TargetError(f"target {target!r} has no training sessions; choose ort-training or ort-training-cuda")
+    written = None if out is None else check_output_folder(Path(folder), out, force)
+    artifacts = read_folder(folder)
+    warnings = _repair_versions(artifacts, chosen)
+    scaled = _scale_models(artifacts, policy, chosen, loss, skip_nonfinite)
+    report = dataclasses.replace(scaled.report, warnings=(*warnings, *scaled.report.warnings))
+    _stamp(artifacts, scaled, policy, report)
+    if written is not None:
+        with new_folder(written) as temporary:
+            _write(artifacts, scaled.states, temporary)
+    return ScaledArtifacts(written, report)
+
+
+def with_states(checkpoint: Checkpoint, states: Mapping[str, float]) -> Checkpoint:
+    """A checkpoint that also holds these states, where it does not hold them yet."""
+    frozen = dict(checkpoint.frozen)
+    for name, value in states.items():
+        frozen.setdefault(name, np.asarray(value, dtype=np.float32))
+    return dataclasses.replace(checkpoint, frozen=frozen)
+
+
+def _repair_versions(artifacts: ArtifactFolder, target: Target) -> list[str]:
+    """Lower an IR version that the runtime cannot load: what the artifacts hold needs none of the newer ones."""
+    warnings = []
+    for name, model in artifacts.models():
+        if model.ir_version > target.max_ir_version:
+            warnings.append(
+                f"{name} has IR version {model.ir_version}, which {target.runs_on} cannot load; it was written with "
+                f"IR version {target.max_ir_version}"
+            )
+            model.ir_version = target.max_ir_version
+        check_versions(model, target)
+    return warnings
+
+
+def _scale_models(
+    artifacts: ArtifactFolder, policy: LossScale, target: Target, loss: str | None, skip_nonfinite: bool
+) -> ScaledTraining:
+    names = {*artifacts.checkpoint.parameters, *_names(artifacts.evaluation.graph)}
+    scaled = scale_training_model(
+        artifacts.training,
+        policy,
+        artifacts.checkpoint.trainable,
+        name=str(artifacts.path / "training_model.onnx"),
+        taken=names,
+        target=target.name,
+        loss=loss,
+        skip_nonfinite=skip_nonfinite,
+    )
+    for name in scaled.states:
+        # A training session feeds all parameters of the training model to the eval model, by position.
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
+        artifacts.evaluation.graph.inputs.append(value)
+    if isinstance(policy, DynamicLossScale) or skip_nonfinite:
+        count = len(artifacts.checkpoint.trainable)
+        GuardOptimizer(count, target, str(artifacts.path / "optimizer_model.onnx"))(artifacts.optimizer)
+    counts = {f"optimizer model: {key}": value for key, value in inserted(artifacts.optimizer.graph).items()}
+    report = dataclasses.replace(scaled.report, inserted={**scaled.report.inserted, **counts})
+    return dataclasses.replace(scaled, report=report)
+
+
+def _names(graph: ir.Graph) -> set[str]:
+    values = [*graph.inputs, *graph.initializers.values()]
+    values += [value for node in graph.all_nodes() for value in node.outputs]
+    return {value.name or "" for value in values}
+
+
+def _stamp(artifacts: ArtifactFolder, scaled: ScaledTraining, policy: LossScale, report: Report) -> None:
+    stamp = Stamp(
+        version=version("graphscale"),
+        policy=json.loads(policy.to_json()),
+        state={},
+        target=str(report.target),
+        names=scaled.names,
+        report=report.to_dict(),
+    )
+    for _, model in artifacts.models():
+        stamp.write(model)
+
+
+def _write(artifacts: ArtifactFolder, states: Mapping[str, float], folder: Path) -> None:
+    for file in artifacts.others():
+        if not _copy_checkpoint(artifacts, states, file, folder):
+            shutil.copy2(file, folder / file.name)
+    for name, model in artifacts.models():
+        io.save(model, folder / name)
+    write_checkpoint(folder / CHECKPOINT, with_states(artifacts.checkpoint, states))
+
+
+def _copy_checkpoint(artifacts: ArtifactFolder, states: Mapping[str, float], file: Path, folder: Path) -> bool:
+    """Give a further checkpoint of the same model, such as a nominal one, the states too; whether it is one."""
+    if not is_checkpoint(file):
+        return False
+    try:
+        checkpoint = read_checkpoint(file)
+    except ModelFileError:
+        return False
+    if checkpoint.trainable.keys() != artifacts.checkpoint.trainable.keys():
+        return False
+    write_checkpoint(folder / file.name, with_states(checkpoint, states))
+    return True

@@ -1,0 +1,90 @@
+"""A training session on an artifact folder, driven as `onnxruntime.training.api` drives it, but without PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi import _pybind_state as runtime
+
+from tests.conftest import MODELS, Arrays
+
+__all__ = ["FOLDERS", "LOADABLE", "TrainingSession", "sample"]
+
+FOLDERS = MODELS / "ort" / "artifacts"
+# As written by generate_artifacts, the optimizer model of the other one has an IR version that the runtime refuses.
+LOADABLE = tuple(sorted(path.name for path in FOLDERS.iterdir() if path.name != "digits_adamw_ir14"))
+
+STATES = ("current_loss_scale", "good_steps", "window_finite")
+
+
+def sample(name: str, batch: str = "first") -> Arrays:
+    """A batch for a folder of models/: a value for each user input of the training model."""
+    stored = np.load(FOLDERS / name / "sample.npz")
+    return {key.removeprefix(f"{batch}/"): stored[key] for key in stored.files if key.startswith(f"{batch}/")}
+
+
+class TrainingSession:
+    """Module, Optimizer and CheckpointState of one folder.
+
+    Args:
+        folder: the artifacts.
+        checkpoint: where to start; None for the folder's own.
+        evaluates: whether to load the eval model.
+    """
+
+    def __init__(self, folder: Path, checkpoint: Path | None = None, evaluates: bool = True) -> None:
+        device = runtime.OrtDevice(runtime.OrtDevice.cpu(), runtime.OrtDevice.default_memory(), 0)
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = 1
+        self.state = runtime.load_checkpoint(str(checkpoint or folder / "checkpoint"))
+        evaluation = str(folder / "eval_model.onnx") if evaluates else None
+        self.module = runtime.Module(str(folder / "training_model.onnx"), self.state, evaluation, device, options)
+        self.optimizer = runtime.Optimizer(str(folder / "optimizer_model.onnx"), self.state, device, options)
+
+    def train(self, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """One forward and backward pass: what `module(...)` returns in training mode."""
+        fetches = runtime.OrtValueVector()
+        self.module.train_step([feeds[name] for name in self.module.input_names(True)], fetches)
+        return [np.array(value.numpy()) for value in fetches]
+
+    def evaluate(self, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """What `module(...)` returns in evaluation mode."""
+        fetches = runtime.OrtValueVector()
+        self.module.eval_step([feeds[name] for name in self.module.input_names(False)], fetches)
+        return [np.array(value.numpy()) for value in fetches]
+
+    def step(self) -> None:
+        """`optimizer.step()` and `module.lazy_reset_grad()`: the end of a window."""
+        self.optimizer.optimizer_step()
+        self.module.lazy_reset_grad()
+
+    def parameters(self) -> Arrays:
+        """All parameters, trainable and frozen."""
+        return {name: np.array(self.state.get_parameter(name).data.numpy()) for name in self.state.parameter_names()}
+
+    def set(self, name: str, value: np.ndarray) -> None:
+        """Give a parameter a value."""
+        self.state.get_parameter(name).copy_from(self.state, ort.OrtValue.ortvalue_from_numpy(value)._ortvalue)
+
+    def weights(self) -> Arrays:
+        """All parameters but the state of a loss scale."""
+        return {name: value for name, value in self.parameters().items() if name not in STATES}
+
+    def gradients(self) -> Arrays:
+        """The accumulated gradients of the trainable parameters."""
+        found = {name: self.state.get_parameter(name) for name in self.state.parameter_names()}
+        return {name: np.array(p.grad.numpy()) for name, p in found.items() if p.requires_grad}
+
+    def loss_scale(self) -> tuple[float, float, float]:
+        """`current_loss_scale`, `good_steps` and `window_finite`."""
+        scale, count, finite = (float(self.state.get_parameter(name).data.numpy()) for name in STATES)
+        return scale, count, finite
+
+    def save(self, path: Path, optimizer: bool = True) -> Path:
+        """`CheckpointState.save_checkpoint`, with or without the optimizer's state."""
+        runtime.save_checkpoint(self.state, str(path), optimizer)
+        return path

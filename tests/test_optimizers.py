@@ -1,0 +1,287 @@
+"""Optimizer operators inside a graph, scaled, on each target that runs them.
+
+A finite step has the bits of the unscaled graph's; a step with a non-finite gradient leaves weights, moments and step
+counter as they are, bit for bit, and the next step goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.passes import LowerOptimizers
+from tests.build import EXACT, feeds_for, linear_step, step
+from tests.conftest import (
+    HAS_TRAINING,
+    NEEDS_TRAINING,
+    Arrays,
+    assert_all_same_bits,
+    assert_same_bits,
+    make_session,
+    with_initializers,
+)
+from tests.in_place import with_next_states
+
+MICROSOFT, PREVIEW = "com.microsoft", "ai.onnx.preview.training"
+MOMENTS = "float[4,3] m, float[4,3] v"
+NEXT_MOMENTS = "float[4,3] m_next, float[4,3] v_next"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A training step with an optimizer operator inside.
+
+    Attributes:
+        model: the step.
+        updates: `{output: state}`: everything that it carries.
+        named: those pairs that have to be named, for they cannot be seen through a sequence.
+        portable: whether stock onnxruntime runs it.
+    """
+
+    model: onnx.ModelProto
+    updates: dict[str, str]
+    named: bool = False
+    portable: bool = False
+
+
+def _one(operator: str, states: str, inputs: str, outputs: str, domain: str, portable: bool = False) -> Case:
+    """An operator on the weight of a linear map; `states` are the names of what it carries."""
+    model = linear_step(operator, inputs=inputs, outputs=outputs, domains=[domain])
+    return Case(model, {f"{name}_next": name for name in states.split()}, portable=portable)
+
+
+def _adam(attributes: str) -> Case:
+    return _one(
+        f"count_next, m_next, v_next, w_next = {MICROSOFT}.AdamOptimizer<{attributes}>(rate, count, w, dw, m, v)",
+        "count m v w",
+        f"float rate, int64 count, float[4,3] w, {MOMENTS}",
+        f"int64 count_next, {NEXT_MOMENTS}, float[4,3] w_next",
+        MICROSOFT,
+    )
+
+
+def _sequences(operator: str, inputs: str, lists: str, outputs: str) -> Case:
+    """An operator on sequences, of two weights, and the elements of the sequences that it returns."""
+    names = [f"{name}{i}" for name in lists.split() for i in (1, 2)]
+    shape = {1: "float[4,5]", 2: "float[5,3]"}
+    more = "".join(f"{n}s = SequenceConstruct({n}1, {n}2)\n" for n in [*lists.split(), "dw"]) + operator
+    more += "".join(
+        f"\n{n}{i}_next = SequenceAt({n}s_next, {'zero' if i == 1 else 'one_index'})"
+        for n in lists.split()
+        for i in (1, 2)
+    )
+    more_inputs = ", ".join([inputs, *(f"{shape[int(n[-1])]} {n}" for n in names if not n.startswith("w"))])
+    model = step(
+        more,
+        inputs=more_inputs,
+        outputs=", ".join([*(f"{shape[int(n[-1])]} {n}_next" for n in names), *([outputs] if outputs else [])]),
+        constants="int64 zero = {0}, int64 one_index = {1}",
+        domains=[MICROSOFT],
+    )
+    return Case(model, {f"{name}_next": name for name in names}, named=True)
+
+
+def _preview(operator: str, states: str) -> Case:
+    names = states.split()
+    return _one(
+        f"w_next, {', '.join(f'{n}_next' for n in names)} = {PREVIEW}.{operator}(rate, count, w, dw, {', '.join(names)})",
+        f"w {states}",
+        "float rate, int64 count, float[4,3] w" + "".join(f", float[4,3] {n}" for n in names),
+        "float[4,3] w_next" + "".join(f", float[4,3] {n}_next" for n in names),
+        PREVIEW,
+        portable=True,
+    )
+
+
+CASES = {
+    "SGDOptimizer": _one(
+        f"w_next = {MICROSOFT}.SGDOptimizer(rate, w, dw)",
+        "w",
+        "float rate, float[4,3] w",
+        "float[4,3] w_next",
+        MICROSOFT,
+    ),
+    "SGDOptimizerV2": _sequences(
+        f"done, ws_next = {MICROSOFT}.SGDOptimizerV2(rate, ws, dws)", "float[1] rate", "w", ""
+    ),
+    "AdamOptimizer": _adam("alpha = 0.9, beta = 0.99, epsilon = 1e-6, lambda = 0.0, do_bias_correction = 1"),
+    "AdamOptimizer-decay": _adam(
+        "alpha = 0.9, beta = 0.99, lambda = 0.01, do_bias_correction = 0, weight_decay_mode = 1"
+    ),
+    "AdamWOptimizer": _sequences(
+        f"done, ws_next, ms_next, vs_next = {MICROSOFT}.AdamWOptimizer<adam_mode = 1, correct_bias = 1>"
+        "(rate, count, ws, dws, ms, vs)",
+        "float[1] rate, int64[1] count",
+        "w m v",
+        "",
+    ),
+    "AdamWOptimizer-torch": _sequences(
+        f"done, ws_next, ms_next, vs_next = {MICROSOFT}.AdamWOptimizer<adam_mode = 0, weight_decay = 0.01>"
+        "(rate, count, ws, dws, ms, vs)",
+        "float[1] rate, int64[1] count",
+        "w m v",
+        "",
+    ),
+    "Momentum": _preview('Momentum<alpha = 0.9, beta = 1.0, mode = "standard", norm_coefficient = 0.001>', "m"),
+    "Momentum-nesterov": _preview('Momentum<alpha = 0.9, beta = 1.0, mode = "nesterov", norm_coefficient = 0.0>', "m"),
+    "Adagrad": _preview("Adagrad<decay_factor = 0.1, epsilon = 1e-5, norm_coefficient = 0.001>", "v"),
+    "Adam": _preview("Adam<alpha = 0.9, beta = 0.99, epsilon = 1e-4, norm_coefficient_post = 0.01>", "m v"),
+}
+
+
+def _feeds(case: Case) -> Arrays:
+    feeds = feeds_for(case.model)
+    positive = {name: np.abs(feeds[name]) for name in feeds if name.startswith("v")}
+    shapes = {name: feeds[name].shape for name in ("rate", "count") if name in feeds}
+    numbers = {"rate": np.float32(0.1), "count": np.int64(3)}
+    return {**feeds, **positive, **{name: np.full(shape, numbers[name]) for name, shape in shapes.items()}}
+
+
+def _batches(feeds: Arrays) -> list[Arrays]:
+    """A finite batch, one with a NaN, one with an Inf, and another finite one."""
+    others = [{"x": feeds["x"].copy(), "t": feeds["t"]} for _ in range(4)]
+    others[1]["x"][2, 1] = np.nan
+    others[2]["x"][5, 3] = np.inf
+    others[3]["x"] = 2 * others[3]["x"]
+    return others
+
+
+def _lowered(model: onnx.ModelProto) -> onnx.ModelProto:
+    """What the unscaled graph computes, where no runtime has the operator."""
+    lowered = ir.serde.deserialize_model(model)
+    LowerOptimizers()(lowered)
+    return ir.serde.serialize_model(lowered)
+
+
+def _explicit(model: onnx.ModelProto, feeds: Arrays, batches: list[Arrays], updates: dict[str, str]) -> list[Arrays]:
+    """The state after each step, carried from output to input."""
+    session = make_session(model, EXACT)
+    known = {value.name for value in session.get_inputs()}
+    state = {name: feeds[name] for name in updates.values()}
+    found = []
+    for batch in batches:
+        fed = {k: np.array(v) for k, v in {**feeds, **batch, **state}.items() if k in known}
+        values = session.run([*updates], fed)
+        state = {name: np.array(v) for name, v in zip(updates.values(), values, strict=True)}
+        found.append(state)
+    return found
+
+
+def _check(case: Case, feeds: Arrays, scaled: list[Arrays]) -> None:
+    batches = _batches(feeds)
+    expected = _explicit(_lowered(case.model), feeds, [batches[0], batches[3]], case.updates)
+    assert_all_same_bits(scaled[0], expected[0])
+    for skipped in scaled[1:3]:
+        assert_all_same_bits(skipped, expected[0])
+    assert_all_same_bits(scaled[3], expected[1])
+    for name, value in expected[0].items():
+        assert not np.array_equal(value, feeds[name]), f"{name} does not move"
+
+
+def _scale(case: Case, model: onnx.ModelProto, target: str) -> gs.ScaledModel:
+    updates = case.updates if case.named else None
+    result = gs.scale(model, gs.DynamicLossScale(2.0**10, increment_period=2), target=target, updates=updates)
+    assert result.report.coverage == 1.0
+    assert set(case.updates.values()) <= {state.input for state in result.report.state}
+    return result
+
+
+def _require(case: Case) -> None:
+    if not case.portable and not HAS_TRAINING:
+        pytest.skip(NEEDS_TRAINING)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_explicit_state(name: str) -> None:
+    case = CASES[name]
+    _require(case)
+    feeds = _feeds(case)
+    result = _scale(case, case.model, "onnx")
+    _check(case, feeds, _explicit(result.model, feeds, _batches(feeds), case.updates))
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", CASES)
+def test_in_place(name: str) -> None:
+    """float32 state lives in the session; a counter of whole numbers goes from output to input."""
+    case = CASES[name]
+    feeds = _feeds(case)
+    carried = {output: state for output, state in case.updates.items() if feeds[state].dtype == np.int64}
+    states = {name: feeds[name] for name in case.updates.values() if name not in carried.values()}
+    result = _scale(case, with_initializers(case.model, states), "ort-training")
+    model, written = with_next_states(result.model)
+    assert {name for name in written.values() if name not in ("current_loss_scale", "good_steps")} == set(states)
+    session = make_session(model, EXACT)
+    state = {name: feeds[name] for name in carried.values()}
+    fed = {value.name for value in session.get_inputs()}
+    found = []
+    for batch in _batches(feeds):
+        given = {k: np.array(v) for k, v in {**feeds, **batch, **state}.items() if k in fed and k not in states}
+        fetched = {**written, **carried}
+        values = [np.array(value) for value in session.run([*fetched], given)]
+        after = dict(zip(fetched.values(), values, strict=True))
+        state = {name: after[name] for name in carried.values()}
+        found.append({name: after[name] for name in case.updates.values()})
+    _check(case, feeds, found)
+
+
+ACCUMULATORS = {
+    "InPlaceAccumulator": (f"sum_next = {MICROSOFT}.InPlaceAccumulator(sum, dw)", "float[4,3] sum_next"),
+    "InPlaceAccumulatorV2": (f"done = {MICROSOFT}.InPlaceAccumulatorV2(sum, dw)", "bool[1] done"),
+}
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", ACCUMULATORS)
+def test_accumulators(name: str) -> None:
+    """The buffer of the caller gets the gradient added in a finite step, and nothing in another one."""
+    operator, output = ACCUMULATORS[name]
+    model = linear_step(operator, inputs="float[4,3] w, float[4,3] sum", outputs=output, domains=[MICROSOFT])
+    feeds = feeds_for(model)
+    feeds["sum"][0] = [0.0, -0.0, 1.0]
+    batches = _batches(feeds)
+    plain, scaled = make_session(model, EXACT), make_session(gs.scale(model, 1024, skip_nonfinite=True).model, EXACT)
+
+    def run(session, count: int, which: list[int]) -> np.ndarray:
+        buffer = feeds["sum"].copy()
+        for i in which:
+            session.run(None, {"x": batches[i]["x"], "t": feeds["t"], "w": feeds["w"], "sum": buffer})
+        assert len(which) == count
+        return buffer
+
+    assert_same_bits(run(scaled, 1, [0]), run(plain, 1, [0]), "one finite step")
+    assert_same_bits(run(scaled, 2, [1, 2]), feeds["sum"], "non-finite steps")
+    assert_same_bits(run(scaled, 4, [0, 1, 2, 3]), run(plain, 2, [0, 3]), "all")
+
+
+def _lamb() -> onnx.ModelProto:
+    return linear_step(
+        f"count_next, w_next, g_next, m_next, v_next = {MICROSOFT}.LambOptimizer<alpha = [0.9], beta = [0.99]>"
+        "(, , , rate, count, w, dw, m, v)",
+        inputs=f"float rate, int64 count, float[4,3] w, {MOMENTS}",
+        outputs=f"int64 count_next, float[4,3] w_next, {NEXT_MOMENTS}",
+        domains=[MICROSOFT],
+    )
+
+
+@pytest.mark.parametrize("target", ["ort-cuda", "ort-training-cuda"])
+def test_lamb(target: str) -> None:
+    """It has a kernel for CUDA only; looked at, not run: the signal and the guards are where they belong."""
+    result = gs.scale(_lamb(), target=target)
+    assert {s.input for s in result.report.state} >= {"w", "m", "v", "count"}
+    nodes = {node.output[0]: node for node in result.model.graph.node}
+    (lamb,) = (node for node in result.model.graph.node if node.op_type == "LambOptimizer")
+    assert lamb.input[0] == "all_finite"
+    (gradient,) = (g.value for g in result.report.gradients)
+    assert gradient == "dw"
+    assert nodes[lamb.input[6]].op_type in ("Mul", "Div")
+    guards = {node.input[2]: node for node in nodes.values() if node.op_type == "Where"}
+    assert {"w", "m", "v", "count"} <= set(guards)
+    for name in ("w", "m", "v", "count"):
+        assert guards[name].input[0] == "all_finite"
+        assert guards[name].input[1] in lamb.output
