@@ -88,8 +88,9 @@ def _sequences(operator: str, inputs: str, lists: str, outputs: str) -> Case:
 
 def _preview(operator: str, states: str) -> Case:
     names = states.split()
+    outputs = ", ".join(f"{name}_next" for name in ("w", *names))
     return _one(
-        f"w_next, {', '.join(f'{n}_next' for n in names)} = {PREVIEW}.{operator}(rate, count, w, dw, {', '.join(names)})",
+        f"{outputs} = {PREVIEW}.{operator}(rate, count, w, dw, {', '.join(names)})",
         f"w {states}",
         "float rate, int64 count, float[4,3] w" + "".join(f", float[4,3] {n}" for n in names),
         "float[4,3] w_next" + "".join(f", float[4,3] {n}_next" for n in names),

@@ -24,7 +24,7 @@ from tests.tape.trace import Var
 
 SCALE = np.float32(1024)
 DEEP = os.environ.get("GRAPHSCALE_TEST_PROFILE") == "deep"
-LEVELS = (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+PLAIN, OPTIMIZED = ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
 
 
 def profile(examples: int) -> settings:
@@ -59,7 +59,7 @@ def _loss_at(step: Step, moved: Mapping[Var, np.ndarray]) -> float:
     return float(arrays[step.loss])
 
 
-@profile(400)
+@profile(500)
 @given(st.data())
 def test_fixed_scale_keeps_every_bit(data: st.DataObject) -> None:
     """Loss and state are found; each output has the bits it had; every backward contraction runs 1024 times larger."""
@@ -72,11 +72,13 @@ def test_fixed_scale_keeps_every_bit(data: st.DataObject) -> None:
 
     _assert_found(step, rendered, result.report)
     feeds = _feeds(step, rendered)
-    for level in LEVELS if data.draw(st.booleans()) else LEVELS[:1]:
-        expected = _run(rendered.model, feeds, level)
-        actual = _run(result.model, feeds, level)
-        for name, array in expected.items():
-            assert_bitwise_equal(actual[name], array, name)
+    expected = _run(rendered.model, feeds)
+    _assert_same(_run(result.model, feeds), expected)
+    if data.draw(st.booleans()):
+        # The optimizer may move constants through products, which rounds differently: see that it did not.
+        optimized = _run(rendered.model, feeds, OPTIMIZED)
+        if all(optimized[name].tobytes() == array.tobytes() for name, array in expected.items()):
+            _assert_same(_run(result.model, feeds, OPTIMIZED), expected)
     _assert_covered(step, rendered, result, feeds)
     event(f"{len(result.report.places)} places")
 
@@ -105,7 +107,7 @@ def _assert_covered(step: Step, rendered: Rendered, result: gs.ScaledModel, feed
         np.testing.assert_array_equal(scaled, before[name] * SCALE, err_msg=f"contraction {name} is not scaled")
 
 
-@profile(400)
+@profile(500)
 @given(st.data())
 def test_dynamic_scale_skips_nonfinite_steps(data: st.DataObject) -> None:
     """A finite step is the one without scaling; a step with a non-finite gradient changes the scale and no state."""
@@ -113,8 +115,7 @@ def test_dynamic_scale_skips_nonfinite_steps(data: st.DataObject) -> None:
     result = gs.scale(rendered.model)
     feeds = _feeds(step, rendered)
     expected, actual = (_run(model, feeds) for model in (rendered.model, result.model))
-    for name, array in expected.items():
-        assert_bitwise_equal(actual[name], array, name)
+    _assert_same(actual, expected)
     finite, scale = result.model.graph.output[-1].name, _next_scale(result)
     assert actual[finite]
     assert actual[scale] == 2**15
@@ -175,6 +176,11 @@ def _findings(step: Step, how: Presentation) -> tuple[object, ...]:
     )
 
 
+def _assert_same(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    for name, array in expected.items():
+        assert_bitwise_equal(actual[name], array, name)
+
+
 def assert_bitwise_equal(actual: np.ndarray, expected: np.ndarray, name: str) -> None:
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), name
     assert actual.tobytes() == expected.tobytes(), f"{name}: {actual} is not {expected}"
@@ -212,7 +218,7 @@ def _computed_names(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _run(
-    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], level: ort.GraphOptimizationLevel = LEVELS[0]
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], level: ort.GraphOptimizationLevel = PLAIN
 ) -> dict[str, np.ndarray]:
     options = ort.SessionOptions()
     options.graph_optimization_level = level

@@ -94,11 +94,11 @@ _add(Rule(Kind.LINEAR, data=(0,), outputs=(0,)), "Dropout MaxPool TopK Unique")
 
 # --- ai.onnx: operands that must agree ------------------------------------------------------------------------------
 _all = Rule(Kind.LINEAR)
-_add(_all, "Add Sub Sum Max Min Mean Concat SequenceConstruct")
+_add(_all, "Add Sub Sum Max Min Mean Concat")
 # clip(S*x, S*low, S*high) = S*clip(x, low, high): the bounds are operands like x.
 _add(Rule(Kind.LINEAR, data=(0, 1, 2)), "Clip")
 _add(Rule(Kind.LINEAR, data=(1, 2)), "Where")
-_add(Rule(Kind.LINEAR, data=(0, 2)), "ScatterElements ScatterND Scatter Pad SequenceInsert")
+_add(Rule(Kind.LINEAR, data=(0, 2)), "ScatterElements ScatterND Scatter Pad")
 _add(Rule(Kind.LINEAR, data=(2,)), "OneHot")
 _add(Rule(Kind.LINEAR, data=(0, 1)), "TensorScatter")
 
@@ -122,6 +122,8 @@ _add(Rule(Kind.DEGREE_0), "BitwiseNot HannWindow HammingWindow BlackmanWindow St
 
 # --- ai.onnx: not homogeneous (or of another degree than 1: unscaled first, so that S*S never arises) ---------------
 _nonlinear = Rule(Kind.NONLINEAR)
+# A sequence of gradients cannot be divided: its members are unscaled.
+_add(_nonlinear, "SequenceConstruct SequenceInsert")
 _add(
     _nonlinear,
     "Exp Log Sqrt Reciprocal Pow Mod Floor Ceil Round Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh",

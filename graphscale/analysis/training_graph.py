@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphscale.analysis.coverage import Coverage, measure_coverage
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.loss import loss_candidates, named_loss
-from graphscale.analysis.plan import Place, Plan, Unscale
+from graphscale.analysis.plan import Place, Unscale
 from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS, Kind
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
@@ -250,37 +250,24 @@ def _refuse_unpaired(
     topology = attempt.topology
     paired = {update.output for update in updates}
     taken = {update.input for update in updates}
-    free = [v for v in topology.graph.inputs if v not in taken and is_float(v) and not is_scalar(v)]
     # What the loss does not depend on is no weight and no batch: a moment, whose next value may be a bare gradient.
-    moments = [v for v in free if v not in topology.forward]
-    tables = [{(v.dtype, tuple(v.shape)): v for v in states if v.shape is not None} for states in (free, moments)]
+    moments = {
+        (value.dtype, tuple(value.shape)): value
+        for value in topology.graph.inputs
+        if value not in taken and value not in topology.forward and is_float(value)
+        if value.shape is not None and not is_scalar(value)
+    }
     for output in topology.graph.outputs:
         if output in paired or output in chosen or output.shape is None:
             continue
         if output not in gradients and output not in attempt.solver.lost:
             continue
-        if output not in gradients and _is_unscaled_gradient(output, attempt.solver.plan):
-            continue
-        match = tables[output in gradients].get((output.dtype, tuple(output.shape)))
+        match = moments.get((output.dtype, tuple(output.shape)))
         if match is not None:
             raise UpdateError(
                 f"output {describe(output)} could be the next value of input {match.name!r}, but does not depend on "
                 f"it directly; say what it is: --update {output.name}={match.name} or --gradient {output.name}"
             )
-
-
-def _is_unscaled_gradient(value: ir.Value, plan: Plan) -> bool:
-    """Whether a value is a gradient that was unscaled on the way to it: seen through views and scalar factors."""
-    while value not in plan.unscaled:
-        node = value.producer()
-        rule = None if node is None else rule_of(node)
-        if node is None or rule is None or rule.kind not in (Kind.LINEAR, Kind.PRODUCT, Kind.QUOTIENT):
-            return False
-        operands = [v for v in node.inputs if v is not None and is_float(v) and not is_scalar(v)]
-        if len(operands) != 1:
-            return False
-        value = operands[0]
-    return True
 
 
 def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:

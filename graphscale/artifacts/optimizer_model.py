@@ -69,11 +69,11 @@ class GuardOptimizer(InPlacePass):
 
     def _find_optimizer(self, graph: ir.Graph) -> tuple[ir.Node, Optimizer]:
         found = [(node, optimizer) for node in graph if (optimizer := optimizer_of(node)) is not None]
-        if len(found) != 1 or found[0][1].update_signal is None:
+        if [node.op_type for node, _ in found] not in (["AdamWOptimizer"], ["SGDOptimizerV2"]):
             kinds = ", ".join(node.op_type for node, _ in found) or "none"
             raise UnsupportedModelError(
-                f"{self.name} needs one optimizer that can be told to skip a step (AdamWOptimizer or SGDOptimizerV2); "
-                f"it has: {kinds}"
+                f"{self.name} needs one optimizer of a training session, which can be told to skip a step "
+                f"(AdamWOptimizer or SGDOptimizerV2); it has: {kinds}"
             )
         return found[0]
 

@@ -12,14 +12,14 @@ from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.proof import prove
 from graphscale.analysis.types import dtype_of
-from graphscale.analysis.values import node_name
+from graphscale.analysis.values import captured_values, node_name
 from graphscale.artifacts.folder import buffer_of
 from graphscale.artifacts.window import AccumulationWindow, Window
 from graphscale.editing import PASS_KEY, shape_like
 from graphscale.errors import GradientError, ProofError
 from graphscale.loss_scale import LossScale
 from graphscale.passes import CheckFinite, Rewrite, ScaleLoss, UnscaleGradients
-from graphscale.passes.guard_updates import WRITES_INPUTS, guard_written_input
+from graphscale.passes.guard_in_place import WRITES_INPUTS, guard_written_input
 from graphscale.report import Report, StateReport
 
 __all__ = ["ScaledTraining", "inserted", "scale_training_model"]
@@ -127,8 +127,10 @@ def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) 
         buffer, gradient = node.inputs[:2]
         if node.op_type == "InPlaceAccumulatorV2" and buffer is not None and gradient is not None:
             accumulated[buffer.name or ""] = gradient
+    gradients = {gradient.unscaled for gradient in rewrite.gradients}
+    traced = _descendants(rewrite.training_graph.graph, gradients)
     for parameter in trainable:
-        if buffer_of(parameter) not in accumulated:
+        if accumulated.get(buffer_of(parameter)) not in traced:
             raise GradientError(
                 f"{name} does not accumulate the gradient of {parameter!r} in {buffer_of(parameter)!r}, or the "
                 "gradient cannot be traced to the loss; make the folder with generate_artifacts"
@@ -140,6 +142,14 @@ def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) 
                 f"{name} does not accumulate the gradient {found.name!r}: nothing would skip a step for it; remove "
                 "the output that shows it"
             )
+
+
+def _descendants(graph: ir.Graph, values: Collection[ir.Value]) -> set[ir.Value]:
+    found = set(values)
+    for node in graph:
+        if any(operand in found for operand in (*node.inputs, *captured_values(node))):
+            found.update(node.outputs)
+    return found
 
 
 def _ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 import typer
 
 from graphscale.cli.demo import demo
+from graphscale.cli.export_weights import export_weights
+from graphscale.cli.fuse import fuse
 from graphscale.cli.inspect import inspect
 from graphscale.cli.scale import scale
 from graphscale.errors import GraphscaleError
@@ -27,6 +29,8 @@ app = typer.Typer(
 app.command()(scale)
 app.command()(inspect)
 app.command()(demo)
+app.command()(fuse)
+app.command()(export_weights)
 
 
 # What typer raises for a wrong option or argument; its own name for it depends on typer's version.

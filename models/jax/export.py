@@ -77,16 +77,12 @@ def conv3x3(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
     return convolve(x, w, ((1, 1), (1, 1)), window_strides=(stride, stride))
 
 
-def convolve(
-    x: jax.Array, w: jax.Array, padding: tuple, window_strides=(1, 1), **dilation: tuple
-) -> jax.Array:
+def convolve(x: jax.Array, w: jax.Array, padding: tuple, window_strides=(1, 1), **dilation: tuple) -> jax.Array:
     layout = ("NCHW", "OIHW", "NCHW")
     return lax.conv_general_dilated(x, w, window_strides, padding, dimension_numbers=layout, **dilation)
 
 
-def conv3x3_backward(
-    stride: int, saved: tuple[jax.Array, jax.Array], g: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def conv3x3_backward(stride: int, saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     # Rows and columns at the far edge that the stride never reached.
     unread = [size - 1 - stride * (out - 1) for size, out in zip(x.shape[2:], g.shape[2:], strict=True)]
@@ -211,9 +207,7 @@ def mlp_loss(params: Params, x: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def mlp_params(rng: np.random.Generator) -> Arrays:
-    return (
-        dense_params(rng, "fc1", 16, 32) | dense_params(rng, "fc2", 32, 32) | dense_params(rng, "fc3", 32, 10)
-    )
+    return dense_params(rng, "fc1", 16, 32) | dense_params(rng, "fc2", 32, 32) | dense_params(rng, "fc3", 32, 10)
 
 
 def mlp_batch(rng: np.random.Generator) -> Arrays:
@@ -243,9 +237,7 @@ def mlp_adam() -> Step:
 def mlp_adamw_clip() -> Step:
     """The MLP with global-norm clipping and optax AdamW inside; loss and next weights, count, moments."""
     # The gradients' norm is 1.6 here: the clipping is active.
-    return mlp_training_step(
-        optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2, weight_decay=1e-2))
-    )
+    return mlp_training_step(optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2, weight_decay=1e-2)))
 
 
 @model
@@ -266,9 +258,7 @@ def conv() -> Step:
         x = conv3x3(x, params["conv2.weight"], 2) + params["conv2.bias"][:, None, None]
         return cross_entropy(dense(params, "fc", jax.nn.relu(x).reshape(len(x), -1)), labels)
 
-    return gradient_step(
-        loss, params, {"x": normal(rng, (BATCH, 3, 8, 8)), "labels": integers(rng, 10, (BATCH,))}
-    )
+    return gradient_step(loss, params, {"x": normal(rng, (BATCH, 3, 8, 8)), "labels": integers(rng, 10, (BATCH,))})
 
 
 @model
@@ -280,9 +270,7 @@ def attention() -> Step:
     def loss(params: Params, x: jax.Array, labels: jax.Array) -> jax.Array:
         return cross_entropy(dense(params, "fc", self_attention(params, x, causal=False).mean(1)), labels)
 
-    return gradient_step(
-        loss, params, {"x": normal(rng, (BATCH, 6, 16)), "labels": integers(rng, 10, (BATCH,))}
-    )
+    return gradient_step(loss, params, {"x": normal(rng, (BATCH, 6, 16)), "labels": integers(rng, 10, (BATCH,))})
 
 
 @model

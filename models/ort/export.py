@@ -81,9 +81,7 @@ def export(name: str) -> None:
 
 def main() -> None:
     """Export the models named on the command line, or all."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
     names = parser.parse_args().names
     if unknown := set(names) - set(MODELS):

