@@ -141,9 +141,8 @@ def _next_scale(result: gs.ScaledModel) -> str:
 def _poison(
     step: Step, rendered: Rendered, feeds: Mapping[str, np.ndarray], choices: random.Random
 ) -> dict[str, np.ndarray]:
-    """An Inf or a NaN in one number of the batch, or of a weight."""
-    exposed = [v for v in step.tape.leaves if rendered.names[v] in feeds and v.kind != "state" and v.shape]
-    exposed = [v for v in exposed if v.array.dtype.kind == "f"]
+    """An Inf or a NaN in one number of the batch."""
+    exposed = [v for v in step.tape.leaves if v.kind == "input" and v.shape and v.array.dtype.kind == "f"]
     if not exposed:
         return dict(feeds)
     name = rendered.names[choices.choice(exposed)]

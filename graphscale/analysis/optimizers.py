@@ -35,8 +35,10 @@ class Optimizer:
     def source(self, output: int) -> int | None:
         """The input that an output is the next value of, or None."""
         if self.group is not None and output >= self.group[0]:
-            first_output, first_input, _ = self.group
-            return first_input + (output - first_output)
+            first_output, first_input, size = self.group
+            member = output - first_output
+            # The second of a group is the gradient.
+            return None if member % size == 1 else first_input + member
         return self.states.get(output)
 
 

@@ -82,7 +82,8 @@ def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
 
 def holds_artifacts(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder with at least one model of a training session in it."""
-    return any(Path(path, name).is_file() for name in (TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL))
+    # os.path answers also for names that no file system takes.
+    return any(os.path.isfile(os.path.join(path, name)) for name in (TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL))
 
 
 def buffer_of(parameter: str) -> str:
@@ -100,7 +101,7 @@ def read_folder(path: str | os.PathLike[str]) -> ArtifactFolder:
         GradientError: a gradient is not accumulated.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ModelFileError(f"{path} is not a folder; pass a folder that generate_artifacts has written")
     for name in ARTIFACTS:
         if not (folder / name).is_file():

@@ -20,6 +20,7 @@ WRITES_INPUTS = {("com.microsoft", "BatchNormInternal"): {3: 1, 4: 2}}
 
 
 def guard_accumulator(rewrite: Rewrite, node: ir.Node, finite: ir.Value) -> None:
+    """Let an accumulator add nothing on a skipped step: -0.0, since x + -0.0 is x, bit for bit."""
     buffer, gradient = node.inputs[0], node.inputs[1]
     assert buffer is not None and gradient is not None
     editor, dtype = rewrite.bound.editor, dtype_of(gradient)

@@ -37,7 +37,7 @@ def trained(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["digits_adamw", "digits_adamw_clip"])
 def test_a_script_trains_as_well_on_the_scaled_folder(name: str, api: Any, scaled: Scaled) -> None:
     original, found = trained(FOLDERS / name), trained(scaled(name, gs.DynamicLossScale(2**15, 50)))
-    assert original["accuracy"] > 0.9
+    assert original["accuracy"] > 0.93
     assert found["accuracy"] == pytest.approx(original["accuracy"], abs=0.01)
     np.testing.assert_allclose(found["losses"], original["losses"], rtol=1e-3 if "clip" in name else 0)
     np.testing.assert_allclose(found["test_loss"], original["test_loss"], rtol=1e-3 if "clip" in name else 0)
@@ -45,9 +45,10 @@ def test_a_script_trains_as_well_on_the_scaled_folder(name: str, api: Any, scale
 
 def test_an_overflowing_scale_comes_down_and_the_script_goes_on(api: Any, scaled: Scaled) -> None:
     name = "digits_adamw"
-    # The gradient of the loss, the scale itself, is the largest value of the backward pass.
-    found = trained(scaled(name, gs.DynamicLossScale(3e38, 10)))
-    assert found["accuracy"] > 0.9 and np.isfinite(found["losses"]).all()
+    found, harmless = trained(scaled(name, gs.DynamicLossScale(3e38, 10))), trained(FOLDERS / name)
+    assert found["losses"][:2] == harmless["losses"][:2]
+    assert found["losses"] != harmless["losses"], "no step was skipped; the test needs a larger scale"
+    assert found["accuracy"] > 0.93 and np.isfinite(found["losses"]).all()
 
 
 def test_the_state_is_to_be_seen_and_set(api: Any, scaled: Scaled, tmp_path: Path) -> None:

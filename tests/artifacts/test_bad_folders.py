@@ -247,6 +247,8 @@ def test_options_that_a_folder_does_not_take(option: list[str], tmp_path: Path) 
 def test_the_command_line_refuses_as_a_program(tmp_path: Path) -> None:
     result = graphscale("scale", OTHER, folder=tmp_path)
     assert result.returncode == 2 and "-o" in result.stderr
+    result = graphscale("scale", "x" * 300, "-o", "out", folder=tmp_path)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1) and "File name too long" in result.stderr
     result = graphscale("scale", OTHER, "-o", OTHER, "--force", folder=tmp_path)
     assert result.returncode == 2 and "holds the folder" in result.stderr
     assert os.listdir(tmp_path) == []

@@ -117,8 +117,7 @@ def test_any_one_non_finite_gradient_skips_the_step(position: int, scaled: Scale
     gradient = session.state.get_parameter(name).grad.numpy()
     gradient.flat[-1] = (np.nan, np.inf, -np.inf, np.nan)[position]
     before = session.parameters()
-    if np.isfinite(session.gradients()[name]).all():
-        pytest.skip("this build hands out copies of the gradient buffers")
+    assert not np.isfinite(session.gradients()[name]).all()
     session.step()
     assert_all_same_bits(session.parameters(), before)
 

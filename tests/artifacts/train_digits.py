@@ -14,14 +14,15 @@ from onnxruntime.training import api
 from sklearn.datasets import load_digits
 
 FOLDER = Path(sys.argv[1])
-EPOCHS, ROWS, WINDOW, TRAINED = 20, 8, 2, 1437
+EPOCHS, ROWS, WINDOW, TRAINED = 10, 8, 2, 1437
 
 
 def main() -> None:
     """Train with gradients accumulated over two batches, save and load after each epoch, then test."""
     digits = load_digits()
-    images, labels = (digits.data / 16).astype(np.float32), digits.target.astype(np.int64)
     rng, losses = np.random.default_rng(0), []
+    shuffled = rng.permutation(len(digits.target))
+    images, labels = (digits.data[shuffled] / 16).astype(np.float32), digits.target[shuffled].astype(np.int64)
     with tempfile.TemporaryDirectory() as temporary:
         checkpoint = FOLDER / "checkpoint"
         for _ in range(EPOCHS):
