@@ -189,7 +189,7 @@ def _prove(model: ir.Model, rewrite: Rewrite) -> None:
         bound(),
         graph.loss,
         guarded=[carried.next for carried in rewrite.carried if carried.input not in states],
-        checked=[gradient.unscaled for gradient in rewrite.gradients],
+        checked=rewrite.checked,
         all_finite=rewrite.all_finite,
         exempt=[value for value in model.graph.outputs if value.name and value.name.startswith("scaled_loss")],
         rule_nodes=frozenset(node for node in model.graph if node.metadata_props.get(PASS_KEY) in marks),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.rules import Kind
-from graphscale.analysis.updates import own_coefficients
+from graphscale.analysis.updates import NEXT_STATE, own_coefficients
 from graphscale.analysis.values import constant_tensor, describe, is_float, is_scalar, rule_of
 from graphscale.errors import LossError
 
@@ -61,7 +61,7 @@ def loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Value]:
         and is_float(value)
         and is_scalar(value)
         and _is_differentiable(value)
-        and not any(c >= 0.5 for c in own_coefficients(value, inputs).values())
+        and not any(c >= NEXT_STATE for c in own_coefficients(value, inputs).values())
     ]
 
 

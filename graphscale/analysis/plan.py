@@ -40,6 +40,7 @@ class Unscale:
         edges: otherwise, the readers that do.
         output: otherwise, whether the graph output does.
         reason: what made the unscaling necessary, for messages.
+        wholes: the gradients that the value is only a share of: sums with weight decay, for example.
     """
 
     value: ir.Value
@@ -47,6 +48,7 @@ class Unscale:
     edges: set[Use] = dataclasses.field(default_factory=set)
     output: bool = False
     reason: str = ""
+    wholes: set[ir.Value] = dataclasses.field(default_factory=set)
 
     def covers(self, use: Use) -> bool:
         """Whether this reader gets the quotient."""

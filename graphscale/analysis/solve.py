@@ -17,6 +17,7 @@ from graphscale.analysis.places import certain_cotangents, find_places
 from graphscale.analysis.plan import Place, Plan
 from graphscale.analysis.rules import Kind
 from graphscale.analysis.topology import Topology, contains_contraction
+from graphscale.analysis.updates import NEXT_STATE, own_coefficients
 from graphscale.analysis.values import (
     Use,
     is_known_zero,
@@ -241,11 +242,18 @@ class Solver:
         value = self._source(read(use))
         unscale = self.plan.unscale(value)
         unscale.reason = unscale.reason or str(conflict)
+        whole = conflict.node.outputs[0]
+        if conflict.others and conflict.node in self.topology.index and not self._is_next_state(whole):
+            unscale.wholes.add(whole)
         if value in self._live:
             unscale.edges.add(use)
         else:
             unscale.everywhere = True
             self._enqueue_consumers(value)
+
+    def _is_next_state(self, value: ir.Value) -> bool:
+        """Whether a sum is the next value of a state rather than a gradient with a share of it."""
+        return any(c >= NEXT_STATE for c in own_coefficients(value, self.topology.states).values())
 
     def _source(self, value: ir.Value) -> ir.Value:
         """Where the backward pass ends: up from a use of a gradient, past factors such as the learning rate.

@@ -15,7 +15,14 @@ from graphscale.analysis.plan import Place, Unscale
 from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS, Kind
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.updates import Update, find_updates, held_initializers, named_updates, own_coefficients
+from graphscale.analysis.updates import (
+    NEXT_STATE,
+    Update,
+    find_updates,
+    held_initializers,
+    named_updates,
+    own_coefficients,
+)
 from graphscale.analysis.values import Use, describe, is_float, is_scalar, rule_of
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError, UpdateError
 
@@ -278,7 +285,7 @@ def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:
             continue
         held = own_coefficients(value, set(topology.states))
         node = value.producer()
-        if not any(c >= 0.5 for c in held.values()):
+        if not any(c >= NEXT_STATE for c in held.values()):
             found.extend([value] if topology.may_be_state(value) else [])
         elif node is not None and node.op_type in ("Add", "Sub", "Sum"):
             found.extend(v for v in node.inputs if v is not None and v not in held and topology.is_backward(v))

@@ -19,10 +19,10 @@ from graphscale.analysis.optimizers import optimizer_of
 from graphscale.analysis.values import constant_tensor, describe, is_scalar
 from graphscale.errors import UpdateError
 
-__all__ = ["Update", "find_updates", "held_initializers", "named_updates", "own_coefficients"]
+__all__ = ["NEXT_STATE", "Update", "find_updates", "held_initializers", "named_updates", "own_coefficients"]
 
 # Coefficients of the previous value: from here on an update; up to there a gradient with decay; between them, ask.
-_UPDATE, _DECAY = 0.5, 0.1
+NEXT_STATE, _DECAY = 0.5, 0.1
 # What is below this is a gradient's coefficient, and not looked into.
 _NOTHING = 0.05
 
@@ -44,7 +44,7 @@ class Update:
     how: str
 
 
-def own_coefficients(output: ir.Value, states: set[ir.Value]) -> dict[ir.Value, float]:
+def own_coefficients(output: ir.Value, states: Collection[ir.Value]) -> dict[ir.Value, float]:
     """The states on which a value depends directly, each with its coefficient (the largest, over all paths).
 
     Direct means through sums, through products with numbers, and through selects; scalars that are not constants,
@@ -152,7 +152,7 @@ def held_initializers(graph: ir.Graph) -> set[ir.Value]:
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
     found: set[ir.Value] = set()
     for output in graph.outputs if values else ():
-        found.update(v for v, c in own_coefficients(output, values).items() if c >= _UPDATE)
+        found.update(v for v, c in own_coefficients(output, values).items() if c >= NEXT_STATE)
     return found
 
 
@@ -193,9 +193,9 @@ def _is_constant_view(output: ir.Value) -> bool:
 
 def _candidates(output: ir.Value, states: set[ir.Value]) -> list[ir.Value]:
     coefficients = {v: c for v, c in own_coefficients(output, states).items() if _same_type(output, v)}
-    found = [v for v, c in coefficients.items() if c >= _UPDATE]
+    found = [v for v, c in coefficients.items() if c >= NEXT_STATE]
     for value, coefficient in coefficients.items():
-        if not found and _DECAY < coefficient < _UPDATE:
+        if not found and _DECAY < coefficient < NEXT_STATE:
             raise UpdateError(
                 f"output {describe(output)} holds {coefficient:g} times {value.name!r}: the next value of it, or a "
                 f"gradient with decay? Say which: --update {output.name}={value.name} or --gradient {output.name}"

@@ -83,7 +83,10 @@ def is_float(value: ir.Value) -> bool:
 
 def is_scalar(value: ir.Value) -> bool:
     """Whether the value is known to hold exactly one element (shape [] or all ones)."""
-    return value.shape is not None and all(isinstance(d, int) and d == 1 for d in value.shape)
+    if value.shape is None:
+        tensor = constant_tensor(value)
+        return tensor is not None and tensor.size == 1
+    return all(isinstance(d, int) and d == 1 for d in value.shape)
 
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:

@@ -70,7 +70,7 @@ class Checkpoint:
         properties: what the user stored: whole numbers, floating-point numbers and strings.
         groups: the optimizer's state, if it was saved.
         version: the version of the format.
-        nominal: whether the parameters have no values yet.
+        nominal: whether the parameters have no values yet; they are read as empty arrays.
     """
 
     trainable: dict[str, Array]
@@ -185,8 +185,9 @@ def _items(owner: Any, field: str) -> Iterator[Any]:
 def _tensor(tensor: Any) -> tuple[str, Array]:
     dtype: np.dtype[Any] = _DTYPES[tensor.DataType()]
     shape = tuple(tensor.Dims(i) for i in range(tensor.DimsLength()))
-    # Without a value (in a nominal checkpoint) there is no data to read.
     data = tensor.RawDataAsNumpy().tobytes() if tensor.RawDataLength() else b""
+    if not data and not shape:
+        shape = (0,)  # in a nominal checkpoint a parameter has neither value nor shape
     return tensor.Name().decode(), np.frombuffer(data, dtype).reshape(shape)
 
 

@@ -110,6 +110,11 @@ def read_folder(path: str | os.PathLike[str]) -> ArtifactFolder:
     for name, model in loaded.items():
         refuse_scaled(model, str(folder / name))
     checkpoint = read_checkpoint(folder / CHECKPOINT)
+    if checkpoint.nominal:
+        raise UnsupportedModelError(
+            f"{folder / CHECKPOINT} is nominal, it holds no values, so none of the loss scale either; pass a folder "
+            "with a complete checkpoint"
+        )
     found = ArtifactFolder(folder, loaded[TRAINING_MODEL], loaded[EVAL_MODEL], loaded[OPTIMIZER_MODEL], checkpoint)
     check_parameters(checkpoint, found.training, str(folder / CHECKPOINT), str(folder / TRAINING_MODEL))
     _check_training(found)
@@ -131,7 +136,7 @@ def check_parameters(checkpoint: Checkpoint, training: ir.Model, name: str, trai
                 f"{name} has the parameter {parameter!r}, and {training_name} does not; they are of different models"
             )
     for parameter, array in checkpoint.parameters.items():
-        if parameter in inputs and not _same_shape(inputs[parameter], array, checkpoint.nominal):
+        if parameter in inputs and not _same_shape(inputs[parameter], array):
             raise ModelFileError(
                 f"{name} has the parameter {parameter!r} with shape {list(array.shape)} and dtype {array.dtype}, "
                 f"{training_name} has it with shape {inputs[parameter].shape} and dtype {inputs[parameter].dtype}"
@@ -142,10 +147,10 @@ def check_parameters(checkpoint: Checkpoint, training: ir.Model, name: str, trai
             raise ModelFileError(f"{training_name} trains {parameter!r}, which is no trainable parameter of {name}")
 
 
-def _same_shape(value: ir.Value, array: Array, nominal: bool) -> bool:
+def _same_shape(value: ir.Value, array: Array) -> bool:
     if value.dtype is not None and value.dtype.numpy() != array.dtype:
         return False
-    if nominal or value.shape is None:
+    if value.shape is None:
         return True
     return len(value.shape) == array.ndim and all(
         not isinstance(wanted, int) or wanted == size for wanted, size in zip(value.shape, array.shape, strict=True)
@@ -181,7 +186,7 @@ def _check_evaluation(folder: ArtifactFolder) -> None:
         if (value.name or "").endswith(_BUFFER) or value.name == LAZY_RESET_GRAD:
             raise ModelFileError(f"{folder.path / EVAL_MODEL} is a training model: it has the input {value.name!r}")
     for name, value in evaluation.items():
-        if not _same_shape(value, parameters[name], folder.checkpoint.nominal):
+        if not _same_shape(value, parameters[name]):
             raise ModelFileError(
                 f"{folder.path / EVAL_MODEL} is of another model than {folder.path / TRAINING_MODEL}: it has the "
                 f"parameter {name!r} with shape {value.shape}"

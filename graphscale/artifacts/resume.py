@@ -57,6 +57,8 @@ def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLi
     training = io.load(path)
     stamp = read_stamp(training.metadata_props, str(path))
     found = read_checkpoint(checkpoint)
+    if found.nominal:
+        raise ModelFileError(f"{checkpoint} is nominal: it holds no values to start from")
     check_parameters(found, training, os.fspath(checkpoint), str(path))
     expected = read_checkpoint(Path(folder, CHECKPOINT))
     missing = [name for name in expected.trainable if name not in found.trainable]

@@ -86,11 +86,12 @@ def scale_artifacts(
     artifacts = read_folder(folder)
     warnings = _repair_versions(artifacts, chosen)
     scaled = _scale_models(artifacts, policy, chosen, loss, skip_nonfinite)
-    report = dataclasses.replace(scaled.report, warnings=(*warnings, *scaled.report.warnings))
+    others, left_out = _sort_others(artifacts, scaled.states)
+    report = dataclasses.replace(scaled.report, warnings=(*warnings, *left_out, *scaled.report.warnings))
     _stamp(artifacts, scaled, policy, report)
     if written is not None:
         with new_folder(written) as temporary:
-            _write(artifacts, scaled.states, temporary)
+            _write(artifacts, scaled.states, others, temporary)
     return ScaledArtifacts(written, report)
 
 
@@ -161,24 +162,39 @@ def _stamp(artifacts: ArtifactFolder, scaled: ScaledTraining, policy: LossScale,
         stamp.write(model)
 
 
-def _write(artifacts: ArtifactFolder, states: Mapping[str, float], folder: Path) -> None:
+def _sort_others(
+    artifacts: ArtifactFolder, states: Mapping[str, float]
+) -> tuple[dict[Path, Checkpoint | None], list[str]]:
+    """The other files that go along, with the new content of those that are checkpoints of the model; warnings."""
+    files: dict[Path, Checkpoint | None] = {}
+    warnings = []
     for file in artifacts.others():
-        if not _copy_checkpoint(artifacts, states, file, folder):
+        checkpoint = _further_checkpoint(artifacts, file) if states else None
+        if checkpoint is None or not checkpoint.nominal:
+            files[file] = None if checkpoint is None else with_states(checkpoint, states)
+        else:
+            warnings.append(f"{file.name} is a nominal checkpoint, which cannot hold the loss scale; it was left out")
+    return files, warnings
+
+
+def _further_checkpoint(artifacts: ArtifactFolder, file: Path) -> Checkpoint | None:
+    """The checkpoint that a file is, if it is one of this model."""
+    try:
+        checkpoint = read_checkpoint(file) if is_checkpoint(file) else None
+    except (ModelFileError, OSError):
+        return None
+    same = checkpoint is not None and checkpoint.trainable.keys() == artifacts.checkpoint.trainable.keys()
+    return checkpoint if same else None
+
+
+def _write(
+    artifacts: ArtifactFolder, states: Mapping[str, float], others: Mapping[Path, Checkpoint | None], folder: Path
+) -> None:
+    for file, checkpoint in others.items():
+        if checkpoint is None:
             shutil.copy2(file, folder / file.name)
+        else:
+            write_checkpoint(folder / file.name, checkpoint)
     for name, model in artifacts.models():
         io.save(model, folder / name)
     write_checkpoint(folder / CHECKPOINT, with_states(artifacts.checkpoint, states))
-
-
-def _copy_checkpoint(artifacts: ArtifactFolder, states: Mapping[str, float], file: Path, folder: Path) -> bool:
-    """Give a further checkpoint of the same model, such as a nominal one, the states too; whether it is one."""
-    if not is_checkpoint(file):
-        return False
-    try:
-        checkpoint = read_checkpoint(file)
-    except ModelFileError:
-        return False
-    if checkpoint.trainable.keys() != artifacts.checkpoint.trainable.keys():
-        return False
-    write_checkpoint(folder / file.name, with_states(checkpoint, states))
-    return True

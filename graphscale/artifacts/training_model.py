@@ -137,7 +137,7 @@ def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) 
             )
     reach = _ancestors(accumulated.values())
     for found in rewrite.gradients:
-        if found.unscaled not in reach:
+        if not reach.issuperset(found.checked):
             raise GradientError(
                 f"{name} does not accumulate the gradient {found.name!r}: nothing would skip a step for it; remove "
                 "the output that shows it"
@@ -169,7 +169,7 @@ def _prove(graph: ir.Graph, rewrite: Rewrite, window: Window | None) -> None:
     marks = {"update-loss-scale", "order-writes"}
     rule_nodes = frozenset(node for node in graph if node.metadata_props.get(PASS_KEY) in marks)
     scale = rewrite.bound() if window is None else window.loss_scale
-    gradients = [gradient.unscaled for gradient in rewrite.gradients]
+    gradients = rewrite.checked
     loss = rewrite.training_graph.loss
     guarded = [carried.next for carried in rewrite.carried]
     proof = prove(

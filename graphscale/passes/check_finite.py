@@ -30,5 +30,5 @@ class CheckFinite(InPlacePass):
         rewrite = rewrite_of(model, NAME, after="unscale-gradients")
         if isinstance(rewrite.bound.policy, FixedLossScale) and not rewrite.skip_nonfinite:
             return PassResult(model, modified=False)
-        rewrite.all_finite = rewrite.bound.check([gradient.unscaled for gradient in rewrite.gradients])
+        rewrite.all_finite = rewrite.bound.check(rewrite.checked)
         return PassResult(model, modified=True)

@@ -23,12 +23,14 @@ class Gradient:
     Attributes:
         name: the name it has in the original graph.
         scaled: the value that still has the loss scale in it.
-        unscaled: the quotient, in float32 or wider: this is what is checked.
+        unscaled: the quotient, in float32 or wider.
+        checked: what is tested for finiteness: the quotient, or the whole gradient that it is only a share of.
     """
 
     name: str
     scaled: ir.Value
     unscaled: ir.Value
+    checked: tuple[ir.Value, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,11 @@ class Rewrite:
     all_finite: ir.Value | None = None
     carried: list[Carried] = dataclasses.field(default_factory=list)
     done: list[str] = dataclasses.field(default_factory=lambda: ["scale-loss"])
+
+    @property
+    def checked(self) -> list[ir.Value]:
+        """What is tested for finiteness, each value once."""
+        return list(dict.fromkeys(value for gradient in self.gradients for value in gradient.checked))
 
     def attach(self, model: ir.Model) -> None:
         """Let the following passes find this."""

@@ -57,7 +57,9 @@ def _unscale(editor: Editor, unscale: Unscale, value: ir.Value, scale: ir.Value)
         result = _hand_out(editor, value, quotient, uses, is_output)
     if is_output:
         editor.take_over_output(value, result, "scaled")
-    return Gradient(name, value, quotient)
+    wholes = tuple(sorted(unscale.wholes, key=lambda whole: whole.name or ""))
+    only_a_share = len(wholes) == 1 and not is_output and len(uses) == 1
+    return Gradient(name, value, quotient, wholes if only_a_share else (quotient, *wholes))
 
 
 def _hand_out(editor: Editor, value: ir.Value, quotient: ir.Value, uses: Sequence[Use], is_output: bool) -> ir.Value:

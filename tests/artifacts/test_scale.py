@@ -15,9 +15,9 @@ import graphscale as gs
 from graphscale.artifacts import ScaledArtifacts, scale_artifacts
 from graphscale.artifacts import scale as scale_module
 from graphscale.artifacts.checkpoint import read_checkpoint, write_checkpoint
-from graphscale.errors import AlreadyScaledError, GraphscaleError, OutputError, TargetError
+from graphscale.errors import AlreadyScaledError, GraphscaleError, OutputError, TargetError, UnsupportedModelError
 from graphscale.metadata import read_stamp
-from tests.artifacts.training_session import FOLDERS, STATES, TrainingSession, sample
+from tests.artifacts.training_session import FOLDERS, STATES, TrainingSession, runtime, sample
 from tests.cli.command import contents
 from tests.conftest import assert_all_same_bits
 
@@ -120,6 +120,25 @@ def test_checkpoints_in_the_folder_get_the_state_and_keep_the_rest(tmp_path: Pat
     assert found.properties == {"epoch": 7} and list(found.frozen) == list(STATES)
     assert (tmp_path / "out" / "of_another_model").read_bytes() == (folder / "of_another_model").read_bytes()
     assert (tmp_path / "out" / "notes.txt").read_text() == "learning rate 0.001"
+
+
+@pytest.mark.training
+def test_nominal_checkpoints_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(SOURCE, folder)
+    parameters = read_checkpoint(SOURCE / "checkpoint").trainable
+    tensors = [onnx.numpy_helper.from_array(a, name).SerializeToString() for name, a in parameters.items()]
+    runtime.save_checkpoint(tensors, [], str(folder / "nominal_checkpoint"), True)
+    assert read_checkpoint(folder / "nominal_checkpoint").nominal
+    report = scale_artifacts(folder, tmp_path / "out").report
+    assert [warning.split()[0] for warning in report.warnings] == ["nominal_checkpoint"]
+    assert not (tmp_path / "out" / "nominal_checkpoint").exists()
+    # A fixed scale has no state, so that the file fits as it is.
+    assert scale_artifacts(folder, tmp_path / "fixed", 8).report.warnings == ()
+    assert contents(tmp_path / "fixed")["nominal_checkpoint"] == contents(folder)["nominal_checkpoint"]
+    shutil.copy(folder / "nominal_checkpoint", folder / "checkpoint")
+    with pytest.raises(UnsupportedModelError, match="nominal"):
+        scale_artifacts(folder, tmp_path / "again")
 
 
 def test_the_policys_present_state_is_the_initial_state(tmp_path: Path) -> None:
