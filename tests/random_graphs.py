@@ -46,7 +46,13 @@ class Step:
 
     def render(self, how: Presentation) -> Rendered:
         """Write it as a model."""
-        return render(self.tape.nodes, self.tape.leaves, self.outputs, how)
+        return render(self.tape.nodes, self.leaves, self.outputs, how)
+
+    @property
+    def leaves(self) -> list[Var]:
+        """The inputs, weights and states that something reads: an unread input might be a moment, and is refused."""
+        read = {value for node in self.tape.nodes for value in node.inputs} | set(self.carried)
+        return [value for value in self.tape.leaves if value in read]
 
     def is_tame(self) -> bool:
         """Whether all numbers stay far from overflow and underflow, also when multiplied by the loss scale."""

@@ -142,7 +142,7 @@ def _poison(
     step: Step, rendered: Rendered, feeds: Mapping[str, np.ndarray], choices: random.Random
 ) -> dict[str, np.ndarray]:
     """An Inf or a NaN in one number of the batch."""
-    exposed = [v for v in step.tape.leaves if v.kind == "input" and v.shape and v.array.dtype.kind == "f"]
+    exposed = [v for v in step.leaves if v.kind == "input" and v.shape and v.array.dtype.kind == "f"]
     if not exposed:
         return dict(feeds)
     name = rendered.names[choices.choice(exposed)]
@@ -194,7 +194,7 @@ def _drawn(data: st.DataObject) -> tuple[Step, Rendered]:
 
 def _feeds(step: Step, rendered: Rendered) -> dict[str, np.ndarray]:
     kept = {tensor.name for tensor in rendered.model.graph.initializer}
-    return {rendered.names[v]: _numbers(v) for v in step.tape.leaves if rendered.names[v] not in kept}
+    return {rendered.names[v]: _numbers(v) for v in step.leaves if rendered.names[v] not in kept}
 
 
 def _numbers(value: Var) -> np.ndarray:

@@ -243,7 +243,8 @@ class Solver:
         unscale = self.plan.unscale(value)
         unscale.reason = unscale.reason or str(conflict)
         whole = conflict.node.outputs[0]
-        if conflict.others and conflict.node in self.topology.index and not self._is_next_state(whole):
+        is_sum = conflict.node.op_type in ("Add", "Sub", "Sum") and conflict.node in self.topology.index
+        if is_sum and conflict.others and not self._is_next_state(whole):
             unscale.wholes.add(whole)
         if value in self._live:
             unscale.edges.add(use)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -249,6 +248,9 @@ def test_the_command_line_refuses_as_a_program(tmp_path: Path) -> None:
     assert result.returncode == 2 and "-o" in result.stderr
     result = graphscale("scale", "x" * 300, "-o", "out", folder=tmp_path)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1) and "File name too long" in result.stderr
-    result = graphscale("scale", OTHER, "-o", OTHER, "--force", folder=tmp_path)
+    assert contents(tmp_path) == {}
+    shutil.copytree(SOURCE, tmp_path / "folder")
+    before = contents(tmp_path)
+    result = graphscale("scale", "folder", "-o", "folder", "--force", folder=tmp_path)
     assert result.returncode == 2 and "holds the folder" in result.stderr
-    assert os.listdir(tmp_path) == []
+    assert contents(tmp_path) == before
