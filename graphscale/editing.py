@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.values import subgraphs
 
-__all__ = ["PASS_KEY", "Editor", "Position", "replace_reads", "shape_like"]
+__all__ = ["PASS_KEY", "Editor", "Position", "inserted", "replace_reads", "shape_like"]
 
 # The metadata property of every inserted node: the pass that inserted it.
 PASS_KEY = "graphscale.pass"
@@ -160,6 +161,16 @@ def replace_reads(old: ir.Value, new: ir.Value, uses: Iterable[Any]) -> None:
     for node, index in uses:
         assert node.inputs[index] is old
         node.replace_input_with(index, new)
+
+
+def inserted(graph: ir.Graph) -> dict[str, dict[str, int]]:
+    """For each pass, how many nodes of each operator it put into a graph."""
+    counts: dict[str, Counter[str]] = {}
+    for node in graph:
+        name = node.metadata_props.get(PASS_KEY)
+        if name is not None:
+            counts.setdefault(name, Counter())[node.op_type] += 1
+    return {name: dict(counter) for name, counter in counts.items()}
 
 
 def shape_like(value: ir.Value) -> ir.Shape | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -20,7 +19,7 @@ from graphscale.analysis.describe import describe
 from graphscale.analysis.proof import prove
 from graphscale.analysis.training_graph import analyse
 from graphscale.analysis.values import node_name
-from graphscale.editing import PASS_KEY
+from graphscale.editing import PASS_KEY, inserted
 from graphscale.errors import InvalidLossScaleError, ProofError
 from graphscale.loss_scale import LossScale, get
 from graphscale.metadata import Stamp, is_scaled, read_stamp, refuse_scaled
@@ -121,7 +120,7 @@ def scale(
         target=target,
         nodes_before=nodes_before,
         nodes_after=len(work.graph),
-        inserted=_inserted(work.graph),
+        inserted=inserted(work.graph),
         renamed=dict(rewrite.bound.editor.renamed),
         state=_state(rewrite),
         proved=True,
@@ -213,15 +212,6 @@ def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
         )
         for carried in rewrite.carried
     )
-
-
-def _inserted(graph: ir.Graph) -> dict[str, dict[str, int]]:
-    counts: dict[str, Counter[str]] = {}
-    for node in graph:
-        name = node.metadata_props.get(PASS_KEY)
-        if name is not None:
-            counts.setdefault(name, Counter())[node.op_type] += 1
-    return {name: dict(counter) for name, counter in counts.items()}
 
 
 def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report) -> None:

@@ -19,7 +19,8 @@ from graphscale.artifacts.checkpoint import Checkpoint, is_checkpoint, read_chec
 from graphscale.artifacts.folder import CHECKPOINT, ArtifactFolder, read_folder
 from graphscale.artifacts.optimizer_model import GuardOptimizer
 from graphscale.artifacts.output import check_output_folder, new_folder
-from graphscale.artifacts.training_model import ScaledTraining, inserted, scale_training_model
+from graphscale.artifacts.training_model import ScaledTraining, scale_training_model
+from graphscale.editing import inserted
 from graphscale.errors import InvalidLossScaleError, ModelFileError, TargetError
 from graphscale.loss_scale import DynamicLossScale, LossScale, get
 from graphscale.metadata import Stamp

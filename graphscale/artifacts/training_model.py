@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
@@ -15,14 +14,14 @@ from graphscale.analysis.types import dtype_of
 from graphscale.analysis.values import captured_values, node_name
 from graphscale.artifacts.folder import buffer_of
 from graphscale.artifacts.window import AccumulationWindow, Window
-from graphscale.editing import PASS_KEY, shape_like
+from graphscale.editing import PASS_KEY, inserted, shape_like
 from graphscale.errors import GradientError, ProofError
 from graphscale.loss_scale import LossScale
 from graphscale.passes import CheckFinite, Rewrite, ScaleLoss, UnscaleGradients
 from graphscale.passes.guard_in_place import WRITES_INPUTS, guard_written_input
 from graphscale.report import Report, StateReport
 
-__all__ = ["ScaledTraining", "inserted", "scale_training_model"]
+__all__ = ["ScaledTraining", "scale_training_model"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,13 +201,3 @@ def _state(rewrite: Rewrite, window: Window | None) -> tuple[StateReport, ...]:
 def _names(rewrite: Rewrite, states: Collection[str]) -> dict[str, str]:
     keys = ("loss_scale", "good_steps", "window_finite")
     return {"loss": rewrite.training_graph.loss.name or "", **dict(zip(keys, states, strict=False))}
-
-
-def inserted(graph: ir.Graph) -> dict[str, dict[str, int]]:
-    """For each pass, how many nodes of each operator it put into a graph."""
-    counts: dict[str, Counter[str]] = {}
-    for node in graph:
-        name = node.metadata_props.get(PASS_KEY)
-        if name is not None:
-            counts.setdefault(name, Counter())[node.op_type] += 1
-    return {name: dict(counter) for name, counter in counts.items()}

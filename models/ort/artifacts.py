@@ -5,7 +5,7 @@
 
 artifacts/NAME/ holds what `onnxruntime.training.artifacts.generate_artifacts` writes: training_model.onnx,
 eval_model.onnx, optimizer_model.onnx and checkpoint. The sample.npz beside them holds two batches, a value for
-every user input of the training model (keys `first/INPUT` and `second/INPUT`, in the order of `module(...)`).
+every user input of the training model (keys `first/INPUT` and `second/INPUT`).
 
 generate_artifacts lets the onnx package choose the IR version of the optimizer model. That of onnx 1.23 is 14,
 which the runtime it is made for refuses to load, so the script lowers it to 10, as a user has to. In

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -52,27 +53,38 @@ def run_in_place(model: Any, loss: str, feeds: list[Arrays]) -> tuple[list[float
     return [*losses, float(last)], dict(zip(states.values(), values, strict=True))
 
 
-def assert_trained_alike(losses: list[float], state: Arrays, folder: Path, feeds: list[Arrays]) -> None:
+def assert_trained_alike(
+    losses: list[float], state: Arrays, folder: Path, feeds: list[Arrays], without: Collection[str] = ()
+) -> None:
     """The losses, weights and running statistics are those of a training session on the folder."""
     # The session adds up the norm of all gradients in an order that changes from run to run, and with it the last bit.
     tolerance = 2e-5 if folder.name == "digits_adamw_clip" else 1e-6
     reference = start(folder)
     np.testing.assert_allclose(losses, train(reference, feeds), rtol=tolerance, atol=0)
-    for name, value in reference.parameters().items():
+    for name in reference.parameters().keys() - set(without):
+        value = reference.parameters()[name]
         np.testing.assert_allclose(state[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.training
 @each_folder
-def test_scaled_and_in_place(name: str) -> None:
-    """200 steps in one session, without one value fetched but the loss, with a scale that grows on the way."""
-    folder = FOLDERS / name
+def test_scaled_and_in_place(name: str, tmp_path: Path) -> None:
+    """200 steps in one session, without one value fetched but the loss, with a scale that grows on the way.
+
+    The weights are those of a training session on the folder, and of one on the scaled folder.
+    """
+    folder, policy = FOLDERS / name, gs.DynamicLossScale(increment_period=30)
     step = fuse(folder)
-    scaled = gs.scale(step.model, gs.DynamicLossScale(increment_period=30), target="ort-training")
+    scaled = gs.scale(step.model, policy, target="ort-training")
     feeds = batches(name, STEPS)
     losses, state = run_in_place(scaled.model, step.loss, feeds)
     assert losses[-1] < losses[0] / 2
     assert_trained_alike(losses, state, folder, feeds)
+    scaled_folder = tmp_path / name
+    gs.scale_artifacts(folder, scaled_folder, policy)
+    # The folder judges a step when the next one begins, so that its own count stands one step behind.
+    own = {"current_loss_scale", "good_steps", "window_finite"}
+    assert_trained_alike(losses, state, scaled_folder, feeds, without=own)
     assert state["step"] == STEPS
     assert state["current_loss_scale"] == 2.0 ** (15 + STEPS // 30)
     outputs = [value.name for value in scaled.model.graph.outputs]
