@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from graphscale import io, pipeline
-from graphscale.cli.options import Json, parse_loss_scale
+from graphscale.cli.options import IncrementPeriod, InitialLossScale, Json, Multiplier, parse_loss_scale
 from graphscale.cli.show import show_report
 from graphscale.errors import InvalidLossScaleError
 from graphscale.fusing import FusedStep
@@ -33,16 +33,9 @@ def fuse(
         str | None,
         typer.Option(metavar="dynamic|NUMBER|FILE.json", help="Scale the step too.", show_default=False),
     ] = None,
-    initial_loss_scale: Annotated[
-        float | None,
-        typer.Option(help="The dynamic scale at the beginning. Default: 32768.", show_default=False),
-    ] = None,
-    increment_period: Annotated[
-        int | None, typer.Option(help="Good steps before it grows. Default: 2000.", show_default=False)
-    ] = None,
-    multiplier: Annotated[
-        float | None, typer.Option(help="The factor of growth and decrease. Default: 2.", show_default=False)
-    ] = None,
+    initial_loss_scale: InitialLossScale = None,
+    increment_period: IncrementPeriod = None,
+    multiplier: Multiplier = None,
     json: Json = False,
 ) -> None:
     """Turn an artifact folder into one training step for a plain InferenceSession, scaled or not."""

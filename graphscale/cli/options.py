@@ -11,7 +11,19 @@ import typer
 from graphscale.errors import InvalidLossScaleError, UpdateError
 from graphscale.loss_scale import DynamicLossScale, LossScale, get
 
-__all__ = ["Gradient", "Json", "Loss", "ModelPath", "Seed", "Update", "parse_loss_scale", "parse_updates"]
+__all__ = [
+    "Gradient",
+    "IncrementPeriod",
+    "InitialLossScale",
+    "Json",
+    "Loss",
+    "ModelPath",
+    "Multiplier",
+    "Seed",
+    "Update",
+    "parse_loss_scale",
+    "parse_updates",
+]
 
 ModelPath = Annotated[Path, typer.Argument(help="An ONNX training graph.", show_default=False)]
 Loss = Annotated[str | None, typer.Option(help="The loss. Default: found.", show_default=False)]
@@ -29,6 +41,15 @@ Update = Annotated[
         help="Output OUT is the next value of input IN. May be repeated.",
         show_default=False,
     ),
+]
+InitialLossScale = Annotated[
+    float | None, typer.Option(help="The dynamic scale at the beginning. Default: 32768.", show_default=False)
+]
+IncrementPeriod = Annotated[
+    int | None, typer.Option(help="Good steps before it grows. Default: 2000.", show_default=False)
+]
+Multiplier = Annotated[
+    float | None, typer.Option(help="The factor of growth and decrease. Default: 2.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

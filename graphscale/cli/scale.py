@@ -12,9 +12,12 @@ from graphscale.artifacts.folder import holds_artifacts
 from graphscale.artifacts.scale import scale_artifacts
 from graphscale.cli.options import (
     Gradient,
+    IncrementPeriod,
+    InitialLossScale,
     Json,
     Loss,
     ModelPath,
+    Multiplier,
     Seed,
     Update,
     parse_loss_scale,
@@ -32,16 +35,9 @@ def scale(
         typer.Option("-o", "--output", help="Where to write the scaled graph or folder.", show_default=False),
     ] = None,
     loss_scale: Annotated[str, typer.Option(metavar="dynamic|NUMBER|FILE.json", help="The loss scale.")] = "dynamic",
-    initial_loss_scale: Annotated[
-        float | None,
-        typer.Option(help="The dynamic scale at the beginning. Default: 32768.", show_default=False),
-    ] = None,
-    increment_period: Annotated[
-        int | None, typer.Option(help="Good steps before it grows. Default: 2000.", show_default=False)
-    ] = None,
-    multiplier: Annotated[
-        float | None, typer.Option(help="The factor of growth and decrease. Default: 2.", show_default=False)
-    ] = None,
+    initial_loss_scale: InitialLossScale = None,
+    increment_period: IncrementPeriod = None,
+    multiplier: Multiplier = None,
     loss: Loss = None,
     seed: Seed = None,
     gradient: Gradient = None,

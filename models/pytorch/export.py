@@ -30,9 +30,9 @@ WITH_METADATA = {"bce", "mlp_gelu_layernorm"}
 # Expected values of larger outputs are checked here, but not stored.
 MAX_STORED_ELEMENTS = 4096
 
-# The exporter fakes the second output of nll_loss_forward, the number of targets, as 1 ("FIXME: Fake a
-# total_weight tensor for now"), and the backward pass divides by it: the gradients of a mean cross-entropy
-# come out too large by the batch size. Decomposed before the export, they are right.
+# The exporter fakes the second output of nll_loss_forward, the number of targets, as 1, and the backward pass divides
+# by it: the gradients of a mean cross-entropy come out too large by the batch size. Decomposed before the export, they
+# are right.
 DECOMPOSITIONS = get_decompositions([torch.ops.aten.nll_loss_forward])
 
 
