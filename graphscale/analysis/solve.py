@@ -254,7 +254,7 @@ class Solver:
 
     def _is_next_state(self, value: ir.Value) -> bool:
         """Whether a sum is the next value of a state rather than a gradient with a share of it."""
-        return any(c >= NEXT_STATE for c in own_coefficients(value, self.topology.states).values())
+        return any(NEXT_STATE <= c < 2 for c in own_coefficients(value, self.topology.states).values())
 
     def _source(self, value: ir.Value) -> ir.Value:
         """Where the backward pass ends: up from a use of a gradient, past factors such as the learning rate.
