@@ -17,7 +17,8 @@ from graphscale.finite import all_finite
 from graphscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from graphscale.ordering import order_writes
 from graphscale.targets import get_target
-from graphscale.update_rule import call_update_rule, inline_update_rule
+from graphscale.update_nodes import GOOD_STEPS, LOSS_SCALE, STUCK
+from graphscale.update_rule import UpdatedScale, add_update_rule, initial_values
 
 __all__ = ["BoundLossScale"]
 
@@ -35,8 +36,10 @@ class BoundLossScale:
 
     Attributes:
         loss_scale: the scale: a scalar float32 initializer, for a dynamic scale also a graph input.
-        good_steps: the count of good steps, likewise (int64; float32 where the target writes it in place), or None.
+        states: all state by its role, `loss_scale` among them; counts are int64, float32 where the target writes
+            them in place. Empty for a fixed loss scale.
         next_state: after `write`, the next values: `{state value: next value}`.
+        updated: after `write`, what the update rule gives.
     """
 
     def __init__(self, policy: LossScale, graph: ir.Graph | ir.Model, target: str = "onnx") -> None:
@@ -48,14 +51,21 @@ class BoundLossScale:
         self.graph = graph.graph if isinstance(graph, ir.Model) else graph
         self.editor = Editor(self.graph)
         self.next_state: dict[ir.Value, ir.Value] = {}
-        self.good_steps: ir.Value | None = None
-        scale = np.asarray(policy(), dtype=np.float32)
+        self.updated: UpdatedScale | None = None
+        self.states: dict[str, ir.Value] = {}
         if isinstance(policy, FixedLossScale):
-            self.loss_scale = self.editor.constant("current_loss_scale", scale)
-        else:
-            self.loss_scale = self.editor.state("current_loss_scale", scale)
-            count = np.float32 if self.target.in_place else np.int64
-            self.good_steps = self.editor.state("good_steps", np.asarray(policy.num_good_steps, dtype=count))
+            self.loss_scale = self.editor.constant("current_loss_scale", np.asarray(policy(), dtype=np.float32))
+            return
+        count = np.float32 if self.target.in_place else np.int64
+        for role, value in initial_values(policy.rule, policy.state).items():
+            name, dtype = ("current_loss_scale", np.float32) if role == LOSS_SCALE else (role, count)
+            self.states[role] = self.editor.state(name, np.asarray(value, dtype=dtype))
+        self.loss_scale = self.states[LOSS_SCALE]
+
+    @property
+    def good_steps(self) -> ir.Value | None:
+        """The count of good steps, a scalar initializer and graph input; None for a fixed loss scale."""
+        return self.states.get(GOOD_STEPS)
 
     def __call__(self) -> ir.Value:
         """Return the current loss scale, a scalar float32 value of the graph."""
@@ -78,8 +88,9 @@ class BoundLossScale:
             return None, True
         finite = self.check(grads)
         node = self.write(finite)
+        applies = self.applies(finite)
         self.order_writes()
-        return node, finite
+        return node, applies
 
     def order_writes(self) -> bool:
         """Make in-place writes wait for all readers of the old values; whether any had to be told to."""
@@ -98,19 +109,28 @@ class BoundLossScale:
             finite: whether all gradients of the step are finite, a scalar bool value.
         """
         self.editor.refresh()
-        assert isinstance(self.policy, DynamicLossScale) and self.good_steps is not None
-        with_function = self.model is not None and self.model.ir_version >= 8 and self._opset() >= 12
-        make = call_update_rule if with_function else inline_update_rule
-        node, scale, count = make(
-            self.editor, self.model, self.policy, self.loss_scale, self.good_steps, finite, UPDATE
-        )
-        self.next_state = {self.loss_scale: scale, self.good_steps: count}
+        assert isinstance(self.policy, DynamicLossScale)
+        self.updated = add_update_rule(self.editor, self.model, self.policy.rule, self.states, finite, UPDATE)
+        self.next_state = {self.states[role]: value for role, value in self.updated.next.items()}
         for state, value in self.next_state.items():
             self.editor.output(value, f"{state.name}.next")
+        if self.updated.stuck is not None:
+            self.editor.output(self.updated.stuck, STUCK)
         if not self.target.in_place:
-            return node
+            return self.updated.node
         writes = [self.write_in_place(state, value, UPDATE) for state, value in self.next_state.items()]
         return writes[0]
+
+    def applies(self, finite: ir.Value) -> ir.Value:
+        """Whether the step is to be applied, a scalar bool value: after `write`, if the gradients are finite.
+
+        Also if they are not, where the scale is stuck and the policy accepts that.
+        """
+        stuck = None if self.updated is None else self.updated.stuck
+        if stuck is None or not isinstance(self.policy, DynamicLossScale) or self.policy.rule.on_stuck != "accept":
+            return finite
+        outputs = [("applies", ir.DataType.BOOL, ir.Shape([]))]
+        return self.editor.node(UPDATE, "Or", [finite, stuck], outputs).outputs[0]
 
     def write_in_place(self, state: ir.Value, value: ir.Value, pass_name: str) -> ir.Node:
         """Add a node that assigns a float32 value to a state initializer, within the session."""
@@ -127,9 +147,6 @@ class BoundLossScale:
         name = "graphscale/overwrite"
         existing = self.graph.initializers.get(name)
         return existing if existing is not None else self.editor.constant(name, np.asarray([True]))
-
-    def _opset(self) -> int:
-        return self.graph.opset_imports.get("", 0)
 
 
 def _flatten(grads: Any) -> Iterator[ir.Value]:

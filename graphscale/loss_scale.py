@@ -8,15 +8,16 @@ own state; `bind` puts the same policy, with its state, into an ONNX graph.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import inspect
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import ml_dtypes
 import numpy as np
 
+from graphscale.dynamic_rule import DynamicRule, check_number
 from graphscale.errors import InvalidLossScaleError
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from graphscale.bound import BoundLossScale
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "get"]
-
-# The largest count of steps that a float32 counter holds exactly: the in-place targets keep one.
-MAX_INCREMENT_PERIOD = 2**24
 
 
 class LossScale(abc.ABC):
@@ -104,7 +102,7 @@ class FixedLossScale(LossScale):
     """
 
     def __init__(self, loss_scale_value: float) -> None:
-        self._loss_scale_value = _number("loss_scale_value", loss_scale_value, minimum=1.0)
+        self._loss_scale_value = check_number("loss_scale_value", loss_scale_value, minimum=1.0)
 
     def __call__(self) -> np.float32:
         """Return the loss scale, a float32 scalar: always the same."""
@@ -128,84 +126,122 @@ class DynamicLossScale(LossScale):
 
     Every `increment_period` consecutive steps with finite gradients the scale is multiplied by `multiplier`, unless
     the product overflows float32. After a step with a non-finite gradient it is divided by `multiplier`, but never
-    below 1, and that step is to be skipped.
+    below 1, and that step is to be skipped. This is TensorFlow's rule; the keyword options make it that of its peers,
+    and `graphscale.presets` names them.
 
     Args:
-        initial_loss_scale: the scale at the beginning, at least 1.
+        initial_loss_scale: the scale at the beginning, at least `min_loss_scale`.
         increment_period: good steps in a row before the scale grows, from 1 to 2**24.
         multiplier: the factor of growth and of decrease, more than 1.
+        growth_factor: the factor of growth, more than 1; None for `multiplier`.
+        backoff_factor: what the scale is multiplied by at a decrease, less than 1; None to divide by `multiplier`.
+        min_loss_scale: the scale never falls below it; 0 for no floor.
+        max_loss_scale: a growth ends there; None for no limit: then a growth that overflows float32 is left out.
+        growth_delay: good steps that a growth takes beyond `increment_period`: "none"; "always" one more; "first"
+            one more for the first growth after the beginning and after each non-finite step.
+        hysteresis: non-finite steps that it takes to lower the scale, from 1 to 2**24.
+        hysteresis_refill: when that number starts anew: "growth", only as the scale grows, and until then each
+            further non-finite step lowers it; "good", at each good step, so that only steps in a row count;
+            "decrease", at each good step and after each decrease.
+        max_consecutive_skips: the scale is stuck from this many non-finite steps in a row on; None for no limit.
+        on_stuck: what to do when the scale is stuck: at a non-finite step that should lower it while it is
+            `min_loss_scale` already, or by `max_consecutive_skips`. "hold" skips as always; "flag" also tells
+            (`stuck`, in a graph the output `stuck`); "reset" goes back to the beginning; "accept" applies the step.
+        arithmetic: "float32", or "float64": the scale times or over the factor is computed in float64 and rounded.
 
     Raises:
         ValueError: an argument is out of its range. TensorFlow does not check; a NaN here would never be noticed.
     """
 
     def __init__(
-        self, initial_loss_scale: float = 2**15, increment_period: int = 2000, multiplier: float = 2.0
+        self,
+        initial_loss_scale: float = 2**15,
+        increment_period: int = 2000,
+        multiplier: float = 2.0,
+        *,
+        growth_factor: float | None = None,
+        backoff_factor: float | None = None,
+        min_loss_scale: float = 1.0,
+        max_loss_scale: float | None = None,
+        growth_delay: str = "none",
+        hysteresis: int = 1,
+        hysteresis_refill: str = "growth",
+        max_consecutive_skips: int | None = None,
+        on_stuck: str = "hold",
+        arithmetic: str = "float32",
     ) -> None:
-        self._initial_loss_scale = _number("initial_loss_scale", initial_loss_scale, minimum=1.0)
-        self._increment_period = _period(increment_period)
-        self._multiplier = _number("multiplier", multiplier, above=1.0)
-        self._current_loss_scale = np.float32(self._initial_loss_scale)
-        self._num_good_steps = 0
+        self.rule = DynamicRule(
+            initial_loss_scale,
+            increment_period,
+            multiplier,
+            growth_factor,
+            backoff_factor,
+            min_loss_scale,
+            max_loss_scale,
+            growth_delay,
+            hysteresis,
+            hysteresis_refill,
+            max_consecutive_skips,
+            on_stuck,
+            arithmetic,
+        )
+        self.state = self.rule.initial_state()
+        self._stuck = False
 
     @property
     def initial_loss_scale(self) -> float:
         """The loss scale at the beginning."""
-        return self._initial_loss_scale
+        return self.rule.initial_loss_scale
 
     @property
     def increment_period(self) -> int:
         """Consecutive good steps after which the loss scale grows."""
-        return self._increment_period
+        return self.rule.increment_period
 
     @property
     def multiplier(self) -> float:
         """The factor by which the loss scale grows and shrinks."""
-        return self._multiplier
+        return self.rule.multiplier
 
     @property
     def num_good_steps(self) -> int:
-        """Consecutive good steps since the loss scale changed last."""
-        return self._num_good_steps
+        """Consecutive good steps since the loss scale changed last; -1 where the next growth takes one more."""
+        return self.state.good_steps
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the last update found the scale stuck."""
+        return self._stuck
 
     def __call__(self) -> np.float32:
         """Return the current loss scale, a float32 scalar."""
-        return self._current_loss_scale
+        return self.state.loss_scale
 
     def update(self, grads: Any) -> tuple[None, bool]:
         """Adjust the loss scale by whether all gradients are finite; no gradients count as finite."""
         finite = all(_is_all_finite(gradient) for gradient in _flatten(grads))
-        with np.errstate(over="ignore"):
-            self._step(finite)
-        return None, finite
-
-    def _step(self, finite: bool) -> None:
-        multiplier = np.float32(self._multiplier)
-        if not finite:
-            self._num_good_steps = 0
-            self._current_loss_scale = max(self._current_loss_scale / multiplier, np.float32(1))
-        elif self._num_good_steps + 1 >= self._increment_period:
-            self._num_good_steps = 0
-            grown = self._current_loss_scale * multiplier
-            if np.isfinite(grown):
-                self._current_loss_scale = grown
-        else:
-            self._num_good_steps += 1
+        self.state, self._stuck = self.rule.step(self.state, finite)
+        return None, finite or (self._stuck and self.rule.on_stuck == "accept")
 
     def get_config(self) -> dict[str, Any]:
-        """Return the three arguments of the constructor. The state is no part of it."""
-        return {
-            "initial_loss_scale": self._initial_loss_scale,
-            "increment_period": self._increment_period,
-            "multiplier": self._multiplier,
-        }
+        """Return the first three arguments of the constructor, and those others that differ from their defaults.
+
+        The state is no part of it.
+        """
+        config = dataclasses.asdict(self.rule)
+        return {key: value for key, value in config.items() if key in _TENSORFLOW or value != _DEFAULTS[key]}
 
     def __repr__(self) -> str:
+        options = "".join(f", {key}={value!r}" for key, value in self.get_config().items() if key not in _TENSORFLOW)
         return (
-            f"DynamicLossScale(current_loss_scale={float(self._current_loss_scale)}, "
-            f"num_good_steps={self._num_good_steps}, initial_loss_scale={self._initial_loss_scale}, "
-            f"increment_period={self._increment_period}, multiplier={self._multiplier})"
+            f"DynamicLossScale(current_loss_scale={float(self())}, num_good_steps={self.num_good_steps}, "
+            f"initial_loss_scale={self.initial_loss_scale}, increment_period={self.increment_period}, "
+            f"multiplier={self.multiplier}{options})"
         )
+
+
+_TENSORFLOW = ("initial_loss_scale", "increment_period", "multiplier")
+_DEFAULTS = dataclasses.asdict(DynamicRule())
 
 
 def get(identifier: Any) -> LossScale | None:
@@ -242,32 +278,6 @@ def _from_config(identifier: Mapping[str, Any]) -> LossScale:
             f"got {dict(identifier)!r}"
         )
     return classes[str(name)].from_config(config)
-
-
-def _number(name: str, value: Any, *, minimum: float = -math.inf, above: float = -math.inf) -> float:
-    """Return a number that float32 can hold, within the bounds also after rounding to float32."""
-    wanted = f"a finite float32 number of at least {minimum:g}"
-    if above > minimum:
-        wanted = f"a finite float32 number above {above:g}, such as {2 * above:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise InvalidLossScaleError(f"{name} must be {wanted}; got {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    with np.errstate(over="ignore"):
-        held = np.float32(number)
-    if not (np.isfinite(held) and number >= minimum and held > above):
-        raise InvalidLossScaleError(f"{name} must be {wanted}; got {value!r}")
-    return number
-
-
-def _period(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidLossScaleError(f"increment_period must be a whole number of steps; got {value!r}")
-    if not 1 <= value <= MAX_INCREMENT_PERIOD:
-        raise InvalidLossScaleError(f"increment_period must be from 1 to 2**24 steps; got {value!r}")
-    return int(value)
 
 
 def _flatten(grads: Any) -> Iterator[Any]:

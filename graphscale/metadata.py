@@ -25,7 +25,8 @@ class Stamp:
         policy: `{"class_name": ..., "config": {...}}` of the loss scale.
         state: `{input name: output name}` of the state to be fed back.
         target: the target.
-        names: the names in this graph of `loss`, `loss_scale`, `good_steps` and `all_finite`, where there are any.
+        names: the names in this graph of `loss`, `loss_scale`, `good_steps`, the policy's other counts, `stuck` and
+            `all_finite`, where there are any.
         report: the report of the scaling.
     """
 

@@ -190,6 +190,7 @@ def _prove(model: ir.Model, rewrite: Rewrite) -> None:
         guarded=[carried.next for carried in rewrite.carried if carried.input not in states],
         checked=rewrite.checked,
         all_finite=rewrite.all_finite,
+        applies=rewrite.applies,
         exempt=[value for value in model.graph.outputs if value.name and value.name.startswith("scaled_loss")],
         rule_nodes=frozenset(node for node in model.graph if node.metadata_props.get(PASS_KEY) in marks),
     )
@@ -216,7 +217,8 @@ def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
 
 def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report) -> None:
     bound = rewrite.bound
-    names = {"loss": rewrite.training_graph.loss, "loss_scale": bound(), "good_steps": bound.good_steps}
+    names: dict[str, ir.Value | None] = {"loss": rewrite.training_graph.loss, "loss_scale": bound(), **bound.states}
+    names["stuck"] = None if bound.updated is None else bound.updated.stuck
     names["all_finite"] = rewrite.all_finite
     Stamp(
         version=version("graphscale"),

@@ -42,6 +42,7 @@ def prove(
     guarded: Sequence[ir.Value] = (),
     checked: Iterable[ir.Value] = (),
     all_finite: ir.Value | None = None,
+    applies: ir.Value | None = None,
     exempt: Iterable[ir.Value] = (),
     rule_nodes: frozenset[ir.Node] = frozenset(),
 ) -> Proof:
@@ -51,9 +52,10 @@ def prove(
         graph: the rewritten main graph.
         scale: the loss scale.
         loss: the loss.
-        guarded: the next values of all carried state, each of which must be selected by `all_finite`.
+        guarded: the next values of all carried state, each of which must be selected by `applies`.
         checked: the unscaled gradients, each of which must reach `all_finite`.
         all_finite: the result of the finite check; None where there is none, and then nothing needs a guard.
+        applies: whether the step is applied, which must depend on `all_finite`; None for `all_finite` itself.
         exempt: outputs that are scaled on purpose.
         rule_nodes: the nodes of the update rule: what they give is a new scale, not something scaled.
 
@@ -67,7 +69,10 @@ def prove(
     if loss in _descendants(graph, scale):
         raise ProofError(f"the loss {loss.name!r} would depend on the loss scale")
     if all_finite is not None:
-        _prove_guards(graph, all_finite, guarded)
+        condition = all_finite if applies is None else applies
+        if all_finite not in _ancestors(condition):
+            raise ProofError("whether the step is applied would not depend on the finite check")
+        _prove_guards(condition, guarded)
         checked = tuple(checked)
         reach = _ancestors(all_finite)
         for value in checked:
@@ -115,10 +120,10 @@ def _prove_checked(
             raise ProofError(f"output {value.name!r} would depend on a gradient that is not tested for finiteness")
 
 
-def _prove_guards(graph: ir.Graph, all_finite: ir.Value, guarded: Sequence[ir.Value]) -> None:
+def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:
     for value in guarded:
         node = value.producer()
-        if node is None or node.op_type != "Where" or node.inputs[0] is not all_finite:
+        if node is None or node.op_type != "Where" or node.inputs[0] is not applies:
             raise ProofError(f"the next value {value.name!r} of carried state would not be guarded")
 
 

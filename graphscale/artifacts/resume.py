@@ -10,9 +10,12 @@ from graphscale import io
 from graphscale.artifacts.checkpoint import read_checkpoint, write_checkpoint
 from graphscale.artifacts.folder import CHECKPOINT, TRAINING_MODEL, check_parameters
 from graphscale.artifacts.scale import with_states
+from graphscale.artifacts.window import WINDOW_FINITE
 from graphscale.errors import ModelFileError
-from graphscale.loss_scale import get
+from graphscale.loss_scale import DynamicLossScale, get
 from graphscale.metadata import read_stamp
+from graphscale.update_nodes import STUCK
+from graphscale.update_rule import initial_values
 
 __all__ = ["ResumedArtifacts", "resume_artifacts"]
 
@@ -82,8 +85,8 @@ def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLi
 
 def _initial_states(policy: dict[str, object], names: dict[str, str]) -> dict[str, float]:
     """The states of a loss scale at its beginning, by the names that they have in the model."""
-    if "good_steps" not in names:
-        return {}
     loss_scale = get(policy)
-    assert loss_scale is not None
-    return {names["loss_scale"]: float(loss_scale()), names["good_steps"]: 0.0, names["window_finite"]: -1.0}
+    if not isinstance(loss_scale, DynamicLossScale):
+        return {}
+    values = initial_values(loss_scale.rule, loss_scale.state) | {WINDOW_FINITE: -1.0, STUCK: 0.0}
+    return {names[role]: value for role, value in values.items() if role in names}

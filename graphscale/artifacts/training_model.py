@@ -98,8 +98,11 @@ def scale_training_model(
         state=_state(rewrite, windows.window),
         proved=True,
     )
-    states = {} if windows.window is None else {value.name or "": n for value, n in windows.window.states.items()}
-    return ScaledTraining(states, _names(rewrite, states), report)
+    held = {} if windows.window is None else windows.window.states
+    states = {value.name or "": number for value, number in held.values()}
+    names = {"loss": rewrite.training_graph.loss.name or ""}
+    names |= {role: value.name or "" for role, (value, _) in held.items()}
+    return ScaledTraining(states, names, report)
 
 
 def _inline(model: ir.Model) -> list[str]:
@@ -190,14 +193,9 @@ def _prove(graph: ir.Graph, rewrite: Rewrite, window: Window | None) -> None:
 
 
 def _state(rewrite: Rewrite, window: Window | None) -> tuple[StateReport, ...]:
-    states = [] if window is None else [value.name or "" for value in window.states]
+    states = [] if window is None else [value.name or "" for value, _ in window.states.values()]
     statistics = [carried.input.name or "" for carried in rewrite.carried]
     return (
         *(StateReport(name, None, "state of the loss scale") for name in states),
         *(StateReport(name, None, "written in place") for name in statistics),
     )
-
-
-def _names(rewrite: Rewrite, states: Collection[str]) -> dict[str, str]:
-    keys = ("loss_scale", "good_steps", "window_finite")
-    return {"loss": rewrite.training_graph.loss.name or "", **dict(zip(keys, states, strict=False))}

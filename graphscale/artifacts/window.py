@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -13,11 +13,14 @@ from graphscale.analysis.types import dtype_of
 from graphscale.analysis.values import uses_of
 from graphscale.artifacts.folder import LAZY_RESET_GRAD
 from graphscale.bound import BoundLossScale
+from graphscale.dynamic_rule import DynamicRule
 from graphscale.editing import replace_reads, shape_like
+from graphscale.errors import InvalidLossScaleError
 from graphscale.finite import all_finite
 from graphscale.loss_scale import DynamicLossScale
 from graphscale.passes.rewrite import Rewrite, rewrite_of
-from graphscale.update_rule import call_update_rule, inline_update_rule
+from graphscale.update_nodes import LOSS_SCALE, STUCK
+from graphscale.update_rule import add_update_rule, initial_values
 
 __all__ = ["AccumulationWindow", "Window", "unused"]
 
@@ -31,13 +34,13 @@ class Window:
     """What the pass put into a training model.
 
     Attributes:
-        states: the state and its initial values: graph inputs without initializers, float32 scalars.
+        states: the state by its role, with its initial value: graph inputs without initializers, float32 scalars.
         loss_scale: the scale throughout the present window.
         all_finite: whether the gradients accumulated in the window so far are all finite, a scalar bool value.
         gradients: the accumulated gradients.
     """
 
-    states: dict[ir.Value, float]
+    states: dict[str, tuple[ir.Value, float]]
     loss_scale: ir.Value
     all_finite: ir.Value
     gradients: tuple[ir.Value, ...]
@@ -74,15 +77,22 @@ class AccumulationWindow(InPlacePass):
         if not isinstance(policy, DynamicLossScale):
             return PassResult(model, modified=False)
         bound.editor.refresh()
-        scale, count = bound.loss_scale, bound.good_steps
-        assert count is not None
-        reads = uses_of(scale)
+        if policy.rule.on_stuck == "accept":
+            raise InvalidLossScaleError(
+                'on_stuck="accept" has no effect in a training session, whose optimizer model sees the gradients '
+                'alone; choose "hold", "flag" or "reset"'
+            )
+        reads = uses_of(bound.loss_scale)
+        values = initial_values(policy.rule, policy.state)
+        states = {role: (state, values[role]) for role, state in bound.states.items()}
         finite = bound.editor.state(WINDOW_FINITE, np.asarray(-1, dtype=np.float32))
-        states = {scale: float(policy()), count: float(policy.num_good_steps), finite: -1.0}
-        for state in states:
+        states[WINDOW_FINITE] = (finite, -1.0)
+        if policy.rule.on_stuck != "hold":
+            states[STUCK] = (bound.editor.state(STUCK, np.asarray(0, dtype=np.float32)), 0.0)
+        for state, _ in states.values():
             self._make_plain(bound, state)
-        window_scale = _begin(bound, policy, scale, count, finite)
-        replace_reads(scale, window_scale, reads)
+        window_scale = _begin(bound, policy.rule, {role: state for role, (state, _) in states.items()})
+        replace_reads(bound.loss_scale, window_scale, reads)
         gradients = tuple(_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators)
         checked = all_finite(bound.editor, gradients, bound.target, NAME)
         number = bound.editor.node(
@@ -117,11 +127,9 @@ def unused(wanted: str, taken: Collection[str]) -> str:
     return name
 
 
-def _begin(
-    bound: BoundLossScale, policy: DynamicLossScale, scale: ir.Value, count: ir.Value, finite: ir.Value
-) -> ir.Value:
+def _begin(bound: BoundLossScale, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
     """Run the update rule if a window begins and there was one before; return the scale of the window."""
-    editor = bound.editor
+    editor, finite = bound.editor, states[WINDOW_FINITE]
 
     def make(op_type: str, inputs: list[ir.Value], name: str, dtype: ir.DataType) -> ir.Value:
         return editor.node(UPDATE, op_type, inputs, [(name, dtype, [])]).outputs[0]
@@ -134,14 +142,17 @@ def _begin(
     first = make("Less", [finite, zero], "first_window", flag)
     updates = make("And", [begins, make("Not", [first], "not_first_window", flag)], "updates_loss_scale", flag)
     was_finite = make("Greater", [finite, zero], "last_window_finite", flag)
-    has_functions = bound.model is not None and bound.model.ir_version >= 8
-    rule = call_update_rule if has_functions else inline_update_rule
-    _, next_scale, next_count = rule(editor, bound.model, policy, scale, count, was_finite, UPDATE)
-    window_scale = make("Where", [updates, next_scale, scale], "window_loss_scale", real)
-    window_count = make("Where", [updates, next_count, count], "window_good_steps", real)
-    bound.write_in_place(scale, window_scale, UPDATE)
-    bound.write_in_place(count, window_count, UPDATE)
-    return window_scale
+    updated = add_update_rule(editor, bound.model, rule, bound.states, was_finite, UPDATE)
+    following = dict(updated.next)
+    if updated.stuck is not None:
+        number = editor.node(UPDATE, "Cast", [updated.stuck], [("stuck.number", real, [])], attributes={"to": real})
+        following[STUCK] = number.outputs[0]
+    window = {
+        role: make("Where", [updates, value, states[role]], f"window_{role}", real) for role, value in following.items()
+    }
+    for role, value in window.items():
+        bound.write_in_place(states[role], value, UPDATE)
+    return window[LOSS_SCALE]
 
 
 def _accumulated(rewrite: Rewrite, node: ir.Node) -> ir.Value:

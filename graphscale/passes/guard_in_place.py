@@ -19,7 +19,7 @@ NAME = "guard-updates"
 WRITES_INPUTS = {("com.microsoft", "BatchNormInternal"): {3: 1, 4: 2}}
 
 
-def guard_accumulator(rewrite: Rewrite, node: ir.Node, finite: ir.Value) -> None:
+def guard_accumulator(rewrite: Rewrite, node: ir.Node, applies: ir.Value) -> None:
     """Let an accumulator add nothing on a skipped step: -0.0, since x + -0.0 is x, bit for bit."""
     buffer, gradient = node.inputs[0], node.inputs[1]
     assert buffer is not None and gradient is not None
@@ -31,19 +31,19 @@ def guard_accumulator(rewrite: Rewrite, node: ir.Node, finite: ir.Value) -> None
     elif given is None and node.op_type == "InPlaceAccumulatorV2":
         # This kernel turns -0.0 into 0.0 when it adds: overwrite the buffer with itself instead.
         kept = buffer
-        _set_flag(editor, node, 2, finite)
+        _set_flag(editor, node, 2, applies)
     else:
         name = f"graphscale/negative_zero.{dtype.name.lower()}"
         zero = editor.graph.initializers.get(name)
         kept = editor.constant(name, np.asarray(-0.0, dtype=dtype.numpy())) if zero is None else zero
     outputs = [(f"{gradient.name}.guarded", dtype, shape_like(gradient))]
-    guarded = editor.node(NAME, "Where", [finite, gradient, kept], outputs, at=("before", node)).outputs[0]
+    guarded = editor.node(NAME, "Where", [applies, gradient, kept], outputs, at=("before", node)).outputs[0]
     node.replace_input_with(1, guarded)
 
 
-def _set_flag(editor: Editor, node: ir.Node, index: int, finite: ir.Value) -> None:
+def _set_flag(editor: Editor, node: ir.Node, index: int, applies: ir.Value) -> None:
     at: Position = ("before", node)
-    skipped = editor.node(NAME, "Not", [finite], [("skipped", ir.DataType.BOOL, ir.Shape([]))], at=at).outputs[0]
+    skipped = editor.node(NAME, "Not", [applies], [("skipped", ir.DataType.BOOL, ir.Shape([]))], at=at).outputs[0]
     node.resize_inputs(max(len(node.inputs), index + 1))
     node.replace_input_with(index, _as_vector(editor, skipped, at))
 
@@ -57,28 +57,28 @@ def _as_vector(editor: Editor, flag: ir.Value, at: Position) -> ir.Value:
     return editor.node(NAME, "Reshape", [flag, shape], outputs, at=at).outputs[0]
 
 
-def guard_optimizer(rewrite: Rewrite, node: ir.Node, finite: ir.Value) -> None:
+def guard_optimizer(rewrite: Rewrite, node: ir.Node, applies: ir.Value) -> None:
     """Tell an optimizer operator to do nothing on a skipped step; kernels may write its states in place."""
     optimizer = optimizer_of(node)
     if optimizer is None:
         return
-    _protect_states(rewrite, node, optimizer, finite)
+    _protect_states(rewrite, node, optimizer, applies)
     if optimizer.update_signal is None:
         return
     editor, index = rewrite.bound.editor, optimizer.update_signal
-    signal = finite
+    signal = applies
     at: Position = ("before", node)
     given = node.inputs[index] if index < len(node.inputs) else None
     if given is not None:
         outputs = [("update_signal", ir.DataType.BOOL, shape_like(given))]
-        signal = editor.node(NAME, "And", [given, finite], outputs, at=at).outputs[0]
+        signal = editor.node(NAME, "And", [given, applies], outputs, at=at).outputs[0]
     elif optimizer.signal_shape:
-        signal = _as_vector(editor, finite, at)
+        signal = _as_vector(editor, applies, at)
     node.resize_inputs(max(len(node.inputs), index + 1))
     node.replace_input_with(index, signal)
 
 
-def _protect_states(rewrite: Rewrite, node: ir.Node, optimizer: Optimizer, finite: ir.Value) -> None:
+def _protect_states(rewrite: Rewrite, node: ir.Node, optimizer: Optimizer, applies: ir.Value) -> None:
     """Give an optimizer copies of its states: CPU kernels overwrite what they read, and the guard needs the old."""
     for o in range(len(node.outputs)):
         i = optimizer.source(o)
@@ -87,11 +87,11 @@ def _protect_states(rewrite: Rewrite, node: ir.Node, optimizer: Optimizer, finit
             continue
         outputs = [(f"{state.name}.copy", dtype_of(state), shape_like(state))]
         # A select of twice the same copies; Identity would share the buffer.
-        copy = rewrite.bound.editor.node(NAME, "Where", [finite, state, state], outputs, at=("before", node))
+        copy = rewrite.bound.editor.node(NAME, "Where", [applies, state, state], outputs, at=("before", node))
         node.replace_input_with(i, copy.outputs[0])
 
 
-def guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, finite: ir.Value) -> None:
+def guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, applies: ir.Value) -> None:
     """Let the operator write into a copy, and write the copy back if the step is applied."""
     state, new = node.inputs[i], node.outputs[o] if o < len(node.outputs) else None
     if state is None or new is None or not new.name or not (state.is_graph_input() or state.is_initializer()):
@@ -101,6 +101,6 @@ def guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, finite:
     copy = editor.node(NAME, "Sum", [state], [(f"{state.name}.copy", dtype, shape)], at=("before", node)).outputs[0]
     node.replace_input_with(i, copy)
     outputs = [(f"{state.name}.guarded", dtype, shape)]
-    guarded = editor.node(NAME, "Where", [finite, new, state], outputs).outputs[0]
+    guarded = editor.node(NAME, "Where", [applies, new, state], outputs).outputs[0]
     rewrite.bound.write_in_place(state, guarded, NAME)
     rewrite.carried.append(Carried(state, guarded, in_place=True))

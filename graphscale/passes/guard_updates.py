@@ -32,33 +32,33 @@ class GuardUpdates(InPlacePass):
 
     def call(self, model: ir.Model) -> PassResult:
         rewrite = rewrite_of(model, NAME, after="check-finite")
-        graph, finite = rewrite.training_graph, rewrite.all_finite
+        graph, applies = rewrite.training_graph, rewrite.applies
         changed = False
         for update in graph.updates:
-            changed |= _carry(rewrite, update, finite)
-        if finite is not None:
+            changed |= _carry(rewrite, update, applies)
+        if applies is not None and rewrite.all_finite is not None:
             for node in graph.accumulators:
-                guard_accumulator(rewrite, node, finite)
+                guard_accumulator(rewrite, node, applies)
             for node in tuple(model.graph):
-                guard_optimizer(rewrite, node, finite)
+                guard_optimizer(rewrite, node, applies)
                 for i, o in WRITES_INPUTS.get((node.domain, node.op_type), {}).items():
-                    guard_written_input(rewrite, node, i, o, finite)
+                    guard_written_input(rewrite, node, i, o, applies)
             # Guards that stand before what they read, and the check at the end: restore the order.
             model.graph.sort()
-            rewrite.bound.editor.output(finite, "all_finite")
-        return PassResult(model, modified=changed or finite is not None)
+            rewrite.bound.editor.output(rewrite.all_finite, "all_finite")
+        return PassResult(model, modified=changed or applies is not None)
 
 
-def _carry(rewrite: Rewrite, update: Update, finite: ir.Value | None) -> bool:
+def _carry(rewrite: Rewrite, update: Update, applies: ir.Value | None) -> bool:
     """Guard one piece of carried state, and write it in place where the target can; whether that changed anything."""
     editor, state, new = rewrite.bound.editor, update.input, rewrite.bound.editor.current(update.output)
     promoted = False
     if state.is_initializer() and not state.is_graph_input():
         editor.graph.inputs.append(state)
         promoted = True
-    if finite is not None:
+    if applies is not None:
         outputs = [(f"{new.name}.guarded", dtype_of(new), shape_like(new))]
-        guarded = editor.node(NAME, "Where", [finite, new, state], outputs).outputs[0]
+        guarded = editor.node(NAME, "Where", [applies, new, state], outputs).outputs[0]
         editor.take_over_output(new, guarded, "unguarded")
         new = guarded
     in_place = rewrite.bound.target.in_place and state.is_initializer() and state.dtype is ir.DataType.FLOAT
@@ -66,4 +66,4 @@ def _carry(rewrite: Rewrite, update: Update, finite: ir.Value | None) -> bool:
         rewrite.bound.write_in_place(state, new, NAME)
         editor.graph.outputs.remove(new)
     rewrite.carried.append(Carried(state, new, in_place))
-    return promoted or in_place or finite is not None
+    return promoted or in_place or applies is not None

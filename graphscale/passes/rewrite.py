@@ -60,6 +60,8 @@ class Rewrite:
         scaled: the values where the scale enters, each with its product; filled by `ScaleLoss`.
         gradients: filled by `UnscaleGradients`.
         all_finite: the scalar bool value, set by `CheckFinite`.
+        applies: whether the step is to be applied, a scalar bool value: `all_finite`, unless the policy accepts a step
+            that is not; set by `UpdateLossScale`.
         carried: filled by `GuardUpdates`.
         done: the passes that ran, in order.
     """
@@ -71,6 +73,7 @@ class Rewrite:
     scaled: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
     gradients: list[Gradient] = dataclasses.field(default_factory=list)
     all_finite: ir.Value | None = None
+    applies: ir.Value | None = None
     carried: list[Carried] = dataclasses.field(default_factory=list)
     done: list[str] = dataclasses.field(default_factory=lambda: ["scale-loss"])
 

@@ -22,15 +22,17 @@ class UpdateLossScale(InPlacePass):
     After:  `current_loss_scale.next, good_steps.next =
              graphscale.UpdateLossScale <increment_period, multiplier> (current_loss_scale, good_steps, all_finite)`
 
-    A fixed loss scale has nothing to update.
+    A fixed loss scale has nothing to update. A policy that tells when it is stuck gets the output `stuck`.
     """
 
     def call(self, model: ir.Model) -> PassResult:
         rewrite = rewrite_of(model, NAME, after="check-finite")
         if isinstance(rewrite.bound.policy, FixedLossScale):
+            rewrite.applies = rewrite.all_finite
             return PassResult(model, modified=False)
         assert rewrite.all_finite is not None
         rewrite.bound.write(rewrite.all_finite)
+        rewrite.applies = rewrite.bound.applies(rewrite.all_finite)
         in_place = rewrite.bound.target.in_place
         rewrite.carried += [Carried(state, value, in_place) for state, value in rewrite.bound.next_state.items()]
         return PassResult(model, modified=True)
