@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import google.protobuf.message
@@ -12,7 +14,7 @@ import onnx_ir as ir
 
 from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError
 
-__all__ = ["check_output", "from_proto", "load", "save", "to_proto"]
+__all__ = ["check_output", "from_proto", "load", "replacing", "save", "to_proto"]
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
@@ -97,6 +99,36 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
     return target
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give the path of a temporary file beside `path`, which becomes `path` when the block ends without an error.
+
+    Its content is on the disk before it takes the name: after a power cut there is the old file or the new one.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or there was an OSError in the block; an existing
+            file is as it was.
+    """
+    target = check_output(path)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent) as folder:
+            temporary = Path(folder, target.name)
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, target)
+            _sync(target.parent)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def save(model: ir.Model, path: str | os.PathLike[str]) -> None:

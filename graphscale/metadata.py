@@ -28,6 +28,8 @@ class Stamp:
         names: the names in this graph of `loss`, `loss_scale`, `good_steps`, the policy's other counts, `stuck` and
             `all_finite`, where there are any.
         report: the report of the scaling.
+        telemetry: with telemetry, `gradients`: the names of the gradients that are checked, in the order of the index
+            of an offender; else empty.
     """
 
     version: str
@@ -36,11 +38,14 @@ class Stamp:
     target: str
     names: dict[str, str]
     report: dict[str, Any]
+    telemetry: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def write(self, model: ir.Model) -> None:
         """Put the stamp on a model."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.name == "telemetry" and not value:
+                continue
             text = value if isinstance(value, str) else json.dumps(value, sort_keys=False)
             model.metadata_props[f"graphscale.{field.name}"] = text
 
@@ -77,6 +82,7 @@ def read_stamp(metadata: Mapping[str, str], name: str) -> Stamp:
             version=texts["version"],
             target=texts["target"],
             **{key: json.loads(texts[key]) for key in ("policy", "state", "names", "report")},
+            telemetry=json.loads(texts["telemetry"] or "{}"),
         )
     except ValueError as error:
         raise ModelFileError(f"{name} has damaged graphscale metadata: {error}") from error

@@ -1,0 +1,133 @@
+"""The carried state of a session, in buffers on its device.
+
+State that the graph gives as an output is bound to inputs and outputs: one buffer where the next value can be written
+over the present one, two that take turns where it cannot. State that the graph writes in place is an initializer of
+the session of ONNX Runtime, whose buffer is this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from graphscale.errors import SessionError
+from graphscale.session.interface import InputSpec
+
+__all__ = ["CarriedState", "Device"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class Device:
+    """Where state lives.
+
+    Args:
+        name: "cpu" or "cuda".
+        index: of the GPU.
+    """
+
+    def __init__(self, name: str = "cpu", index: int = 0) -> None:
+        self.name, self.index = name, index
+
+    def buffer(self, name: str, array: np.ndarray[Any, Any]) -> Any:
+        """A buffer of ONNX Runtime on this device that holds a copy of an array."""
+        import onnxruntime as ort
+
+        if array.dtype == ml_dtypes.bfloat16:
+            raise SessionError(f"the state {name!r} is of bfloat16, which the Python API of ONNX Runtime cannot hold")
+        return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), self.name, self.index)
+
+
+class CarriedState:
+    """All carried state, by the name of the input or initializer that holds it.
+
+    Args:
+        device: where it lives.
+        first: its first values.
+        outputs: the outputs that give next values, `{input name: output name}`; all other state is written in place.
+        shared: inputs whose next value can be written over the present one.
+    """
+
+    def __init__(
+        self, device: Device, first: Mapping[str, np.ndarray[Any, Any]], outputs: Mapping[str, str], shared: set[str]
+    ) -> None:
+        self.outputs = dict(outputs)
+        self.specs = {name: InputSpec(array.dtype, array.shape) for name, array in first.items()}
+        self._now = {name: device.buffer(name, array) for name, array in first.items()}
+        # 0 or 1: which of two buffers is the present one; always 0 where no state has two.
+        self.turns = 0
+        self._then = {
+            name: self._now[name] if name in shared else device.buffer(name, first[name]) for name in self.outputs
+        }
+        self._alternating = [name for name in self.outputs if self._then[name] is not self._now[name]]
+
+    def buffer(self, name: str) -> Any:
+        """The buffer of ONNX Runtime that holds the present value."""
+        return self._now[name]
+
+    def bind(self, binding: Any) -> None:
+        """Bind the present buffers to the inputs and the next ones to the outputs of a run, outputs first in order."""
+        for name, output in self.outputs.items():
+            binding.bind_ortvalue_input(name, self._now[name])
+            binding.bind_ortvalue_output(output, self._then[name])
+
+    def turn(self) -> None:
+        """Take the next buffers for the present ones, after a run."""
+        for name in self._alternating:
+            self._now[name], self._then[name] = self._then[name], self._now[name]
+        self.turns = (self.turns + bool(self._alternating)) % 2
+
+    def close(self) -> None:
+        """Let go of all buffers."""
+        self._now.clear()
+        self._then.clear()
+
+    def read(self) -> Arrays:
+        """Copies of all present values."""
+        return {name: np.array(buffer.numpy()) for name, buffer in self._now.items()}
+
+    def write(self, values: Mapping[str, Any], source: str) -> None:
+        """Replace all present values, or none of them.
+
+        Args:
+            values: an array for each state.
+            source: where they come from, for messages.
+
+        Raises:
+            SessionError: one is missing, unknown, or does not fit.
+        """
+        missing = [name for name in self.specs if name not in values]
+        if missing:
+            raise SessionError(f"{source} lacks the state {missing[0]!r}; it is of another graph")
+        arrays = self.check(values, source)
+        for name, array in arrays.items():
+            self._now[name].update_inplace(np.asarray(array, order="C"))
+
+    def check(self, values: Mapping[str, Any], source: str) -> Arrays:
+        """The values as arrays.
+
+        Raises:
+            SessionError: one is unknown, or does not fit.
+        """
+        return check_state(self.specs, values, source)
+
+
+def check_state(specs: Mapping[str, InputSpec], values: Mapping[str, Any], source: str) -> Arrays:
+    """The values of state as arrays.
+
+    Raises:
+        SessionError: one is not carried, or does not fit.
+    """
+    arrays = {}
+    for name, value in values.items():
+        if name not in specs:
+            raise SessionError(f"{source}: {name!r} is not carried by this graph; carried are {', '.join(specs)}")
+        array = np.asarray(value)
+        problem = specs[name].misfit(array.dtype, array.shape)
+        if problem is not None:
+            raise SessionError(f"{source}: the state {name!r} {problem}")
+        arrays[name] = array
+    return arrays

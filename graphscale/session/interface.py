@@ -1,0 +1,163 @@
+"""What goes into a step: names, dtypes and shapes, the check of feeds, and a fingerprint of them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from graphscale.errors import SessionError
+
+__all__ = ["InputSpec", "as_feed", "fingerprint", "read_specs"]
+
+_DTYPES: dict[str, Any] = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(bfloat16)": ml_dtypes.bfloat16,
+    "tensor(int8)": np.int8,
+    "tensor(int16)": np.int16,
+    "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
+    "tensor(uint8)": np.uint8,
+    "tensor(uint16)": np.uint16,
+    "tensor(uint32)": np.uint32,
+    "tensor(uint64)": np.uint64,
+    "tensor(bool)": np.bool_,
+}
+_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    """What an input takes.
+
+    Attributes:
+        dtype: of the array.
+        shape: each axis a size, or a name or None where any size will do.
+        optional: it has an initializer, which stands where it is not fed.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...]
+    optional: bool = False
+
+    def misfit(self, dtype: Any, shape: tuple[int, ...]) -> str | None:
+        """What an array of this dtype and shape has wrong, or None."""
+        if dtype != self.dtype:
+            return f"is of dtype {np.dtype(dtype).name}, and the step takes {self.dtype.name}"
+        if len(shape) != len(self.shape):
+            return f"has {len(shape)} axes, and the step takes {len(self.shape)}: {self._text()}"
+        if shape != self.shape:
+            for given, wanted in zip(shape, self.shape, strict=True):
+                if isinstance(wanted, int) and given != wanted:
+                    return f"has shape {list(shape)}, and the step takes {self._text()}"
+        return None
+
+    def _text(self) -> str:
+        return "[" + ", ".join("any" if axis is None else str(axis) for axis in self.shape) + "]"
+
+
+def read_specs(values: Iterable[Any], optional: Iterable[Any]) -> dict[str, InputSpec]:
+    """What the inputs of a session of ONNX Runtime take, by name.
+
+    Args:
+        values: its inputs, as ONNX Runtime describes them.
+        optional: its overridable initializers, likewise.
+
+    Raises:
+        SessionError: an input is no tensor of numbers.
+    """
+    found = {}
+    for value, has_initializer in (*((v, False) for v in values), *((v, True) for v in optional)):
+        if value.type not in _DTYPES:
+            raise SessionError(f"the input {value.name!r} is of type {value.type}, which a session cannot feed")
+        found[value.name] = InputSpec(np.dtype(_DTYPES[value.type]), tuple(value.shape), has_initializer)
+    return found
+
+
+def as_feed(name: str, value: Any, spec: InputSpec) -> Any:
+    """Turn a feed into a numpy array or a value of ONNX Runtime that fits, without a copy where that can be.
+
+    Args:
+        name: the input.
+        value: an array of numpy, an OrtValue, anything with DLPack's protocol, or a Python number, which takes the
+            dtype of the input.
+        spec: what the input takes.
+
+    Raises:
+        SessionError: it does not fit, or is none of these.
+    """
+    if type(value) is not np.ndarray:
+        value = _converted(name, value, spec)
+        if not isinstance(value, np.ndarray):
+            return value
+    problem = spec.misfit(value.dtype, value.shape)
+    if problem is not None:
+        raise SessionError(f"the feed {name!r} {problem}")
+    return value
+
+
+def _converted(name: str, value: Any, spec: InputSpec) -> Any:
+    if isinstance(value, bool | int | float | list | tuple):
+        return _from_numbers(name, value, spec)
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if hasattr(value, "data_type") and hasattr(value, "shape") and hasattr(value, "numpy"):
+        return _ort_value(name, value, spec)
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        return _from_dlpack(name, value, spec)
+    raise SessionError(
+        f"the feed {name!r} is a {type(value).__name__}; pass a numpy array, an OrtValue, or a tensor that has DLPack"
+    )
+
+
+def _from_numbers(name: str, value: Any, spec: InputSpec) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(value, dtype=spec.dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SessionError(f"the feed {name!r} cannot become an array of {spec.dtype.name}: {error}") from error
+
+
+def _ort_value(name: str, value: Any, spec: InputSpec) -> Any:
+    dtype = _DTYPES.get(value.data_type())
+    problem = f"is a {value.data_type()}" if dtype is None else spec.misfit(dtype, tuple(value.shape()))
+    if problem is not None:
+        raise SessionError(f"the feed {name!r} {problem}")
+    return value
+
+
+def _from_dlpack(name: str, value: Any, spec: InputSpec) -> Any:
+    """A view of a tensor of another library: of numpy on the CPU, of ONNX Runtime elsewhere."""
+    import onnxruntime as ort
+
+    cpu = 1  # kDLCPU
+    if value.__dlpack_device__()[0] == cpu:
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            if spec.dtype != ml_dtypes.bfloat16:
+                raise SessionError(f"the feed {name!r} cannot be taken over by DLPack: {error}") from error
+    try:
+        capsule = value.__dlpack__()
+        taken = ort.OrtValue(ort.capi._pybind_state.OrtValue.from_dlpack(capsule, spec.dtype == np.bool_))
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise SessionError(
+            f"the feed {name!r} cannot be taken over by DLPack: {error}; pass a numpy array or an OrtValue"
+        ) from error
+    return _ort_value(name, taken, spec)
+
+
+def fingerprint(inputs: Mapping[str, InputSpec], outputs: Iterable[str], carried: Mapping[str, InputSpec]) -> str:
+    """A SHA-256 of the interface of a step: the names, dtypes and shapes of all that goes in, and what comes out."""
+
+    def rows(specs: Mapping[str, InputSpec]) -> list[Any]:
+        return sorted([name, _NAMES[spec.dtype], [str(axis) for axis in spec.shape]] for name, spec in specs.items())
+
+    text = json.dumps({"inputs": rows(inputs), "outputs": sorted(outputs), "carried": rows(carried)})
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,131 @@
+"""From a scaled model to a session of ONNX Runtime: what it is given, and on which execution providers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import onnx_ir as ir
+
+from graphscale import io
+from graphscale.errors import SessionError
+from graphscale.pipeline import ScaledModel
+from graphscale.session.carried import Device
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+__all__ = ["create", "device_of", "open_model", "quiet_options"]
+
+_FATAL = 4  # ORT warns on stderr of each initializer that is also an input; errors come as exceptions anyway
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def open_model(model: Any) -> tuple[ir.Model, str | None]:
+    """A model as an onnx_ir model, and the path of the file that it was read from."""
+    if isinstance(model, ScaledModel):
+        model = model.model
+    if isinstance(model, ir.Model):
+        return model, None
+    if isinstance(model, onnx.ModelProto):
+        return io.from_proto(model), None
+    return io.load(model), os.fspath(model)
+
+
+def quiet_options() -> ort.SessionOptions:
+    """ONNX Runtime's default options, without its warnings on stderr."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL
+    return options
+
+
+def create(
+    model: ir.Model,
+    path: str | None,
+    bound: Collection[str],
+    held: Mapping[str, Any],
+    providers: Sequence[Any] | None,
+    options: ort.SessionOptions,
+) -> ort.InferenceSession:
+    """Make the session of ONNX Runtime.
+
+    Args:
+        model: the model.
+        path: its file, if it has one.
+        bound: the state that is always fed: its initializers are left out, so that the session does not keep them.
+        held: the buffers of state that the graph writes in place, by name.
+        providers: execution providers; None for the CPU.
+        options: its options.
+
+    Raises:
+        SessionError: a provider is not there, or the model cannot be loaded.
+    """
+    import onnxruntime as ort
+
+    wanted = list(providers or [_CPU])
+    _check_installed([_name(provider) for provider in wanted])
+    try:
+        for name, buffer in held.items():
+            options.add_initializer(name, buffer)
+    except Exception as error:  # ORT's exceptions share no public base class
+        raise SessionError(
+            f"the session options hold the state of another session already; make new ones: {error}"
+        ) from error
+    try:
+        session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted)
+    except Exception as error:  # ORT's exceptions share no public base class
+        raise SessionError(f"ONNX Runtime {ort.__version__} cannot load the model: {error}") from error
+    _check_started([_name(provider) for provider in wanted], session.get_providers())
+    return session
+
+
+def device_of(providers: Sequence[Any] | None) -> Device:
+    """Where the state lives: on the GPU if CUDA comes first, else in the CPU's memory."""
+    first = (providers or [_CPU])[0]
+    if _name(first) != _CUDA:
+        return Device()
+    options = first[1] if isinstance(first, tuple) else {}
+    return Device("cuda", int(options.get("device_id", 0)))
+
+
+def _source(model: ir.Model, path: str | None, bound: Collection[str]) -> str | bytes:
+    values = model.graph.initializers
+    external = [name for name, v in values.items() if isinstance(v.const_value, ir.ExternalTensor)]
+    if path is not None and not set(external) <= set(bound):
+        return path  # only ONNX Runtime itself can map the files
+    copy = model.clone()
+    for name in set(bound) & set(values):
+        del copy.graph.initializers[name]
+    if not set(external) <= set(bound):
+        ir.external_data.load_to_model(copy)
+    data: bytes = io.to_proto(copy).SerializeToString()
+    return data
+
+
+def _name(provider: Any) -> str:
+    return str(provider[0] if isinstance(provider, tuple) else provider)
+
+
+def _check_installed(wanted: Sequence[str]) -> None:
+    import onnxruntime as ort
+
+    available = ort.get_available_providers()
+    for name in wanted:
+        if name not in available:
+            raise SessionError(
+                f"the execution provider {name!r} is not in the installed onnxruntime {ort.__version__}, which has "
+                f"{', '.join(available)}"
+            )
+
+
+def _check_started(wanted: Sequence[str], started: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in started:
+            raise SessionError(
+                f"the execution provider {name!r} could not start on this machine (no such device, or its libraries "
+                f"are missing); the session would run on {', '.join(started)}"
+            )

@@ -1,0 +1,74 @@
+"""What a step returns: its outputs, and whether it was applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["StepResult"]
+
+_CAUSES = (None, "nan", "inf")
+
+
+class StepResult(dict[str, np.ndarray[Any, Any]]):
+    """The outputs of a step that were asked for, `{output name: array}`, without the carried state.
+
+    What the step says of itself is read from the device when it is asked for.
+
+    Args:
+        outputs: the outputs.
+        status: values of ONNX Runtime by their role: `all_finite`, `stuck`, and with telemetry `cause`, `offender`
+            and `zero_fraction`, where the step has them.
+        gradients: the names of the gradients that are checked, in order.
+        accepts: whether a step that is not finite is applied where the scale is stuck.
+    """
+
+    def __init__(
+        self,
+        outputs: Mapping[str, np.ndarray[Any, Any]],
+        status: Mapping[str, Any],
+        gradients: Sequence[str],
+        accepts: bool,
+    ) -> None:
+        super().__init__(outputs)
+        self._status = status
+        self._gradients = gradients
+        self._accepts = accepts
+
+    @property
+    def all_finite(self) -> bool:
+        """Whether every gradient was finite; True for a fixed loss scale, which does not check."""
+        return bool(self._read("all_finite", True))
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the loss scale is stuck, by what its policy takes for that; False where the policy does not tell."""
+        return bool(self._read("stuck", False))
+
+    @property
+    def applied(self) -> bool:
+        """Whether the update was applied; else the step was skipped, and all carried state is as before."""
+        return self.all_finite or (self._accepts and self.stuck)
+
+    @property
+    def cause(self) -> str | None:
+        """Why a gradient was not finite: "nan" or "inf", of the first offending one; None without telemetry."""
+        return _CAUSES[int(self._read("cause", 0))]
+
+    @property
+    def offender(self) -> str | None:
+        """The name of the first gradient that was not finite; None if all were, and without telemetry."""
+        index = int(self._read("offender", -1))
+        return None if index < 0 else self._gradients[index]
+
+    @property
+    def zero_fraction(self) -> float | None:
+        """The share of gradient elements that are zero, from 0 to 1; None without telemetry."""
+        value = self._read("zero_fraction", None)
+        return None if value is None else float(value)
+
+    def _read(self, role: str, default: Any) -> Any:
+        value = self._status.get(role)
+        return default if value is None else value.numpy()

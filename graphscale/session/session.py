@@ -1,0 +1,270 @@
+"""The session: one training step after the other, with the state on the device."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from graphscale import io
+from graphscale.analysis.hazards import may_share_buffer
+from graphscale.errors import SessionError
+from graphscale.metadata import read_stamp
+from graphscale.pipeline import ScaledModel
+from graphscale.session.carried import CarriedState, check_state
+from graphscale.session.interface import InputSpec, fingerprint, read_specs
+from graphscale.session.loading import create, device_of, open_model, quiet_options
+from graphscale.session.plan import StepPlan
+from graphscale.session.result import StepResult
+from graphscale.session.state_file import check_origin, read_state_file, write_state_file
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+__all__ = ["Session"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+_COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
+_STATUS = ("all_finite", "stuck", "cause", "offender", "zero_fraction")
+_PLANS = 16  # of different feeds and outputs, kept ready
+
+
+class Session:
+    """A training session of ONNX Runtime on a scaled step.
+
+    Carried state (weights, moments, counters, the loss scale) stays on the device from step to step. Where the target
+    carries it through outputs, a state has one buffer that is written over if no reader can come too late, else two
+    that take turns; where the target writes it in place, the session of ONNX Runtime holds it. A step that fails
+    because of its feeds leaves the state as it was.
+
+    A session can be used in a `with` statement; `close` frees its memory.
+
+    Args:
+        model: a path to a scaled model, a `ScaledModel`, an onnx_ir model or a ModelProto.
+        providers: execution providers, as for `onnxruntime.InferenceSession`; None for the CPU. Each must start.
+        session_options: options of ONNX Runtime; None for the defaults, with its warnings silenced.
+        state: `{input name: array}`: initial values of carried inputs. Those without an initializer need one.
+
+    Attributes:
+        stamp: what the model says of its scaling.
+        inputs: what a step takes, without the carried state: `{input name: InputSpec}`.
+        output_names: what a step can return.
+
+    Raises:
+        ModelFileError: the model carries no loss scale.
+        SessionError: the state is incomplete, a provider is missing, or ONNX Runtime cannot load the model.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | ScaledModel | ir.Model | onnx.ModelProto,
+        providers: Sequence[Any] | None = None,
+        session_options: ort.SessionOptions | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model, path = open_model(model)
+        self.stamp = read_stamp(self._model.metadata_props, "the model" if path is None else path)
+        outputs = dict(self.stamp.state)
+        first = self._first_values(outputs, state or {})
+        self._device = device_of(providers)
+        self._carried = CarriedState(self._device, first, outputs, self._shared(outputs))
+        held = {name: self._carried.buffer(name) for name in first if name not in outputs}
+        options = quiet_options() if session_options is None else session_options
+        self._session: Any = create(self._model, path, outputs, held, providers, options)
+        specs = read_specs(self._session.get_inputs(), self._session.get_overridable_initializers())
+        self.inputs = {name: spec for name, spec in specs.items() if name not in first}
+        hidden = {*outputs.values(), *(f"{name}.next" for name in self.stamp.names.values())}
+        names = [output.name for output in self._session.get_outputs()]
+        self.output_names = tuple(name for name in names if name not in hidden)
+        self._interface = fingerprint(self.inputs, names, self._carried.specs)
+        self._status = {role: self.stamp.names[role] for role in _STATUS if role in self.stamp.names}
+        self._accepts = self.stamp.policy.get("config", {}).get("on_stuck") == "accept"
+        self._gradients = tuple(self.stamp.telemetry.get("gradients", ()))
+        self._plans: dict[tuple[Any, ...], StepPlan] = {}
+
+    @property
+    def loss_scale(self) -> float:
+        """The loss scale that the next step will use."""
+        name = self.stamp.names["loss_scale"]
+        return float(self._scalar(name) if name in self._carried.specs else self._initializer(name))
+
+    @property
+    def good_steps(self) -> int:
+        """Good steps in a row since the loss scale changed last; 0 for a fixed loss scale."""
+        name = self.stamp.names.get("good_steps")
+        return 0 if name is None else int(self._scalar(name))
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Telemetry: `steps`, `skipped_steps`, `consecutive_skips`, and `last_skip_step`, a step's number from 1 or 0.
+
+        Empty where the step was scaled without telemetry.
+        """
+        names = self.stamp.names
+        return {role: int(self._scalar(names[role])) for role in _COUNTERS if role in names}
+
+    def step(self, feeds: Mapping[str, Any], *, fetch: Sequence[str] | None = None) -> StepResult:
+        """Run one training step.
+
+        Args:
+            feeds: `{input name: value}` of the batch, and of whatever else is not carried: numpy arrays, OrtValues,
+                or tensors of other libraries, which are taken over by DLPack without a copy where they can be.
+                Python numbers take the dtype of their input.
+            fetch: the names of the outputs to return; None for all but the carried state.
+
+        Returns:
+            the outputs, `{output name: array}`; its attributes say whether the step was applied.
+
+        Raises:
+            SessionError: a feed is missing, unknown, or does not fit; an output is unknown; the session is closed.
+        """
+        session = self._open()
+        key = (*feeds, None, *(self.output_names if fetch is None else fetch))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, tuple(feeds), fetch)
+        arrays, values = plan.run(session, feeds)
+        self._carried.turn()
+        status = {role: values[name] for role, name in self._status.items()}
+        return StepResult(arrays, status, self._gradients, self._accepts)
+
+    def state_dict(self) -> Arrays:
+        """Return copies of all carried state: `{name: array}`, weights, moments, counts and the loss scale."""
+        self._open()
+        return self._carried.read()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace all carried state.
+
+        Args:
+            state: what `state_dict` of a session on the same graph returned.
+
+        Raises:
+            SessionError: a state is missing, unknown, or does not fit; then nothing has changed.
+        """
+        self._open()
+        self._carried.write(state, "the state given")
+
+    def save_state(self, path: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> None:
+        """Write all carried state to a safetensors file, atomically.
+
+        Args:
+            path: the file; an existing one is replaced only by a complete one.
+            extra: texts to keep with it, which `load_state` returns.
+
+        Raises:
+            OutputError: the file cannot be written; an existing one is as it was.
+        """
+        write_state_file(path, self.state_dict(), self.stamp, self._interface, extra or {})
+
+    def load_state(self, path: str | os.PathLike[str]) -> dict[str, str]:
+        """Read all carried state from a file that `save_state` wrote; training goes on from there, bit for bit.
+
+        Returns:
+            the extra texts.
+
+        Raises:
+            SessionError: the file is missing, truncated, or of another graph or policy; then nothing has changed.
+        """
+        self._open()
+        state, metadata = read_state_file(path)
+        check_origin(path, metadata, self.stamp, self._interface)
+        self._carried.write(state, os.fspath(path))
+        return dict(json.loads(metadata.get("graphscale.extra", "{}")))
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the model with the present state in it: a session on that file goes on from here.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        model = self._model.clone()
+        for name, array in self.state_dict().items():
+            value = model.graph.initializers.get(name)
+            if value is None:
+                value = next(value for value in model.graph.inputs if value.name == name)
+            value.const_value = ir.tensor(array, name=name)
+            model.graph.initializers[name] = value
+        io.save(model, path)
+
+    def close(self) -> None:
+        """Free the session of ONNX Runtime and all buffers. A closed session can do nothing more."""
+        self._session = None
+        self._plans.clear()
+        self._carried.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> Any:
+        if self._session is None:
+            raise SessionError("the session is closed")
+        return self._session
+
+    def _plan(self, key: tuple[Any, ...], feeds: tuple[str, ...], fetch: Sequence[str] | None) -> StepPlan:
+        for name in feeds:
+            if name in self._carried.specs:
+                raise SessionError(f"{name!r} is carried from step to step by the session; do not feed it")
+        plan = StepPlan(
+            self._session,
+            self._carried,
+            self.inputs,
+            feeds,
+            self.output_names,
+            self.output_names if fetch is None else tuple(fetch),
+            tuple(self._status.values()),
+            self._device,
+        )
+        if len(self._plans) >= _PLANS:
+            del self._plans[next(iter(self._plans))]
+        self._plans[key] = plan
+        return plan
+
+    def _scalar(self, name: str) -> Any:
+        self._open()
+        return self._carried.buffer(name).numpy()
+
+    def _initializer(self, name: str) -> Any:
+        tensor = self._model.graph.initializers[name].const_value
+        assert tensor is not None
+        return tensor.numpy()
+
+    def _first_values(self, outputs: Mapping[str, str], state: Mapping[str, Any]) -> Arrays:
+        """The first value of all carried state: what is given, else its initializer."""
+        graph = self._model.graph
+        inputs = {value.name or "": value for value in graph.inputs}
+        in_place = [s["input"] for s in self.stamp.report["state"] if s["output"] is None]
+        names = [*outputs, *(name for name in in_place if name not in outputs)]
+        specs = {name: _spec_of(inputs.get(name) or graph.initializers[name]) for name in names}
+        given = check_state(specs, state, "the state given")
+        missing = [name for name in names if name not in given and name not in graph.initializers]
+        if missing:
+            raise SessionError(
+                f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state"
+            )
+        return {name: given[name] if name in given else self._initializer(name) for name in names}
+
+    def _shared(self, outputs: Mapping[str, str]) -> set[str]:
+        graph = self._model.graph
+        inputs = {value.name: value for value in graph.inputs}
+        results = {value.name: value for value in graph.outputs}
+        pairs = {inputs[name]: results[output] for name, output in outputs.items()}
+        return {state.name or "" for state in may_share_buffer(graph, pairs)}
+
+
+def _spec_of(value: ir.Value) -> InputSpec:
+    assert value.dtype is not None and value.shape is not None
+    shape = tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape)
+    return InputSpec(np.dtype(value.dtype.numpy()), shape)
