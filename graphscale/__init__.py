@@ -1,12 +1,13 @@
 """graphscale: loss scaling inside ONNX training graphs."""
 
+from graphscale import presets
 from graphscale.artifacts import resume_artifacts, scale_artifacts
 from graphscale.errors import GraphscaleError
 from graphscale.fusing import export_weights, fuse
 from graphscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale, get
 from graphscale.pipeline import ScaledModel, inspect, scale
 from graphscale.report import Report
-from graphscale.session import Session
+from graphscale.session import Session, StepResult
 
 __all__ = [
     "DynamicLossScale",
@@ -16,10 +17,12 @@ __all__ = [
     "Report",
     "ScaledModel",
     "Session",
+    "StepResult",
     "export_weights",
     "fuse",
     "get",
     "inspect",
+    "presets",
     "resume_artifacts",
     "scale",
     "scale_artifacts",

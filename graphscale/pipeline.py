@@ -24,6 +24,7 @@ from graphscale.errors import InvalidLossScaleError, ProofError
 from graphscale.loss_scale import LossScale, get
 from graphscale.metadata import Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.passes import (
+    AddTelemetry,
     CheckFinite,
     GuardUpdates,
     LowerOptimizers,
@@ -33,6 +34,7 @@ from graphscale.passes import (
     UnscaleGradients,
     UpdateLossScale,
 )
+from graphscale.passes.rewrite import Carried
 from graphscale.report import GradientReport, PlaceReport, Report, StateReport
 from graphscale.targets import check_versions, get_target
 
@@ -74,6 +76,7 @@ def scale(
     target: str = "onnx",
     skip_nonfinite: bool = False,
     expose_scaled_loss: bool = False,
+    telemetry: bool = False,
 ) -> ScaledModel:
     """Put loss scaling into a training graph. The model given is not changed.
 
@@ -87,6 +90,8 @@ def scale(
         target: the runtime that shall execute the graph: onnx, ort-cuda, ort-training or ort-training-cuda.
         skip_nonfinite: check and guard the step for a fixed loss scale as well, which TensorFlow does not.
         expose_scaled_loss: append the output `scaled_loss`.
+        telemetry: count steps and skips in the carried state, and tell the cause of a skip, the first gradient that was
+            not finite, and the share of gradient elements that are zero.
 
     Raises:
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
@@ -103,8 +108,9 @@ def scale(
     scale_loss = ScaleLoss(
         policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss
     )
+    told = (AddTelemetry(),) if telemetry else ()
     passes = ir.passes.Sequential(
-        scale_loss, UnscaleGradients(), CheckFinite(), UpdateLossScale(), GuardUpdates(), OrderWrites()
+        scale_loss, UnscaleGradients(), CheckFinite(), UpdateLossScale(), *told, GuardUpdates(), OrderWrites()
     )
     try:
         passes(work)
@@ -208,11 +214,17 @@ def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
             None if carried.in_place else carried.next.name,
             how.get(
                 carried.input,
-                "state of the loss scale" if carried.input in rewrite.bound.next_state else "written in place",
+                _how(rewrite, carried),
             ),
         )
-        for carried in rewrite.carried
+        for carried in (*rewrite.carried, *rewrite.counters)
     )
+
+
+def _how(rewrite: Rewrite, carried: Carried) -> str:
+    if carried.input in rewrite.bound.next_state:
+        return "state of the loss scale"
+    return "telemetry" if carried in rewrite.counters else "written in place"
 
 
 def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report) -> None:
@@ -220,6 +232,7 @@ def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report)
     names: dict[str, ir.Value | None] = {"loss": rewrite.training_graph.loss, "loss_scale": bound(), **bound.states}
     names["stuck"] = None if bound.updated is None else bound.updated.stuck
     names["all_finite"] = rewrite.all_finite
+    names |= rewrite.telemetry
     Stamp(
         version=version("graphscale"),
         policy=json.loads(policy.to_json()),
@@ -227,7 +240,14 @@ def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report)
         target=bound.target.name,
         names={key: value.name or "" for key, value in names.items() if value is not None},
         report=report.to_dict(),
+        telemetry={"gradients": _checked_names(rewrite)} if rewrite.telemetry else {},
     ).write(model)
+
+
+def _checked_names(rewrite: Rewrite) -> list[str]:
+    """The names of what is checked, as they are in the original graph."""
+    names = {gradient.unscaled: gradient.name for gradient in rewrite.gradients}
+    return [names.get(value, value.name or "") for value in rewrite.checked]
 
 
 def _stored_report(stored: Mapping[str, Any]) -> Report:

@@ -31,7 +31,7 @@ def fuse(
     ] = "onnx",
     loss_scale: Annotated[
         str | None,
-        typer.Option(metavar="dynamic|NUMBER|FILE.json", help="Scale the step too.", show_default=False),
+        typer.Option(metavar="dynamic|NUMBER|PRESET|FILE.json", help="Scale the step too.", show_default=False),
     ] = None,
     initial_loss_scale: InitialLossScale = None,
     increment_period: IncrementPeriod = None,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from graphscale import presets
 from graphscale.errors import InvalidLossScaleError, UpdateError
 from graphscale.loss_scale import DynamicLossScale, LossScale, get
 
@@ -77,7 +78,8 @@ def parse_loss_scale(
     """Turn the loss-scale options into a loss scale.
 
     Args:
-        text: "dynamic", a number, or the path of a JSON file with `{"class_name": ..., "config": {...}}`.
+        text: "dynamic", a number, the name of a preset, or the path of a JSON file with
+            `{"class_name": ..., "config": {...}}`.
         initial: overrides `initial_loss_scale`.
         increment_period: overrides `increment_period`.
         multiplier: overrides `multiplier`.
@@ -97,18 +99,32 @@ def parse_loss_scale(
     if not isinstance(policy, DynamicLossScale):
         option = "--" + next(iter(overrides)).replace("_", "-")
         raise InvalidLossScaleError(f"{option} goes with a dynamic loss scale; --loss-scale {text} is fixed")
+    if text in _PRESETS:
+        return _preset(text, overrides)
     return DynamicLossScale.from_config({**policy.get_config(), **overrides})
+
+
+_PRESETS = ("torch", "apex", "deepspeed", "megatron", "paddle", "mindspore", "flax", "keras")
+
+
+def _preset(name: str, options: Any) -> LossScale:
+    made: LossScale = getattr(presets, name)(**options)
+    return made
 
 
 def _identifier(text: str) -> Any:
     if text == "dynamic":
         return text
+    if text in _PRESETS:
+        return _preset(text, {})
     try:
         return float(text)
     except ValueError:
         pass
     if not text.endswith(".json"):
-        raise InvalidLossScaleError("expected dynamic, a number, or the path of a .json file")
+        raise InvalidLossScaleError(
+            f"expected dynamic, a number, a preset ({', '.join(_PRESETS)}), or the path of a .json file"
+        )
     try:
         config = json.loads(Path(text).read_text(encoding="utf-8"))
     except OSError as error:

@@ -34,7 +34,9 @@ def scale(
         Path | None,
         typer.Option("-o", "--output", help="Where to write the scaled graph or folder.", show_default=False),
     ] = None,
-    loss_scale: Annotated[str, typer.Option(metavar="dynamic|NUMBER|FILE.json", help="The loss scale.")] = "dynamic",
+    loss_scale: Annotated[
+        str, typer.Option(metavar="dynamic|NUMBER|PRESET|FILE.json", help="The loss scale.")
+    ] = "dynamic",
     initial_loss_scale: InitialLossScale = None,
     increment_period: IncrementPeriod = None,
     multiplier: Multiplier = None,
@@ -56,6 +58,9 @@ def scale(
     expose_scaled_loss: Annotated[
         bool, typer.Option("--expose-scaled-loss", help="Append the output scaled_loss.")
     ] = False,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="Count skips, and tell their cause and the zeros in the gradients.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an output folder that is not empty.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     json: Json = False,
@@ -74,6 +79,7 @@ def scale(
             "--gradient": gradient,
             "--update": update,
             "--expose-scaled-loss": expose_scaled_loss,
+            "--telemetry": telemetry,
         }
         for option, value in options.items():
             if value:
@@ -101,6 +107,7 @@ def scale(
         target=target or "onnx",
         skip_nonfinite=skip_nonfinite,
         expose_scaled_loss=expose_scaled_loss,
+        telemetry=telemetry,
     )
     if output is not None and not dry_run:
         result.save(output)

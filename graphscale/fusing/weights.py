@@ -17,6 +17,7 @@ __all__ = ["read_weights"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
+
 def read_weights(path: str | os.PathLike[str]) -> Arrays:
     """Read all arrays of a file by name.
 

@@ -5,6 +5,8 @@ They are `onnx_ir` in-place passes, made for `onnx_ir.passes.Sequential`:
     Sequential(
         ScaleLoss("dynamic"), UnscaleGradients(), CheckFinite(), UpdateLossScale(), GuardUpdates(), OrderWrites()
     )
+
+AddTelemetry goes between UpdateLossScale and GuardUpdates.
 """
 
 from graphscale.passes.check_finite import CheckFinite
@@ -13,10 +15,12 @@ from graphscale.passes.lower_optimizers import LowerOptimizers
 from graphscale.passes.order_writes import OrderWrites
 from graphscale.passes.rewrite import Rewrite, rewrite_of
 from graphscale.passes.scale_loss import ScaleLoss
+from graphscale.passes.telemetry import AddTelemetry
 from graphscale.passes.unscale_gradients import UnscaleGradients
 from graphscale.passes.update_loss_scale import UpdateLossScale
 
 __all__ = [
+    "AddTelemetry",
     "CheckFinite",
     "GuardUpdates",
     "LowerOptimizers",

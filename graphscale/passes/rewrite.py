@@ -63,6 +63,8 @@ class Rewrite:
         applies: whether the step is to be applied, a scalar bool value: `all_finite`, unless the policy accepts a step
             that is not; set by `UpdateLossScale`.
         carried: filled by `GuardUpdates`.
+        counters: the counts of steps and skips; filled by `AddTelemetry`.
+        telemetry: counters and outputs by their role; filled by `AddTelemetry`.
         done: the passes that ran, in order.
     """
 
@@ -75,6 +77,8 @@ class Rewrite:
     all_finite: ir.Value | None = None
     applies: ir.Value | None = None
     carried: list[Carried] = dataclasses.field(default_factory=list)
+    counters: list[Carried] = dataclasses.field(default_factory=list)
+    telemetry: dict[str, ir.Value] = dataclasses.field(default_factory=dict)
     done: list[str] = dataclasses.field(default_factory=lambda: ["scale-loss"])
 
     @property

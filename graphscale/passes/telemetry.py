@@ -1,0 +1,91 @@
+"""telemetry: count steps and skips, and tell why a step was skipped and whether the scale is too low."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult
+
+from graphscale.editing import Editor
+from graphscale.errors import InvalidLossScaleError
+from graphscale.passes.rewrite import Carried, Rewrite, rewrite_of
+from graphscale.telemetry import find_offender, zero_fraction
+
+__all__ = ["AddTelemetry"]
+
+NAME = "telemetry"
+
+
+@dataclasses.dataclass(frozen=True)
+class AddTelemetry(InPlacePass):
+    """Add counters to the carried state, and outputs that say what happened.
+
+    After:  `steps.next = Add(steps, 1); skipped_steps.next = Add(skipped_steps, Cast(Not(all_finite)))`
+            `consecutive_skips.next = Where(all_finite, 0, Add(consecutive_skips, 1))`
+            `last_skip_step.next = Where(all_finite, last_skip_step, steps.next)`
+            `skip_cause, first_offender = If <then: 0, -1; else: ...> (all_finite)`
+            `zero_fraction = 1 - nonzero elements / elements`, over all gradients that are checked
+
+    `steps` counts every step, applied or not. Counters are int64; float32 where the target writes them in place, exact
+    to 2**24 steps. The cause is 0 for none, 1 for NaN, 2 for infinity; the offender is an index into the gradients.
+    """
+
+    def call(self, model: ir.Model) -> PassResult:
+        rewrite = rewrite_of(model, NAME, after="update-loss-scale")
+        finite, applies, gradients = rewrite.all_finite, rewrite.applies, rewrite.checked
+        if finite is None or applies is None:
+            raise InvalidLossScaleError(
+                "telemetry tells of skipped steps, and a fixed loss scale skips none; add skip_nonfinite "
+                "(--skip-nonfinite), or choose a dynamic one"
+            )
+        editor = rewrite.bound.editor
+        editor.refresh()
+        _count(rewrite, applies)
+        if gradients:
+            found = find_offender(editor, gradients, finite, rewrite.bound.target, NAME)
+            for role, value in zip(("cause", "offender"), found, strict=True):
+                _tell(rewrite, role, value)
+            _tell(rewrite, "zero_fraction", zero_fraction(editor, gradients, NAME))
+        return PassResult(model, modified=True)
+
+
+def _tell(rewrite: Rewrite, role: str, value: ir.Value) -> None:
+    rewrite.bound.editor.output(value, value.name or role)
+    rewrite.telemetry[role] = value
+
+
+def _count(rewrite: Rewrite, applies: ir.Value) -> None:
+    bound = rewrite.bound
+    editor = bound.editor
+    dtype = np.float32 if bound.target.in_place else np.int64
+    kind = ir.DataType.FLOAT if bound.target.in_place else ir.DataType.INT64
+    roles = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
+    states = {role: editor.state(role, np.asarray(0, dtype=dtype)) for role in roles}
+    one, zero = (editor.constant(f"graphscale/count.{n}", np.asarray(n, dtype=dtype)) for n in (1, 0))
+
+    def scalar(op_type: str, inputs: list[ir.Value], name: str = "count") -> ir.Value:
+        return _scalar(editor, op_type, inputs, name, kind)
+
+    steps = scalar("Add", [states["steps"], one], "steps.next")
+    skipped = scalar("Where", [applies, zero, one])
+    following = {
+        "steps": steps,
+        "skipped_steps": scalar("Add", [states["skipped_steps"], skipped], "skipped_steps.next"),
+        "consecutive_skips": scalar(
+            "Where", [applies, zero, scalar("Add", [states["consecutive_skips"], one])], "consecutive_skips.next"
+        ),
+        "last_skip_step": scalar("Where", [applies, states["last_skip_step"], steps], "last_skip_step.next"),
+    }
+    for role, value in following.items():
+        state = states[role]
+        editor.output(value, f"{state.name}.next")
+        if bound.target.in_place:
+            bound.write_in_place(state, value, NAME)
+        rewrite.counters.append(Carried(state, value, bound.target.in_place))
+        rewrite.telemetry[role] = state
+
+
+def _scalar(editor: Editor, op_type: str, inputs: list[ir.Value], name: str, kind: ir.DataType) -> ir.Value:
+    return editor.node(NAME, op_type, inputs, [(name, kind, ir.Shape([]))]).outputs[0]
