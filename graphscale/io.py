@@ -116,11 +116,21 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent) as folder:
             temporary = Path(folder, target.name)
             yield temporary
+            os.chmod(temporary, _mode_for(target))
             _sync(temporary)
             os.replace(temporary, target)
             _sync(target.parent)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _mode_for(target: Path) -> int:
+    """The mode of the file that is replaced, else that of any new file."""
+    if target.exists():
+        return target.stat().st_mode & 0o7777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def _sync(path: Path) -> None:
