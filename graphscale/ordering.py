@@ -8,7 +8,7 @@ import onnx_ir as ir
 from graphscale.analysis.hazards import unordered_readers
 from graphscale.editing import Editor
 
-__all__ = ["order_writes"]
+__all__ = ["glance", "order_writes"]
 
 NAME = "order-writes"
 
@@ -30,7 +30,7 @@ def order_writes(editor: Editor) -> bool:
 def _order(editor: Editor, write: ir.Node, readers: list[ir.Node]) -> None:
     state, value = write.inputs[0], write.inputs[1]
     assert state is not None and value is not None
-    flags = [_glance(editor, reader) for reader in readers]
+    flags = [glance(editor, reader) for reader in readers]
     never = flags[0]
     for flag in flags[1:]:
         never = _bool(editor, "Or", [never, flag])
@@ -40,7 +40,7 @@ def _order(editor: Editor, write: ir.Node, readers: list[ir.Node]) -> None:
     write.replace_input_with(1, ordered)
 
 
-def _glance(editor: Editor, reader: ir.Node) -> ir.Value:
+def glance(editor: Editor, reader: ir.Node) -> ir.Value:
     """A scalar bool value that depends on a node's first output, at the cost of one element."""
     value = next(output for output in reader.outputs if output.name)
     flat, one, zero = (_indices(editor, name, [n]) for name, n in (("flat", -1), ("one", 1), ("zero", 0)))

@@ -7,14 +7,15 @@ node that still wants the old value, unless that reader is an ancestor of what i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import onnx_ir as ir
 
+from graphscale.analysis.failures import cannot_fail
 from graphscale.analysis.rules import MICROSOFT, Kind
 from graphscale.analysis.values import captured_values, main_node, main_nodes, rule_of
 
-__all__ = ["in_place_writes", "late_readers", "may_share_buffer", "unordered_readers"]
+__all__ = ["ancestors", "in_place_writes", "late_failures", "late_readers", "may_share_buffer", "unordered_readers"]
 
 # Operators that read an element of each operand before they write that element of the result, and never again.
 _ELEMENTWISE = {"Where", "Add", "Sub", "Mul", "Div"}
@@ -39,15 +40,23 @@ def unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]
             yield write, readers
 
 
-def may_share_buffer(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> set[ir.Value]:
+def may_share_buffer(
+    graph: ir.Graph,
+    pairs: Mapping[ir.Value, ir.Value],
+    decision: ir.Value | None,
+    trusted: Callable[[ir.Node], bool],
+) -> set[ir.Value]:
     """The states whose next value can be written over the present one.
 
-    The node that gives the next value must come after all other readers of the state, and must itself read no element
-    after it has written it: an elementwise operator on operands of the output's shape.
+    The node that gives the next value must come after all other readers of the state, must itself read no element
+    after it has written it (an elementwise operator on operands of the output's shape), and must come after every
+    node that could fail, so that a step that fails leaves the state as it was.
 
     Args:
         graph: the main graph.
         pairs: each state, a graph input, with its next value, a graph output.
+        decision: whether the step is applied; None where every step is.
+        trusted: tells of a node that it cannot fail, whatever its operator.
     """
     outputs = Counter(graph.outputs)
     writes = {}
@@ -56,7 +65,50 @@ def may_share_buffer(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> set
         if node is not None and node.graph is graph and outputs[new] == 1 and _writes_elementwise(node, state, new):
             writes[node] = state
     late = late_readers(graph, writes)
-    return {state for node, state in writes.items() if not late[node]}
+    waiting = {node for node in writes if not late[node]}
+    return set() if late_failures(graph, waiting, decision, trusted) else {writes[node] for node in waiting}
+
+
+def late_failures(
+    graph: ir.Graph,
+    writes: Collection[ir.Node],
+    decision: ir.Value | None,
+    trusted: Callable[[ir.Node], bool],
+) -> list[ir.Node]:
+    """The nodes that could fail after one of these has overwritten a state.
+
+    Those are none if every write waits for the decision whether the step is applied, and that for all such nodes.
+
+    Args:
+        graph: the main graph.
+        writes: the nodes that overwrite state.
+        decision: whether the step is applied; None where every step is.
+        trusted: tells of a node that it cannot fail, whatever its operator.
+    """
+    if not writes:
+        return []
+    before = set() if decision is None or not _all_wait(graph, writes, decision) else ancestors(decision)
+    return [node for node in graph if node not in before and not (trusted(node) or cannot_fail(node))]
+
+
+def ancestors(value: ir.Value) -> set[ir.Node]:
+    """The nodes that a value depends on."""
+    found: set[ir.Node] = set()
+    pending = [value]
+    while pending:
+        node = pending.pop().producer()
+        if node is not None and node not in found:
+            found.add(node)
+            pending += [operand for operand in (*node.inputs, *captured_values(node)) if operand is not None]
+    return found
+
+
+def _all_wait(graph: ir.Graph, writes: Collection[ir.Node], decision: ir.Value) -> bool:
+    found = {decision}
+    for node in graph:
+        if any(operand in found for operand in (*node.inputs, *captured_values(node))):
+            found.update(node.outputs)
+    return all(found.intersection(write.outputs) for write in writes)
 
 
 def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value) -> bool:

@@ -68,7 +68,8 @@ def _count(rewrite: Rewrite, applies: ir.Value) -> None:
     def scalar(op_type: str, inputs: list[ir.Value], name: str = "count") -> ir.Value:
         return _scalar(editor, op_type, inputs, name, kind)
 
-    steps = scalar("Add", [states["steps"], one], "steps.next")
+    # Either way it is one, but it waits for the decision, as all other writes do.
+    steps = scalar("Add", [states["steps"], scalar("Where", [applies, one, one])], "steps.next")
     skipped = scalar("Where", [applies, zero, one])
     following = {
         "steps": steps,

@@ -7,16 +7,16 @@ the session of ONNX Runtime, whose buffer is this one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from graphscale.errors import SessionError
-from graphscale.session.interface import InputSpec
+from graphscale.session.interface import InputSpec, as_native
 
-__all__ = ["CarriedState", "Device"]
+__all__ = ["CarriedState", "Device", "check_state"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -38,7 +38,10 @@ class Device:
 
         if array.dtype == ml_dtypes.bfloat16:
             raise SessionError(f"the state {name!r} is of bfloat16, which the Python API of ONNX Runtime cannot hold")
-        return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), self.name, self.index)
+        try:
+            return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), self.name, self.index)
+        except Exception as error:  # ORT's exceptions share no public base class
+            raise SessionError(f"no memory for the state {name!r} on {self.name} {self.index}: {error}") from error
 
 
 class CarriedState:
@@ -49,12 +52,19 @@ class CarriedState:
         first: its first values.
         outputs: the outputs that give next values, `{input name: output name}`; all other state is written in place.
         shared: inputs whose next value can be written over the present one.
+        fed: inputs without an initializer that are written in place: their buffers are bound.
     """
 
     def __init__(
-        self, device: Device, first: Mapping[str, np.ndarray[Any, Any]], outputs: Mapping[str, str], shared: set[str]
+        self,
+        device: Device,
+        first: Mapping[str, np.ndarray[Any, Any]],
+        outputs: Mapping[str, str],
+        shared: Collection[str],
+        fed: Collection[str],
     ) -> None:
         self.outputs = dict(outputs)
+        self._fed = tuple(fed)
         self.specs = {name: InputSpec(array.dtype, array.shape) for name, array in first.items()}
         self._now = {name: device.buffer(name, array) for name, array in first.items()}
         # 0 or 1: which of two buffers is the present one; always 0 where no state has two.
@@ -73,6 +83,8 @@ class CarriedState:
         for name, output in self.outputs.items():
             binding.bind_ortvalue_input(name, self._now[name])
             binding.bind_ortvalue_output(output, self._then[name])
+        for name in self._fed:
+            binding.bind_ortvalue_input(name, self._now[name])
 
     def turn(self) -> None:
         """Take the next buffers for the present ones, after a run."""
@@ -99,20 +111,12 @@ class CarriedState:
         Raises:
             SessionError: one is missing, unknown, or does not fit.
         """
-        missing = [name for name in self.specs if name not in values]
+        arrays = check_state(self.specs, values, source)
+        missing = [name for name in self.specs if name not in arrays]
         if missing:
             raise SessionError(f"{source} lacks the state {missing[0]!r}; it is of another graph")
-        arrays = self.check(values, source)
         for name, array in arrays.items():
             self._now[name].update_inplace(np.asarray(array, order="C"))
-
-    def check(self, values: Mapping[str, Any], source: str) -> Arrays:
-        """The values as arrays.
-
-        Raises:
-            SessionError: one is unknown, or does not fit.
-        """
-        return check_state(self.specs, values, source)
 
 
 def check_state(specs: Mapping[str, InputSpec], values: Mapping[str, Any], source: str) -> Arrays:
@@ -121,11 +125,13 @@ def check_state(specs: Mapping[str, InputSpec], values: Mapping[str, Any], sourc
     Raises:
         SessionError: one is not carried, or does not fit.
     """
+    if not isinstance(values, Mapping):
+        raise SessionError(f"{source} must map names to arrays; got a {type(values).__name__}")
     arrays = {}
     for name, value in values.items():
         if name not in specs:
             raise SessionError(f"{source}: {name!r} is not carried by this graph; carried are {', '.join(specs)}")
-        array = np.asarray(value)
+        array = as_native(np.asarray(value))
         problem = specs[name].misfit(array.dtype, array.shape)
         if problem is not None:
             raise SessionError(f"{source}: the state {name!r} {problem}")

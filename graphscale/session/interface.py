@@ -13,7 +13,7 @@ import numpy as np
 
 from graphscale.errors import SessionError
 
-__all__ = ["InputSpec", "as_feed", "fingerprint", "read_specs"]
+__all__ = ["InputSpec", "as_feed", "as_native", "fingerprint", "read_specs"]
 
 _DTYPES: dict[str, Any] = {
     "tensor(float)": np.float32,
@@ -98,9 +98,17 @@ def as_feed(name: str, value: Any, spec: InputSpec) -> Any:
         if not isinstance(value, np.ndarray):
             return value
     problem = spec.misfit(value.dtype, value.shape)
+    if problem is not None and not value.dtype.isnative:
+        value = as_native(value)
+        problem = spec.misfit(value.dtype, value.shape)
     if problem is not None:
         raise SessionError(f"the feed {name!r} {problem}")
     return value
+
+
+def as_native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array in this machine's byte order."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _converted(name: str, value: Any, spec: InputSpec) -> Any:
@@ -119,8 +127,12 @@ def _converted(name: str, value: Any, spec: InputSpec) -> Any:
 
 def _from_numbers(name: str, value: Any, spec: InputSpec) -> np.ndarray[Any, Any]:
     try:
-        return np.asarray(value, dtype=spec.dtype)
-    except (ValueError, TypeError, OverflowError) as error:
+        with np.errstate(over="raise"):
+            array = np.asarray(value)
+            if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+                raise TypeError(f"{array.dtype.name} would lose what {spec.dtype.name} cannot hold")
+            return np.asarray(value, dtype=spec.dtype)
+    except (ValueError, TypeError, OverflowError, FloatingPointError) as error:
         raise SessionError(f"the feed {name!r} cannot become an array of {spec.dtype.name}: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from graphscale.session.carried import Device
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-__all__ = ["create", "device_of", "open_model", "quiet_options"]
+__all__ = ["create", "device_of", "maps_files", "open_model", "quiet_options"]
 
 _FATAL = 4  # ORT warns on stderr of each initializer that is also an input; errors come as exceptions anyway
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -31,6 +32,8 @@ def open_model(model: Any) -> tuple[ir.Model, str | None]:
         return model, None
     if isinstance(model, onnx.ModelProto):
         return io.from_proto(model), None
+    if not isinstance(model, str | os.PathLike):
+        raise SessionError(f"a session takes a path, a ScaledModel or a model; got a {type(model).__name__}")
     return io.load(model), os.fspath(model)
 
 
@@ -67,7 +70,6 @@ def create(
     import onnxruntime as ort
 
     wanted = list(providers or [_CPU])
-    _check_installed([_name(provider) for provider in wanted])
     try:
         for name, buffer in held.items():
             options.add_initializer(name, buffer)
@@ -84,23 +86,35 @@ def create(
 
 
 def device_of(providers: Sequence[Any] | None) -> Device:
-    """Where the state lives: on the GPU if CUDA comes first, else in the CPU's memory."""
-    first = (providers or [_CPU])[0]
+    """Where the state lives: on the GPU if CUDA comes first, else in the CPU's memory.
+
+    Raises:
+        SessionError: a provider is not installed, or there is no driver for it.
+    """
+    wanted = list(providers or [_CPU])
+    _check_installed([_name(provider) for provider in wanted])
+    if _CUDA in map(_name, wanted):
+        _check_driver()
+    first = wanted[0]
     if _name(first) != _CUDA:
         return Device()
     options = first[1] if isinstance(first, tuple) else {}
     return Device("cuda", int(options.get("device_id", 0)))
 
 
-def _source(model: ir.Model, path: str | None, bound: Collection[str]) -> str | bytes:
+def maps_files(model: ir.Model, bound: Collection[str]) -> bool:
+    """Whether ONNX Runtime must map external files for more than the state that it is fed: only it can, by path."""
     values = model.graph.initializers
-    external = [name for name, v in values.items() if isinstance(v.const_value, ir.ExternalTensor)]
-    if path is not None and not set(external) <= set(bound):
-        return path  # only ONNX Runtime itself can map the files
+    return any(isinstance(v.const_value, ir.ExternalTensor) for name, v in values.items() if name not in bound)
+
+
+def _source(model: ir.Model, path: str | None, bound: Collection[str]) -> str | bytes:
+    if path is not None and maps_files(model, bound):
+        return path
     copy = model.clone()
-    for name in set(bound) & set(values):
+    for name in set(bound) & set(model.graph.initializers):
         del copy.graph.initializers[name]
-    if not set(external) <= set(bound):
+    if maps_files(model, bound):
         ir.external_data.load_to_model(copy)
     data: bytes = io.to_proto(copy).SerializeToString()
     return data
@@ -120,6 +134,16 @@ def _check_installed(wanted: Sequence[str]) -> None:
                 f"the execution provider {name!r} is not in the installed onnxruntime {ort.__version__}, which has "
                 f"{', '.join(available)}"
             )
+
+
+def _check_driver() -> None:
+    """Look for what ONNX Runtime would miss only after it has printed many lines about it."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError as error:
+        raise SessionError(
+            f"the execution provider {_CUDA!r} cannot start: this machine has no NVIDIA driver ({error})"
+        ) from error
 
 
 def _check_started(wanted: Sequence[str], started: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,11 @@ from graphscale.errors import SessionError
 from graphscale.session.carried import CarriedState, Device
 from graphscale.session.interface import InputSpec, as_feed
 
-__all__ = ["StepPlan"]
+__all__ = ["StepError", "StepPlan"]
+
+
+class StepError(SessionError):
+    """ONNX Runtime could not run a step."""
 
 
 class StepPlan:
@@ -54,19 +58,28 @@ class StepPlan:
         self._bindings: dict[int, Any] = {}
         self._first = len(carried.outputs)
 
-    def run(self, session: Any, feeds: Mapping[str, Any]) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
+    def check(self, feeds: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """The feeds as ONNX Runtime takes them.
+
+        Raises:
+            SessionError: one does not fit.
+        """
+        return [(name, as_feed(name, feeds[name], spec)) for name, spec in self._specs]
+
+    def run(
+        self, session: Any, feeds: Sequence[tuple[str, Any]]
+    ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
         """Run one step.
 
         Returns:
             the outputs that are fetched, and all that were bound as values of ONNX Runtime, by name.
 
         Raises:
-            SessionError: a feed does not fit, or the step could not run.
+            StepError: the step could not run.
         """
-        checked = [(name, as_feed(name, feeds[name], spec)) for name, spec in self._specs]
         binding = self._binding()
         try:
-            for name, value in checked:
+            for name, value in feeds:
                 if isinstance(value, np.ndarray):
                     binding.bind_cpu_input(name, value)
                 else:
@@ -79,7 +92,7 @@ class StepPlan:
             session.run_with_iobinding(binding)
         except Exception as error:  # ORT's exceptions share no public base class
             self._bindings.clear()
-            raise SessionError(f"the step could not run: {error}") from error
+            raise StepError(f"the step could not run: {error}") from error
         found = binding.get_outputs_as_ortvaluevector()
         first = self._first
         values = {name: found[first + i] for i, name in enumerate((*self._fetch, *self._status))}
@@ -100,6 +113,8 @@ def _check_names(
 ) -> None:
     for name in feeds:
         if name not in inputs:
+            if not isinstance(name, str):
+                raise SessionError(f"feeds are named by the step's inputs; got {name!r}")
             raise SessionError(f"the step has no input {name!r}{_nearest(name, tuple(inputs), 'inputs')}")
     missing = [name for name, spec in inputs.items() if name not in feeds and not spec.optional]
     if missing:

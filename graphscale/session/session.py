@@ -13,14 +13,15 @@ import onnx
 import onnx_ir as ir
 
 from graphscale import io
-from graphscale.analysis.hazards import may_share_buffer
+from graphscale.analysis.hazards import in_place_writes, late_failures, may_share_buffer
 from graphscale.errors import SessionError
 from graphscale.metadata import read_stamp
 from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import CarriedState, check_state
+from graphscale.session.fence import add_fence, is_inserted
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
-from graphscale.session.loading import create, device_of, open_model, quiet_options
-from graphscale.session.plan import StepPlan
+from graphscale.session.loading import create, device_of, maps_files, open_model, quiet_options
+from graphscale.session.plan import StepError, StepPlan
 from graphscale.session.result import StepResult
 from graphscale.session.state_file import check_origin, read_state_file, write_state_file
 
@@ -41,8 +42,10 @@ class Session:
 
     Carried state (weights, moments, counters, the loss scale) stays on the device from step to step. Where the target
     carries it through outputs, a state has one buffer that is written over if no reader can come too late, else two
-    that take turns; where the target writes it in place, the session of ONNX Runtime holds it. A step that fails
-    because of its feeds leaves the state as it was.
+    that take turns; where the target writes it in place, the session of ONNX Runtime holds it.
+
+    A step that fails leaves the state as it was. Only where state is written in place, and an operator that can fail
+    comes after that, it may be partly that of the failed step: then the session wants a state to be loaded first.
 
     A session can be used in a `with` statement; `close` frees its memory.
 
@@ -69,15 +72,23 @@ class Session:
         session_options: ort.SessionOptions | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
+        if isinstance(providers, str):
+            providers = [providers]
         self._model, path = open_model(model)
         self.stamp = read_stamp(self._model.metadata_props, "the model" if path is None else path)
         outputs = dict(self.stamp.state)
         first = self._first_values(outputs, state or {})
         self._device = device_of(providers)
-        self._carried = CarriedState(self._device, first, outputs, self._shared(outputs))
-        held = {name: self._carried.buffer(name) for name in first if name not in outputs}
+        in_place = [name for name in first if name not in outputs]
+        fed = [name for name in in_place if name not in self._model.graph.initializers]
+        work, decision = self._fenced(path, outputs)
+        self._carried = CarriedState(self._device, first, outputs, _shared(work.graph, outputs, decision), fed)
+        held = {name: self._carried.buffer(name) for name in in_place if name not in fed}
+        writes = list(in_place_writes(work.graph))
+        self._may_tear = bool(late_failures(work.graph, writes, decision, is_inserted))
+        self._torn = False
         options = quiet_options() if session_options is None else session_options
-        self._session: Any = create(self._model, path, outputs, held, providers, options)
+        self._session: Any = create(work, path, outputs, held, providers, options)
         specs = read_specs(self._session.get_inputs(), self._session.get_overridable_initializers())
         self.inputs = {name: spec for name, spec in specs.items() if name not in first}
         hidden = {*outputs.values(), *(f"{name}.next" for name in self.stamp.names.values())}
@@ -126,14 +137,31 @@ class Session:
             SessionError: a feed is missing, unknown, or does not fit; an output is unknown; the session is closed.
         """
         session = self._open()
-        key = (*feeds, None, *(self.output_names if fetch is None else fetch))
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plan(key, tuple(feeds), fetch)
-        arrays, values = plan.run(session, feeds)
+        if self._torn:
+            raise SessionError("the step before failed halfway, and left state of both steps; load a state to go on")
+        arrays, values = self._run(session, self._plan_for(feeds, fetch), feeds)
         self._carried.turn()
         status = {role: values[name] for role, name in self._status.items()}
         return StepResult(arrays, status, self._gradients, self._accepts)
+
+    def _run(self, session: Any, plan: StepPlan, feeds: Mapping[str, Any]) -> tuple[Arrays, dict[str, Any]]:
+        try:
+            return plan.run(session, plan.check(feeds))
+        except StepError as error:
+            self._torn = self._may_tear
+            if self._torn:
+                raise SessionError(f"{error}; state may have been written before: load a state to go on") from error
+            raise
+
+    def _plan_for(self, feeds: Mapping[str, Any], fetch: Sequence[str] | None) -> StepPlan:
+        if not isinstance(feeds, Mapping):
+            raise SessionError(f"feeds are a mapping of input names to values; got a {type(feeds).__name__}")
+        if isinstance(fetch, str):
+            raise SessionError(f"fetch is a list of output names; pass [{fetch!r}]")
+        wanted = self.output_names if fetch is None else tuple(fetch)
+        key = (*feeds, None, *wanted)
+        plan = self._plans.get(key)
+        return self._plan(key, tuple(feeds), wanted) if plan is None else plan
 
     def state_dict(self) -> Arrays:
         """Return copies of all carried state: `{name: array}`, weights, moments, counts and the loss scale."""
@@ -151,6 +179,7 @@ class Session:
         """
         self._open()
         self._carried.write(state, "the state given")
+        self._torn = False
 
     def save_state(self, path: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> None:
         """Write all carried state to a safetensors file, atomically.
@@ -177,6 +206,7 @@ class Session:
         state, metadata = read_state_file(path)
         check_origin(path, metadata, self.stamp, self._interface)
         self._carried.write(state, os.fspath(path))
+        self._torn = False
         return dict(json.loads(metadata.get("graphscale.extra", "{}")))
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -213,7 +243,7 @@ class Session:
             raise SessionError("the session is closed")
         return self._session
 
-    def _plan(self, key: tuple[Any, ...], feeds: tuple[str, ...], fetch: Sequence[str] | None) -> StepPlan:
+    def _plan(self, key: tuple[Any, ...], feeds: tuple[str, ...], fetch: tuple[str, ...]) -> StepPlan:
         for name in feeds:
             if name in self._carried.specs:
                 raise SessionError(f"{name!r} is carried from step to step by the session; do not feed it")
@@ -223,7 +253,7 @@ class Session:
             self.inputs,
             feeds,
             self.output_names,
-            self.output_names if fetch is None else tuple(fetch),
+            fetch,
             tuple(self._status.values()),
             self._device,
         )
@@ -256,12 +286,25 @@ class Session:
             )
         return {name: given[name] if name in given else self._initializer(name) for name in names}
 
-    def _shared(self, outputs: Mapping[str, str]) -> set[str]:
-        graph = self._model.graph
-        inputs = {value.name: value for value in graph.inputs}
-        results = {value.name: value for value in graph.outputs}
-        pairs = {inputs[name]: results[output] for name, output in outputs.items()}
-        return {state.name or "" for state in may_share_buffer(graph, pairs)}
+    def _fenced(self, path: str | None, outputs: Mapping[str, str]) -> tuple[ir.Model, ir.Value | None]:
+        """The model that is run, and its decision whether a step is applied, after everything that can fail."""
+        names = self.stamp.names
+        work = self._model
+        if path is None or not maps_files(work, outputs):
+            work = work.clone()
+        values = {value.name: value for node in work.graph for value in node.outputs}
+        decision = values.get(names.get("all_finite"))
+        if decision is None or work is self._model:
+            return work, decision
+        return work, add_fence(work.graph, decision, values.get(names["loss"]))
+
+
+def _shared(graph: ir.Graph, outputs: Mapping[str, str], decision: ir.Value | None) -> set[str]:
+    """The states that need one buffer alone."""
+    inputs = {value.name: value for value in graph.inputs}
+    results = {value.name: value for value in graph.outputs}
+    pairs = {inputs[name]: results[output] for name, output in outputs.items()}
+    return {state.name or "" for state in may_share_buffer(graph, pairs, decision, is_inserted)}
 
 
 def _spec_of(value: ir.Value) -> InputSpec:

@@ -1,0 +1,80 @@
+"""Letting a step decide last: no state is overwritten before every node that can fail has run."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graphscale.analysis.failures import cannot_fail
+from graphscale.analysis.hazards import ancestors
+from graphscale.analysis.values import is_scalar, uses_of
+from graphscale.editing import PASS_KEY, Editor, replace_reads
+from graphscale.ordering import glance
+
+__all__ = ["FENCE", "add_fence", "is_inserted"]
+
+FENCE = "fence"
+_MOST = 64  # nodes to wait for one by one
+
+
+def is_inserted(node: ir.Node) -> bool:
+    """Whether graphscale inserted a node; what it inserts does not fail."""
+    return PASS_KEY in node.metadata_props
+
+
+def add_fence(graph: ir.Graph, decision: ir.Value, loss: ir.Value | None) -> ir.Value:
+    """Let the decision whether the step is applied wait for all nodes that can fail: those of the loss, say.
+
+    Before: `w.next = Where(all_finite, w.new, w)`
+    After:  `seen = IsNaN(loss); never = And(seen, Not(seen)); last = Or(all_finite, never)`
+            `w.next = Where(last, w.new, w)`
+
+    Args:
+        graph: the main graph, which is changed.
+        decision: a scalar bool value.
+        loss: the loss, which most such nodes lead to.
+
+    Returns:
+        the decision that waits.
+    """
+    late = _can_fail(graph, decision)
+    values = [] if loss is None or not is_scalar(loss) or not late & ancestors(loss) else [loss]
+    remaining = late.difference(*(ancestors(value) for value in values))
+    last = _last(graph, remaining)
+    if not (values or last) or len(last) > _MOST:
+        return decision
+    editor = Editor(graph)
+    uses = uses_of(decision)
+
+    def scalar(op_type: str, inputs: list[ir.Value]) -> ir.Value:
+        return editor.node(FENCE, op_type, inputs, [("fence", ir.DataType.BOOL, ir.Shape([]))]).outputs[0]
+
+    flags = [scalar("IsNaN", [value]) for value in values] + [glance(editor, node) for node in last]
+    seen = flags[0]
+    for flag in flags[1:]:
+        seen = scalar("Or", [seen, flag])
+    never = scalar("And", [seen, scalar("Not", [seen])])
+    waits = scalar("Or", [decision, never])
+    replace_reads(decision, waits, uses)
+    graph.sort()
+    return waits
+
+
+def _can_fail(graph: ir.Graph, decision: ir.Value) -> set[ir.Node]:
+    """The nodes that can fail and are neither before nor after the decision."""
+    before, after = ancestors(decision), {decision}
+    found = set()
+    for node in graph:
+        if any(operand in after for operand in node.inputs):
+            after.update(node.outputs)
+        elif node not in before and not is_inserted(node) and not cannot_fail(node):
+            found.add(node)
+    return found
+
+
+def _last(graph: ir.Graph, nodes: set[ir.Node]) -> list[ir.Node]:
+    """Those of the nodes that no other one of them depends on."""
+    behind: set[ir.Node] = set()
+    for node in reversed(list(graph)):
+        if node in nodes or node in behind:
+            behind.update(p for value in node.inputs if value is not None and (p := value.producer()) is not None)
+    return [node for node in graph if node in nodes and node not in behind]
