@@ -9,7 +9,9 @@ from typing import Any
 import onnx
 from onnx_ir.passes import InPlacePass
 
+from graphscale import presets
 from graphscale.passes import (
+    AddTelemetry,
     CheckFinite,
     GuardUpdates,
     LowerOptimizers,
@@ -45,6 +47,8 @@ class Case:
         """The passes that run before, and the pass."""
         if self.kind is LowerOptimizers:
             return [], LowerOptimizers()
+        if self.kind is AddTelemetry:
+            return [ScaleLoss(**self.options), *(kind() for kind in ORDER[1:4])], AddTelemetry()
         made = [ScaleLoss(**self.options), *(kind() for kind in ORDER[1:])]
         index = ORDER.index(self.kind)
         return made[:index], made[index]
@@ -204,6 +208,10 @@ CASES = (
     Case("update-loss-scale/function", UpdateLossScale, linear_step),
     Case("update-loss-scale/in-place", UpdateLossScale, linear_step, _TRAINING),
     Case("update-loss-scale/without-functions", UpdateLossScale, lambda: linear_step(opset=13, ir_version=7)),
+    Case("update-loss-scale/megatron", UpdateLossScale, linear_step, {"loss_scale": presets.megatron()}),
+    Case("update-loss-scale/deepspeed", UpdateLossScale, linear_step, {"loss_scale": presets.deepspeed()}),
+    # The other targets get an If, whose bodies ONNX's text form prints and cannot read.
+    Case("telemetry/cuda", AddTelemetry, linear_step, {"target": "ort-cuda"}),
     Case("guard-updates/weight", GuardUpdates, sgd),
     Case("guard-updates/in-place", GuardUpdates, lambda: sgd(in_place=True), _TRAINING),
     Case("guard-updates/accumulator", GuardUpdates, accumulator),
