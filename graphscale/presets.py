@@ -101,7 +101,8 @@ _PEERS: dict[str, PolicyOptions] = {
 
 
 def _preset(peer: str, options: PolicyOptions) -> DynamicLossScale:
-    return DynamicLossScale(**{**_PEERS[peer], **options})
+    arguments: PolicyOptions = {**_PEERS[peer], **options}
+    return DynamicLossScale(**arguments)
 
 
 def torch(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
