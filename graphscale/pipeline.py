@@ -36,7 +36,7 @@ from graphscale.passes import (
 )
 from graphscale.passes.rewrite import Carried
 from graphscale.report import GradientReport, PlaceReport, Report, StateReport
-from graphscale.targets import check_versions, get_target
+from graphscale.targets import advise, check_versions, get_target
 
 __all__ = ["Model", "ScaledModel", "inspect", "scale"]
 
@@ -104,7 +104,7 @@ def scale(
     refuse_scaled(work, name)
     check_versions(work, chosen)
     nodes_before = len(work.graph)
-    warnings = _prepare(work)
+    warnings = [*_prepare(work), *advise(work, chosen)]
     scale_loss = ScaleLoss(
         policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss
     )

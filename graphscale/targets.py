@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.errors import TargetError
 
-__all__ = ["TARGETS", "Target", "check_versions", "get_target"]
+__all__ = ["TARGETS", "Target", "advise", "check_versions", "get_target"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,9 @@ class Target:
 
     Attributes:
         name: how users name it.
-        is_all_finite: it has a kernel for `com.microsoft.IsAllFinite` (CUDA only); else standard ops are used.
+        is_all_finite: it has a kernel for `com.microsoft.IsAllFinite` (CUDA builds of onnxruntime-training only); else
+            standard ops are used.
+        cuda: it computes on a GPU, where nothing should wait for the host.
         in_place: it has a kernel for `com.microsoft.InPlaceAccumulatorV2`, so that float32 state which has an
             initializer can live in the session; else all state is carried through inputs and outputs.
         max_ir_version: the newest IR version that it loads.
@@ -27,6 +29,7 @@ class Target:
 
     name: str
     is_all_finite: bool
+    cuda: bool
     in_place: bool
     max_ir_version: int
     max_opset: int
@@ -37,15 +40,17 @@ class Target:
 TARGETS = {
     target.name: target
     for target in (
-        Target("onnx", False, False, 13, 26, "onnxruntime 1.31"),
-        Target("ort-cuda", True, False, 13, 26, "onnxruntime-gpu 1.31"),
-        Target("ort-training", False, True, 10, 21, "onnxruntime-training 1.19.2"),
-        Target("ort-training-cuda", True, True, 10, 21, "onnxruntime-training 1.19.2 on CUDA"),
+        Target("onnx", False, False, False, 13, 26, "onnxruntime 1.31"),
+        Target("ort-cuda", False, True, False, 13, 26, "onnxruntime-gpu 1.31"),
+        Target("ort-training", False, False, True, 10, 21, "onnxruntime-training 1.19.2"),
+        Target("ort-training-cuda", True, True, True, 10, 21, "onnxruntime-training 1.19.2 on CUDA"),
     )
 }
 
 # Where, IsNaN and the other operators that are inserted exist since opset 9 (IsInf since 10).
 MIN_OPSET = 10
+# The newest opset whose common operators all have CUDA kernels in onnxruntime-training 1.19.2.
+_CUDA_OPSET = 20
 
 
 def get_target(name: str) -> Target:
@@ -76,3 +81,13 @@ def check_versions(model: ir.Model, target: Target) -> None:
             f"the model has opset {opset}, and target {target.name!r} ({target.runs_on}) takes {MIN_OPSET} to "
             f"{target.max_opset}; export it with an opset in that range"
         )
+
+
+def advise(model: ir.Model, target: Target) -> list[str]:
+    """What a user should know of running this model on the target, a sentence each."""
+    if target.cuda and target.in_place and model.opset_imports.get("", 0) > _CUDA_OPSET:
+        return [
+            f"{target.runs_on} lacks kernels for Cast, Reshape and others of opset {model.opset_imports['']}, and copies "
+            f"to the host for them; export with opset {_CUDA_OPSET}"
+        ]
+    return []

@@ -27,28 +27,30 @@ def zero_fraction(editor: Editor, gradients: Sequence[ir.Value], pass_name: str)
         outputs = [(f"zeros.{op_type.lower()}", dtype, shape)]
         return editor.node(pass_name, op_type, inputs, outputs, attributes=attributes).outputs[0]  # type: ignore[arg-type]
 
-    counts = []
-    for gradient in gradients:
-        shape = shape_like(gradient)
-        # A cast to bool takes whatever is not zero for true, NaN too.
-        flags = make("Cast", [gradient], _FLAG, shape, to=_FLAG)
-        ones = make("Cast", [flags], _REAL, shape, to=_REAL)
-        counts.append(make("ReduceSum", [ones], _REAL, [], keepdims=0))
-    nonzero = make("Sum", counts, _REAL, [])
-    share = make("Div", [nonzero, _total(editor, make, gradients)], _REAL, [])
+    def count(flags: ir.Value) -> ir.Value:
+        ones = make("Cast", [flags], _REAL, shape_like(flags), to=_REAL)
+        return make("ReduceSum", [ones], _REAL, [], keepdims=0)
+
+    # A cast to bool takes whatever is not zero for true, NaN too.
+    flags = [make("Cast", [gradient], _FLAG, shape_like(gradient), to=_FLAG) for gradient in gradients]
+    nonzero = make("Sum", [count(flag) for flag in flags], _REAL, [])
+    total = _known_total(editor, gradients)
+    if total is None:
+        zeros = [count(make("Not", [flag], _FLAG, shape_like(flag))) for flag in flags]
+        total = make("Sum", [nonzero, *zeros], _REAL, [])
+    share = make("Div", [nonzero, total], _REAL, [])
     one = editor.constant("graphscale/telemetry.one", np.asarray(1, dtype=np.float32))
     outputs = [("zero_fraction", _REAL, ir.Shape([]))]
     return editor.node(pass_name, "Sub", [one, share], outputs).outputs[0]
 
 
-def _total(editor: Editor, make: _Make, gradients: Sequence[ir.Value]) -> ir.Value:
-    """How many elements there are, at least 1: a constant where all shapes are known."""
+def _known_total(editor: Editor, gradients: Sequence[ir.Value]) -> ir.Value | None:
+    """How many elements there are, at least 1, where all shapes are known."""
     known = [g.shape for g in gradients if g.shape is not None and g.shape.is_static()]
-    if len(known) == len(gradients):
-        total = max(1, sum(int(np.prod(shape.numpy(), dtype=np.int64)) for shape in known))
-        return editor.constant("graphscale/telemetry.elements", np.asarray(total, dtype=np.float32))
-    sizes = [make("Cast", [make("Size", [g], _INDEX, [])], _REAL, [], to=_REAL) for g in gradients]
-    return make("Sum", sizes, _REAL, [])
+    if len(known) < len(gradients):
+        return None
+    total = max(1, sum(int(np.prod(shape.numpy(), dtype=np.int64)) for shape in known))
+    return editor.constant("graphscale/telemetry.elements", np.asarray(total, dtype=np.float32))
 
 
 def find_offender(
@@ -63,7 +65,7 @@ def find_offender(
         the cause, an int64 scalar: 0 none, 1 NaN, 2 infinity and no NaN in that gradient; and the gradient's index,
         an int64 scalar, -1 for none.
     """
-    if target.is_all_finite:
+    if target.cuda:
         return _on_device(editor, gradients, all_finite, pass_name)
     bodies = {
         "then_branch": _body(editor, pass_name, "finite", _none),
@@ -131,12 +133,23 @@ def _search(make: _Make, gradients: Sequence[ir.Value]) -> tuple[ir.Value, ir.Va
         bad.append(make("Cast", [make("IsNaN", [probe], _FLAG, [1])], _REAL, [1], to=_REAL))
         flags = make("Cast", [make("IsNaN", [flat], _FLAG, [None])], _REAL, [None], to=_REAL)
         nan.append(make("ReduceSum", [flags], _REAL, [1], keepdims=1))
-    count = [len(gradients)]
-    index = make("ArgMax", [make("Concat", bad, _REAL, count, axis=0)], _INDEX, [], axis=0, keepdims=0)
-    nans = make("Gather", [make("Concat", nan, _REAL, count, axis=0), index], _REAL, [], axis=0)
+    count = len(gradients)
+    # The first has the most weight. ArgMax would say it, and has no CUDA kernel in onnxruntime-training.
+    weights = ir.tensor(np.arange(count, 0, -1, dtype=np.float32))
+    weighted = [make("Concat", bad, _REAL, [count], axis=0), make("Constant", [], _REAL, [count], value=weights)]
+    weight = make("ReduceMax", [make("Mul", weighted, _REAL, [count])], _REAL, [], keepdims=0)
+    number = make("Constant", [], _REAL, [], value=ir.tensor(np.asarray(count, dtype=np.float32)))
+    position = make("Min", [make("Sub", [number, weight], _REAL, []), _last(make, count)], _REAL, [])
+    index = make("Cast", [position], _INDEX, [], to=_INDEX)
+    nans = make("Gather", [make("Concat", nan, _REAL, [count], axis=0), index], _REAL, [], axis=0)
     none = make("Constant", [], _REAL, [], value=ir.tensor(np.zeros((), dtype=np.float32)))
     has_nan = make("Greater", [nans, none], _FLAG, [])
     return make("Where", [has_nan, _constant(make, _NAN), _constant(make, _INF)], _INDEX, []), index
+
+
+def _last(make: _Make, count: int) -> ir.Value:
+    """The last position: what comes out where no gradient is at fault, so that it is a position at all."""
+    return make("Constant", [], _REAL, [], value=ir.tensor(np.asarray(count - 1, dtype=np.float32)))
 
 
 def _constant(make: _Make, number: int) -> ir.Value:

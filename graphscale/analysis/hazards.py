@@ -13,14 +13,26 @@ import onnx_ir as ir
 
 from graphscale.analysis.failures import cannot_fail
 from graphscale.analysis.rules import MICROSOFT, Kind
-from graphscale.analysis.values import captured_values, main_node, main_nodes, rule_of
+from graphscale.analysis.values import captured_values, constant_tensor, main_node, main_nodes, rule_of
 
 __all__ = ["ancestors", "in_place_writes", "late_failures", "late_readers", "may_share_buffer", "unordered_readers"]
 
-# Operators that read an element of each operand before they write that element of the result, and never again.
-_ELEMENTWISE = {"Where", "Add", "Sub", "Mul", "Div"}
+# Its kernels read an element of each operand before they write that element of the result, and never again; and ONNX
+# Runtime fuses it into nothing that does not.
+_SELECT = "Where"
 
-_VIEWS = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"}
+# ONNX Runtime shares buffers between these and their results.
+_PURE_VIEWS = frozenset(
+    {"Flatten", "Identity", "Optional", "OptionalGetElement", "Reshape", "SequenceAt", "SequenceConstruct"}
+    | {"SequenceInsert", "SplitToSequence", "Squeeze", "Transpose", "Unsqueeze"}
+)
+# It removes these where they change nothing: casts to the same type and back, slices of everything, sums of one.
+_VIEWS = frozenset(
+    {"Cast", "Clip", "Concat", "ConcatFromSequence", "Dropout", "Expand", "If", "Loop", "Max", "Mean", "Min", "Pad"}
+    | {"Scan", "Slice", "Split", "Sum", "Tile", "Where"}
+)
+# And these with a constant that changes nothing.
+_FACTORS = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
 def in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -49,8 +61,8 @@ def may_share_buffer(
     """The states whose next value can be written over the present one.
 
     The node that gives the next value must come after all other readers of the state, must itself read no element
-    after it has written it (an elementwise operator on operands of the output's shape), and must come after every
-    node that could fail, so that a step that fails leaves the state as it was.
+    after it has written it (a `Where` of the output's shape), and must come after every node that could fail, so that
+    a step that fails leaves the state as it was.
 
     Args:
         graph: the main graph.
@@ -112,12 +124,9 @@ def _all_wait(graph: ir.Graph, writes: Collection[ir.Node], decision: ir.Value) 
 
 
 def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value) -> bool:
-    if node.domain != "" or node.op_type not in _ELEMENTWISE or len(node.outputs) != 1:
+    if (node.domain, node.op_type) != ("", _SELECT) or state.is_graph_output():
         return False
-    if state.dtype != new.dtype or not _same_static_shape(state, new):
-        return False
-    # A narrower operand is read again and again; only what is read directly can be told.
-    return all(operand is not None for operand in node.inputs)
+    return state.dtype == new.dtype and _same_static_shape(state, new)
 
 
 def _same_static_shape(one: ir.Value, other: ir.Value) -> bool:
@@ -139,7 +148,7 @@ def late_readers(graph: ir.Graph, writes: Mapping[ir.Node, ir.Value]) -> dict[ir
     bit = 1
     for write, state in writes.items():
         wanted[write] = {}
-        for reader in dict.fromkeys(_readers(state, owners)):
+        for reader in dict.fromkeys(_readers(state, owners, write)):
             if reader is not write:
                 pairs.setdefault(reader, []).append(bit)
                 wanted[write][bit] = reader
@@ -159,16 +168,27 @@ def late_readers(graph: ir.Graph, writes: Mapping[ir.Node, ir.Value]) -> dict[ir
     return late
 
 
-def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node]) -> Iterator[ir.Node]:
-    """The nodes that read a state's buffer, directly or through a view of it.
-
-    ONNX Runtime lets a view share the buffer of its input, and removes pairs of Transpose.
-    """
-    pending = [state]
+def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node], write: ir.Node) -> Iterator[ir.Node]:
+    """The nodes that read a state's buffer before `write`, directly or through what may be a view of it."""
+    pending, seen = [state], {state}
     while pending:
         for node, index in pending.pop().uses():
-            if node.op_type in _VIEWS and node.domain == "" and index == 0:
-                pending.extend(node.outputs)
-                if not node.outputs[0].is_graph_output():
-                    continue
-            yield main_node(owners, node)
+            owner = main_node(owners, node)
+            if owner is write:
+                continue
+            views = _views(node, index) + (list(owner.outputs) if owner is not node else [])
+            pending += [view for view in views if view not in seen]
+            seen.update(views)
+            # A view that nothing else needs is read where it is made; a sequence cannot be looked into.
+            if not (node.domain == "" and node.op_type in _PURE_VIEWS) or any(v.is_graph_output() for v in views):
+                yield owner
+
+
+def _views(node: ir.Node, index: int) -> list[ir.Value]:
+    """The results of a node that may be in the buffer of one of its operands, because a runtime may remove the node."""
+    if node.domain != "":
+        return []
+    if node.op_type in _FACTORS and len(node.inputs) == 2:
+        other = node.inputs[1 - index]
+        return list(node.outputs) if other is not None and constant_tensor(other) is not None else []
+    return list(node.outputs) if node.op_type in _PURE_VIEWS or node.op_type in _VIEWS else []
