@@ -87,7 +87,7 @@ def advise(model: ir.Model, target: Target) -> list[str]:
     """What a user should know of running this model on the target, a sentence each."""
     if target.cuda and target.in_place and model.opset_imports.get("", 0) > _CUDA_OPSET:
         return [
-            f"{target.runs_on} lacks kernels for Cast, Reshape and others of opset {model.opset_imports['']}, and copies "
-            f"to the host for them; export with opset {_CUDA_OPSET}"
+            f"{target.runs_on} lacks kernels for Cast, Reshape and others of opset {model.opset_imports['']}, and "
+            f"copies to the host for them; export with opset {_CUDA_OPSET}"
         ]
     return []
