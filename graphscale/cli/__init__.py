@@ -15,7 +15,9 @@ from graphscale.cli.demo import demo
 from graphscale.cli.export_weights import export_weights
 from graphscale.cli.fuse import fuse
 from graphscale.cli.inspect import inspect
+from graphscale.cli.plot import plot
 from graphscale.cli.scale import scale
+from graphscale.cli.train import train
 from graphscale.errors import GraphscaleError
 
 __all__ = ["app", "main"]
@@ -31,6 +33,8 @@ app.command()(inspect)
 app.command()(demo)
 app.command()(fuse)
 app.command()(export_weights)
+app.command()(train)
+app.command()(plot)
 
 
 # What typer raises for a wrong option or argument; its own name for it depends on typer's version.

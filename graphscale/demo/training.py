@@ -1,7 +1,7 @@
 """The demo's training: real digits, a training step exported from PyTorch, one batch with an infinite pixel in it.
 
-The step has SGD with momentum inside and takes the learning rate as an input. Scaled by graphscale it is run by
-`graphscale.Session`: nothing here knows about the loss scale, except to draw it.
+The step has SGD with momentum inside and takes the learning rate as an input. Scaled by graphscale it is run by the
+same loop as `graphscale train`: nothing here knows about the loss scale, except to draw it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from graphscale.errors import GraphscaleError
 from graphscale.loss_scale import DynamicLossScale
 from graphscale.pipeline import ScaledModel, scale
 from graphscale.session import Session
+from graphscale.training.data import Batches, Data
+from graphscale.training.loop import Trainer
+from graphscale.training.record import StepRecord
+from graphscale.training.schedules import LearningRate
 
-__all__ = ["StepRecord", "Training", "require"]
+__all__ = ["Training", "require"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 LAYERS = {"fc1": (128, 64), "fc2": (64, 128), "fc3": (10, 64)}
 BATCH, HELD_OUT = 64, 360
-LEARNING_RATE = np.asarray(0.005, dtype=np.float32)
+LEARNING_RATE = 0.005
 # The scale grows this often in a run; the overflow comes a little after the fourth growth.
 GROWTHS, OVERFLOW_AT = 8, 0.57
 INITIAL_LOSS_SCALE = 2.0**10
@@ -56,25 +60,18 @@ def require() -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class StepRecord:
-    """What one step did.
+class _WithOverflow(Batches):
+    """Batches of digits, one of them with an infinite pixel."""
 
-    Attributes:
-        step: its number, from 1.
-        loss: the training loss; not finite on the injected overflow.
-        scale: the loss scale that the step used.
-        next_scale: the loss scale that it left for the next one.
-        applied: whether its update was applied; else the step was skipped.
-        accuracy: the share of held-out digits classified right after the step, None where it was not measured.
-    """
+    def __init__(self, data: Data, seed: int, overflow: int) -> None:
+        super().__init__(data, seed=seed)
+        self._overflow = overflow
 
-    step: int
-    loss: float
-    scale: float
-    next_scale: float
-    applied: bool
-    accuracy: float | None
+    def __getitem__(self, number: int) -> Arrays:
+        batch = super().__getitem__(number)
+        if number + 1 == self._overflow:
+            batch["images"][0, 27] = np.inf
+        return batch
 
 
 class Training:
@@ -101,9 +98,9 @@ class Training:
         order = rng.permutation(len(images))
         held_out, train = order[:HELD_OUT], order[HELD_OUT:]
         self._held_out = (images[held_out], labels[held_out])
-        self._train = (images[train], labels[train])
+        data = Data({"images": images[train], "labels": labels[train]}, len(train), BATCH)
+        self._batches = _WithOverflow(data, seed, self.overflow)
         self._initial = _initial_state(rng)
-        self._order = _batches(rng, len(train), steps)
         step = files("graphscale.demo").joinpath("digits_step.onnx").read_bytes()
         options = ort.SessionOptions()
         options.log_severity_level = 3
@@ -112,19 +109,14 @@ class Training:
         self._session = Session(self.scaled, state=self._initial)
 
     def run(self) -> Iterator[StepRecord]:
-        """Train, one record for each step."""
+        """Train, one record for each step; some have the share of held-out digits classified right as `accuracy`."""
         every = max(1, self.steps // EVALUATIONS)
-        for step in range(1, self.steps + 1):
-            used = self._session.loss_scale
-            outputs = self._session.step(self._feeds(step))
-            yield StepRecord(
-                step,
-                loss=float(outputs["loss"]),
-                scale=used,
-                next_scale=self._session.loss_scale,
-                applied=bool(outputs["all_finite"]),
-                accuracy=self._accuracy() if step % every == 0 or step in (1, self.steps) else None,
-            )
+        trainer = Trainer(self._session, self._batches, LearningRate(LEARNING_RATE), "learning_rate")
+        for record in trainer.run(self.steps):
+            if record.step % every == 0 or record.step in (1, self.steps):
+                yield dataclasses.replace(record, outputs={**record.outputs, "accuracy": self._accuracy()})
+            else:
+                yield record
 
     def differing(self) -> list[str]:
         """Train again with the unscaled step, without the batch that overflowed, and compare every bit.
@@ -136,23 +128,18 @@ class Training:
         state = self._initial
         for step in range(1, self.steps + 1):
             if step != self.overflow:
-                values = self._plain.run(names, {**self._feeds(step), **state})
+                feeds = {**self._batches[step - 1], "learning_rate": np.asarray(LEARNING_RATE, np.float32)}
+                values = self._plain.run(names, {**feeds, **state})
                 state = dict(zip(self._initial, values, strict=True))
         trained = self._session.state_dict()
         return [name for name, value in state.items() if value.tobytes() != trained[name].tobytes()]
-
-    def _feeds(self, step: int) -> Arrays:
-        images, labels = (array[self._order[step - 1]] for array in self._train)
-        if step == self.overflow:
-            images[0, 27] = np.inf
-        return {"images": images, "labels": labels, "learning_rate": LEARNING_RATE}
 
     def _accuracy(self) -> float:
         """Measured with the logits of the unscaled step, whose next weights are not asked for."""
         images, labels = self._held_out
         trained = self._session.state_dict()
         state = {name: trained[name] for name in self._initial}
-        feeds = {"images": images, "labels": labels, "learning_rate": LEARNING_RATE, **state}
+        feeds = {"images": images, "labels": labels, "learning_rate": np.asarray(LEARNING_RATE, np.float32), **state}
         (logits,) = self._plain.run(["logits"], feeds)
         return float((logits.argmax(axis=1) == labels).mean())
 
@@ -172,9 +159,3 @@ def _initial_state(rng: np.random.Generator) -> Arrays:
         weights[f"{name}.weight"] = (deviation * rng.standard_normal((fan_out, fan_in))).astype(np.float32)
         weights[f"{name}.bias"] = np.zeros(fan_out, dtype=np.float32)
     return weights | {f"{name}.momentum": np.zeros_like(weight) for name, weight in weights.items()}
-
-
-def _batches(rng: np.random.Generator, count: int, steps: int) -> list[np.ndarray[Any, Any]]:
-    per_epoch = count // BATCH
-    epochs = [rng.permutation(count)[: per_epoch * BATCH] for _ in range(-(-steps // per_epoch))]
-    return list(np.concatenate(epochs).reshape(-1, BATCH)[:steps])

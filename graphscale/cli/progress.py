@@ -1,0 +1,111 @@
+"""A training run in the terminal: the bar while it goes on, and the table of what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from graphscale.training.record import StepRecord
+
+__all__ = ["Tally", "show_table"]
+
+
+class Tally:
+    """What a run comes to, record by record.
+
+    Attributes:
+        first: the first record; None before it.
+        last: the last one.
+        steps: how many there were.
+        skipped: how many of them were skipped.
+        grown: how often the loss scale grew.
+        lowered: how often it fell.
+        seconds: from the first request for a record to the end of the last one.
+    """
+
+    def __init__(self) -> None:
+        self.first: StepRecord | None = None
+        self.last: StepRecord | None = None
+        self.steps = self.skipped = self.grown = self.lowered = 0
+        self.seconds = 0.0
+
+    def follow(
+        self, records: Iterable[StepRecord], console: Console, total: int, done: int = 0
+    ) -> Iterator[StepRecord]:
+        """Pass the records on, count them, and show a progress bar.
+
+        Args:
+            records: of the steps, as they are done.
+            console: where the bar is drawn.
+            total: the number of the last step.
+            done: steps that were done before the first record.
+        """
+        progress = Progress(
+            BarColumn(bar_width=18),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TextColumn("[dim]{task.fields[rate]:.0f}/s[/]"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=console.quiet,
+        )
+        begin = time.perf_counter()
+        with progress:
+            task = progress.add_task("", total=total, completed=done, text="", rate=0.0)
+            for record in records:
+                self._add(record)
+                self.seconds = time.perf_counter() - begin
+                progress.update(task, completed=record.step, text=self._text(record), rate=self.rate)
+                yield record
+
+    @property
+    def rate(self) -> float:
+        """Steps in a second."""
+        return self.steps / self.seconds if self.seconds else 0.0
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Steps, loss and loss scale, as rows of a table; none where there were no steps."""
+        if self.first is None or self.last is None:
+            return []
+        first, last = self.first, self.last
+        changes = [f"{verb} {_times(n)}" for verb, n in (("raised", self.grown), ("lowered", self.lowered)) if n]
+        scale = f"{_scale(first.loss_scale)} -> {_scale(last.next_loss_scale)}"
+        return [
+            ("steps", f"{self.steps} in {self.seconds:.1f} s ({self.rate:.0f} steps/s)"),
+            ("training loss", f"{first.loss:.4g} -> {last.loss:.4g}"),
+            ("loss scale", ", ".join([scale, *changes])),
+            ("steps skipped", str(self.skipped)),
+        ]
+
+    def _add(self, record: StepRecord) -> None:
+        self.first = self.first or record
+        self.last = record
+        self.steps += 1
+        self.skipped += not record.applied
+        self.grown += record.next_loss_scale > record.loss_scale
+        self.lowered += record.next_loss_scale < record.loss_scale
+
+    def _text(self, record: StepRecord) -> str:
+        return f"loss {record.loss:.3f} scale {_scale(record.next_loss_scale)} skipped {self.skipped}"
+
+
+def _scale(value: float) -> str:
+    return f"{value:.0f}" if 1 <= value < 1e8 else f"{value:.3g}"
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def show_table(console: Console, rows: Sequence[tuple[str, str]]) -> None:
+    """Print rows under the title "What happened"."""
+    table = Table(show_header=False, show_edge=False, pad_edge=False, title="What happened", title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, text)
+    console.print(table)

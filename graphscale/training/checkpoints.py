@@ -1,0 +1,191 @@
+"""Checkpoints of a run: one state file each, with the position of the run and the settings that make it this run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from graphscale.errors import GraphscaleError, OutputError
+from graphscale.training.arrays import Arrays, load_arrays
+from graphscale.training.errors import TrainingError
+
+if TYPE_CHECKING:
+    from graphscale.session import Session
+
+__all__ = ["Checkpoints", "Position"]
+
+_NAME = re.compile(r"step-(\d{8,})\.safetensors")
+_TEMPORARY = ".step-*.tmp"  # what a killed process leaves of a checkpoint that it was writing
+_LOCK = ".lock"
+_KEY = "graphscale.train"
+_HASH = "sha256:"
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where a run stands.
+
+    Attributes:
+        steps: the steps done, skipped ones included: the number of the next batch.
+        applied: the steps applied: what the learning rate depends on.
+        metrics_bytes: the size of the metrics file; None where the run writes none.
+    """
+
+    steps: int = 0
+    applied: int = 0
+    metrics_bytes: int | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one run in one folder, `step-00001234.safetensors` and so on.
+
+    Args:
+        folder: where they are; made when the run begins, where it does not exist.
+        keep: how many of the newest stay.
+
+    Attributes:
+        settings: what makes the run the run that it is: `{name as a user knows it: JSON value}`. A value that begins
+            with "sha256:" is not shown in messages.
+
+    Raises:
+        OutputError: the folder cannot be there.
+        TrainingError: `keep` is below 1.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
+        self.folder = Path(folder)
+        self.settings: Mapping[str, Any] = {}
+        self._keep = keep
+        if keep < 1:
+            raise TrainingError(f"--keep {keep}: expected 1 or more")
+        existing = next(path for path in (self.folder.absolute(), *self.folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            raise OutputError(f"--checkpoint-dir {folder}: {existing} is a file, not a folder")
+
+    def all(self) -> list[Path]:
+        """Every checkpoint, the oldest first."""
+        try:
+            names = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise TrainingError(f"cannot read {self.folder}: {error.strerror or error}") from error
+        return sorted(names, key=lambda path: (len(path.name), path.name))
+
+    def refuse_existing(self) -> None:
+        """Check that a new run replaces no checkpoint.
+
+        Raises:
+            TrainingError: there is one.
+        """
+        if found := self.all():
+            raise TrainingError(
+                f"{self.folder} holds checkpoints of a run already, the newest {found[-1].name}; go on with it with "
+                "--resume, or name another folder"
+            )
+
+    def newest_state(self) -> Arrays:
+        """Read the arrays of the newest checkpoint; none where there is no checkpoint.
+
+        Raises:
+            TrainingError: it is damaged.
+        """
+        return self._newest(load_arrays) or {}
+
+    def resume(self, session: Session) -> Position | None:
+        """Give a session the state of the newest checkpoint.
+
+        Returns:
+            the position of the run; None where there is no checkpoint.
+
+        Raises:
+            TrainingError: the checkpoint is damaged, of another step, not one of `graphscale train`, or of a run with
+                other settings; the message says which.
+        """
+        extra = self._newest(session.load_state)
+        if extra is None:
+            return None
+        path = self.all()[-1]
+        try:
+            noted = json.loads(extra[_KEY])
+            position, settings = Position(**noted["position"]), dict(noted["settings"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise TrainingError(f"cannot resume from {path}: graphscale train has not written it") from error
+        if differing := list(_differences(settings, json.loads(json.dumps(self.settings)))):
+            raise TrainingError(
+                f"cannot resume from {path}, the run would be another: {'; '.join(differing)}. Give what it had, or "
+                "begin a new run from its weights with --state and another --checkpoint-dir"
+            )
+        return position
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make the folder, keep other runs out of it, and clear away what a killed process left half-written.
+
+        Raises:
+            OutputError: the folder cannot be made.
+            TrainingError: another run is writing there.
+        """
+        with ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock(stack.enter_context((self.folder / _LOCK).open("a")).fileno())
+                for path in self.folder.glob(_TEMPORARY):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except OSError as error:
+                raise OutputError(f"cannot write to {self.folder}: {error.strerror or error}") from error
+            yield
+
+    def save(self, session: Session, position: Position) -> Path:
+        """Write a checkpoint, atomically and through to the disk, and remove those that are too old.
+
+        Raises:
+            SessionError, OutputError: it cannot be written; those that are there stay.
+        """
+        path = self.folder / f"step-{position.steps:08d}.safetensors"
+        noted = {"position": dataclasses.asdict(position), "settings": self.settings}
+        session.save_state(path, extra={_KEY: json.dumps(noted)})
+        for old in self.all()[: -self._keep]:
+            old.unlink()
+        return path
+
+    def _newest(self, read: Callable[[Path], T]) -> T | None:
+        found = self.all()
+        if not found:
+            return None
+        try:
+            return read(found[-1])
+        except GraphscaleError as error:
+            other = f"; if you remove it, the run resumes from {found[-2].name}" if len(found) > 1 else ""
+            raise TrainingError(f"cannot resume from {found[-1]}: {error}{other}") from error
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            import fcntl
+        except ImportError:  # not on Windows, where an open file cannot be replaced by another process anyway
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TrainingError(f"another run is writing its checkpoints to {self.folder}; wait for its end") from error
+
+
+def _differences(before: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    for name in [*before, *(name for name in here if name not in before)]:
+        old, new = before.get(name), here.get(name)
+        if old != new:
+            hidden = any(isinstance(value, str) and value.startswith(_HASH) for value in (old, new))
+            yield f"{name} is another" if hidden else f"{name} was {_shown(old)}, is {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else str(value)

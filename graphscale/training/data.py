@@ -1,0 +1,168 @@
+"""Training data: arrays named like the inputs of a step, checked against them, and cut into batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphscale.training.arrays import Arrays
+from graphscale.training.errors import TrainingError
+
+if TYPE_CHECKING:
+    from graphscale.session import InputSpec
+
+__all__ = ["Batches", "Data"]
+
+DEFAULT_BATCH_SIZE = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Training data that fits a step.
+
+    Attributes:
+        arrays: `{input name: array}`, the first axis of each the samples.
+        samples: how many there are.
+        batch_size: the batch size that the step's inputs fix; None where they leave it free.
+    """
+
+    arrays: Arrays
+    samples: int
+    batch_size: int | None
+
+    @classmethod
+    def check(cls, arrays: Arrays, inputs: Mapping[str, InputSpec], source: str) -> Data:
+        """Check arrays against the inputs of a step.
+
+        Args:
+            arrays: `{input name: array}`.
+            inputs: what the step is fed, by name.
+            source: what to call the arrays in messages: their file.
+
+        Raises:
+            TrainingError: an array fits no input, or has another dtype, shape or number of samples.
+        """
+        if not arrays:
+            raise TrainingError(f"{source} holds no array; the step is fed {_listed(inputs)}")
+        for name, array in arrays.items():
+            if name not in inputs:
+                raise TrainingError(
+                    f"{source} has an array {name!r}, but the step is fed {_listed(inputs)}; rename it, or ignore "
+                    "what does not fit with --ignore-extra"
+                )
+            _check_array(f"{source}: {name!r}", array, inputs[name])
+        sizes = {name: len(array) for name, array in arrays.items()}
+        first, samples = next(iter(sizes.items()))
+        for name, size in sizes.items():
+            if size != samples:
+                raise TrainingError(f"{source}: {first!r} has {samples} samples, but {name!r} has {size}")
+        if samples == 0:
+            raise TrainingError(f"{source} has no samples: the first axis of {first!r} is 0")
+        _check_named_axes(arrays, inputs, source)
+        return cls(arrays, samples, _fixed_batch(arrays, inputs, samples, source))
+
+    def describe(self) -> str:
+        """Names, dtypes and shapes in one line."""
+        return ", ".join(f"{name} {a.dtype}{list(a.shape)}" for name, a in sorted(self.arrays.items()))
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The hash of the content: names, dtypes, shapes and elements."""
+        found = hashlib.sha256(self.describe().encode())
+        for _, array in sorted(self.arrays.items()):
+            found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return found.hexdigest()
+
+
+class Batches:
+    """The batches of a run, each a pure function of the seed and its number: a resume needs nothing else.
+
+    Epoch e (from 0) goes through the samples in the order `numpy.random.default_rng([seed, e]).permutation(samples)`.
+    Its last batch is smaller where samples are left over and the step allows it; else they are left out.
+
+    Args:
+        data: the samples.
+        size: the batch size; None for the one that the step fixes, or 32.
+        seed: of the order, 0 or more.
+        shuffle: whether to shuffle; else every epoch has the order of the file.
+
+    Attributes:
+        size: the batch size.
+        per_epoch: batches in an epoch.
+
+    Raises:
+        TrainingError: the size is not the one that the step fixes, or not positive.
+    """
+
+    def __init__(self, data: Data, size: int | None = None, seed: int = 0, shuffle: bool = True) -> None:
+        fixed = data.batch_size
+        if fixed is not None and size not in (None, fixed):
+            raise TrainingError(f"--batch-size {size}: the inputs of the step have a fixed batch of {fixed}")
+        self.size = fixed or (DEFAULT_BATCH_SIZE if size is None else size)
+        if self.size < 1:
+            raise TrainingError(f"--batch-size {size}: expected 1 or more")
+        if seed < 0:
+            raise TrainingError(f"--seed {seed}: expected 0 or more")
+        self.data, self.seed, self.shuffle = data, seed, shuffle
+        self.per_epoch = data.samples // self.size if fixed else -(-data.samples // self.size)
+        self._order: tuple[int, np.ndarray[Any, Any]] = (-1, np.empty(0, np.int64))
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray[Any, Any]]:
+        """The batch of this number, counted from 0 through all epochs: `{input name: array}`, fresh copies."""
+        epoch, position = divmod(number, self.per_epoch)
+        chosen = self._epoch(epoch)[position * self.size : (position + 1) * self.size]
+        return {name: array[chosen] for name, array in self.data.arrays.items()}
+
+    def _epoch(self, epoch: int) -> np.ndarray[Any, Any]:
+        if self._order[0] != epoch:
+            samples = self.data.samples
+            rng = np.random.default_rng([self.seed, epoch])
+            self._order = (epoch, rng.permutation(samples) if self.shuffle else np.arange(samples))
+        return self._order[1]
+
+
+def _listed(inputs: Mapping[str, InputSpec]) -> str:
+    return ", ".join(inputs) or "nothing"
+
+
+def _check_array(what: str, array: np.ndarray[Any, Any], spec: InputSpec) -> None:
+    if not spec.shape:
+        raise TrainingError(f"{what} is an array, but the input is a scalar; give it with --feed NAME=VALUE")
+    problem = dataclasses.replace(spec, shape=("samples", *spec.shape[1:])).misfit(array.dtype, array.shape)
+    if problem is not None:
+        hint = f"; convert it with .astype({spec.dtype.name!r})" if array.dtype != spec.dtype else ""
+        raise TrainingError(f"{what} {problem}{hint}")
+
+
+def _check_named_axes(arrays: Arrays, inputs: Mapping[str, InputSpec], source: str) -> None:
+    """Axes after the first that have one name have one size."""
+    sizes: dict[str, tuple[str, int]] = {}
+    for name, array in arrays.items():
+        for axis, size in zip(inputs[name].shape[1:], array.shape[1:], strict=True):
+            if isinstance(axis, str) and axis:
+                other, expected = sizes.setdefault(axis, (name, size))
+                if size != expected:
+                    raise TrainingError(
+                        f"{source}: the axis {axis!r} has the size {expected} in {other!r}, but {size} in {name!r}"
+                    )
+
+
+def _fixed_batch(arrays: Arrays, inputs: Mapping[str, InputSpec], samples: int, source: str) -> int | None:
+    fixed = {name: size for name in arrays if isinstance(size := inputs[name].shape[0], int)}
+    if not fixed:
+        return None
+    first, batch = next(iter(fixed.items()))
+    for name, size in fixed.items():
+        if size != batch:
+            raise TrainingError(
+                f"the inputs of the step have different first axes: {first!r} has {batch}, {name!r} {size}; the first "
+                "axis of what is in the data must be the samples"
+            )
+    if samples < batch:
+        raise TrainingError(f"{source} has {samples} samples, fewer than the {batch} of the step's fixed batch")
+    return batch

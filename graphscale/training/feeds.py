@@ -1,0 +1,130 @@
+"""What is fed beside the data: constants, and the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphscale.training.errors import TrainingError
+
+if TYPE_CHECKING:
+    from graphscale.session import InputSpec
+
+__all__ = ["check_fed", "find_rate_input", "parse_feeds"]
+
+RATE_NAMES = ("learning_rate", "lr")
+_FLAGS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def parse_feeds(options: Sequence[str], inputs: Mapping[str, InputSpec]) -> dict[str, np.ndarray[Any, Any]]:
+    """Turn `NAME=VALUE` options into arrays for these inputs.
+
+    Args:
+        options: the value is a number, true or false, for an input of one element; or the path of an .npy file.
+        inputs: what the step is fed, by name.
+
+    Raises:
+        TrainingError: an option is malformed, names no input, or its value does not fit the input.
+    """
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for option in options:
+        name, separator, text = option.partition("=")
+        if not (name and separator and text):
+            raise TrainingError(f"--feed {option}: expected NAME=VALUE, a number, true, false, or an .npy file")
+        if name not in inputs:
+            raise TrainingError(f"--feed {option}: the step is fed {', '.join(inputs) or 'nothing'}, not {name!r}")
+        if name in found:
+            raise TrainingError(f"--feed {option}: {name!r} is given twice")
+        found[name] = (
+            _from_file(option, text, inputs[name]) if text.endswith(".npy") else _number(option, text, inputs[name])
+        )
+    return found
+
+
+def find_rate_input(name: str | None, inputs: Mapping[str, InputSpec], fed: Sequence[str]) -> str | None:
+    """Return the input that takes the learning rate, None where there is none.
+
+    Args:
+        name: the input that the user named; None to look for a floating-point scalar, or shape [1], called
+            learning_rate or lr.
+        inputs: what the step is fed, by name.
+        fed: the inputs that data or constants feed.
+
+    Raises:
+        TrainingError: the input named does not exist, is fed otherwise, or is no floating-point scalar.
+    """
+    if name is None:
+        found = [name for name in RATE_NAMES if name in inputs and name not in fed and _takes_rate(inputs[name])]
+        return found[0] if found else None
+    if name not in inputs:
+        raise TrainingError(f"--learning-rate-input {name}: the step is fed {', '.join(inputs) or 'nothing'}")
+    if name in fed:
+        raise TrainingError(f"--learning-rate-input {name}: the data or --feed gives this input already")
+    if not _takes_rate(inputs[name]):
+        spec = inputs[name]
+        raise TrainingError(
+            f"--learning-rate-input {name}: expected a floating-point scalar, but it is {spec.dtype}{list(spec.shape)}"
+        )
+    return name
+
+
+def check_fed(inputs: Mapping[str, InputSpec], arrays: Sequence[str], constants: Sequence[str], source: str) -> None:
+    """Check that every input is fed, and by one source.
+
+    Args:
+        inputs: what the step is fed, by name.
+        arrays: the inputs that the data feeds.
+        constants: those that `--feed`, or the learning rate, feeds.
+        source: what to call the data in messages.
+
+    Raises:
+        TrainingError: an input is missing, or fed twice.
+    """
+    for name in constants:
+        if name in arrays:
+            raise TrainingError(f"--feed {name}: {source} has an array of this name as well")
+    for name, spec in inputs.items():
+        if name not in arrays and name not in constants and not spec.optional:
+            raise TrainingError(
+                f"the step needs {name!r} ({spec.dtype}{list(spec.shape)}), which {source} does not have; add the "
+                f"array, or give a constant with --feed {name}=VALUE"
+            )
+
+
+def _takes_rate(spec: InputSpec) -> bool:
+    floating = spec.dtype.kind == "f" or spec.dtype.name == "bfloat16"
+    return floating and tuple(spec.shape) in ((), (1,))
+
+
+def _number(option: str, text: str, spec: InputSpec) -> np.ndarray[Any, Any]:
+    if any(size != 1 for size in spec.shape):
+        raise TrainingError(
+            f"--feed {option}: the input has the shape {list(spec.shape)}; give an array as NAME=FILE.npy, or put "
+            "what belongs to the samples into the data"
+        )
+    try:
+        if spec.dtype.kind == "b":
+            value: Any = _FLAGS[text.lower()]
+        else:
+            value = int(text) if spec.dtype.kind in "iu" else float(text)
+        return np.full([1] * len(spec.shape), value, dtype=spec.dtype)
+    except (KeyError, ValueError, OverflowError) as error:
+        raise TrainingError(f"--feed {option}: {text!r} is no {spec.dtype}") from error
+
+
+def _from_file(option: str, path: str, spec: InputSpec) -> np.ndarray[Any, Any]:
+    try:
+        array = np.load(Path(path), allow_pickle=False)
+    except OSError as error:
+        raise TrainingError(f"--feed {option}: cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise TrainingError(f"--feed {option}: {path} is damaged, or no .npy file: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise TrainingError(f"--feed {option}: {path} is no .npy file of one array")
+    problem = spec.misfit(array.dtype, array.shape)
+    if problem is not None:
+        raise TrainingError(f"--feed {option}: the array in {path} {problem}")
+    return array

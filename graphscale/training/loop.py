@@ -1,0 +1,148 @@
+"""The training loop: one record for each step, checkpoints at steps of a fixed number, metrics cut to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphscale.errors import SessionError
+from graphscale.training.arrays import Arrays
+from graphscale.training.checkpoints import Checkpoints, Position
+from graphscale.training.data import Batches
+from graphscale.training.metrics import MetricsFile
+from graphscale.training.record import StepRecord
+from graphscale.training.schedules import LearningRate
+from graphscale.training.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from graphscale.session import Session
+
+__all__ = ["Trainer"]
+
+
+class Trainer:
+    """Trains a scaled step. The same arguments give the same run, bit for bit, in one go or resumed.
+
+    Args:
+        session: the session of the scaled step.
+        batches: the batches, `batches[number]` from 0, and `per_epoch` of them in an epoch.
+        learning_rate: fed to `rate_input`, a function of the steps applied so far; None where nothing feeds it.
+        rate_input: the name of that input, a scalar or of the shape [1].
+        feeds: `{input name: array}` that is fed in every step.
+        position: where a resumed run stands, its state already in the session.
+        metrics: where each record goes; closed by who opened it.
+        tensorboard: likewise.
+        checkpoints: where checkpoints go; None for none.
+        every: steps between checkpoints.
+
+    Attributes:
+        steps: the steps done, those before a resume included.
+        applied: how many of them were applied.
+        checkpoint: the newest checkpoint that this trainer has written.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        batches: Batches,
+        learning_rate: LearningRate | None = None,
+        rate_input: str = "learning_rate",
+        feeds: Arrays | None = None,
+        *,
+        position: Position | None = None,
+        metrics: MetricsFile | None = None,
+        tensorboard: TensorBoard | None = None,
+        checkpoints: Checkpoints | None = None,
+        every: int | None = None,
+    ) -> None:
+        start = position or Position()
+        self.session, self.batches, self.learning_rate = session, batches, learning_rate
+        self.steps, self.applied = start.steps, start.applied
+        self._rate = (rate_input, session.inputs[rate_input]) if learning_rate else None
+        self._feeds = dict(feeds or {})
+        self._metrics, self._tensorboard = metrics, tensorboard
+        self._checkpoints, self._every = checkpoints, every
+        self.checkpoint: Path | None = None
+        self._scale = session.loss_scale
+        self._fetch: list[str] | None = None
+
+    def run(self, total: int, stop: Callable[[], bool] = lambda: False) -> Iterator[StepRecord]:
+        """Train until `total` steps are done, those before a resume included.
+
+        Each record comes when the step is in the metrics and, where its turn is, in a checkpoint. The last step has a
+        checkpoint in any case, also when the loss scale is stuck (`record.stuck`) or `stop()` says so after a step:
+        then that step is the last one.
+
+        Raises:
+            SessionError: a step cannot run, or a checkpoint cannot be written.
+            OutputError: the metrics cannot be written.
+        """
+        while self.steps < total:
+            record = self._step()
+            for log in (self._metrics, self._tensorboard):
+                if log is not None:
+                    log.write(record)
+            last = self.steps == total or record.stuck or stop()
+            if last or (self._every and self.steps % self._every == 0):
+                self.save()
+            yield record
+            if last:
+                return
+
+    def save(self) -> None:
+        """Write a checkpoint of the present step, with all that is logged up to it on the disk.
+
+        Raises:
+            SessionError, OutputError: as `run`.
+        """
+        size = self._metrics.sync() if self._metrics else None
+        if self._tensorboard:
+            self._tensorboard.sync()
+        if self._checkpoints is not None:
+            self.checkpoint = self._checkpoints.save(self.session, Position(self.steps, self.applied, size))
+
+    def _step(self) -> StepRecord:
+        number, scale = self.steps, self._scale
+        rate = None if self.learning_rate is None else self.learning_rate(self.applied)
+        feeds = {**self._feeds, **self.batches[number]}
+        if self._rate is not None:
+            name, spec = self._rate
+            feeds[name] = np.full([1] * len(spec.shape), rate, dtype=spec.dtype)
+        try:
+            result = self.session.step(feeds, fetch=self._fetch)
+        except SessionError as error:
+            raise SessionError(f"step {number + 1} of the run: {error}") from error
+        loss = self.session.stamp.names["loss"]
+        scalars = self._scalars(result)
+        self._fetch = [loss, *scalars]
+        self._scale = self.session.loss_scale
+        self.steps += 1
+        self.applied += result.applied
+        return StepRecord(
+            step=self.steps,
+            epoch=number // self.batches.per_epoch + 1,
+            loss=float(np.asarray(result[loss]).item()),
+            loss_scale=scale,
+            next_loss_scale=self._scale,
+            applied=bool(result.applied),
+            good_steps=self.session.good_steps,
+            learning_rate=rate,
+            cause=result.cause,
+            offender=result.offender,
+            zero_fraction=result.zero_fraction,
+            stuck=bool(result.stuck),
+            outputs=scalars,
+        )
+
+    def _scalars(self, result: Mapping[str, Any]) -> dict[str, float]:
+        """The outputs that are single numbers, but those that the record has in its own columns."""
+        own = set(self.session.stamp.names.values())
+        arrays = {name: np.asarray(value) for name, value in result.items() if name not in own}
+        return {
+            name: float(array.item())
+            for name, array in arrays.items()
+            if array.size == 1 and array.ndim <= 1 and array.dtype.kind in "fiu"
+        }

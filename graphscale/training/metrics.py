@@ -1,0 +1,188 @@
+"""Metrics files: one row a step, as JSON lines or CSV, the same bytes for the same run, interrupted or not.
+
+Numbers that JSON does not have are the texts "NaN", "Infinity" and "-Infinity" in JSON lines (as in Protocol Buffers'
+JSON), and nan, inf and -inf in CSV. What there is no value for is null, and an empty cell.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from graphscale.errors import OutputError
+from graphscale.io import check_output
+from graphscale.training.errors import TrainingError
+from graphscale.training.record import StepRecord
+
+__all__ = ["MetricsFile", "check_metrics", "read_metrics"]
+
+SUFFIXES = (".jsonl", ".csv")
+
+
+def check_metrics(path: str | os.PathLike[str], resume_at: int | None = None) -> Path:
+    """Check that metrics can be written to a file, without writing anything.
+
+    Args:
+        path: the file; its suffix is .jsonl or .csv.
+        resume_at: the bytes of it that a checkpoint goes with; None for a file that begins afresh.
+
+    Raises:
+        TrainingError: the suffix is another, or the file is not the one that the checkpoint goes with.
+        OutputError: the folder does not exist, or the path is a folder.
+    """
+    target = check_output(path)
+    if target.suffix not in SUFFIXES:
+        raise TrainingError(f"--metrics {path}: expected a name that ends in {' or '.join(SUFFIXES)}")
+    if resume_at:
+        try:
+            with target.open("rb") as file:
+                file.seek(resume_at - 1)
+                last = file.read(1)
+        except OSError as error:
+            raise TrainingError(f"cannot go on with the metrics in {path}: {error.strerror or error}") from error
+        if last != b"\n":
+            raise TrainingError(
+                f"cannot go on with the metrics in {path}: it has no row that ends at byte {resume_at}, as it had when "
+                "the checkpoint was written; give the file of that run"
+            )
+    return target
+
+
+class MetricsFile:
+    """A metrics file that is being written.
+
+    Args:
+        path: the file; its suffix says the format. An existing file is replaced.
+        resume_at: cut the existing file back to this many bytes instead, and append; None to begin afresh.
+
+    Raises:
+        TrainingError, OutputError: as `check_metrics`, or the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], resume_at: int | None = None) -> None:
+        target = check_metrics(path, resume_at)
+        self._path = path
+        self._csv = target.suffix == ".csv"
+        self._columns: list[str] | None = None
+        try:
+            # Unbuffered: what cannot be written fails at its row, and nothing is left for close() to fail on.
+            self._file = target.open("r+b" if resume_at else "wb", buffering=0)
+            if resume_at:
+                if self._csv:
+                    self._columns = next(csv.reader([self._file.readline().decode()]))
+                self._file.truncate(resume_at)
+                self._file.seek(resume_at)
+        except (OSError, ValueError, StopIteration) as error:
+            raise OutputError(f"cannot write {path}: {error}") from error
+
+    def write(self, record: StepRecord) -> None:
+        """Append the row of a step, and hand it to the operating system.
+
+        Raises:
+            OutputError: the file cannot be written.
+            TrainingError: the columns are not those of the rows before.
+        """
+        row = record.to_row()
+        text = self._csv_row(row) if self._csv else _json_row(row)
+        try:
+            left = text.encode()
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def sync(self) -> int:
+        """Make sure that what was written is on the disk; return the size of the file in bytes.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        try:
+            os.fsync(self._file.fileno())
+            return self._file.tell()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """Close the file; nothing is buffered."""
+        self._file.close()
+
+    def _failed(self, error: OSError) -> OutputError:
+        return OutputError(f"cannot write {self._path}: {error.strerror or error}")
+
+    def _csv_row(self, row: dict[str, Any]) -> str:
+        text = ""
+        if self._columns is None:
+            self._columns = list(row)
+            text = _csv_line(self._columns)
+        if self._columns != list(row):
+            raise TrainingError(f"{self._path} has the columns {', '.join(self._columns)}, not {', '.join(row)}")
+        return text + _csv_line([_cell(value) for value in row.values()])
+
+
+def _json_row(row: dict[str, Any]) -> str:
+    return json.dumps({name: _json_value(value) for name, value in row.items()}, allow_nan=False) + "\n"
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _csv_line(cells: Sequence[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[StepRecord]:
+    """Read a metrics file, also one that is still being written: an unfinished last line is left out.
+
+    Raises:
+        TrainingError: the file is missing, of another format, or a line of it is damaged; the message says which.
+    """
+    suffix = Path(path).suffix
+    if suffix not in SUFFIXES:
+        raise TrainingError(f"{path}: expected a metrics file, a name that ends in {' or '.join(SUFFIXES)}")
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise TrainingError(f"cannot read {path}: {error.strerror or error}") from error
+    records: list[StepRecord] = []
+    columns: list[str] = []
+    lines = content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]
+    for number, line in enumerate(lines, start=1):
+        try:
+            if suffix == ".jsonl":
+                records.append(StepRecord.from_row(_json_object(line)))
+            elif number == 1:
+                columns = _cells(line)
+            else:
+                records.append(StepRecord.from_row(dict(zip(columns, _cells(line), strict=True))))
+        except (ValueError, RecursionError, csv.Error) as error:
+            raise TrainingError(f"{path}, line {number} is no row of metrics: {error}") from error
+    return records
+
+
+def _json_object(line: bytes) -> dict[str, Any]:
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError("it is not a JSON object")
+    return row
+
+
+def _cells(line: bytes) -> list[str]:
+    return next(csv.reader([line.decode()], strict=True), [])

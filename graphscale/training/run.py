@@ -1,0 +1,232 @@
+"""A run made of files: everything is read and checked before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphscale import io
+from graphscale.metadata import read_stamp
+from graphscale.session import Session
+from graphscale.training.arrays import Arrays, load_arrays, load_npz
+from graphscale.training.checkpoints import Checkpoints, Position
+from graphscale.training.data import Batches, Data
+from graphscale.training.errors import TrainingError
+from graphscale.training.feeds import check_fed, find_rate_input, parse_feeds
+from graphscale.training.loop import Trainer
+from graphscale.training.metrics import MetricsFile, check_metrics
+from graphscale.training.schedules import LearningRate
+from graphscale.training.tensorboard import TensorBoard, check_logdir
+
+__all__ = ["Options", "Run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a run is made of.
+
+    Attributes:
+        step: the scaled step, an ONNX file.
+        data: an .npz file with arrays named like the inputs of the step, the first axis of each the samples.
+        epochs: how often to go through the data; None for once, or as often as `max_steps` takes.
+        max_steps: steps, skipped ones included, after which the run ends at the latest.
+        batch_size: None for the one that the step fixes, or 32.
+        seed: of the shuffling.
+        shuffle: whether to shuffle.
+        learning_rate: fed to the step; its decay is fitted to the run where its length is not given.
+        rate_input: the input that takes it; None to look for one.
+        feeds: `NAME=VALUE` for inputs that are the same in every step.
+        state: an .npz or .safetensors file with first values of carried inputs.
+        ignore_extra: ignore arrays of `data` and `state` that the step has no input for.
+        providers: execution providers.
+        checkpoint_dir: the folder of the checkpoints; None for none.
+        checkpoint_every: steps between checkpoints; None for an epoch.
+        keep: how many checkpoints stay.
+        resume: go on from the newest checkpoint, if there is one.
+        metrics: a .jsonl or .csv file.
+        logdir: a folder for TensorBoard's event files.
+        output: where the trained step goes.
+    """
+
+    step: Path
+    data: Path
+    epochs: int | None = None
+    max_steps: int | None = None
+    batch_size: int | None = None
+    seed: int = 0
+    shuffle: bool = True
+    learning_rate: LearningRate | None = None
+    rate_input: str | None = None
+    feeds: Sequence[str] = ()
+    state: Path | None = None
+    ignore_extra: bool = False
+    providers: Sequence[str] = ()
+    checkpoint_dir: Path | None = None
+    checkpoint_every: int | None = None
+    keep: int = 3
+    resume: bool = False
+    metrics: Path | None = None
+    logdir: Path | None = None
+    output: Path | None = None
+
+
+class Run:
+    """A run that is ready to begin: all input is read and checked, and nothing is written yet.
+
+    Attributes:
+        session: the session; the state of the checkpoint is in it where the run is resumed.
+        batches: the batches.
+        total: the steps of the whole run.
+        resumed: where the run stands; None for one that begins.
+
+    Raises:
+        GraphscaleError: something does not fit.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        _check_options(options)
+        arrays = load_npz(options.data)
+        self._checkpoints: Checkpoints | None = None
+        if options.checkpoint_dir is not None:
+            self._checkpoints = Checkpoints(options.checkpoint_dir, options.keep)
+            if not options.resume:
+                self._checkpoints.refuse_existing()
+        self.session = self._open_session()
+        inputs = self.session.inputs
+        if options.ignore_extra:
+            arrays = {name: array for name, array in arrays.items() if name in inputs}
+        self._feeds: dict[str, np.ndarray[Any, Any]] = parse_feeds(options.feeds, inputs)
+        data = Data.check(arrays, inputs, str(options.data))
+        self._rate_input = find_rate_input(options.rate_input, inputs, [*arrays, *self._feeds])
+        self._check_rate()
+        rate = [self._rate_input] if options.learning_rate and self._rate_input else []
+        check_fed(inputs, list(arrays), [*self._feeds, *rate], str(options.data))
+        self.batches = Batches(data, options.batch_size, options.seed, options.shuffle)
+        self.total = _total(options, self.batches.per_epoch)
+        self._learning_rate = options.learning_rate and options.learning_rate.for_run(self.total)
+        self.resumed: Position | None = None
+        if self._checkpoints is not None:
+            self._checkpoints.settings = self._settings()
+            self.resumed = self._resume(self._checkpoints) if options.resume else None
+        if options.metrics is not None:
+            check_metrics(options.metrics, self._metrics_bytes)
+
+    @contextmanager
+    def opened(self) -> Iterator[Trainer]:
+        """Open the files of the run, and close them at the end.
+
+        Raises:
+            GraphscaleError: one of them cannot be written.
+        """
+        options = self._options
+        metrics = tensorboard = None
+        with ExitStack() as stack:
+            if self._checkpoints is not None:
+                stack.enter_context(self._checkpoints.opened())
+            if options.metrics is not None:
+                metrics = stack.enter_context(closing(MetricsFile(options.metrics, self._metrics_bytes)))
+            if options.logdir is not None:
+                steps = self.resumed.steps if self.resumed else None
+                tensorboard = stack.enter_context(closing(TensorBoard(options.logdir, steps)))
+            yield Trainer(
+                self.session,
+                self.batches,
+                self._learning_rate,
+                self._rate_input or "",
+                self._feeds,
+                position=self.resumed,
+                metrics=metrics,
+                tensorboard=tensorboard,
+                checkpoints=self._checkpoints,
+                every=options.checkpoint_every or self.batches.per_epoch,
+            )
+
+    def _open_session(self) -> Session:
+        options = self._options
+        state: Arrays = {}
+        if options.state is not None:
+            state = load_arrays(options.state)
+            if options.ignore_extra:
+                stamp = read_stamp(io.load(options.step).metadata_props, str(options.step))
+                carried = {*stamp.state, *(pair["input"] for pair in stamp.report["state"])}
+                state = {name: array for name, array in state.items() if name in carried}
+        elif self._checkpoints is not None and options.resume:
+            state = self._checkpoints.newest_state()
+        return Session(options.step, providers=list(options.providers) or None, state=state)
+
+    @property
+    def _metrics_bytes(self) -> int | None:
+        return self.resumed.metrics_bytes if self.resumed else None
+
+    def _check_rate(self) -> None:
+        given, name = self._options.learning_rate is not None, self._rate_input
+        if given and name is None:
+            raise TrainingError(
+                "--learning-rate is given, but the step has no input for it: a floating-point scalar called "
+                "learning_rate or lr; name another with --learning-rate-input"
+            )
+        if not given and name is not None and not self.session.inputs[name].optional:
+            raise TrainingError(f"the step takes its learning rate from the input {name!r}; give --learning-rate")
+
+    def _resume(self, checkpoints: Checkpoints) -> Position | None:
+        found = checkpoints.resume(self.session)
+        if found and found.steps > self.total:
+            raise TrainingError(
+                f"the newest checkpoint in {checkpoints.folder} is at step {found.steps}, past the end of this run of "
+                f"{self.total} steps; give more --epochs or --max-steps"
+            )
+        return found
+
+    def _settings(self) -> dict[str, Any]:
+        """What another value of would make this another run. Its length is not among it, and may grow."""
+        data, rate = self.batches.data, self._learning_rate
+        return {
+            "the step": f"sha256:{hashlib.sha256(self._options.step.read_bytes()).hexdigest()}",
+            "the data": data.describe(),
+            "the content of the data": f"sha256:{data.sha256}",
+            "--batch-size": self.batches.size,
+            "--seed": self.batches.seed,
+            "shuffling": self.batches.shuffle,
+            "--learning-rate-input": self._rate_input if rate else None,
+            **(rate.settings() if rate else {}),
+            **{f"--feed {name}": _noted(array) for name, array in self._feeds.items()},
+        }
+
+
+def _noted(array: np.ndarray[Any, Any]) -> Any:
+    if array.size == 1:
+        return str(array.item())
+    return f"sha256:{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
+
+
+def _check_options(options: Options) -> None:
+    for option, value, least in (
+        ("--epochs", options.epochs, 1),
+        ("--max-steps", options.max_steps, 1),
+        ("--checkpoint-every", options.checkpoint_every, 1),
+    ):
+        if value is not None and value < least:
+            raise TrainingError(f"{option} {value}: expected {least} or more")
+    if options.checkpoint_dir is None and (options.resume or options.checkpoint_every):
+        option = "--resume" if options.resume else "--checkpoint-every"
+        raise TrainingError(f"{option} goes with --checkpoint-dir")
+    if options.output is not None:
+        io.check_output(options.output)
+    if options.metrics is not None:
+        check_metrics(options.metrics)
+    if options.logdir is not None:
+        check_logdir(options.logdir)
+
+
+def _total(options: Options, per_epoch: int) -> int:
+    if options.epochs is None and options.max_steps is not None:
+        return options.max_steps
+    steps = (options.epochs or 1) * per_epoch
+    return steps if options.max_steps is None else min(steps, options.max_steps)

@@ -1,0 +1,123 @@
+"""TensorBoard event files, through tensorboardX."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from graphscale.errors import OutputError
+from graphscale.training.errors import TrainingError
+from graphscale.training.record import StepRecord
+
+__all__ = ["TensorBoard", "check_logdir"]
+
+_FLUSH_EVERY = 5.0  # seconds: how far behind a TensorBoard that looks on may be
+
+
+def check_logdir(folder: str | os.PathLike[str]) -> None:
+    """Check that event files can be written to a folder, without writing anything; it need not exist.
+
+    Raises:
+        TrainingError: tensorboardX is not installed.
+        OutputError: the folder cannot be there.
+    """
+    try:
+        import tensorboardX  # noqa: F401
+    except ImportError as error:
+        raise TrainingError(
+            f"--logdir needs tensorboardX, which cannot be imported here ({error}); install it: "
+            "pip install 'graphscale[tensorboard]'"
+        ) from error
+    path = Path(folder).absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        raise OutputError(f"--logdir {folder}: {existing} is a file, not a folder")
+
+
+class TensorBoard:
+    """The event file of a run: a scalar for each number of a step's record.
+
+    tensorboardX's SummaryWriter writes in a thread, which a full disk ends without a word and which then blocks the
+    training; the writer that it is made of is used directly.
+
+    Args:
+        folder: made where it does not exist.
+        resume_after: the last step that stays: what was logged of later ones is purged. None for a new run.
+
+    Raises:
+        TrainingError, OutputError: as `check_logdir`, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], resume_after: int | None = None) -> None:
+        check_logdir(folder)
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog
+
+        self._folder = folder
+        try:
+            os.makedirs(folder, exist_ok=True)
+            # Its names have the time in seconds; a run that is resumed at once shall not replace its first part.
+            suffix = f".{os.getpid()}.{resume_after or 0}"
+            self._writer: Any = EventsWriter(os.path.join(folder, "events"), suffix)
+            if resume_after is not None:
+                start = SessionLog(status=SessionLog.START)
+                self._add(step=resume_after + 1, file_version="brain.Event:2")
+                self._add(step=resume_after + 1, session_log=start)
+            self._writer.flush()
+        except OSError as error:
+            raise self._failed(error) from error
+        self._flushed = time.monotonic()
+
+    def write(self, record: StepRecord) -> None:
+        """Log the numbers of one step.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        numbers = {
+            name: float(value)
+            for name, value in record.to_row().items()
+            if name not in ("step", "epoch") and isinstance(value, bool | int | float)
+        }
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        try:
+            self._add(step=record.step, summary=Summary(value=values))
+        except OSError as error:
+            raise self._failed(error) from error
+        if time.monotonic() - self._flushed > _FLUSH_EVERY:
+            self.sync()
+
+    def sync(self) -> None:
+        """Write what is buffered.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        try:
+            self._writer.flush()
+        except OSError as error:
+            raise self._failed(error) from error
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Write what is buffered, and close the file.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        try:
+            self._writer.close()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _add(self, **fields: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._writer.write_event(Event(wall_time=time.time(), **fields))
+
+    def _failed(self, error: OSError) -> OutputError:
+        return OutputError(f"cannot write to --logdir {self._folder}: {error.strerror or error}")

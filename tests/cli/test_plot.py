@@ -1,0 +1,91 @@
+"""graphscale plot: from the metrics of a run to its picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from graphscale.training.metrics import MetricsFile
+from graphscale.training.record import StepRecord
+from tests.cli.command import contents, graphscale, graphscale_in_process
+
+pytest.importorskip("matplotlib", reason="draws with matplotlib")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Metrics of 30 steps, two of them skipped, in both formats."""
+    for suffix in ("jsonl", "csv"):
+        file = MetricsFile(tmp_path / f"run.{suffix}")
+        scale = 1024.0
+        for step in range(1, 31):
+            applied = step not in (11, 21)
+            after = scale if applied else scale / 2
+            loss = 1 / step if applied else float("inf")
+            file.write(StepRecord(step, 1, loss, scale, after, applied, outputs={"accuracy": step / 30}))
+            scale = after
+        file.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_the_command(suffix: str, folder: Path) -> None:
+    done = graphscale(
+        "plot", f"run.{suffix}", "-o", "run.svg", "--title", "Digits", "--column", "accuracy", folder=folder
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "30 steps, 2 of them skipped -> run.svg\n"
+    root = ElementTree.parse(folder / "run.svg").getroot()
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Digits", "accuracy", "training loss", "loss scale", "halved (2)", "skipped (2)"} <= set(texts)
+
+
+def test_both_formats_give_one_picture(folder: Path) -> None:
+    for suffix in ("jsonl", "csv"):
+        done = graphscale_in_process("plot", f"run.{suffix}", "-o", f"{suffix}.png", folder=folder)
+        assert done.returncode == 0, done.stderr
+    assert (folder / "jsonl.png").read_bytes() == (folder / "csv.png").read_bytes()
+
+
+REFUSED = {
+    "missing": (["nothing.jsonl", "-o", "a.png"], "cannot read nothing.jsonl: No such file or directory"),
+    "suffix": (
+        ["run.txt", "-o", "a.png"],
+        "run.txt: expected a metrics file, a name that ends in .jsonl or .csv",
+    ),
+    "empty": (["empty.csv", "-o", "a.png"], "empty.csv holds no step yet"),
+    "damaged": (["bad.jsonl", "-o", "a.png"], "bad.jsonl, line 1 is no row of metrics: step is missing"),
+    "picture": (["run.csv", "-o", "a.jpg"], "a.jpg: expected a name that ends in .png, .svg or .pdf"),
+    "folder": (["run.csv", "-o", "nowhere/a.png"], "does not exist; create it"),
+    "column": (
+        ["run.csv", "-o", "a.png", "--column", "norm"],
+        "--column norm: run.csv does not have it; there are accuracy",
+    ),
+    "no-output": (["run.csv"], "Missing option '-o' / '--output'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, folder: Path) -> None:
+    arguments, message = REFUSED[case]
+    (folder / "empty.csv").touch()
+    (folder / "run.txt").touch()
+    (folder / "bad.jsonl").write_text("{}\n")
+    before = contents(folder)
+    done = graphscale_in_process("plot", *arguments, folder=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.startswith("graphscale: ")
+    assert done.stderr.count("\n") == 1
+    assert contents(folder) == before
+
+
+def test_a_picture_is_replaced_only_by_a_whole_one(folder: Path) -> None:
+    (folder / "run.png").write_text("the old one")
+    (folder / "empty.csv").touch()
+    assert graphscale_in_process("plot", "empty.csv", "-o", "run.png", folder=folder).returncode == 2
+    assert (folder / "run.png").read_text() == "the old one"
+    assert graphscale_in_process("plot", "run.csv", "-o", "run.png", folder=folder).returncode == 0
+    assert (folder / "run.png").read_bytes().startswith(b"\x89PNG")

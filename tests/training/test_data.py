@@ -1,0 +1,179 @@
+"""Data: what fits a step, what does not, and the batches that come of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphscale.session import InputSpec
+from graphscale.training.data import Batches, Data
+from graphscale.training.errors import TrainingError
+
+FREE = {
+    "x": InputSpec(np.dtype(np.float32), ("batch", 3)),
+    "label": InputSpec(np.dtype(np.int64), ("batch",)),
+    "rate": InputSpec(np.dtype(np.float32), ()),
+}
+FIXED = {"x": InputSpec(np.dtype(np.float32), (4, 3)), "label": InputSpec(np.dtype(np.int64), ("batch",))}
+SEQUENCES = {
+    "tokens": InputSpec(np.dtype(np.int64), ("batch", "length")),
+    "mask": InputSpec(np.dtype(np.bool_), ("batch", "length")),
+    "free": InputSpec(np.dtype(np.float32), (None, None)),
+}
+
+
+def arrays(samples: int = 10, **more: Any) -> dict[str, np.ndarray]:
+    values = np.arange(3 * samples, dtype=np.float32).reshape(samples, 3)
+    return {"x": values, "label": np.arange(samples, dtype=np.int64), **more}
+
+
+def test_data_that_fits() -> None:
+    assert Data.check(arrays(), FREE, "data.npz").batch_size is None
+    assert Data.check(arrays(), FIXED, "data.npz").batch_size == 4
+    assert Data.check(arrays(4), FIXED, "data.npz").samples == 4
+    whole = {"tokens": np.zeros((5, 7), np.int64), "mask": np.ones((5, 7), bool), "free": np.ones((5, 2), np.float32)}
+    assert Data.check(whole, SEQUENCES, "data.npz").samples == 5
+
+
+LENGTHS = {"tokens": np.zeros((5, 7), np.int64), "mask": np.ones((5, 6), bool)}
+TWO_BATCHES = {"x": FIXED["x"], "label": InputSpec(np.dtype(np.int64), (5,))}
+MISFITS: dict[str, tuple[dict[str, np.ndarray], dict[str, InputSpec], str]] = {
+    "nothing": ({}, FREE, "data.npz holds no array; the step is fed x, label, rate"),
+    "unknown": (
+        arrays(y=np.zeros(10)),
+        FREE,
+        "data.npz has an array 'y', but the step is fed x, label, rate; rename it, or ignore what does not fit with "
+        "--ignore-extra",
+    ),
+    "float64": (
+        arrays(x=np.zeros((10, 3))),
+        FREE,
+        "data.npz: 'x' is of dtype float64, and the step takes float32; convert it with .astype('float32')",
+    ),
+    "int32": (
+        arrays(label=np.zeros(10, np.int32)),
+        FREE,
+        "data.npz: 'label' is of dtype int32, and the step takes int64; convert it with .astype('int64')",
+    ),
+    "axes": (
+        arrays(x=np.zeros((10, 3, 1), np.float32)),
+        FREE,
+        "data.npz: 'x' has 3 axes, and the step takes 2: [samples, 3]",
+    ),
+    "no-axis": (arrays(x=np.float32(1)[()] * np.ones(())), FREE, "data.npz: 'x' is of dtype float64"),
+    "scalar": (
+        arrays(label=np.int64(3).reshape(())),
+        FREE,
+        "data.npz: 'label' has 0 axes, and the step takes 1: [samples]",
+    ),
+    "width": (
+        arrays(x=np.zeros((10, 4), np.float32)),
+        FREE,
+        "data.npz: 'x' has shape [10, 4], and the step takes [samples, 3]",
+    ),
+    "for-a-scalar": (
+        arrays(rate=np.zeros(10, np.float32)),
+        FREE,
+        "data.npz: 'rate' is an array, but the input is a scalar; give it with --feed NAME=VALUE",
+    ),
+    "counts": (
+        arrays(label=np.zeros(9, np.int64)),
+        FREE,
+        "data.npz: 'x' has 10 samples, but 'label' has 9",
+    ),
+    "empty": (arrays(0), FREE, "data.npz has no samples: the first axis of 'x' is 0"),
+    "too-few": (arrays(3), FIXED, "data.npz has 3 samples, fewer than the 4 of the step's fixed batch"),
+    "two-batches": (
+        arrays(),
+        TWO_BATCHES,
+        "the inputs of the step have different first axes: 'x' has 4, 'label' 5; the first axis of what is in the data "
+        "must be the samples",
+    ),
+    "one-name-two-sizes": (
+        LENGTHS,
+        SEQUENCES,
+        "data.npz: the axis 'length' has the size 7 in 'tokens', but 6 in 'mask'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_data_that_does_not_fit(case: str) -> None:
+    given, inputs, message = MISFITS[case]
+    with pytest.raises(TrainingError) as error:
+        Data.check(given, inputs, "data.npz")
+    assert str(error.value).startswith(message)
+
+
+def test_the_hash_is_of_the_content() -> None:
+    def changed(change: Callable[[dict[str, np.ndarray]], Any]) -> str:
+        given = arrays()
+        change(given)
+        return Data.check(given, FREE, "data.npz").sha256
+
+    same = changed(lambda given: None)
+    assert changed(lambda given: given.update(x=np.asfortranarray(given["x"]))) == same
+    assert changed(lambda given: given.update(x=given.pop("x"))) == same, "the order in the file does not matter"
+    assert changed(lambda given: given["x"].__setitem__((9, 2), 7)) != same
+    assert changed(lambda given: given["x"].__setitem__((0, 0), -0.0)) != same, "by bits"
+    assert changed(lambda given: given.pop("label")) != same
+
+
+@given(
+    samples=st.integers(1, 40),
+    size=st.integers(1, 12),
+    seed=st.integers(0, 2**40),
+    shuffle=st.booleans(),
+    fixed=st.booleans(),
+)
+def test_an_epoch_has_every_sample_once(samples: int, size: int, seed: int, shuffle: bool, fixed: bool) -> None:
+    if fixed and samples < size:
+        return
+    data = Data(arrays(samples), samples, size if fixed else None)
+    batches = Batches(data, size, seed, shuffle)
+    assert batches.per_epoch == (samples // size if fixed else math.ceil(samples / size))
+    for epoch in range(2):
+        numbers = range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch)
+        labels = [batches[number]["label"] for number in numbers]
+        assert all(len(label) == size for label in labels[: None if fixed else -1])
+        seen = np.concatenate(labels)
+        assert len(set(seen.tolist())) == len(seen) == (samples // size * size if fixed else samples)
+        order = np.random.default_rng([seed, epoch]).permutation(samples) if shuffle else np.arange(samples)
+        assert seen.tolist() == order[: len(seen)].tolist(), "the order that the page promises"
+        for number in numbers:
+            assert np.array_equal(batches[number]["x"][:, 0], 3 * batches[number]["label"]), "samples stay together"
+
+
+def test_a_batch_depends_on_its_number_alone() -> None:
+    data = Data(arrays(50), 50, None)
+    first, again = Batches(data, 8, seed=3), Batches(data, 8, seed=3)
+    in_order = [first[number]["label"].tolist() for number in range(20)]
+    backwards = [again[number]["label"].tolist() for number in reversed(range(20))]
+    assert in_order == backwards[::-1]
+    assert in_order[:7] != in_order[7:14], "epochs differ"
+    assert Batches(data, 8, seed=4)[0]["label"].tolist() != in_order[0]
+
+
+def test_a_batch_is_a_copy() -> None:
+    batches = Batches(Data(arrays(), 10, None), 4, shuffle=False)
+    batches[0]["x"][:] = np.nan
+    assert np.isfinite(batches[0]["x"]).all()
+
+
+def test_batch_sizes() -> None:
+    free, fixed = Data(arrays(), 10, None), Data(arrays(), 10, 4)
+    assert Batches(free).size == 32
+    assert Batches(fixed).size == Batches(fixed, 4).size == 4
+    with pytest.raises(TrainingError, match="--batch-size 5: the inputs of the step have a fixed batch of 4"):
+        Batches(fixed, 5)
+    for size in (0, -1):
+        with pytest.raises(TrainingError, match=f"--batch-size {size}: expected 1 or more"):
+            Batches(free, size)
+    with pytest.raises(TrainingError, match="--seed -1: expected 0 or more"):
+        Batches(free, seed=-1)

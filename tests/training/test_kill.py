@@ -1,0 +1,60 @@
+"""Kill -9 at any moment: the run that is resumed is the run that was not killed, and every checkpoint is whole."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+from tests.conftest import assert_all_same_bits
+from tests.training.runs import DIGITS_COMMAND, checkpoints, make_digits, read_checkpoint, size_of, start, wait_for
+
+KILLS = 20
+COMMAND = (*DIGITS_COMMAND, "--schedule", "cosine", "--warmup", "30", "--epochs", "50", "--seed", "3")
+FILES = ("--checkpoint-dir", "kept", "--metrics", "run.jsonl", "-o", "trained.onnx", "--quiet")
+
+
+def run_to_end(folder: Path, *more: str) -> None:
+    process = start(folder, *COMMAND, *FILES, *more)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_killed_twenty_times(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+        make_digits(folder)
+    run_to_end(whole, "--checkpoint-every", "100")
+    size = size_of(whole / "run.jsonl")
+
+    rng = random.Random(1)
+    half_written = steps = 0
+    for number in range(KILLS):
+        # Of one launch nearly all the time is spent in saving, of another nearly all in training.
+        every = rng.choice(["1", "1", "10", "50"]) if number < 0.7 * KILLS else "1"
+        process = start(killed, *COMMAND, *FILES, "--resume", "--checkpoint-every", every)
+        wanted = int(size * (number + rng.random()) / (KILLS + 2))
+        wait_for(process, lambda wanted=wanted: size_of(killed / "run.jsonl") > wanted)
+        time.sleep(rng.random() * 0.01)
+        assert process.poll() is None, f"it was to be killed, but it ended: {process.communicate()}"
+        process.kill()
+        process.communicate()
+        assert process.returncode == -9
+        found = checkpoints(killed / "kept")
+        for path in found:
+            assert read_checkpoint(path)["current_loss_scale"] >= 1
+        half_written += bool(list((killed / "kept").glob(".step-*.tmp")))
+        reached = int(found[-1].stem.removeprefix("step-")) if found else 0
+        assert reached >= steps
+        steps = reached
+    assert steps > 750, "the kills are spread over the whole run of 950 steps"
+    assert half_written >= 3, "some came while a checkpoint was being written"
+
+    run_to_end(killed, "--resume", "--checkpoint-every", "100")
+    assert (killed / "run.jsonl").read_bytes() == (whole / "run.jsonl").read_bytes()
+    assert (killed / "trained.onnx").read_bytes() == (whole / "trained.onnx").read_bytes()
+    last = "step-00000950.safetensors"
+    assert [path.name for path in checkpoints(killed / "kept")][-1] == last
+    assert_all_same_bits(read_checkpoint(killed / "kept" / last), read_checkpoint(whole / "kept" / last))
+    assert not list((killed / "kept").glob(".step-*")), "what the kills left behind is cleared away"
