@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "AlreadyScaledError",
+    "AutocastError",
     "GradientError",
     "GraphscaleError",
     "InvalidLossScaleError",
@@ -88,3 +89,7 @@ class OutputError(GraphscaleError):
 
 class SessionError(GraphscaleError):
     """A training session got feeds or state that do not fit its graph."""
+
+
+class AutocastError(GraphscaleError):
+    """A graph cannot be put into mixed precision, or the lists of operators are not acceptable."""

@@ -25,6 +25,7 @@ from graphscale.loss_scale import LossScale, get
 from graphscale.metadata import Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.passes import (
     AddTelemetry,
+    Autocast,
     CheckFinite,
     GuardUpdates,
     LowerOptimizers,
@@ -38,7 +39,7 @@ from graphscale.passes.rewrite import Carried
 from graphscale.report import GradientReport, PlaceReport, Report, StateReport
 from graphscale.targets import advise, check_versions, get_target
 
-__all__ = ["Model", "ScaledModel", "inspect", "scale"]
+__all__ = ["Model", "ScaledModel", "inspect", "open_copy", "prepare", "run_passes", "scale"]
 
 # What the public functions take: a path, an onnx_ir model or a ModelProto.
 Model = str | os.PathLike[str] | ir.Model | onnx.ModelProto
@@ -77,6 +78,7 @@ def scale(
     skip_nonfinite: bool = False,
     expose_scaled_loss: bool = False,
     telemetry: bool = False,
+    autocast: str | Autocast | None = None,
 ) -> ScaledModel:
     """Put loss scaling into a training graph. The model given is not changed.
 
@@ -92,6 +94,8 @@ def scale(
         expose_scaled_loss: append the output `scaled_loss`.
         telemetry: count steps and skips in the carried state, and tell the cause of a skip, the first gradient that was
             not finite, and the share of gradient elements that are zero.
+        autocast: put the graph into mixed precision first: "float16", "bfloat16", or an `Autocast` pass; see
+            `graphscale.autocast`.
 
     Raises:
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
@@ -100,22 +104,32 @@ def scale(
     if policy is None:
         raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
     chosen = get_target(target)
-    work, name = _open(model)
+    work, name = open_copy(model)
     refuse_scaled(work, name)
     check_versions(work, chosen)
     nodes_before = len(work.graph)
-    warnings = [*_prepare(work), *advise(work, chosen)]
+    warnings = [*prepare(work), *advise(work, chosen)]
     scale_loss = ScaleLoss(
         policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss
     )
-    told = (AddTelemetry(),) if telemetry else ()
-    passes = ir.passes.Sequential(
-        scale_loss, UnscaleGradients(), CheckFinite(), UpdateLossScale(), *told, GuardUpdates(), OrderWrites()
+    mixed = (
+        Autocast(autocast, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates, target=target)
+        if isinstance(autocast, str)
+        else autocast
     )
-    try:
-        passes(work)
-    except PassError as error:
-        raise _cause(error) from error
+    first = () if mixed is None else (mixed,)
+    told = (AddTelemetry(),) if telemetry else ()
+    run_passes(
+        work,
+        *first,
+        scale_loss,
+        UnscaleGradients(),
+        CheckFinite(),
+        UpdateLossScale(),
+        *told,
+        GuardUpdates(),
+        OrderWrites(),
+    )
     rewrite = Rewrite.detach(work)
     _prove(work, rewrite)
     found = rewrite.report
@@ -130,6 +144,7 @@ def scale(
         renamed=dict(rewrite.bound.editor.renamed),
         state=_state(rewrite),
         proved=True,
+        autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
     )
     _stamp(work, rewrite, policy, report)
     return ScaledModel(io.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
@@ -147,17 +162,18 @@ def inspect(
 
     The arguments, and what is raised, are those of `scale`.
     """
-    work, name = _open(model)
+    work, name = open_copy(model)
     if is_scaled(work):
         return _stored_report(read_stamp(work.metadata_props, name).report)
-    warnings = _prepare(work)
+    warnings = prepare(work)
     graph = analyse(work.graph, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates)
     found = describe(graph)
     count = len(work.graph)
     return dataclasses.replace(found, warnings=(*warnings, *found.warnings), nodes_before=count, nodes_after=count)
 
 
-def _open(model: Model) -> tuple[ir.Model, str]:
+def open_copy(model: Model) -> tuple[ir.Model, str]:
+    """A copy of a model to work on, and what to call it in messages."""
     if isinstance(model, onnx.ModelProto):
         return io.from_proto(model), "the model"
     if isinstance(model, ir.Model):
@@ -165,7 +181,7 @@ def _open(model: Model) -> tuple[ir.Model, str]:
     return io.load(model), os.fspath(model)
 
 
-def _prepare(model: ir.Model) -> list[str]:
+def prepare(model: ir.Model) -> list[str]:
     """Spell out what hides the gradient path or has no kernel, and say so."""
     warnings = []
     if model.functions:
@@ -176,6 +192,18 @@ def _prepare(model: ir.Model) -> list[str]:
     if LowerOptimizers()(model).modified:
         warnings.append("the ai.onnx.preview.training optimizers, which no runtime executes, were spelled out")
     return warnings
+
+
+def run_passes(model: ir.Model, *passes: ir.passes.PassBase) -> None:
+    """Run passes in order.
+
+    Raises:
+        GraphscaleError: what a pass raised, out of the error that onnx_ir wraps it in.
+    """
+    try:
+        ir.passes.Sequential(*passes)(model)
+    except PassError as error:
+        raise _cause(error) from error
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -58,6 +58,7 @@ class Report:
         inserted: for each pass, how many nodes of each operator it inserted.
         renamed: `{wanted: given}` for names that were taken.
         proved: whether the static proof was run on the result.
+        autocast: the report of putting the graph into mixed precision, as a dict; None where it was not.
     """
 
     loss: str
@@ -77,6 +78,7 @@ class Report:
     inserted: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     renamed: dict[str, str] = dataclasses.field(default_factory=dict)
     proved: bool = False
+    autocast: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts, lists, strings and numbers."""

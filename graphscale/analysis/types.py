@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -10,7 +10,7 @@ from graphscale.analysis.rules import Kind
 from graphscale.analysis.values import rule_of, subgraphs
 from graphscale.errors import UnsupportedModelError
 
-__all__ = ["dtype_of"]
+__all__ = ["dtype_of", "dtypes_of"]
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:
@@ -31,6 +31,25 @@ def dtype_of(value: ir.Value) -> ir.DataType:
     raise UnsupportedModelError(
         f"the dtype of value {value.name!r} is not known; run shape inference on the model before scaling it"
     )
+
+
+def dtypes_of(nodes: Iterable[ir.Node]) -> dict[ir.Value, ir.DataType]:
+    """The dtypes of all results of some nodes, those that can be told, in one pass.
+
+    Args:
+        nodes: in execution order, those of bodies after the node that has them.
+    """
+    found: dict[ir.Value, ir.DataType] = {}
+    for node in nodes:
+        rule = rule_of(node)
+        for i, value in enumerate(node.outputs):
+            dtype = _own_dtype(value)
+            if dtype is None and (rule is None or rule.has_degree(i)):
+                sources = (found.get(v) or _own_dtype(v) for v in _of_the_same_dtype(value))
+                dtype = next((source for source in sources if source is not None), None)
+            if dtype is not None:
+                found[value] = dtype
+    return found
 
 
 def _own_dtype(value: ir.Value) -> ir.DataType | None:

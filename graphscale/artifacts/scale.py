@@ -24,10 +24,12 @@ from graphscale.editing import inserted
 from graphscale.errors import InvalidLossScaleError, ModelFileError, TargetError
 from graphscale.loss_scale import DynamicLossScale, LossScale, get
 from graphscale.metadata import Stamp
+from graphscale.passes import Autocast
+from graphscale.pipeline import prepare, run_passes
 from graphscale.report import Report
 from graphscale.targets import Target, check_versions, get_target
 
-__all__ = ["ScaledArtifacts", "scale_artifacts", "with_states"]
+__all__ = ["ScaledArtifacts", "repair_versions", "scale_artifacts", "sort_others", "with_states", "write_folder"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +58,16 @@ def scale_artifacts(
     target: str = "ort-training",
     skip_nonfinite: bool = False,
     force: bool = False,
+    autocast: str | Autocast | None = None,
 ) -> ScaledArtifacts:
     """Write an artifact folder with loss scaling in it. Scripts that train with it need no other change.
 
     The scale is constant within a window of accumulated gradients, which ends where the next one begins: at the first
     call after `module.lazy_reset_grad()`. The update rule runs there. If a gradient accumulated in the window is not
     finite, `optimizer.step()` changes nothing. The state is in the checkpoint, as the frozen parameters
-    `current_loss_scale`, `good_steps` and `window_finite`: a training session saves and resumes it by itself. Gradient
-    buffers are in no checkpoint, so a window that is interrupted ends there, for the loss scale as for the gradients.
+    `current_loss_scale`, `good_steps`, `window_finite` and what else the policy counts: a training session saves and
+    resumes it by itself. Gradient buffers are in no checkpoint, so a window that is interrupted ends there, for the
+    loss scale as for the gradients.
 
     Args:
         folder: what `onnxruntime.training.artifacts.generate_artifacts` has written.
@@ -73,6 +77,7 @@ def scale_artifacts(
         target: ort-training or ort-training-cuda.
         skip_nonfinite: skip steps for a fixed loss scale as well, which TensorFlow does not.
         force: replace `out`, even if it is not empty.
+        autocast: put the training model into mixed precision first: "float16", "bfloat16", or an `Autocast` pass.
 
     Raises:
         GraphscaleError: the input is not acceptable; nothing is written.
@@ -85,14 +90,22 @@ def scale_artifacts(
         raise TargetError(f"target {target!r} has no training sessions; choose ort-training or ort-training-cuda")
     written = None if out is None else check_output_folder(Path(folder), out, force)
     artifacts = read_folder(folder)
-    warnings = _repair_versions(artifacts, chosen)
+    warnings = repair_versions(artifacts, chosen)
+    mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
+    if mixed is not None:
+        warnings += prepare(artifacts.training)
+        run_passes(artifacts.training, mixed)
     scaled = _scale_models(artifacts, policy, chosen, loss, skip_nonfinite)
-    others, left_out = _sort_others(artifacts, scaled.states)
-    report = dataclasses.replace(scaled.report, warnings=(*warnings, *left_out, *scaled.report.warnings))
+    others, left_out = sort_others(artifacts, scaled.states)
+    report = dataclasses.replace(
+        scaled.report,
+        warnings=(*warnings, *left_out, *scaled.report.warnings),
+        autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
+    )
     _stamp(artifacts, scaled, policy, report)
     if written is not None:
         with new_folder(written) as temporary:
-            _write(artifacts, scaled.states, others, temporary)
+            write_folder(artifacts, scaled.states, others, temporary)
     return ScaledArtifacts(written, report)
 
 
@@ -104,7 +117,7 @@ def with_states(checkpoint: Checkpoint, states: Mapping[str, float]) -> Checkpoi
     return dataclasses.replace(checkpoint, frozen=frozen)
 
 
-def _repair_versions(artifacts: ArtifactFolder, target: Target) -> list[str]:
+def repair_versions(artifacts: ArtifactFolder, target: Target) -> list[str]:
     """Lower an IR version that the runtime cannot load: what the artifacts hold needs none of the newer ones."""
     warnings = []
     for name, model in artifacts.models():
@@ -163,7 +176,7 @@ def _stamp(artifacts: ArtifactFolder, scaled: ScaledTraining, policy: LossScale,
         stamp.write(model)
 
 
-def _sort_others(
+def sort_others(
     artifacts: ArtifactFolder, states: Mapping[str, float]
 ) -> tuple[dict[Path, Checkpoint | None], list[str]]:
     """The other files that go along, with the new content of those that are checkpoints of the model; warnings."""
@@ -188,9 +201,10 @@ def _further_checkpoint(artifacts: ArtifactFolder, file: Path) -> Checkpoint | N
     return checkpoint if same else None
 
 
-def _write(
+def write_folder(
     artifacts: ArtifactFolder, states: Mapping[str, float], others: Mapping[Path, Checkpoint | None], folder: Path
 ) -> None:
+    """Write all files of a folder: models, checkpoints that also hold these states, and copies of the others."""
     for file, checkpoint in others.items():
         if checkpoint is None:
             shutil.copy2(file, folder / file.name)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from graphscale.cli.autocast import autocast
 from graphscale.cli.demo import demo
 from graphscale.cli.export_weights import export_weights
 from graphscale.cli.fuse import fuse
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command()(scale)
 app.command()(inspect)
+app.command()(autocast)
 app.command()(demo)
 app.command()(fuse)
 app.command()(export_weights)

@@ -58,6 +58,10 @@ def scale(
     expose_scaled_loss: Annotated[
         bool, typer.Option("--expose-scaled-loss", help="Append the output scaled_loss.")
     ] = False,
+    autocast: Annotated[
+        str | None,
+        typer.Option(metavar="float16|bfloat16", help="Put it into mixed precision first.", show_default=False),
+    ] = None,
     telemetry: Annotated[
         bool, typer.Option("--telemetry", help="Count skips, and tell their cause and the zeros in the gradients.")
     ] = False,
@@ -92,6 +96,7 @@ def scale(
             target=target or "ort-training",
             skip_nonfinite=skip_nonfinite,
             force=force,
+            autocast=autocast,
         )
         show_report(artifacts.report, json, title)
         return
@@ -108,6 +113,7 @@ def scale(
         skip_nonfinite=skip_nonfinite,
         expose_scaled_loss=expose_scaled_loss,
         telemetry=telemetry,
+        autocast=autocast,
     )
     if output is not None and not dry_run:
         result.save(output)

@@ -55,6 +55,10 @@ def _rows(report: Report) -> list[tuple[str, list[str]]]:
         config = ", ".join(f"{key}={value}" for key, value in report.policy["config"].items())
         rows.append(("loss scale", [f"{report.policy['class_name']}({config})"]))
         rows.append(("target", [str(report.target)]))
+        if report.autocast is not None:
+            mixed = report.autocast
+            nodes = f"{mixed['low_nodes']} of {mixed['low_nodes'] + mixed['kept_nodes']} nodes in {mixed['dtype']}"
+            rows.append(("mixed precision", [f"{nodes}, {mixed['casts']} casts"]))
         rows.append(("nodes", [f"{report.nodes_before} before, {report.nodes_after} after"]))
         for name, counts in report.inserted.items():
             rows.append((f"  {name}", [", ".join(f"{count} {op}" for op, count in counts.items())]))

@@ -6,9 +6,10 @@ They are `onnx_ir` in-place passes, made for `onnx_ir.passes.Sequential`:
         ScaleLoss("dynamic"), UnscaleGradients(), CheckFinite(), UpdateLossScale(), GuardUpdates(), OrderWrites()
     )
 
-AddTelemetry goes between UpdateLossScale and GuardUpdates.
+AddTelemetry goes between UpdateLossScale and GuardUpdates, Autocast before ScaleLoss.
 """
 
+from graphscale.passes.autocast import Autocast
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.lower_optimizers import LowerOptimizers
@@ -21,6 +22,7 @@ from graphscale.passes.update_loss_scale import UpdateLossScale
 
 __all__ = [
     "AddTelemetry",
+    "Autocast",
     "CheckFinite",
     "GuardUpdates",
     "LowerOptimizers",

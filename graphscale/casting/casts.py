@@ -1,0 +1,119 @@
+"""Casts at the borders between float32 and float16, and, to emulate float16, at every value."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from graphscale.analysis.values import uses_of
+from graphscale.casting.lists import Colour
+from graphscale.casting.paint import Painting, reads_shape
+from graphscale.editing import PASS_KEY, Editor, replace_reads, shape_like
+
+__all__ = ["NAME", "CastInserter"]
+
+NAME = "autocast"
+
+
+@dataclasses.dataclass
+class CastInserter:
+    """Puts a painting into effect.
+
+    Attributes:
+        graph: the main graph.
+        painting: which nodes run in the small type.
+        dtype: the small type.
+        emulate: leave all in float32, and round every value that would be of the small type.
+        casts: how many casts were inserted, to the small type and back.
+    """
+
+    graph: ir.Graph
+    painting: Painting
+    dtype: ir.DataType
+    emulate: bool
+    casts: int = 0
+
+    def __post_init__(self) -> None:
+        self._editor = Editor(self.graph)
+
+    def insert(self) -> None:
+        """Insert all casts, and give the values of chosen nodes their type."""
+        produced = {value: node for node in self.painting.nodes for value in node.outputs}
+        for value in self._read_values():
+            node = produced.get(value)
+            if node is None or node not in self.painting.low or value not in self.painting.low_outputs(node):
+                self._to_low(value)
+            elif self.emulate:
+                self._round(value, node)
+            else:
+                self._to_wide(value)
+
+    def _read_values(self) -> list[ir.Value]:
+        """The values on either side of a border, each once, in order."""
+        found: dict[ir.Value, None] = {}
+        for node in self.painting.nodes:
+            if node in self.painting.low:
+                found.update((v, None) for i in self.painting.low_inputs(node) if (v := node.inputs[i]) is not None)
+                found.update((v, None) for v in self.painting.low_outputs(node))
+        return list(found)
+
+    def _low_uses(self, value: ir.Value) -> list[ir.usage.Usage]:  # type: ignore[name-defined]
+        painting = self.painting
+        return [u for u in uses_of(value) if u.node in painting.low and u.idx in painting.low_inputs(u.node)]
+
+    def _to_low(self, value: ir.Value) -> None:
+        """Cast a float32 value once for all chosen nodes that read it."""
+        uses = self._low_uses(value)
+        low = self._cast(value, self.dtype, f"{value.name}.{self.dtype.name.lower()}")
+        if self.emulate:
+            low = self._cast(low, ir.DataType.FLOAT, f"{value.name}.rounded")
+        replace_reads(value, low, uses)
+
+    def _to_wide(self, value: ir.Value) -> None:
+        """Give a chosen node's result its type, and cast it back once for all other readers."""
+        low_uses = set(self._low_uses(value))
+        others = [u for u in uses_of(value) if u not in low_uses and not reads_shape(u.node)]
+        is_output = value.is_graph_output()
+        wide_type = value.type
+        value.type = ir.TensorType(self.dtype)
+        if others or is_output:
+            wide = self._cast(value, ir.DataType.FLOAT, f"{value.name}.float")
+            replace_reads(value, wide, others)
+            if is_output:
+                self._take_over(value, wide)
+                wide.type = wide_type
+
+    def _round(self, value: ir.Value, node: ir.Node) -> None:
+        """Round a result, unless the operator only moves numbers that are rounded already."""
+        if self.painting.rules[node].colour is Colour.CLEAR:
+            return
+        uses, is_output = uses_of(value), value.is_graph_output()
+        low = self._cast(value, self.dtype, f"{value.name}.{self.dtype.name.lower()}")
+        wide = self._cast(low, ir.DataType.FLOAT, f"{value.name}.rounded")
+        replace_reads(value, wide, uses)
+        if is_output:
+            self._take_over(value, wide)
+
+    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
+        node = old.producer()
+        graph = self.graph if node is None or node.graph is None else node.graph
+        if graph is self.graph:
+            self._editor.take_over_output(old, new, "low")
+            return
+        for i, output in enumerate(graph.outputs):
+            if output is old:
+                graph.outputs[i] = new
+
+    def _cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
+        result = ir.Value(name=self._editor.unique(name), type=ir.TensorType(to), shape=shape_like(value))
+        node = ir.node("Cast", [value], attributes={"to": to}, outputs=[result], metadata_props={PASS_KEY: NAME})
+        node.name = self._editor.unique(f"graphscale/{NAME}/{result.name}")
+        producer = value.producer()
+        if producer is not None and producer.graph is not None:
+            producer.graph.insert_after(producer, node)
+        else:
+            owner = value.graph if isinstance(value.graph, ir.Graph) else self.graph
+            owner.insert_before(owner[0], node)
+        self.casts += 1
+        return result

@@ -1,0 +1,250 @@
+"""Choosing the nodes that run in float16: what is allowed, and what lies between allowed nodes.
+
+As in grappler's auto_mixed_precision: allowed nodes first; what a denied node gave makes the infer nodes behind it
+denied, up to the next allowed one; the remaining infer and clear nodes between allowed ones run in float16; in the
+end, single clear and infer nodes change sides where that saves casts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.analysis.training_graph import TrainingGraph
+from graphscale.analysis.types import dtypes_of
+from graphscale.analysis.values import captured_values, subgraphs
+from graphscale.casting.constants import misfit
+from graphscale.casting.lists import Colour, OpRule
+from graphscale.casting.region import nodes_of, pinned
+from graphscale.casting.schema import takes
+from graphscale.casting.settings import Settings
+from graphscale.errors import AutocastError
+
+__all__ = ["Painting", "paint", "reads_shape"]
+
+UNKNOWN = "the operator is unknown"
+_LONG = 256  # elements: a longer sum is computed in float32
+_ROUNDS = 8  # of changing sides
+
+
+@dataclasses.dataclass
+class Painting:
+    """Which nodes run in float16.
+
+    Attributes:
+        nodes: all nodes that compute on float32 numbers, in order, bodies included.
+        low: those that run in float16.
+        reasons: why each other one does not.
+        rules: how to treat each node.
+        floats: the float32 values.
+    """
+
+    nodes: list[ir.Node]
+    low: set[ir.Node]
+    reasons: dict[ir.Node, str]
+    rules: dict[ir.Node, OpRule]
+    floats: set[ir.Value]
+
+    def low_inputs(self, node: ir.Node) -> list[int]:
+        """The indices of a node's operands that are float16 if the node is."""
+        wide = self.rules[node].wide_inputs
+        return [i for i, v in enumerate(node.inputs) if v is not None and i not in wide and v in self.floats]
+
+    def low_outputs(self, node: ir.Node) -> list[ir.Value]:
+        """A node's results that are float16 if the node is."""
+        wide = self.rules[node].wide_outputs
+        return [v for i, v in enumerate(node.outputs) if v.name and i not in wide and v in self.floats]
+
+
+def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str] = ()) -> Painting:
+    """Choose the nodes that run in a small type.
+
+    Args:
+        found: the analysis of the graph.
+        settings: the lists.
+        dtype: the small type.
+        wide_ops: operators that the runtime cannot load in it.
+
+    Raises:
+        AutocastError: a node that shall be kept does not exist.
+    """
+    graph = found.graph
+    everything = list(nodes_of(graph))
+    floats = _floats(everything)
+    nodes = [node for node in everything if not reads_shape(node) and not floats.isdisjoint(_touched(node))]
+    rules = {node: _rule(settings, node) for node in nodes}
+    painting = Painting(nodes, set(), {}, rules, floats)
+    _deny(painting, found, settings, dtype, wide_ops)
+    _propagate_denial(painting)
+    _take_between(painting)
+    _save_casts(painting)
+    for node in nodes:
+        if node not in painting.low:
+            painting.reasons.setdefault(node, "no allowed operator on both sides")
+    return painting
+
+
+def _rule(settings: Settings, node: ir.Node) -> OpRule:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return settings.rules.get((domain, node.op_type), OpRule(Colour.DENY, UNKNOWN))
+
+
+def _deny(
+    painting: Painting, found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str]
+) -> None:
+    reasons, rules = painting.reasons, painting.rules
+    stays = pinned(found, lambda node: node in rules and rules[node].colour is Colour.ALLOW)
+    opset = found.graph.opset_imports
+    unknown = settings.keep - {node.name for node in nodes_of(found.graph)}
+    if unknown:
+        raise AutocastError(f"there is no node {sorted(unknown)[0]!r} to keep in float32")
+    owners = _owners(found.graph)
+    for node in painting.nodes:
+        rule = rules[node]
+        reason = stays.get(owners.get(node, node))
+        if reason is None and node.name in settings.keep:
+            reason = "kept by the user"
+        if reason is None and node.op_type in wide_ops:
+            reason = "the runtime cannot load it in a small type"
+        if reason is None and rule.colour is Colour.DENY:
+            reason = rule.reason
+        if reason is None:
+            reason = _own_reason(painting, node, dtype) or takes(node, painting.low_inputs(node), dtype, opset)
+        if reason is not None:
+            reasons[node] = reason
+
+
+def _own_reason(painting: Painting, node: ir.Node, dtype: ir.DataType) -> str | None:
+    """Why this one node stays float32, though its operator need not."""
+    if node.op_type == "Mul" and node.inputs[0] is node.inputs[1]:
+        return "a square leaves the range of float16"
+    if node.op_type in ("ReduceSum", "ReduceSumTraining", "ReduceL1") and _summed(node) > _LONG:
+        return f"it sums more than {_LONG} elements"
+    if node.op_type == "LayerNormalization" and "stash_type" in node.attributes:
+        if node.attributes["stash_type"].as_int() != ir.DataType.FLOAT:
+            return "its statistics are not float32"
+    if painting.rules[node].colour is not Colour.ALLOW:
+        for i in painting.low_inputs(node):
+            value = node.inputs[i]
+            problem = None if value is None else misfit(value, dtype)
+            if problem is not None:
+                return problem
+    return None
+
+
+def _summed(node: ir.Node) -> float:
+    """How many elements a reduction adds up for each element of its result, as far as shapes tell."""
+    before, after = (None if v is None or v.shape is None else v.shape for v in (node.inputs[0], node.outputs[0]))
+    if before is None or after is None or not before.is_static() or not after.is_static():
+        return np.inf
+    sizes = [int(np.prod(shape.numpy(), dtype=np.int64)) for shape in (before, after)]
+    return sizes[0] / max(1, sizes[1])
+
+
+def _propagate_denial(painting: Painting) -> None:
+    """Deny the infer nodes that what a denied node gave reaches through infer and clear ones."""
+    reached: set[ir.Value] = set()
+    for node in painting.nodes:
+        if node in painting.reasons:
+            # Sources (constants, casts of integers) gave nothing that was computed in float32.
+            if any(value in painting.floats for value in node.inputs):
+                reached.update(painting.floats.intersection(node.outputs))
+            continue
+        colour = painting.rules[node].colour
+        if colour is Colour.ALLOW or not any(value in reached for value in node.inputs):
+            continue
+        reached.update(painting.floats.intersection(node.outputs))
+        if colour is Colour.INFER:
+            painting.reasons[node] = "it works on what a float32 operator gave"
+
+
+def _take_between(painting: Painting) -> None:
+    """Take the allowed nodes, and the free infer and clear nodes between them."""
+    low, rules = painting.low, painting.rules
+    free = [node for node in painting.nodes if node not in painting.reasons]
+    low.update(node for node in free if rules[node].colour is Colour.ALLOW)
+    behind = {value for node in low for value in painting.low_outputs(node)}
+    for node in free:
+        if any(node.inputs[i] in behind for i in painting.low_inputs(node)):
+            behind.update(painting.low_outputs(node))
+    ahead: set[ir.Value | None] = set()
+    for node in reversed(free):
+        if node in low or any(value in ahead for value in painting.low_outputs(node)):
+            ahead.update(node.inputs[i] for i in painting.low_inputs(node))
+    for node in free:
+        outputs = painting.low_outputs(node)
+        if any(value in behind and value in ahead for value in outputs):
+            low.add(node)
+
+
+def _save_casts(painting: Painting) -> None:
+    """Let clear nodes change sides, and infer nodes go back to float32, where that takes fewer casts."""
+    movable = [
+        node
+        for node in painting.nodes
+        if node not in painting.reasons and painting.rules[node].colour in (Colour.CLEAR, Colour.INFER)
+    ]
+    for _ in range(_ROUNDS):
+        moved = False
+        for node in (*movable, *reversed(movable)):
+            is_low = node in painting.low
+            if not is_low and painting.rules[node].colour is Colour.INFER:
+                continue
+            values = {node.inputs[i] for i in painting.low_inputs(node)} | set(painting.low_outputs(node))
+            before = sum(_casts(painting, value) for value in values if value is not None)
+            painting.low.symmetric_difference_update({node})
+            after = sum(_casts(painting, value) for value in values if value is not None)
+            if after < before:
+                moved = True
+            else:
+                painting.low.symmetric_difference_update({node})
+        if not moved:
+            return
+
+
+def _casts(painting: Painting, value: ir.Value) -> int:
+    """How many casts a value takes: one if some reader wants the other type. Constants are cast offline."""
+    producer = value.producer()
+    if producer is None and value.is_initializer() and not value.is_graph_input():
+        return 0
+    if producer is not None and producer.op_type == "Constant":
+        return 0
+    is_low = producer in painting.low and value in painting.low_outputs(producer)
+    wants_low, wants_wide = False, value.is_graph_output()
+    for use, index in value.uses():
+        if use in painting.low and index in painting.low_inputs(use):
+            wants_low = True
+        elif use in painting.rules:
+            wants_wide = True
+    return int(wants_wide) if is_low else int(wants_low)
+
+
+def _owners(graph: ir.Graph) -> Mapping[ir.Node, ir.Node]:
+    """For each node of a body, the node of the main graph that it belongs to."""
+    found = {}
+    for node in graph:
+        for body in subgraphs(node):
+            found.update(dict.fromkeys(nodes_of(body), node))
+    return found
+
+
+def _floats(nodes: Iterable[ir.Node]) -> set[ir.Value]:
+    """The float32 values: what the nodes give, and what they read."""
+    nodes = list(nodes)
+    found = {value for value, dtype in dtypes_of(nodes).items() if dtype is ir.DataType.FLOAT}
+    for node in nodes:
+        found.update(v for v in node.inputs if v is not None and v.dtype is ir.DataType.FLOAT)
+    return found
+
+
+def reads_shape(node: ir.Node) -> bool:
+    """Whether a node reads the shape of its operand alone: any type will do."""
+    return node.domain == "" and node.op_type in ("Shape", "Size")
+
+
+def _touched(node: ir.Node) -> Iterable[ir.Value]:
+    yield from (value for value in (*node.inputs, *captured_values(node)) if value is not None)
+    yield from node.outputs

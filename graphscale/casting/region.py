@@ -1,0 +1,75 @@
+"""Which nodes of a training graph may run in float16 at all: forward and backward, without the loss and its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import onnx_ir as ir
+
+from graphscale.analysis.hazards import ancestors
+from graphscale.analysis.training_graph import TrainingGraph
+from graphscale.analysis.values import captured_values, subgraphs
+
+__all__ = ["OPTIMIZER", "nodes_of", "pinned"]
+
+OPTIMIZER = "the optimizer stays float32"
+LOSS = "the loss stays float32"
+# So that a loss scale of 2**24 does not overflow float16 by itself.
+SEED = "the seed of the backward pass stays float32"
+
+
+def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
+    """All nodes in execution order, those of bodies after the node that has them."""
+    for node in graph:
+        yield node
+        for body in subgraphs(node):
+            yield from nodes_of(body)
+
+
+def pinned(found: TrainingGraph, allowed: Callable[[ir.Node], bool]) -> dict[ir.Node, str]:
+    """The nodes of the main graph that stay float32 wherever they are on the lists, with the reason.
+
+    Args:
+        found: the analysis of the graph.
+        allowed: whether a node is on the allow list.
+    """
+    forward = ancestors(found.loss)
+    backward: set[ir.Node] = set()
+    for gradient in found.gradients:
+        backward |= ancestors(gradient) - backward
+    reasons = {node: OPTIMIZER for node in found.graph if node not in forward and node not in backward}
+    reasons |= dict.fromkeys(_head(found.graph, forward, allowed), LOSS)
+    reasons |= {node: SEED for node in _seed(found, allowed) if node not in forward}
+    return reasons
+
+
+def _head(graph: ir.Graph, forward: set[ir.Node], allowed: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
+    """The nodes of the forward pass behind its last allowed ones."""
+    leads_on: set[ir.Value] = set()
+    for node in reversed(list(graph)):
+        if node not in forward:
+            continue
+        operands = [value for value in (*node.inputs, *captured_values(node)) if value is not None]
+        if allowed(node) or any(value in leads_on for value in node.outputs):
+            leads_on.update(operands)
+    depends: set[ir.Value] = set()
+    for node in graph:
+        if node in forward:
+            if allowed(node) or any(v in depends for v in (*node.inputs, *captured_values(node)) if v is not None):
+                depends.update(node.outputs)
+                if not allowed(node) and not any(value in leads_on for value in node.outputs):
+                    yield node
+
+
+def _seed(found: TrainingGraph, allowed: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
+    """The nodes between the places where a loss scale enters and the first allowed ones."""
+    values = {place.value for place in found.places if place.edge is None}
+    edges = {place.edge.node for place in found.places if place.edge is not None}
+    for place in found.places:
+        producer = place.value.producer()
+        if place.edge is None and producer is not None:
+            yield producer
+    for node in found.graph:
+        if not allowed(node) and (node in edges or any(v in values for v in node.inputs if v is not None)):
+            values.update(node.outputs)
+            yield node

@@ -1,0 +1,124 @@
+"""What a user may change of the lists: operators by name, nodes by name, a file of lists."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from graphscale.analysis.rules import MICROSOFT
+from graphscale.casting.lists import Colour, OpRule, default_rules
+from graphscale.errors import AutocastError
+
+__all__ = ["Settings", "make_settings"]
+
+_FIELDS = tuple(colour.value for colour in Colour)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The lists to go by.
+
+    Attributes:
+        rules: the rule of each operator, by domain and name.
+        keep: the names of nodes that stay float32.
+    """
+
+    rules: Mapping[tuple[str, str], OpRule]
+    keep: frozenset[str]
+
+
+def make_settings(
+    allow: Iterable[str] = (),
+    deny: Iterable[str] = (),
+    keep: Collection[str] = (),
+    lists: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+) -> Settings:
+    """Change the lists.
+
+    Args:
+        allow: operators for the allow list: a name, or `domain::name`.
+        deny: operators for the deny list.
+        keep: the names of nodes that stay float32.
+        lists: `{"allow": [...], "infer": [...], "clear": [...], "deny": [...], "keep": [...]}` or the path of a JSON
+            file that holds it; the other arguments come on top.
+
+    Raises:
+        AutocastError: an operator is unknown or on two lists, or the file is not as it should be.
+    """
+    rules = default_rules()
+    chosen, nodes = _read(lists)
+    for colour, names in ((Colour.ALLOW, allow), (Colour.DENY, deny)):
+        for name in names:
+            chosen[_operator(name, rules)] = colour
+    both = {_operator(name, rules) for name in allow} & {_operator(name, rules) for name in deny}
+    if both:
+        raise AutocastError(f"{_text(sorted(both)[0])} is to be allowed and denied; choose one")
+    for operator, colour in chosen.items():
+        old = rules.get(operator, OpRule(colour))
+        reason = "on the user's deny list" if colour is Colour.DENY else ""
+        rules[operator] = dataclasses.replace(old, colour=colour, reason=reason)
+    return Settings(rules, frozenset(keep) | nodes)
+
+
+def _read(
+    lists: str | os.PathLike[str] | Mapping[str, Any] | None,
+) -> tuple[dict[tuple[str, str], Colour], frozenset[str]]:
+    if lists is None:
+        return {}, frozenset()
+    source = "the lists" if isinstance(lists, Mapping) else str(lists)
+    content = lists if isinstance(lists, Mapping) else _parse(Path(lists))
+    if not isinstance(content, Mapping):
+        raise AutocastError(f'{source} must be an object: {{"allow": [...], "deny": [...], ...}}')
+    found: dict[tuple[str, str], Colour] = {}
+    rules = default_rules()
+    for field, names in content.items():
+        if field not in (*_FIELDS, "keep"):
+            raise AutocastError(f"{source}: there is no list {field!r}; the lists are {', '.join(_FIELDS)} and keep")
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise AutocastError(f"{source}: {field!r} must be a list of names")
+        for name in names if field != "keep" else ():
+            operator = _operator(name, rules)
+            if operator in found and found[operator] is not Colour(field):
+                raise AutocastError(f"{source}: {name} is on two lists, {found[operator].value} and {field}")
+            found[operator] = Colour(field)
+    return found, frozenset(content.get("keep", ()))
+
+
+def _parse(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AutocastError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise AutocastError(f"{path} is not JSON: {error}") from error
+
+
+def _operator(name: str, rules: Mapping[tuple[str, str], OpRule]) -> tuple[str, str]:
+    """The domain and name of an operator that is known, here or to ONNX."""
+    domain, separator, op_type = name.rpartition("::")
+    if separator:
+        found = ("" if domain == "ai.onnx" else domain, op_type)
+        if found in rules or (found[0] not in ("", MICROSOFT)) or _in_onnx(found[1]):
+            return found
+    for candidate in (("", name), (MICROSOFT, name)):
+        if candidate in rules or (candidate[0] == "" and _in_onnx(name)):
+            return candidate
+    names = sorted({op for _, op in rules} | {schema.name for schema in onnx.defs.get_all_schemas()})
+    close = difflib.get_close_matches(op_type, names, 1)
+    hint = f"; did you mean {close[0]}?" if close else "; pass it as DOMAIN::NAME if it is your own"
+    raise AutocastError(f"there is no operator {name!r}{hint}")
+
+
+def _in_onnx(name: str) -> bool:
+    return bool(onnx.defs.has(name))
+
+
+def _text(operator: tuple[str, str]) -> str:
+    return f"{operator[0]}::{operator[1]}" if operator[0] else operator[1]

@@ -1,0 +1,50 @@
+"""The report of autocast as a table in the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from graphscale.casting.report import AutocastReport
+
+__all__ = ["show_autocast"]
+
+
+def show_autocast(report: AutocastReport, as_json: bool, title: str) -> None:
+    """Print a report on stdout, its warnings on stderr."""
+    if as_json:
+        json.dump(report.to_dict(), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return
+    console = Console(highlight=False)
+    console.print(Text(title), soft_wrap=True)
+    console.print(_table(report))
+    how = "roundings emulate it" if report.emulate else "casts stand at the borders"
+    before, after = report.activation_bytes_before, report.activation_bytes_after
+    console.print(
+        Text(
+            f"{report.low_nodes} of {report.low_nodes + report.kept_nodes} nodes run in {report.dtype}; "
+            f"{report.casts} {how}; activations for the backward pass: {before:,} -> {after:,} bytes"
+        ),
+        soft_wrap=True,
+    )
+    for constant in report.constants:
+        console.print(Text(f"kept in float32: {constant}"), soft_wrap=True)
+    for warning in report.warnings:
+        Console(stderr=True, highlight=False).print(Text(f"warning: {warning}"))
+
+
+def _table(report: AutocastReport) -> Table:
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("operator", no_wrap=True)
+    table.add_column(report.dtype, justify="right")
+    table.add_column("float32", justify="right")
+    table.add_column("why it stays float32", overflow="fold")
+    for op in report.ops:
+        why = "\n".join(f"{count}: {reason}" for reason, count in op.reasons.items())
+        table.add_row(Text(op.op), str(op.low or ""), str(op.kept or ""), Text(why))
+    return table

@@ -1,0 +1,114 @@
+"""Mixed precision for training graphs: `graphscale.autocast`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from graphscale import io
+from graphscale.casting.report import AutocastReport
+from graphscale.casting.settings import make_settings
+from graphscale.metadata import refuse_scaled
+from graphscale.passes import Autocast
+from graphscale.pipeline import Model, open_copy, prepare, run_passes, scale
+from graphscale.report import Report
+from graphscale.targets import check_versions, get_target
+
+__all__ = ["AutocastModel", "autocast"]
+
+
+@dataclasses.dataclass(frozen=True)
+class AutocastModel:
+    """The result of `autocast`.
+
+    Attributes:
+        model: the model in mixed precision: a ModelProto if one was given, else an onnx_ir model.
+        report: what was put into the small type, and why the rest was not.
+        scaling: the report of the loss scaling, if it was asked for.
+    """
+
+    model: ir.Model | onnx.ModelProto
+    report: AutocastReport
+    scaling: Report | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model atomically.
+
+        Raises:
+            OutputError: the folder does not exist, or cannot be written.
+        """
+        io.save(self.model if isinstance(self.model, ir.Model) else io.from_proto(self.model), path)
+
+
+def autocast(
+    model: Model,
+    dtype: str = "float16",
+    *,
+    emulate: bool = False,
+    allow: Iterable[str] = (),
+    deny: Iterable[str] = (),
+    keep: Iterable[str] = (),
+    lists: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    loss_scale: Any = None,
+    loss: str | None = None,
+    seed: str | None = None,
+    gradients: Sequence[str] | None = None,
+    updates: Mapping[str, str] | None = None,
+    target: str = "onnx",
+) -> AutocastModel:
+    """Put a float32 training graph into mixed precision. The model given is not changed.
+
+    Contractions, and what is safe between them, run in the small type; weights, moments and all carried state, the
+    loss, the seed of the backward pass, gradients and the optimizer stay float32. The lists are those of TensorFlow's
+    graph rewrite (grappler's auto_mixed_precision), carried over to ONNX; `graphscale.casting.lists` holds them with
+    the reason for each denied operator.
+
+    Args:
+        model: a path, an onnx_ir model or a ModelProto, as for `scale`, without a loss scale.
+        dtype: "float16", which needs a loss scale, or "bfloat16", which has the range of float32 and needs none.
+        emulate: leave all nodes in float32 and round every value that would be of the small type by a pair of casts:
+            overflow, underflow and rounding are then those of float16 on a CPU, too.
+        allow: operators for the allow list, a name or `domain::name`.
+        deny: operators for the deny list.
+        keep: the names of nodes that stay float32.
+        lists: `{"allow": [...], "infer": [...], "clear": [...], "deny": [...], "keep": [...]}`, or the path of a JSON
+            file that holds it.
+        loss_scale: scale the result, too, as `scale` does; None for no loss scale.
+        loss: as for `scale`.
+        seed: as for `scale`.
+        gradients: as for `scale`.
+        updates: as for `scale`.
+        target: the runtime that shall execute the graph.
+
+    Raises:
+        GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
+    """
+    settings = make_settings(tuple(allow), tuple(deny), tuple(keep), lists)
+    found_by = (loss, seed, tuple(gradients or ()), updates)
+    mixed = Autocast(dtype, emulate, settings, *found_by, target)
+    if loss_scale is not None:
+        scaled = scale(
+            model,
+            loss_scale,
+            loss=loss,
+            seed=seed,
+            gradients=gradients,
+            updates=updates,
+            target=target,
+            autocast=mixed,
+        )
+        assert mixed.report is not None
+        return AutocastModel(scaled.model, mixed.report, scaled.report)
+    work, name = open_copy(model)
+    refuse_scaled(work, name)
+    check_versions(work, get_target(target))
+    warnings = prepare(work)
+    run_passes(work, mixed)
+    assert mixed.report is not None
+    report = dataclasses.replace(mixed.report, warnings=(*warnings, *mixed.report.warnings))
+    return AutocastModel(io.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
