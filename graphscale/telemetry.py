@@ -118,8 +118,11 @@ def _none(make: _Make) -> tuple[ir.Value, ir.Value]:
 def _search(make: _Make, gradients: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value]:
     """The cause and index of the first gradient that is not finite, if there is one."""
     row = make("Constant", [], _INDEX, [1], value=ir.tensor(np.asarray([-1], dtype=np.int64)))
+    count = len(gradients)
+    zeros = {kind: ir.tensor(np.zeros((), dtype=kind.numpy())) for kind in (_REAL, ir.DataType.DOUBLE)}
+    nothing = make("Constant", [], _REAL, [], value=zeros[_REAL])
     bad, nan = [], []
-    for gradient in gradients:
+    for i, gradient in enumerate(gradients):
         dtype = dtype_of(gradient)
         flat = make("Reshape", [gradient, row], dtype, [None])
         if dtype is not ir.DataType.FLOAT:
@@ -127,23 +130,20 @@ def _search(make: _Make, gradients: Sequence[ir.Value]) -> tuple[ir.Value, ir.Va
             wide = dtype if dtype is ir.DataType.DOUBLE else _REAL
             flat = flat if dtype is wide else make("Cast", [flat], wide, [None], to=wide)
             dtype = wide
-        zero = make("Constant", [], dtype, [], value=ir.tensor(np.zeros((), dtype=dtype.numpy())))
+        zero = make("Constant", [], dtype, [], value=zeros[dtype])
         # 0*x is NaN for an x that is not finite.
-        probe = make("ReduceSum", [make("Mul", [flat, zero], dtype, [None])], dtype, [1], keepdims=1)
-        bad.append(make("Cast", [make("IsNaN", [probe], _FLAG, [1])], _REAL, [1], to=_REAL))
+        probe = make("ReduceSum", [make("Mul", [flat, zero], dtype, [None])], dtype, [], keepdims=0)
+        own = make("Constant", [], _REAL, [], value=ir.tensor(np.asarray(count - i, dtype=np.float32)))
+        bad.append(make("Where", [make("IsNaN", [probe], _FLAG, []), own, nothing], _REAL, []))
         flags = make("Cast", [make("IsNaN", [flat], _FLAG, [None])], _REAL, [None], to=_REAL)
         nan.append(make("ReduceSum", [flags], _REAL, [1], keepdims=1))
-    count = len(gradients)
-    # The first has the most weight. ArgMax would say it, and has no CUDA kernel in onnxruntime-training.
-    weights = ir.tensor(np.arange(count, 0, -1, dtype=np.float32))
-    weighted = [make("Concat", bad, _REAL, [count], axis=0), make("Constant", [], _REAL, [count], value=weights)]
-    weight = make("ReduceMax", [make("Mul", weighted, _REAL, [count])], _REAL, [], keepdims=0)
+    # The first one at fault has the most weight. ArgMax and ReduceMax have no CUDA kernels in every opset and release.
+    weight = make("Max", bad, _REAL, [])
     number = make("Constant", [], _REAL, [], value=ir.tensor(np.asarray(count, dtype=np.float32)))
     position = make("Min", [make("Sub", [number, weight], _REAL, []), _last(make, count)], _REAL, [])
     index = make("Cast", [position], _INDEX, [], to=_INDEX)
     nans = make("Gather", [make("Concat", nan, _REAL, [count], axis=0), index], _REAL, [], axis=0)
-    none = make("Constant", [], _REAL, [], value=ir.tensor(np.zeros((), dtype=np.float32)))
-    has_nan = make("Greater", [nans, none], _FLAG, [])
+    has_nan = make("Greater", [nans, nothing], _FLAG, [])
     return make("Where", [has_nan, _constant(make, _NAN), _constant(make, _INF)], _INDEX, []), index
 
 

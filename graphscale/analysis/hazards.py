@@ -28,9 +28,11 @@ _PURE_VIEWS = frozenset(
 )
 # It removes these where they change nothing: casts to the same type and back, slices of everything, sums of one.
 _VIEWS = frozenset(
-    {"Cast", "Clip", "Concat", "ConcatFromSequence", "Dropout", "Expand", "If", "Loop", "Max", "Mean", "Min", "Pad"}
-    | {"Scan", "Slice", "Split", "Sum", "Tile", "Where"}
+    {"Cast", "Clip", "Concat", "ConcatFromSequence", "Dropout", "Expand", "Loop", "Max", "Mean", "Min", "Pad"}
+    | {"Scan", "Slice", "Split", "Sum", "Tile"}
 )
+# And these where their condition is a constant.
+_SELECTIONS = frozenset({"If", "Where"})
 # And these with a constant that changes nothing.
 _FACTORS = frozenset({"Add", "Div", "Mul", "Sub"})
 
@@ -191,4 +193,7 @@ def _views(node: ir.Node, index: int) -> list[ir.Value]:
     if node.op_type in _FACTORS and len(node.inputs) == 2:
         other = node.inputs[1 - index]
         return list(node.outputs) if other is not None and constant_tensor(other) is not None else []
+    if node.op_type in _SELECTIONS:
+        condition = node.inputs[0]
+        return list(node.outputs) if condition is not None and constant_tensor(condition) is not None else []
     return list(node.outputs) if node.op_type in _PURE_VIEWS or node.op_type in _VIEWS else []

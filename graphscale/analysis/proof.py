@@ -123,6 +123,8 @@ def _prove_checked(
 def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:
     for value in guarded:
         node = value.producer()
+        if node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
         if node is None or node.op_type != "Where" or node.inputs[0] is not applies:
             raise ProofError(f"the next value {value.name!r} of carried state would not be guarded")
 

@@ -9,13 +9,22 @@ from onnx_ir.passes import InPlacePass, PassResult
 
 from graphscale.analysis.types import dtype_of
 from graphscale.analysis.updates import Update
-from graphscale.editing import shape_like
+from graphscale.editing import Editor, shape_like
 from graphscale.passes.guard_in_place import WRITES_INPUTS, guard_accumulator, guard_optimizer, guard_written_input
 from graphscale.passes.rewrite import Carried, Rewrite, rewrite_of
 
 __all__ = ["GuardUpdates"]
 
 NAME = "guard-updates"
+
+# ONNX Runtime has no kernel of Where for the first, and one that holds all of its values for the second.
+_WIDER = {
+    ir.DataType.BOOL: ir.DataType.UINT8,
+    ir.DataType.INT8: ir.DataType.INT32,
+    ir.DataType.INT16: ir.DataType.INT32,
+    ir.DataType.UINT16: ir.DataType.INT32,
+    ir.DataType.UINT32: ir.DataType.INT64,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +66,31 @@ def _carry(rewrite: Rewrite, update: Update, applies: ir.Value | None) -> bool:
         editor.graph.inputs.append(state)
         promoted = True
     if applies is not None:
-        outputs = [(f"{new.name}.guarded", dtype_of(new), shape_like(new))]
-        guarded = editor.node(NAME, "Where", [applies, new, state], outputs).outputs[0]
+        guarded = _select(editor, applies, new, state)
         editor.take_over_output(new, guarded, "unguarded")
         new = guarded
     in_place = rewrite.bound.target.in_place and state.is_initializer() and state.dtype is ir.DataType.FLOAT
+    # What is an output itself must still hold the old value when the step is over.
+    in_place = in_place and not state.is_graph_output()
     if in_place:
         rewrite.bound.write_in_place(state, new, NAME)
         editor.graph.outputs.remove(new)
     rewrite.carried.append(Carried(state, new, in_place))
     return promoted or in_place or applies is not None
+
+
+def _select(editor: Editor, applies: ir.Value, new: ir.Value, old: ir.Value) -> ir.Value:
+    """`new` if the step is applied, else `old`; through a wider type where `Where` has no kernel for theirs."""
+    dtype, shape = dtype_of(new), shape_like(new)
+    wide = _WIDER.get(dtype, dtype)
+    if wide is dtype:
+        outputs = [(f"{new.name}.guarded", dtype, shape)]
+        return editor.node(NAME, "Where", [applies, new, old], outputs).outputs[0]
+
+    def cast(value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
+        return editor.node(NAME, "Cast", [value], [(name, to, shape)], attributes={"to": to}).outputs[0]
+
+    operands = [cast(value, wide, f"{value.name}.wide") for value in (new, old)]
+    outputs = [(f"{new.name}.selected", wide, shape)]
+    selected = editor.node(NAME, "Where", [applies, *operands], outputs).outputs[0]
+    return cast(selected, dtype, f"{new.name}.guarded")

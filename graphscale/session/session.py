@@ -80,7 +80,9 @@ class Session:
         first = self._first_values(outputs, state or {})
         self._device = device_of(providers)
         in_place = [name for name in first if name not in outputs]
-        fed = [name for name in in_place if name not in self._model.graph.initializers]
+        # A session takes no buffer of a GPU for an initializer; what is fed there is written in place just as well.
+        on_gpu = self._device.name != "cpu"
+        fed = [name for name in in_place if on_gpu or name not in self._model.graph.initializers]
         work, decision = self._fenced(path, outputs)
         self._carried = CarriedState(self._device, first, outputs, _shared(work.graph, outputs, decision), fed)
         held = {name: self._carried.buffer(name) for name in in_place if name not in fed}
