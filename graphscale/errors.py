@@ -21,6 +21,7 @@ __all__ = [
     "SeedNotFoundError",
     "SessionError",
     "TargetError",
+    "TrainingError",
     "UnknownOperatorError",
     "UnsupportedModelError",
     "UpdateError",
@@ -93,3 +94,7 @@ class SessionError(GraphscaleError):
 
 class AutocastError(GraphscaleError):
     """A graph cannot be put into mixed precision, or the lists of operators are not acceptable."""
+
+
+class TrainingError(GraphscaleError):
+    """The data, the checkpoint, the metrics or a setting of a training run does not fit."""

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from graphscale.training.errors import TrainingError
+from graphscale.errors import TrainingError
 from graphscale.training.metrics import read_metrics
 from graphscale.training.plot import Curve, check_picture, draw
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from graphscale.cli import train_options as opt
 from graphscale.cli.progress import Tally, show_table
-from graphscale.training.errors import TrainingError
+from graphscale.errors import TrainingError
 from graphscale.training.interrupt import Interruption
 from graphscale.training.record import StepRecord
 from graphscale.training.schedules import LearningRate

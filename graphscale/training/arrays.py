@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from graphscale.errors import TrainingError
 from graphscale.tensor_files import read_safetensors
-from graphscale.training.errors import TrainingError
 
 __all__ = ["Arrays", "load_arrays", "load_npz"]
 

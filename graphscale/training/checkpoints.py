@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from graphscale.errors import GraphscaleError, OutputError
+from graphscale.errors import GraphscaleError, OutputError, TrainingError
 from graphscale.training.arrays import Arrays, load_arrays
-from graphscale.training.errors import TrainingError
 
 if TYPE_CHECKING:
     from graphscale.session import Session

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphscale.errors import TrainingError
 from graphscale.training.arrays import Arrays
-from graphscale.training.errors import TrainingError
 
 if TYPE_CHECKING:
     from graphscale.session import InputSpec

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphscale.training.errors import TrainingError
+from graphscale.errors import TrainingError
 
 if TYPE_CHECKING:
     from graphscale.session import InputSpec

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graphscale.errors import OutputError
+from graphscale.errors import OutputError, TrainingError
 from graphscale.io import check_output
-from graphscale.training.errors import TrainingError
 from graphscale.training.record import StepRecord
 
 __all__ = ["MetricsFile", "check_metrics", "read_metrics"]

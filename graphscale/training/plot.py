@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphscale import io
-from graphscale.training.errors import TrainingError
+from graphscale.errors import TrainingError
 from graphscale.training.record import StepRecord
 
 __all__ = ["Curve", "check_picture", "draw"]

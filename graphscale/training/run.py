@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from graphscale import io
+from graphscale.errors import TrainingError
 from graphscale.metadata import read_stamp
 from graphscale.session import Session
 from graphscale.training.arrays import Arrays, load_arrays, load_npz
 from graphscale.training.checkpoints import Checkpoints, Position
 from graphscale.training.data import Batches, Data
-from graphscale.training.errors import TrainingError
 from graphscale.training.feeds import check_fed, find_rate_input, parse_feeds
 from graphscale.training.loop import Trainer
 from graphscale.training.metrics import MetricsFile, check_metrics

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from graphscale.training.errors import TrainingError
+from graphscale.errors import TrainingError
 
 __all__ = ["SCHEDULES", "LearningRate"]
 

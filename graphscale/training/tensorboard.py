@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from graphscale.errors import OutputError
-from graphscale.training.errors import TrainingError
+from graphscale.errors import OutputError, TrainingError
 from graphscale.training.record import StepRecord
 
 __all__ = ["TensorBoard", "check_logdir"]
