@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphscale.errors import GraphscaleError
+from graphscale.errors import GraphscaleError, TrainingError
 from graphscale.training.arrays import load_arrays, load_npz
-from graphscale.training.errors import TrainingError
 from tests.conftest import assert_all_same_bits
 
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import graphscale as gs
-from graphscale.errors import GraphscaleError
+from graphscale.errors import GraphscaleError, TrainingError
 from graphscale.training.checkpoints import Checkpoints, Position
-from graphscale.training.errors import TrainingError
 from graphscale.training.metrics import read_metrics
 from graphscale.training.run import Options, Run
 from graphscale.training.schedules import LearningRate

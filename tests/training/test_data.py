@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphscale.errors import TrainingError
 from graphscale.session import InputSpec
 from graphscale.training.data import Batches, Data
-from graphscale.training.errors import TrainingError
 
 FREE = {
     "x": InputSpec(np.dtype(np.float32), ("batch", 3)),

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from graphscale.errors import TrainingError
 from graphscale.session import InputSpec
-from graphscale.training.errors import TrainingError
 from graphscale.training.feeds import check_fed, find_rate_input, parse_feeds
 
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphscale.errors import OutputError
-from graphscale.training.errors import TrainingError
+from graphscale.errors import OutputError, TrainingError
 from graphscale.training.metrics import MetricsFile, check_metrics, read_metrics
 from graphscale.training.record import StepRecord
 

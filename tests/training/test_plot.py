@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import graphscale as gs
-from graphscale.errors import OutputError
-from graphscale.training.errors import TrainingError
+from graphscale.errors import OutputError, TrainingError
 from graphscale.training.plot import Curve, check_picture, draw
 from graphscale.training.record import StepRecord
 

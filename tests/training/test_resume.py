@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import graphscale as gs
-from graphscale.training.errors import TrainingError
+from graphscale.errors import TrainingError
 from graphscale.training.metrics import read_metrics
 from graphscale.training.run import Options, Run
 from graphscale.training.schedules import LearningRate

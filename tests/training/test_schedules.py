@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphscale.training.errors import TrainingError
+from graphscale.errors import TrainingError
 from graphscale.training.schedules import SCHEDULES, LearningRate
 
 NEEDED: dict[str, dict[str, Any]] = {"step": {"decay_steps": 3}, "exponential": {"decay_steps": 3}}

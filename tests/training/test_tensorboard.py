@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphscale.errors import OutputError
-from graphscale.training.errors import TrainingError
+from graphscale.errors import OutputError, TrainingError
 from graphscale.training.record import StepRecord
 from graphscale.training.run import Run
 from graphscale.training.schedules import LearningRate
