@@ -58,7 +58,7 @@ class Editor:
         pass_name: str,
         op_type: str,
         inputs: Sequence[ir.Value | None],
-        outputs: Sequence[tuple[str, ir.DataType, ir.Shape | Sequence[int] | None]],
+        outputs: Sequence[tuple[str, ir.DataType | None, ir.Shape | Sequence[int] | None]],
         *,
         domain: str = "",
         attributes: Mapping[str, Any] | None = None,
@@ -70,7 +70,8 @@ class Editor:
             pass_name: the pass that inserts it.
             op_type: the operator.
             inputs: its inputs.
-            outputs: `(name, dtype, shape)` of each output; names that are taken get a suffix.
+            outputs: `(name, dtype, shape)` of each output, None for what is not known; names that are taken get a
+                suffix.
             domain: the operator's domain; it is added to the graph's opset imports.
             attributes: the node's attributes.
             at: `("after", node)` or `("before", node)`.
@@ -78,7 +79,7 @@ class Editor:
         values = [
             ir.Value(
                 name=self.unique(name),
-                type=ir.TensorType(dtype),
+                type=None if dtype is None else ir.TensorType(dtype),
                 shape=None if shape is None else ir.Shape(shape),
             )
             for name, dtype, shape in outputs

@@ -28,6 +28,11 @@ __all__ = [
 ]
 
 
+def one_line(error: object) -> str:
+    """The text of an error from below without its line breaks."""
+    return " ".join(str(error).split())
+
+
 class GraphscaleError(Exception):
     """Base class of all errors on input that graphscale cannot accept."""
 

@@ -96,8 +96,10 @@ def check_output(path: str | os.PathLike[str]) -> Path:
             raise OutputError(f"{path} is a folder; name the file to write")
         if not target.parent.is_dir():
             raise OutputError(f"the folder {target.parent} does not exist; create it, or write somewhere else")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+        if target.exists() and not target.is_file():
+            raise OutputError(f"{path} is no regular file, and would be replaced by one; name a file to write")
+    except (OSError, ValueError) as error:  # a name with a NUL byte is a ValueError
+        raise OutputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
     return target
 
 
@@ -113,7 +115,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = check_output(path)
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=".graphscale-", suffix=".tmp", dir=target.parent) as folder:
             temporary = Path(folder, target.name)
             yield temporary
             os.chmod(temporary, _mode_for(target))

@@ -44,9 +44,9 @@ def glance(editor: Editor, reader: ir.Node) -> ir.Value:
     """A scalar bool value that depends on a node's first output, at the cost of one element."""
     value = next(output for output in reader.outputs if output.name)
     flat, one, zero = (_indices(editor, name, [n]) for name, n in (("flat", -1), ("one", 1), ("zero", 0)))
-    outputs = [("order.flat", value.dtype or ir.DataType.FLOAT, None)]
+    outputs = [("order.flat", value.dtype, None)]
     row = editor.node(NAME, "Reshape", [value, flat], outputs).outputs[0]
-    outputs = [("order.first", value.dtype or ir.DataType.FLOAT, None)]
+    outputs = [("order.first", value.dtype, None)]
     first = editor.node(NAME, "Slice", [row, zero, one], outputs).outputs[0]
     to = {"to": ir.DataType.FLOAT}
     real = editor.node(NAME, "Cast", [first], [("order.real", ir.DataType.FLOAT, None)], attributes=to).outputs[0]

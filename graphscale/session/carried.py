@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from graphscale.errors import SessionError
+from graphscale.errors import SessionError, one_line
 from graphscale.session.interface import InputSpec, as_native
 
 __all__ = ["CarriedState", "Device", "check_state"]
@@ -41,7 +41,9 @@ class Device:
         try:
             return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), self.name, self.index)
         except Exception as error:  # ORT's exceptions share no public base class
-            raise SessionError(f"no memory for the state {name!r} on {self.name} {self.index}: {error}") from error
+            raise SessionError(
+                f"no memory for the state {name!r} on {self.name} {self.index}: {one_line(error)}"
+            ) from error
 
 
 class CarriedState:
@@ -131,7 +133,10 @@ def check_state(specs: Mapping[str, InputSpec], values: Mapping[str, Any], sourc
     for name, value in values.items():
         if name not in specs:
             raise SessionError(f"{source}: {name!r} is not carried by this graph; carried are {', '.join(specs)}")
-        array = as_native(np.asarray(value))
+        try:
+            array = as_native(np.asarray(value))
+        except Exception as error:  # whatever another library's tensor raises
+            raise SessionError(f"{source}: the state {name!r} is no array: {one_line(error)}") from error
         problem = specs[name].misfit(array.dtype, array.shape)
         if problem is not None:
             raise SessionError(f"{source}: the state {name!r} {problem}")

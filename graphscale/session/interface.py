@@ -11,9 +11,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from graphscale.errors import SessionError
+from graphscale.errors import SessionError, one_line
 
-__all__ = ["InputSpec", "as_feed", "as_native", "fingerprint", "read_specs"]
+__all__ = ["InputSpec", "as_feed", "as_native", "as_ort_value", "fingerprint", "read_specs"]
 
 _DTYPES: dict[str, Any] = {
     "tensor(float)": np.float32,
@@ -30,6 +30,7 @@ _DTYPES: dict[str, Any] = {
     "tensor(uint64)": np.uint64,
     "tensor(bool)": np.bool_,
 }
+_ONNX_BFLOAT16 = 16
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 
@@ -112,11 +113,13 @@ def as_native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _converted(name: str, value: Any, spec: InputSpec) -> Any:
+    import onnxruntime as ort
+
     if isinstance(value, bool | int | float | list | tuple):
         return _from_numbers(name, value, spec)
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
-    if hasattr(value, "data_type") and hasattr(value, "shape") and hasattr(value, "numpy"):
+    if isinstance(value, ort.OrtValue):
         return _ort_value(name, value, spec)
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         return _from_dlpack(name, value, spec)
@@ -133,7 +136,9 @@ def _from_numbers(name: str, value: Any, spec: InputSpec) -> np.ndarray[Any, Any
                 raise TypeError(f"{array.dtype.name} would lose what {spec.dtype.name} cannot hold")
             return np.asarray(value, dtype=spec.dtype)
     except (ValueError, TypeError, OverflowError, FloatingPointError) as error:
-        raise SessionError(f"the feed {name!r} cannot become an array of {spec.dtype.name}: {error}") from error
+        raise SessionError(
+            f"the feed {name!r} cannot become an array of {spec.dtype.name}: {one_line(error)}"
+        ) from error
 
 
 def _ort_value(name: str, value: Any, spec: InputSpec) -> Any:
@@ -149,20 +154,34 @@ def _from_dlpack(name: str, value: Any, spec: InputSpec) -> Any:
     import onnxruntime as ort
 
     cpu = 1  # kDLCPU
-    if value.__dlpack_device__()[0] == cpu:
-        try:
-            return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            if spec.dtype != ml_dtypes.bfloat16:
-                raise SessionError(f"the feed {name!r} cannot be taken over by DLPack: {error}") from error
     try:
+        if value.__dlpack_device__()[0] == cpu and spec.dtype != ml_dtypes.bfloat16:
+            return np.from_dlpack(value)
         capsule = value.__dlpack__()
         taken = ort.OrtValue(ort.capi._pybind_state.OrtValue.from_dlpack(capsule, spec.dtype == np.bool_))
-    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever the other library raises
         raise SessionError(
-            f"the feed {name!r} cannot be taken over by DLPack: {error}; pass a numpy array or an OrtValue"
+            f"the feed {name!r} cannot be taken over by DLPack: {one_line(error)}; pass a numpy array or an OrtValue"
         ) from error
     return _ort_value(name, taken, spec)
+
+
+def as_ort_value(name: str, array: np.ndarray[Any, Any]) -> Any:
+    """A value of ONNX Runtime that holds an array, without a copy.
+
+    Raises:
+        SessionError: it is of bfloat16, which this release cannot take from numpy.
+    """
+    import onnxruntime as ort
+
+    if array.dtype != ml_dtypes.bfloat16:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    if not hasattr(ort.OrtValue, "ortvalue_from_numpy_with_onnx_type"):
+        raise SessionError(
+            f"the feed {name!r}: onnxruntime {ort.__version__} takes no bfloat16 arrays from numpy; pass a tensor that "
+            "has DLPack"
+        )
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
 
 
 def fingerprint(inputs: Mapping[str, InputSpec], outputs: Iterable[str], carried: Mapping[str, InputSpec]) -> str:

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from graphscale import io
-from graphscale.errors import SessionError
+from graphscale.errors import SessionError, one_line
 from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import Device
 
@@ -75,12 +75,12 @@ def create(
             options.add_initializer(name, buffer)
     except Exception as error:  # ORT's exceptions share no public base class
         raise SessionError(
-            f"the session options hold the state of another session already; make new ones: {error}"
+            f"the session options hold the state of another session already; make new ones: {one_line(error)}"
         ) from error
     try:
         session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted)
     except Exception as error:  # ORT's exceptions share no public base class
-        raise SessionError(f"ONNX Runtime {ort.__version__} cannot load the model: {error}") from error
+        raise SessionError(f"ONNX Runtime {ort.__version__} cannot load the model: {one_line(error)}") from error
     _check_started([_name(provider) for provider in wanted], session.get_providers())
     return session
 
@@ -116,6 +116,9 @@ def _source(model: ir.Model, path: str | None, bound: Collection[str]) -> str | 
         del copy.graph.initializers[name]
     if maps_files(model, bound):
         ir.external_data.load_to_model(copy)
+    # Two fusions of ONNX Runtime next to nodes without a name give their results the same one.
+    for i, node in enumerate(copy.graph):
+        node.name = node.name or f"graphscale/unnamed.{i}"
     data: bytes = io.to_proto(copy).SerializeToString()
     return data
 

@@ -6,11 +6,12 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from graphscale.errors import SessionError
+from graphscale.errors import SessionError, one_line
 from graphscale.session.carried import CarriedState, Device
-from graphscale.session.interface import InputSpec, as_feed
+from graphscale.session.interface import InputSpec, as_feed, as_ort_value
 
 __all__ = ["StepError", "StepPlan"]
 
@@ -64,7 +65,14 @@ class StepPlan:
         Raises:
             SessionError: one does not fit.
         """
-        return [(name, as_feed(name, feeds[name], spec)) for name, spec in self._specs]
+        checked = []
+        for name, spec in self._specs:
+            value = as_feed(name, feeds[name], spec)
+            # A binding takes arrays of numpy for inputs that must be fed, and of the dtypes that numpy has itself.
+            if (spec.optional or spec.dtype == ml_dtypes.bfloat16) and isinstance(value, np.ndarray):
+                value = as_ort_value(name, value)
+            checked.append((name, value))
+        return checked
 
     def run(
         self, session: Any, feeds: Sequence[tuple[str, Any]]
@@ -84,15 +92,18 @@ class StepPlan:
                     binding.bind_cpu_input(name, value)
                 else:
                     binding.bind_ortvalue_input(name, value)
-            # A bound output keeps the buffer of the run before, which the caller may still hold: bind it anew.
-            for name in self._fetch:
-                binding.bind_output(name, "cpu")
-            for name in self._status:
-                binding.bind_output(name, self._device.name, self._device.index)
+        except Exception as error:  # ORT's exceptions share no public base class
+            raise SessionError(f"the feed {name!r} cannot be bound: {one_line(error)}") from error
+        # A bound output keeps the buffer of the run before, which the caller may still hold: bind it anew.
+        for name in self._fetch:
+            binding.bind_output(name, "cpu")
+        for name in self._status:
+            binding.bind_output(name, self._device.name, self._device.index)
+        try:
             session.run_with_iobinding(binding)
         except Exception as error:  # ORT's exceptions share no public base class
             self._bindings.clear()
-            raise StepError(f"the step could not run: {error}") from error
+            raise StepError(f"the step could not run: {one_line(error)}") from error
         found = binding.get_outputs_as_ortvaluevector()
         first = self._first
         values = {name: found[first + i] for i, name in enumerate((*self._fetch, *self._status))}

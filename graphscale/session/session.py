@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,7 +22,7 @@ from graphscale.session.interface import InputSpec, fingerprint, read_specs
 from graphscale.session.loading import create, device_of, maps_files, open_model, quiet_options
 from graphscale.session.plan import StepError, StepPlan
 from graphscale.session.result import StepResult
-from graphscale.session.state_file import check_origin, read_state_file, write_state_file
+from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -160,7 +159,12 @@ class Session:
             raise SessionError(f"feeds are a mapping of input names to values; got a {type(feeds).__name__}")
         if isinstance(fetch, str):
             raise SessionError(f"fetch is a list of output names; pass [{fetch!r}]")
+        if not isinstance(fetch, Iterable | None):
+            raise SessionError(f"fetch is a list of output names; got {fetch!r}")
         wanted = self.output_names if fetch is None else tuple(fetch)
+        wrong = [name for name in wanted if not isinstance(name, str)]
+        if wrong:
+            raise SessionError(f"fetch is a list of output names; it holds {wrong[0]!r}")
         key = (*feeds, None, *wanted)
         plan = self._plans.get(key)
         return self._plan(key, tuple(feeds), wanted) if plan is None else plan
@@ -192,8 +196,9 @@ class Session:
 
         Raises:
             OutputError: the file cannot be written; an existing one is as it was.
+            SessionError: `extra` holds something else than texts.
         """
-        write_state_file(path, self.state_dict(), self.stamp, self._interface, extra or {})
+        write_state_file(path, self.state_dict(), self.stamp, self._interface, {} if extra is None else extra)
 
     def load_state(self, path: str | os.PathLike[str]) -> dict[str, str]:
         """Read all carried state from a file that `save_state` wrote; training goes on from there, bit for bit.
@@ -207,9 +212,10 @@ class Session:
         self._open()
         state, metadata = read_state_file(path)
         check_origin(path, metadata, self.stamp, self._interface)
+        extra = read_extra(path, metadata)
         self._carried.write(state, os.fspath(path))
         self._torn = False
-        return dict(json.loads(metadata.get("graphscale.extra", "{}")))
+        return extra
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the model with the present state in it: a session on that file goes on from here.

@@ -14,7 +14,7 @@ from graphscale.errors import ModelFileError, SessionError
 from graphscale.metadata import Stamp
 from graphscale.tensor_files import read_safetensors, write_safetensors
 
-__all__ = ["check_origin", "read_state_file", "write_state_file"]
+__all__ = ["check_origin", "read_extra", "read_state_file", "write_state_file"]
 
 _FORMAT, _STATE = "graphscale.format", "state/1"
 
@@ -31,8 +31,11 @@ def write_state_file(
     """Write a state file atomically.
 
     Raises:
+        SessionError: `extra` does not map texts to texts.
         OutputError: it cannot be written; an existing file is as it was.
     """
+    if not isinstance(extra, Mapping) or not all(isinstance(text, str) for item in extra.items() for text in item):
+        raise SessionError("extra maps names to texts; turn numbers into texts first")
     metadata = {
         _FORMAT: _STATE,
         "graphscale.version": version("graphscale"),
@@ -60,6 +63,21 @@ def read_state_file(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, str
     if metadata.get(_FORMAT) != _STATE:
         raise SessionError(f"{path} is no state file of a graphscale session; write one with Session.save_state")
     return state, metadata
+
+
+def read_extra(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> dict[str, str]:
+    """The extra texts of a state file.
+
+    Raises:
+        SessionError: they are damaged.
+    """
+    try:
+        extra = json.loads(metadata.get("graphscale.extra", "{}"))
+    except ValueError as error:
+        raise SessionError(f"{path}: its extra texts are damaged: {error}") from error
+    if not isinstance(extra, dict) or not all(isinstance(text, str) for text in extra.values()):
+        raise SessionError(f"{path}: its extra texts are damaged")
+    return extra
 
 
 def check_origin(path: str | os.PathLike[str], metadata: Mapping[str, str], stamp: Stamp, interface: str) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoints", "Position"]
 
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
-_TEMPORARY = ".step-*.tmp"  # what a killed process leaves of a checkpoint that it was writing
+_TEMPORARY = ".graphscale-*.tmp"  # what a killed process leaves of a checkpoint that it was writing
 _LOCK = ".lock"
 _KEY = "graphscale.train"
 _HASH = "sha256:"
