@@ -112,7 +112,7 @@ def test_a_bad_checkpoint_is_named(
 
 def test_what_a_killed_process_left_is_cleared_away(begun: Options) -> None:
     folder = folder_of(begun)
-    left = folder / ".step-00000006.safetensors.abc.tmp"
+    left = folder / ".graphscale-abc.tmp"
     left.mkdir()
     (left / "step-00000006.safetensors").write_bytes(b"half")
     other = folder / "notes.tmp"

@@ -44,7 +44,7 @@ def test_killed_twenty_times(tmp_path: Path) -> None:
         found = checkpoints(killed / "kept")
         for path in found:
             assert read_checkpoint(path)["current_loss_scale"] >= 1
-        half_written += bool(list((killed / "kept").glob(".step-*.tmp")))
+        half_written += bool(list((killed / "kept").glob(".graphscale-*.tmp")))
         reached = int(found[-1].stem.removeprefix("step-")) if found else 0
         assert reached >= steps
         steps = reached
