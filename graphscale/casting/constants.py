@@ -1,6 +1,10 @@
-"""Constants that a small type cannot hold."""
+"""Constants that a small type cannot hold, and what only moves them about."""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -8,28 +12,76 @@ import onnx_ir as ir
 
 from graphscale.analysis.values import constant_tensor
 
-__all__ = ["misfit"]
+__all__ = ["Misfit", "misfits"]
 
 # Larger ones are read only if they are in memory already: weights are never loaded to be looked at.
 _LOOK = 2**16
 
 
-def misfit(value: ir.Value, dtype: ir.DataType) -> str | None:
-    """Why a constant must not be rounded to a small type, or None: infinities are exact, and stay.
+@dataclasses.dataclass(frozen=True)
+class Misfit:
+    """Why a constant must not be rounded to a small type.
+
+    Attributes:
+        reason: a sentence for the report.
+        overflows: a finite number of it would become infinite; else a nonzero one would become zero.
+    """
+
+    reason: str
+    overflows: bool
+
+
+def misfits(
+    nodes: Iterable[ir.Node], floats: set[ir.Value], moves: Mapping[ir.Node, bool], dtype: ir.DataType
+) -> dict[ir.Value, Misfit]:
+    """The constants that do not fit into a small type, and the values that only hold their numbers.
 
     Args:
-        value: any value; only a constant is looked at.
-        dtype: float16 or bfloat16.
+        nodes: in execution order.
+        floats: the float32 values.
+        moves: whether a node gives the numbers that it gets, elsewhere.
+        dtype: float16 or bfloat16. An infinity is exact in both, and fits.
     """
-    tensor = constant_tensor(value)
-    if tensor is None or (isinstance(tensor, ir.ExternalTensor) and tensor.size > _LOOK):
+    found: dict[ir.Value, Misfit] = {}
+    derived: set[ir.Value] = set()
+    seen: set[ir.Value] = set()
+
+    def look(value: ir.Value, tensor: Any) -> None:
+        derived.add(value)
+        problem = None if tensor is None else _misfit(value, tensor, dtype)
+        if problem is not None:
+            found[value] = problem
+
+    for node in nodes:
+        if node.op_type == "ConstantOfShape" and "value" in node.attributes:
+            look(node.outputs[0], node.attributes["value"].as_tensor())
+            continue
+        for value in (*node.inputs, *node.outputs):
+            if value is not None and value in floats and value not in seen:
+                seen.add(value)
+                tensor = constant_tensor(value)
+                if tensor is not None:
+                    look(value, tensor)
+        operands = [value for value in node.inputs if value is not None and value in floats]
+        if operands and moves.get(node, False) and derived.issuperset(operands):
+            derived.update(node.outputs)
+            problem = next((found[value] for value in operands if value in found), None)
+            if problem is not None:
+                found.update(dict.fromkeys(node.outputs, problem))
+    return found
+
+
+def _misfit(value: ir.Value, tensor: ir.TensorProtocol, dtype: ir.DataType) -> Misfit | None:
+    if tensor.dtype is not ir.DataType.FLOAT or (isinstance(tensor, ir.ExternalTensor) and tensor.size > _LOOK):
         return None
     array = tensor.numpy()
     kind = np.float16 if dtype is ir.DataType.FLOAT16 else ml_dtypes.bfloat16
     with np.errstate(over="ignore", under="ignore"):
         rounded = array.astype(kind).astype(np.float32)
-    lost = np.isfinite(array) & ((np.isinf(rounded)) | ((rounded == 0) & (array != 0)))
-    if not lost.any():
+    over = np.isfinite(array) & np.isinf(rounded)
+    under = (rounded == 0) & (array != 0)
+    if not (over.any() or under.any()):
         return None
-    number = float(array[lost].flat[0])
-    return f"the constant {value.name!r} holds {number:g}, which {dtype.name.lower()} cannot hold"
+    number = float(array[over if over.any() else under].flat[0])
+    reason = f"the constant {value.name!r} holds {number:g}, which {dtype.name.lower()} cannot hold"
+    return Misfit(reason, bool(over.any()))

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.analysis.types import dtypes_of
 from graphscale.analysis.values import captured_values, subgraphs
-from graphscale.casting.constants import misfit
+from graphscale.casting.constants import Misfit, misfits
 from graphscale.casting.lists import Colour, OpRule
 from graphscale.casting.region import nodes_of, pinned
 from graphscale.casting.schema import takes
@@ -52,6 +52,14 @@ class Painting:
         """The indices of a node's operands that are float16 if the node is."""
         wide = self.rules[node].wide_inputs
         return [i for i, v in enumerate(node.inputs) if v is not None and i not in wide and v in self.floats]
+
+    def sides(self, node: ir.Node) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:
+        """The indices of a node's float32 operands and results that are float16 if the node is, and of the others."""
+        rule = self.rules[node]
+        inputs = [i for i, value in enumerate(node.inputs) if value is not None and value in self.floats]
+        outputs = [i for i, value in enumerate(node.outputs) if value.name and value in self.floats]
+        low = [i for i in inputs if i not in rule.wide_inputs], [i for i in outputs if i not in rule.wide_outputs]
+        return low, ([i for i in inputs if i not in low[0]], [i for i in outputs if i not in low[1]])
 
     def low_outputs(self, node: ir.Node) -> list[ir.Value]:
         """A node's results that are float16 if the node is."""
@@ -102,6 +110,8 @@ def _deny(
     if unknown:
         raise AutocastError(f"there is no node {sorted(unknown)[0]!r} to keep in float32")
     owners = _owners(found.graph)
+    moves = {node: rule.colour is Colour.CLEAR for node, rule in rules.items()}
+    unfit = misfits(painting.nodes, painting.floats, moves, dtype)
     for node in painting.nodes:
         rule = rules[node]
         reason = stays.get(owners.get(node, node))
@@ -112,12 +122,12 @@ def _deny(
         if reason is None and rule.colour is Colour.DENY:
             reason = rule.reason
         if reason is None:
-            reason = _own_reason(painting, node, dtype) or takes(node, painting.low_inputs(node), dtype, opset)
+            reason = _own_reason(painting, node, unfit) or takes(node, *painting.sides(node), dtype, opset)
         if reason is not None:
             reasons[node] = reason
 
 
-def _own_reason(painting: Painting, node: ir.Node, dtype: ir.DataType) -> str | None:
+def _own_reason(painting: Painting, node: ir.Node, unfit: Mapping[ir.Value, Misfit]) -> str | None:
     """Why this one node stays float32, though its operator need not."""
     if node.op_type == "Mul" and node.inputs[0] is node.inputs[1]:
         return "a square leaves the range of float16"
@@ -126,12 +136,14 @@ def _own_reason(painting: Painting, node: ir.Node, dtype: ir.DataType) -> str | 
     if node.op_type == "LayerNormalization" and "stash_type" in node.attributes:
         if node.attributes["stash_type"].as_int() != ir.DataType.FLOAT:
             return "its statistics are not float32"
-    if painting.rules[node].colour is not Colour.ALLOW:
-        for i in painting.low_inputs(node):
-            value = node.inputs[i]
-            problem = None if value is None else misfit(value, dtype)
-            if problem is not None:
-                return problem
+    if not painting.low_inputs(node):
+        return "it has no operand in float32"
+    for i in painting.low_inputs(node):
+        value = node.inputs[i]
+        problem = None if value is None else unfit.get(value)
+        # Small numbers among the weights of a contraction may become zero, as those of trained weights do.
+        if problem is not None and (problem.overflows or painting.rules[node].colour is not Colour.ALLOW):
+            return problem.reason
     return None
 
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.hazards import ancestors
 from graphscale.analysis.training_graph import TrainingGraph
-from graphscale.analysis.values import captured_values, subgraphs
+from graphscale.analysis.values import captured_values, is_scalar, subgraphs
 
 __all__ = ["OPTIMIZER", "nodes_of", "pinned"]
 
@@ -26,13 +26,21 @@ def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
             yield from nodes_of(body)
 
 
-def pinned(found: TrainingGraph, allowed: Callable[[ir.Node], bool]) -> dict[ir.Node, str]:
+def pinned(found: TrainingGraph, on_allow_list: Callable[[ir.Node], bool]) -> dict[ir.Node, str]:
     """The nodes of the main graph that stay float32 wherever they are on the lists, with the reason.
 
     Args:
         found: the analysis of the graph.
-        allowed: whether a node is on the allow list.
+        on_allow_list: whether a node is.
     """
+
+    def allowed(node: ir.Node) -> bool:
+        """A contraction that gives a scalar is a sum, the loss itself; a node with bodies is what these are."""
+        bodies = [inner for body in subgraphs(node) for inner in nodes_of(body)]
+        return any(map(on_allow_list, bodies)) or (
+            on_allow_list(node) and not any(is_scalar(value) for value in node.outputs)
+        )
+
     forward = ancestors(found.loss)
     backward: set[ir.Node] = set()
     for gradient in found.gradients:

@@ -11,30 +11,52 @@ import onnx_ir as ir
 __all__ = ["takes"]
 
 
-def takes(node: ir.Node, inputs: Sequence[int], dtype: ir.DataType, opsets: Mapping[str, int]) -> str | None:
+def takes(
+    node: ir.Node,
+    low: tuple[Sequence[int], Sequence[int]],
+    wide: tuple[Sequence[int], Sequence[int]],
+    dtype: ir.DataType,
+    opsets: Mapping[str, int],
+) -> str | None:
     """Why a node cannot compute in a small type, or None. What ONNX does not define is taken to be able to.
 
     Args:
         node: the node.
-        inputs: the operands that would be of that type.
+        low: the indices of the operands and of the results that would be of that type.
+        wide: those that would stay float32.
         dtype: the type.
         opsets: the versions of the operator domains.
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
     version = opsets.get(domain, opsets.get("ai.onnx", 1)) if domain == "" else opsets.get(domain, 1)
-    allowed = _types(node.op_type, domain, version)
+    schema = _schema(node.op_type, domain, version)
+    if schema is None:
+        return None
     text = f"tensor({dtype.name.lower()})"
-    for i in inputs:
-        types = None if allowed is None else allowed[min(i, len(allowed) - 1)]
-        if types is not None and text not in types:
-            return f"opset {version} does not define it for {dtype.name.lower()}"
+    inputs, outputs = ([_parameter(side, i) for i in found] for side, found in zip(_sides(schema), low, strict=True))
+    if any(text not in parameter.types for parameter in (*inputs, *outputs)):
+        return f"opset {version} does not define it for {dtype.name.lower()}"
+    bound = {parameter.type_str for parameter in inputs}
+    if any(parameter.type_str not in bound for parameter in outputs):
+        return "the type of its result does not follow from its operands"
+    for side, found in zip(_sides(schema), wide, strict=True):
+        if any(_parameter(side, i).type_str in bound for i in found):
+            return f"opset {version} has one type for all its operands, and some must stay float32"
     return None
 
 
 @functools.cache
-def _types(op_type: str, domain: str, version: int) -> list[frozenset[str]] | None:
+def _schema(op_type: str, domain: str, version: int) -> onnx.defs.OpSchema | None:
     if not onnx.defs.has(op_type, version, domain):
         return None
-    schema = onnx.defs.get_schema(op_type, version, domain)
-    found = [frozenset(parameter.types) for parameter in schema.inputs]
-    return found or None
+    return onnx.defs.get_schema(op_type, version, domain)
+
+
+def _sides(
+    schema: onnx.defs.OpSchema,
+) -> tuple[Sequence[onnx.defs.OpSchema.FormalParameter], Sequence[onnx.defs.OpSchema.FormalParameter]]:
+    return schema.inputs, schema.outputs
+
+
+def _parameter(side: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> onnx.defs.OpSchema.FormalParameter:
+    return side[min(index, len(side) - 1)]
