@@ -16,6 +16,9 @@ from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError
 
 __all__ = ["check_output", "from_proto", "load", "replacing", "save", "to_proto"]
 
+# A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
+_LARGEST = 2**31 - 2**27
+
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
     """Read an ONNX model; weights in external files stay on disk.
@@ -43,6 +46,11 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
 def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
     values = model.graph.initializers.values()
     return [v.const_value for v in values if isinstance(v.const_value, ir.ExternalTensor)]
+
+
+def _bytes_in_memory(model: ir.Model) -> int:
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(t.nbytes for t in tensors if t is not None and not isinstance(t, ir.ExternalTensor))
 
 
 def _check_external_files(model: ir.Model, path: str | os.PathLike[str]) -> None:
@@ -147,7 +155,7 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     """Write a model atomically: an existing file is replaced only by a complete one.
 
     Weights in external files stay there if the model is written into the same folder; elsewhere they are copied to
-    `NAME.data` beside it.
+    `NAME.data` beside it, and so are weights in memory that are too large for one file.
 
     Raises:
         OutputError: the folder does not exist, or cannot be written.
@@ -156,6 +164,7 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     folder = target.parent.resolve()
     data = f"{target.name}.data"
     moves = any(Path(tensor.base_dir).resolve() != folder for tensor in _external_tensors(model))
+    moves = moves or _bytes_in_memory(model) > _LARGEST
     try:
         with tempfile.TemporaryDirectory(prefix=".graphscale-", dir=folder) as temporary:
             written = Path(temporary, "model.onnx")
