@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Collection, Mapping, Sequence
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -78,7 +80,9 @@ def create(
             f"the session options hold the state of another session already; make new ones: {one_line(error)}"
         ) from error
     try:
-        session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted)
+        # Where a provider fails, ONNX Runtime prints that it goes on with the CPU; newer releases can be told not to.
+        with contextlib.redirect_stdout(StringIO()):
+            session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted, enable_fallback=0)
     except Exception as error:  # ORT's exceptions share no public base class
         raise SessionError(f"ONNX Runtime {ort.__version__} cannot load the model: {one_line(error)}") from error
     _check_started([_name(provider) for provider in wanted], session.get_providers())
@@ -92,6 +96,10 @@ def device_of(providers: Sequence[Any] | None) -> Device:
         SessionError: a provider is not installed, or there is no driver for it.
     """
     wanted = list(providers or [_CPU])
+    for provider in wanted:
+        has_options = isinstance(provider, tuple) and len(provider) == 2 and isinstance(provider[1], dict)
+        if not (isinstance(provider, str) or (has_options and isinstance(provider[0], str))):
+            raise SessionError(f"a provider is a name, or (name, options as a dict); got {provider!r}")
     _check_installed([_name(provider) for provider in wanted])
     if _CUDA in map(_name, wanted):
         _check_driver()

@@ -73,6 +73,8 @@ class Session:
     ) -> None:
         if isinstance(providers, str):
             providers = [providers]
+        if not isinstance(providers, Sequence | None):
+            raise SessionError(f"providers are a list of names, or of (name, options); got {providers!r}")
         self._model, path = open_model(model)
         self.stamp = read_stamp(self._model.metadata_props, "the model" if path is None else path)
         outputs = dict(self.stamp.state)
