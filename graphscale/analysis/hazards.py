@@ -105,10 +105,10 @@ def late_failures(
     return [node for node in graph if node not in before and not (trusted(node) or cannot_fail(node))]
 
 
-def ancestors(value: ir.Value) -> set[ir.Node]:
-    """The nodes that a value depends on."""
+def ancestors(*values: ir.Value) -> set[ir.Node]:
+    """The nodes that one of these values depends on."""
     found: set[ir.Node] = set()
-    pending = [value]
+    pending = list(values)
     while pending:
         node = pending.pop().producer()
         if node is not None and node not in found:

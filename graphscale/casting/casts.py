@@ -11,9 +11,11 @@ from graphscale.casting.lists import Colour
 from graphscale.casting.paint import Painting, reads_shape
 from graphscale.editing import PASS_KEY, Editor, replace_reads, shape_like
 
-__all__ = ["NAME", "CastInserter"]
+__all__ = ["NAME", "WAS_FLOAT", "CastInserter"]
 
 NAME = "autocast"
+# The metadata property of a cast of the original that gave float32, and gives the small type.
+WAS_FLOAT = "graphscale.was_float"
 
 
 @dataclasses.dataclass
@@ -65,10 +67,22 @@ class CastInserter:
     def _to_low(self, value: ir.Value) -> None:
         """Cast a float32 value once for all chosen nodes that read it."""
         uses = self._low_uses(value)
+        producer = value.producer()
+        if producer is not None and self._may_cast_lower(producer, value, len(uses)):
+            producer.attributes["to"] = ir.AttrInt64("to", self.dtype)
+            producer.metadata_props[WAS_FLOAT] = NAME
+            value.type = ir.TensorType(self.dtype)
+            return
         low = self._cast(value, self.dtype, f"{value.name}.{self.dtype.name.lower()}")
         if self.emulate:
             low = self._cast(low, ir.DataType.FLOAT, f"{value.name}.rounded")
         replace_reads(value, low, uses)
+
+    def _may_cast_lower(self, producer: ir.Node, value: ir.Value, low_uses: int) -> bool:
+        """Whether a value comes from a cast of the original that can give the small type at once."""
+        if self.emulate or producer.op_type != "Cast" or PASS_KEY in producer.metadata_props:
+            return False
+        return low_uses == len(uses_of(value)) and not value.is_graph_output()
 
     def _to_wide(self, value: ir.Value) -> None:
         """Give a chosen node's result its type, and cast it back once for all other readers."""

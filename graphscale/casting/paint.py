@@ -8,7 +8,7 @@ end, single clear and infer nodes change sides where that saves casts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -104,7 +104,11 @@ def _deny(
     painting: Painting, found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str]
 ) -> None:
     reasons, rules = painting.reasons, painting.rules
-    stays = pinned(found, lambda node: node in rules and rules[node].colour is Colour.ALLOW)
+
+    def on(colour: Colour) -> Callable[[ir.Node], bool]:
+        return lambda node: node in rules and rules[node].colour is colour
+
+    stays = pinned(found, on(Colour.ALLOW), on(Colour.CLEAR))
     opset = found.graph.opset_imports
     unknown = settings.keep - {node.name for node in nodes_of(found.graph)}
     if unknown:
@@ -117,6 +121,8 @@ def _deny(
         reason = stays.get(owners.get(node, node))
         if reason is None and node.name in settings.keep:
             reason = "kept by the user"
+        if reason is None and not painting.low_inputs(node):
+            reason = "it makes float32 numbers of others"
         if reason is None and node.op_type in wide_ops:
             reason = "the runtime cannot load it in a small type"
         if reason is None and rule.colour is Colour.DENY:
@@ -136,8 +142,8 @@ def _own_reason(painting: Painting, node: ir.Node, unfit: Mapping[ir.Value, Misf
     if node.op_type == "LayerNormalization" and "stash_type" in node.attributes:
         if node.attributes["stash_type"].as_int() != ir.DataType.FLOAT:
             return "its statistics are not float32"
-    if not painting.low_inputs(node):
-        return "it has no operand in float32"
+    if node.op_type in ("Clip", "Pad") and not {"max", "min", "value"}.isdisjoint(node.attributes):
+        return "its bounds are attributes, which are float32"
     for i in painting.low_inputs(node):
         value = node.inputs[i]
         problem = None if value is None else unfit.get(value)

@@ -26,12 +26,15 @@ def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
             yield from nodes_of(body)
 
 
-def pinned(found: TrainingGraph, on_allow_list: Callable[[ir.Node], bool]) -> dict[ir.Node, str]:
+def pinned(
+    found: TrainingGraph, on_allow_list: Callable[[ir.Node], bool], on_clear_list: Callable[[ir.Node], bool]
+) -> dict[ir.Node, str]:
     """The nodes of the main graph that stay float32 wherever they are on the lists, with the reason.
 
     Args:
         found: the analysis of the graph.
         on_allow_list: whether a node is.
+        on_clear_list: likewise; the numbers of the seed may be moved about in a small type.
     """
 
     def allowed(node: ir.Node) -> bool:
@@ -42,12 +45,10 @@ def pinned(found: TrainingGraph, on_allow_list: Callable[[ir.Node], bool]) -> di
         )
 
     forward = ancestors(found.loss)
-    backward: set[ir.Node] = set()
-    for gradient in found.gradients:
-        backward |= ancestors(gradient) - backward
+    backward = ancestors(*found.gradients)
     reasons = {node: OPTIMIZER for node in found.graph if node not in forward and node not in backward}
     reasons |= dict.fromkeys(_head(found.graph, forward, allowed), LOSS)
-    reasons |= {node: SEED for node in _seed(found, allowed) if node not in forward}
+    reasons |= {node: SEED for node in _seed(found, allowed) if node not in forward and not on_clear_list(node)}
     return reasons
 
 

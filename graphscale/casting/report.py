@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.topology import Topology
+from graphscale.analysis.hazards import ancestors
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.analysis.values import node_name, op_name, uses_of
 from graphscale.casting.paint import Painting
@@ -112,15 +112,16 @@ def _warnings(found: TrainingGraph, painting: Painting, dtype: ir.DataType) -> l
 
 def _activation_bytes(found: TrainingGraph, painting: Painting) -> tuple[int, int]:
     """The bytes of the forward values that the backward pass reads, before and after."""
-    topology = Topology(found.graph, found.loss)
+    forward = ancestors(found.loss)
     before = after = 0
-    for node in found.graph:
-        for value in node.outputs:
-            if value not in topology.forward or value.dtype is not ir.DataType.FLOAT or value.shape is None:
+    for node in painting.nodes:
+        if node not in forward:
+            continue
+        low = set(painting.low_outputs(node)) if node in painting.low else ()
+        for value in painting.floats.intersection(node.outputs):
+            if value.shape is None or all(use.node in forward for use in uses_of(value)):
                 continue
-            if not any(use.node not in painting.rules or use.node in topology.backward for use in uses_of(value)):
-                continue
-            count = int(np.prod([axis if isinstance(axis, int) else 1 for axis in value.shape], dtype=np.int64))
+            count = math.prod(axis for axis in value.shape if isinstance(axis, int))
             before += 4 * count
-            after += (2 if node in painting.low and value in painting.low_outputs(node) else 4) * count
+            after += (2 if value in low else 4) * count
     return before, after

@@ -15,11 +15,10 @@ _CAUSES = (None, "nan", "inf")
 class StepResult(dict[str, np.ndarray[Any, Any]]):
     """The outputs of a step that were asked for, `{output name: array}`, without the carried state.
 
-    What the step says of itself is read from the device when it is asked for.
-
     Args:
         outputs: the outputs.
-        status: values of ONNX Runtime by their role: `all_finite`, `stuck`, and with telemetry `cause`, `offender`
+        status: what the step says of itself by its role, numbers, or values on a GPU, which are read when they are
+            asked for: `all_finite`, `stuck`, and with telemetry `cause`, `offender`
             and `zero_fraction`, where the step has them.
         gradients: the names of the gradients that are checked, in order.
         accepts: whether a step that is not finite is applied where the scale is stuck.
@@ -71,4 +70,6 @@ class StepResult(dict[str, np.ndarray[Any, Any]]):
 
     def _read(self, role: str, default: Any) -> Any:
         value = self._status.get(role)
-        return default if value is None else value.numpy()
+        if value is None:
+            return default
+        return value.numpy() if hasattr(value, "numpy") else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -75,16 +75,16 @@ class Session:
             providers = [providers]
         if not isinstance(providers, Sequence | None):
             raise SessionError(f"providers are a list of names, or of (name, options); got {providers!r}")
-        self._model, path = open_model(model)
-        self.stamp = read_stamp(self._model.metadata_props, "the model" if path is None else path)
+        source, path = open_model(model)
+        self.stamp = read_stamp(source.metadata_props, "the model" if path is None else path)
         outputs = dict(self.stamp.state)
-        first = self._first_values(outputs, state or {})
+        first = self._first_values(source, outputs, state or {})
         self._device = device_of(providers)
         in_place = [name for name in first if name not in outputs]
         # A session takes no buffer of a GPU for an initializer; what is fed there is written in place just as well.
         on_gpu = self._device.name != "cpu"
-        fed = [name for name in in_place if on_gpu or name not in self._model.graph.initializers]
-        work, decision = self._fenced(path, outputs)
+        fed = [name for name in in_place if on_gpu or name not in source.graph.initializers]
+        work, decision = self._fenced(source, path, outputs)
         self._carried = CarriedState(self._device, first, outputs, _shared(work.graph, outputs, decision), fed)
         held = {name: self._carried.buffer(name) for name in in_place if name not in fed}
         writes = list(in_place_writes(work.graph))
@@ -92,6 +92,11 @@ class Session:
         self._torn = False
         options = quiet_options() if session_options is None else session_options
         self._session: Any = create(work, path, outputs, held, providers, options)
+        if hasattr(self._session, "_model_bytes"):
+            self._session._model_bytes = b""  # the whole model, kept for a fallback to other providers
+        self._model: ir.Model | None = _without_values(source, first)
+        fixed = source.graph.initializers.get(self.stamp.names["loss_scale"])
+        self._fixed_scale = None if fixed is None or fixed.name in first else float(_array(fixed))
         specs = read_specs(self._session.get_inputs(), self._session.get_overridable_initializers())
         self.inputs = {name: spec for name, spec in specs.items() if name not in first}
         hidden = {*outputs.values(), *(f"{name}.next" for name in self.stamp.names.values())}
@@ -106,8 +111,8 @@ class Session:
     @property
     def loss_scale(self) -> float:
         """The loss scale that the next step will use."""
-        name = self.stamp.names["loss_scale"]
-        return float(self._scalar(name) if name in self._carried.specs else self._initializer(name))
+        self._open()
+        return float(self._scalar(self.stamp.names["loss_scale"])) if self._fixed_scale is None else self._fixed_scale
 
     @property
     def good_steps(self) -> int:
@@ -145,6 +150,9 @@ class Session:
         arrays, values = self._run(session, self._plan_for(feeds, fetch), feeds)
         self._carried.turn()
         status = {role: values[name] for role, name in self._status.items()}
+        if self._device.name == "cpu":
+            # Plain numbers: a value of ONNX Runtime would keep all of the session's memory as long as it lives.
+            status = {role: value.numpy().item() for role, value in status.items()}
         return StepResult(arrays, status, self._gradients, self._accepts)
 
     def _run(self, session: Any, plan: StepPlan, feeds: Mapping[str, Any]) -> tuple[Arrays, dict[str, Any]]:
@@ -225,8 +233,10 @@ class Session:
         Raises:
             OutputError: the file cannot be written.
         """
+        state = self.state_dict()
+        assert self._model is not None
         model = self._model.clone()
-        for name, array in self.state_dict().items():
+        for name, array in state.items():
             value = model.graph.initializers.get(name)
             if value is None:
                 value = next(value for value in model.graph.inputs if value.name == name)
@@ -236,7 +246,7 @@ class Session:
 
     def close(self) -> None:
         """Free the session of ONNX Runtime and all buffers. A closed session can do nothing more."""
-        self._session = None
+        self._session = self._model = None
         self._plans.clear()
         self._carried.close()
 
@@ -276,14 +286,9 @@ class Session:
         self._open()
         return self._carried.buffer(name).numpy()
 
-    def _initializer(self, name: str) -> Any:
-        tensor = self._model.graph.initializers[name].const_value
-        assert tensor is not None
-        return tensor.numpy()
-
-    def _first_values(self, outputs: Mapping[str, str], state: Mapping[str, Any]) -> Arrays:
+    def _first_values(self, source: ir.Model, outputs: Mapping[str, str], state: Mapping[str, Any]) -> Arrays:
         """The first value of all carried state: what is given, else its initializer."""
-        graph = self._model.graph
+        graph = source.graph
         inputs = {value.name or "": value for value in graph.inputs}
         in_place = [s["input"] for s in self.stamp.report["state"] if s["output"] is None]
         names = [*outputs, *(name for name in in_place if name not in outputs)]
@@ -294,17 +299,19 @@ class Session:
             raise SessionError(
                 f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state"
             )
-        return {name: given[name] if name in given else self._initializer(name) for name in names}
+        return {name: given[name] if name in given else _array(graph.initializers[name]) for name in names}
 
-    def _fenced(self, path: str | None, outputs: Mapping[str, str]) -> tuple[ir.Model, ir.Value | None]:
+    def _fenced(
+        self, source: ir.Model, path: str | None, outputs: Mapping[str, str]
+    ) -> tuple[ir.Model, ir.Value | None]:
         """The model that is run, and its decision whether a step is applied, after everything that can fail."""
         names = self.stamp.names
-        work = self._model
+        work = source
         if path is None or not maps_files(work, outputs):
             work = work.clone()
         values = {value.name: value for node in work.graph for value in node.outputs}
         decision = values.get(names.get("all_finite"))
-        if decision is None or work is self._model:
+        if decision is None or work is source:
             return work, decision
         return work, add_fence(work.graph, decision, values.get(names["loss"]))
 
@@ -321,3 +328,19 @@ def _spec_of(value: ir.Value) -> InputSpec:
     assert value.dtype is not None and value.shape is not None
     shape = tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape)
     return InputSpec(np.dtype(value.dtype.numpy()), shape)
+
+
+def _array(value: ir.Value) -> np.ndarray[Any, Any]:
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+def _without_values(model: ir.Model, state: Collection[str]) -> ir.Model:
+    """A copy to export with the state of that time: it need not hold the first values."""
+    copy = model.clone()
+    for value in copy.graph.inputs:
+        name = value.name or ""
+        if name in state and name in copy.graph.initializers:
+            del copy.graph.initializers[name]
+            value.const_value = None
+    return copy
