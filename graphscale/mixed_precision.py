@@ -13,6 +13,7 @@ import onnx_ir as ir
 from graphscale import io
 from graphscale.casting.report import AutocastReport
 from graphscale.casting.settings import make_settings
+from graphscale.collector import paused_collector
 from graphscale.metadata import refuse_scaled
 from graphscale.passes import Autocast
 from graphscale.pipeline import Model, open_copy, prepare, run_passes, scale
@@ -45,6 +46,7 @@ class AutocastModel:
         io.save(self.model if isinstance(self.model, ir.Model) else io.from_proto(self.model), path)
 
 
+@paused_collector()
 def autocast(
     model: Model,
     dtype: str = "float16",

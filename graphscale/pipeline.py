@@ -19,6 +19,7 @@ from graphscale.analysis.describe import describe
 from graphscale.analysis.proof import prove
 from graphscale.analysis.training_graph import analyse
 from graphscale.analysis.values import node_name
+from graphscale.collector import paused_collector
 from graphscale.editing import PASS_KEY, inserted
 from graphscale.errors import InvalidLossScaleError, ProofError
 from graphscale.loss_scale import LossScale, get
@@ -66,6 +67,7 @@ class ScaledModel:
         io.save(self.model if isinstance(self.model, ir.Model) else io.from_proto(self.model), path)
 
 
+@paused_collector()
 def scale(
     model: Model,
     loss_scale: Any = "dynamic",
@@ -150,6 +152,7 @@ def scale(
     return ScaledModel(io.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
+@paused_collector()
 def inspect(
     model: Model,
     *,

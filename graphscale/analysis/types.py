@@ -75,7 +75,7 @@ def _own_dtype(value: ir.Value) -> ir.DataType | None:
 def _of_the_same_dtype(value: ir.Value) -> Iterator[ir.Value]:
     """The values whose dtype a value has by its operator's definition."""
     node = value.producer()
-    body = None if node is None else next(subgraphs(node), None)
+    body = None if node is None else next(iter(subgraphs(node)), None)
     if node is not None and body is not None:
         # A Loop's body gives its condition first.
         yield body.outputs[(value.index() or 0) + (1 if node.op_type == "Loop" else 0)]

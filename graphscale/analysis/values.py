@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -89,17 +89,26 @@ def is_scalar(value: ir.Value) -> bool:
     return all(isinstance(d, int) and d == 1 for d in value.shape)
 
 
-def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
+    if not node.attributes:
+        return ()
+    found: list[ir.Graph] = []
     for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+        if attribute.type in _GRAPHS:
+            is_one = attribute.type == ir.AttributeType.GRAPH
+            found.extend([attribute.as_graph()] if is_one else attribute.as_graphs())
+    return found
 
 
 def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
     """The values of outer scopes that a node's subgraphs read, each once."""
+    bodies = subgraphs(node)
+    if not bodies:
+        return ()
     found: dict[ir.Value, None] = {}
     own: set[ir.Graph | ir.Function | None] = set()
 
@@ -111,7 +120,7 @@ def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
                 walk(body)
         found.update((value, None) for value in graph.outputs)
 
-    for body in subgraphs(node):
+    for body in bodies:
         walk(body)
     return tuple(value for value in found if value.graph not in own)
 

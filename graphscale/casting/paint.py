@@ -18,8 +18,8 @@ from graphscale.analysis.types import dtypes_of
 from graphscale.analysis.values import captured_values, subgraphs
 from graphscale.casting.constants import Misfit, misfits
 from graphscale.casting.lists import Colour, OpRule
-from graphscale.casting.region import nodes_of, pinned
-from graphscale.casting.schema import takes
+from graphscale.casting.region import LOSS, SEED, nodes_of, pinned
+from graphscale.casting.schema import Slots, takes
 from graphscale.casting.settings import Settings
 from graphscale.errors import AutocastError
 
@@ -47,24 +47,41 @@ class Painting:
     reasons: dict[ir.Node, str]
     rules: dict[ir.Node, OpRule]
     floats: set[ir.Value]
+    _slots: dict[ir.Node, tuple[tuple[int, ...], tuple[ir.Value, ...]]] = dataclasses.field(default_factory=dict)
 
-    def low_inputs(self, node: ir.Node) -> list[int]:
+    def low_inputs(self, node: ir.Node) -> tuple[int, ...]:
         """The indices of a node's operands that are float16 if the node is."""
-        wide = self.rules[node].wide_inputs
-        return [i for i, v in enumerate(node.inputs) if v is not None and i not in wide and v in self.floats]
+        return self._slots_of(node)[0]
 
-    def sides(self, node: ir.Node) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:
-        """The indices of a node's float32 operands and results that are float16 if the node is, and of the others."""
-        rule = self.rules[node]
-        inputs = [i for i, value in enumerate(node.inputs) if value is not None and value in self.floats]
-        outputs = [i for i, value in enumerate(node.outputs) if value.name and value in self.floats]
-        low = [i for i in inputs if i not in rule.wide_inputs], [i for i in outputs if i not in rule.wide_outputs]
-        return low, ([i for i in inputs if i not in low[0]], [i for i in outputs if i not in low[1]])
-
-    def low_outputs(self, node: ir.Node) -> list[ir.Value]:
+    def low_outputs(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """A node's results that are float16 if the node is."""
-        wide = self.rules[node].wide_outputs
-        return [v for i, v in enumerate(node.outputs) if v.name and i not in wide and v in self.floats]
+        return self._slots_of(node)[1]
+
+    def _slots_of(self, node: ir.Node) -> tuple[tuple[int, ...], tuple[ir.Value, ...]]:
+        found = self._slots.get(node)
+        if found is None:
+            rule, floats = self.rules[node], self.floats
+            wide = rule.wide_inputs
+            inputs = tuple(i for i, v in enumerate(node.inputs) if v in floats and i not in wide)
+            wide = rule.wide_outputs
+            outputs = tuple(v for i, v in enumerate(node.outputs) if v.name and v in floats and i not in wide)
+            found = self._slots[node] = (inputs, outputs)
+        return found
+
+    def sides(self, node: ir.Node) -> tuple[Slots, Slots]:
+        """The indices of a node's float32 operands and results that are float16 if the node is, and of the others."""
+        rule, floats = self.rules[node], self.floats
+        inputs = [i for i, value in enumerate(node.inputs) if value in floats]
+        outputs = [i for i, value in enumerate(node.outputs) if value.name and value in floats]
+        low = (
+            tuple(i for i in inputs if i not in rule.wide_inputs),
+            tuple(i for i in outputs if i not in rule.wide_outputs),
+        )
+        wide = (
+            tuple(i for i in inputs if i in rule.wide_inputs),
+            tuple(i for i in outputs if i in rule.wide_outputs),
+        )
+        return low, wide
 
 
 def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str] = ()) -> Painting:
@@ -167,8 +184,9 @@ def _propagate_denial(painting: Painting) -> None:
     reached: set[ir.Value] = set()
     for node in painting.nodes:
         if node in painting.reasons:
-            # Sources (constants, casts of integers) gave nothing that was computed in float32.
-            if any(value in painting.floats for value in node.inputs):
+            # Sources (constants, casts of integers) gave nothing that was computed in float32, and the seed is kept
+            # there for its range alone.
+            if painting.reasons[node] not in (SEED, LOSS) and any(value in painting.floats for value in node.inputs):
                 reached.update(painting.floats.intersection(node.outputs))
             continue
         colour = painting.rules[node].colour
@@ -213,6 +231,8 @@ def _save_casts(painting: Painting) -> None:
                 continue
             values = {node.inputs[i] for i in painting.low_inputs(node)} | set(painting.low_outputs(node))
             before = sum(_casts(painting, value) for value in values if value is not None)
+            if before == 0:
+                continue
             painting.low.symmetric_difference_update({node})
             after = sum(_casts(painting, value) for value in values if value is not None)
             if after < before:

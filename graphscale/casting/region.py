@@ -10,7 +10,7 @@ from graphscale.analysis.hazards import ancestors
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.analysis.values import captured_values, is_scalar, subgraphs
 
-__all__ = ["OPTIMIZER", "nodes_of", "pinned"]
+__all__ = ["LOSS", "OPTIMIZER", "SEED", "nodes_of", "pinned"]
 
 OPTIMIZER = "the optimizer stays float32"
 LOSS = "the loss stays float32"
@@ -37,12 +37,10 @@ def pinned(
         on_clear_list: likewise; the numbers of the seed may be moved about in a small type.
     """
 
+    chosen = set(_contractions(found.graph, on_allow_list))
+
     def allowed(node: ir.Node) -> bool:
-        """A contraction that gives a scalar is a sum, the loss itself; a node with bodies is what these are."""
-        bodies = [inner for body in subgraphs(node) for inner in nodes_of(body)]
-        return any(map(on_allow_list, bodies)) or (
-            on_allow_list(node) and not any(is_scalar(value) for value in node.outputs)
-        )
+        return node in chosen
 
     forward = ancestors(found.loss)
     backward = ancestors(*found.gradients)
@@ -50,6 +48,16 @@ def pinned(
     reasons |= dict.fromkeys(_head(found.graph, forward, allowed), LOSS)
     reasons |= {node: SEED for node in _seed(found, allowed) if node not in forward and not on_clear_list(node)}
     return reasons
+
+
+def _contractions(graph: ir.Graph, on_allow_list: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
+    """The allowed nodes of the main graph: one with bodies is what these are; one that gives a scalar is a sum."""
+    for node in graph:
+        if on_allow_list(node):
+            if not any(is_scalar(value) for value in node.outputs):
+                yield node
+        elif any(on_allow_list(inner) for body in subgraphs(node) for inner in nodes_of(body)):
+            yield node
 
 
 def _head(graph: ir.Graph, forward: set[ir.Node], allowed: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
@@ -71,14 +79,21 @@ def _head(graph: ir.Graph, forward: set[ir.Node], allowed: Callable[[ir.Node], b
 
 
 def _seed(found: TrainingGraph, allowed: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
-    """The nodes between the places where a loss scale enters and the first allowed ones."""
-    values = {place.value for place in found.places if place.edge is None}
+    """The nodes between the places where a loss scale enters and the first allowed ones.
+
+    What an allowed one gave, joined to the seed by a residual connection, say, is the seed no longer.
+    """
+    seed = {place.value for place in found.places if place.edge is None}
     edges = {place.edge.node for place in found.places if place.edge is not None}
     for place in found.places:
         producer = place.value.producer()
         if place.edge is None and producer is not None:
             yield producer
+    beyond: set[ir.Value] = set()
     for node in found.graph:
-        if not allowed(node) and (node in edges or any(v in values for v in node.inputs if v is not None)):
-            values.update(node.outputs)
+        reads_seed = node in edges or any(value in seed for value in node.inputs if value is not None)
+        if (reads_seed and allowed(node)) or any(value in beyond for value in node.inputs):
+            beyond.update(node.outputs)
+        elif reads_seed:
+            seed.update(node.outputs)
             yield node

@@ -8,16 +8,13 @@ from collections.abc import Mapping, Sequence
 import onnx
 import onnx_ir as ir
 
-__all__ = ["takes"]
+__all__ = ["Slots", "takes"]
+
+# Indices of operands, and of results.
+Slots = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def takes(
-    node: ir.Node,
-    low: tuple[Sequence[int], Sequence[int]],
-    wide: tuple[Sequence[int], Sequence[int]],
-    dtype: ir.DataType,
-    opsets: Mapping[str, int],
-) -> str | None:
+def takes(node: ir.Node, low: Slots, wide: Slots, dtype: ir.DataType, opsets: Mapping[str, int]) -> str | None:
     """Why a node cannot compute in a small type, or None. What ONNX does not define is taken to be able to.
 
     Args:
@@ -29,13 +26,17 @@ def takes(
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
     version = opsets.get(domain, opsets.get("ai.onnx", 1)) if domain == "" else opsets.get(domain, 1)
-    schema = _schema(node.op_type, domain, version)
+    return _refusal((node.op_type, domain, version), low, wide, f"tensor({dtype.name.lower()})")
+
+
+@functools.cache
+def _refusal(operator: tuple[str, str, int], low: Slots, wide: Slots, text: str) -> str | None:
+    schema, version = _schema(*operator), operator[2]
     if schema is None:
         return None
-    text = f"tensor({dtype.name.lower()})"
     inputs, outputs = ([_parameter(side, i) for i in found] for side, found in zip(_sides(schema), low, strict=True))
     if any(text not in parameter.types for parameter in (*inputs, *outputs)):
-        return f"opset {version} does not define it for {dtype.name.lower()}"
+        return f"opset {version} does not define it for {text[7:-1]}"
     bound = {parameter.type_str for parameter in inputs}
     if any(parameter.type_str not in bound for parameter in outputs):
         return "the type of its result does not follow from its operands"

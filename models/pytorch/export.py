@@ -23,7 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from training_graphs import GRAPHS
 
 HERE = Path(__file__).parent
-ELSEWHERE = {"digits_step": HERE.parent.parent / "graphscale" / "demo"}
+DEMO = HERE.parent.parent / "graphscale" / "demo"
+ELSEWHERE = {"digits_step": DEMO, "reversal_step": DEMO}
 OPSET = 20
 # The exporter's debugging metadata on every node is most of a file: kept in two, as real examples of it.
 WITH_METADATA = {"bce", "mlp_gelu_layernorm"}

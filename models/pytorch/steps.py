@@ -92,6 +92,32 @@ def momentum(
     return Step(run, data | weights | zeros_like(weights, "momentum"), dynamic)
 
 
+def adam(net: nn.Module, loss: Loss, data: Tensors, *, betas: tuple[float, float] = (0.9, 0.99)) -> Step:
+    """Return a step with `torch.optim.Adam` inside; `learning_rate` and `epsilon` are inputs, and so is the counter.
+
+    The epsilon is an input because gradients far below 1 need one far below 1e-8, and the exporter drops such a number.
+    """
+
+    def run(values: Tensors) -> Tensors:
+        outputs, grads = differentiate(net, loss, values)
+        count = values["step"] + 1
+        correction1 = 1 - betas[0] ** count
+        correction2 = (1 - betas[1] ** count).sqrt()
+        weights, firsts, seconds = {}, {}, {}
+        for name, grad in grads.items():
+            first = values[f"{name}.exp_avg"].lerp(grad, 1 - betas[0])
+            second = (values[f"{name}.exp_avg_sq"] * betas[1]).addcmul(grad, grad, value=1 - betas[1])
+            update = first / (second.sqrt() / correction2 + values["epsilon"])
+            weights[f"{name}.next"] = values[name] - values["learning_rate"] / correction1 * update
+            firsts[f"{name}.exp_avg.next"] = first
+            seconds[f"{name}.exp_avg_sq.next"] = second
+        return outputs | weights | firsts | seconds | {"step.next": count}
+
+    weights = weights_of(net)
+    state = zeros_like(weights, "exp_avg") | zeros_like(weights, "exp_avg_sq")
+    return Step(run, data | weights | state | {"step": torch.zeros(())})
+
+
 def adamw_with_clipping(
     net: nn.Module,
     loss: Loss,

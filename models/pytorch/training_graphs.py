@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from networks import GeluNorm, Perceptron, Transformer, TwoHeads
-from steps import Step, Tensors, adamw_with_clipping, gradients, momentum, sgd
+from steps import Step, Tensors, adam, adamw_with_clipping, gradients, momentum, sgd
 
 GRAPHS: dict[str, Callable[[], Step]] = {}
 BATCH = 8
@@ -187,3 +187,24 @@ def digits_step() -> Step:
     }
     net = Perceptron(64, 128, 64, 10)
     return momentum(net, loss, data, rate="learning_rate", dynamic=("images", "labels"))
+
+
+@graph
+def reversal_step() -> Step:
+    """The demo of underflow: a transformer block that learns to reverse sequences, Adam inside, a loss of small weight.
+
+    The loss is the mean over a batch of 2**23 tokens, of which this step computes 2**9: gradients of the logits are
+    below 2**-23, about the smallest number of float16, and those of the layers below them far smaller.
+    """
+    batch, length, vocabulary, tokens = 32, 16, 16, 2**23
+
+    def loss(model: Callable, data: Tensors, _: Tensors) -> tuple[torch.Tensor, Tensors]:
+        logits, target = model(data["tokens"]), data["target"]
+        mean = F.cross_entropy(logits.flatten(0, 1), target.flatten())
+        accuracy = (logits.argmax(-1) == target).float().mean()
+        return mean * (batch * length / tokens), {"cross_entropy": mean, "accuracy": accuracy}
+
+    text = torch.randint(vocabulary, (batch, length))
+    data = {"tokens": text, "target": text.flip(1)}
+    rates = {"learning_rate": torch.tensor(2e-3), "epsilon": torch.tensor(1e-12)}
+    return adam(Transformer(vocabulary, length, width=32), loss, data | rates)

@@ -1,0 +1,25 @@
+"""Python's garbage collector, paused while graphs are built.
+
+A graph is many thousand objects that all stay alive, and the collector would look through them again and again for
+nothing: a quarter of the time of scaling a large graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+__all__ = ["paused_collector"]
+
+
+@contextlib.contextmanager
+def paused_collector() -> Iterator[None]:
+    """Pause the garbage collector in a `with` block or, as a decorator, in a function."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
