@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Iterator
-from importlib.resources import files
-from typing import Any
 
 import numpy as np
 import onnx
 
+from graphscale.demo.digits import Arrays, initial_state, read_step, split
 from graphscale.errors import GraphscaleError
 from graphscale.loss_scale import DynamicLossScale
 from graphscale.pipeline import ScaledModel, scale
@@ -26,10 +25,7 @@ from graphscale.training.schedules import LearningRate
 
 __all__ = ["Training", "require"]
 
-Arrays = dict[str, np.ndarray[Any, Any]]
-
-LAYERS = {"fc1": (128, 64), "fc2": (64, 128), "fc3": (10, 64)}
-BATCH, HELD_OUT = 64, 360
+BATCH = 64
 LEARNING_RATE = 0.005
 # The scale grows this often in a run; the overflow comes a little after the fourth growth.
 GROWTHS, OVERFLOW_AT = 8, 0.57
@@ -94,14 +90,10 @@ class Training:
         self.overflow = max(2, round(OVERFLOW_AT * steps))
         self.loss_scale = DynamicLossScale(INITIAL_LOSS_SCALE, increment_period=max(1, steps // GROWTHS))
         rng = np.random.default_rng(seed)
-        images, labels = _digits()
-        order = rng.permutation(len(images))
-        held_out, train = order[:HELD_OUT], order[HELD_OUT:]
-        self._held_out = (images[held_out], labels[held_out])
-        data = Data({"images": images[train], "labels": labels[train]}, len(train), BATCH)
-        self._batches = _WithOverflow(data, seed, self.overflow)
-        self._initial = _initial_state(rng)
-        step = files("graphscale.demo").joinpath("digits_step.onnx").read_bytes()
+        train, self._held_out = split(rng)
+        self._batches = _WithOverflow(Data(train, len(train["labels"]), BATCH), seed, self.overflow)
+        self._initial = initial_state(rng)
+        step = read_step("digits_step")
         options = ort.SessionOptions()
         options.log_severity_level = 3
         self._plain = ort.InferenceSession(step, options, providers=["CPUExecutionProvider"])
@@ -136,26 +128,8 @@ class Training:
 
     def _accuracy(self) -> float:
         """Measured with the logits of the unscaled step, whose next weights are not asked for."""
-        images, labels = self._held_out
         trained = self._session.state_dict()
         state = {name: trained[name] for name in self._initial}
-        feeds = {"images": images, "labels": labels, "learning_rate": np.asarray(LEARNING_RATE, np.float32), **state}
+        feeds = {**self._held_out, "learning_rate": np.asarray(LEARNING_RATE, np.float32), **state}
         (logits,) = self._plain.run(["logits"], feeds)
-        return float((logits.argmax(axis=1) == labels).mean())
-
-
-def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    return (images / 16).astype(np.float32), labels.astype(np.int64)
-
-
-def _initial_state(rng: np.random.Generator) -> Arrays:
-    """He's initial weights, zero biases, zero momentum: a PyTorch export has its weights as bare inputs."""
-    weights: Arrays = {}
-    for name, (fan_out, fan_in) in LAYERS.items():
-        deviation = np.sqrt(2 / fan_in)
-        weights[f"{name}.weight"] = (deviation * rng.standard_normal((fan_out, fan_in))).astype(np.float32)
-        weights[f"{name}.bias"] = np.zeros(fan_out, dtype=np.float32)
-    return weights | {f"{name}.momentum": np.zeros_like(weight) for name, weight in weights.items()}
+        return float((logits.argmax(axis=1) == self._held_out["labels"]).mean())

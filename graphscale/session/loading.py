@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -20,7 +21,7 @@ from graphscale.session.carried import Device
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-__all__ = ["create", "device_of", "maps_files", "open_model", "quiet_options"]
+__all__ = ["create", "device_of", "maps_files", "open_model", "quiet_options", "read_values"]
 
 _FATAL = 4  # ORT warns on stderr of each initializer that is also an input; errors come as exceptions anyway
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -116,14 +117,29 @@ def maps_files(model: ir.Model, bound: Collection[str]) -> bool:
     return any(isinstance(v.const_value, ir.ExternalTensor) for name, v in values.items() if name not in bound)
 
 
+def read_values(value: ir.Value) -> np.ndarray[Any, Any]:
+    """A copy of an initializer's values.
+
+    Raises:
+        SessionError: they are in a file that cannot be read.
+    """
+    tensor = value.const_value
+    assert tensor is not None
+    try:
+        return np.array(tensor.numpy())
+    except (OSError, ValueError) as error:
+        raise SessionError(f"the values of {value.name!r} cannot be read: {one_line(error)}") from error
+
+
 def _source(model: ir.Model, path: str | None, bound: Collection[str]) -> str | bytes:
     if path is not None and maps_files(model, bound):
-        return path
+        return os.path.realpath(path)  # ONNX Runtime looks for weights beside the link, if it is one
     copy = model.clone()
     for name in set(bound) & set(model.graph.initializers):
         del copy.graph.initializers[name]
-    if maps_files(model, bound):
-        ir.external_data.load_to_model(copy)
+    for value in copy.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value = ir.tensor(read_values(value), name=value.name)
     # Two fusions of ONNX Runtime next to nodes without a name give their results the same one.
     for i, node in enumerate(copy.graph):
         node.name = node.name or f"graphscale/unnamed.{i}"

@@ -15,6 +15,8 @@ from graphscale.session.interface import InputSpec, as_feed, as_ort_value
 
 __all__ = ["StepError", "StepPlan"]
 
+_SMALL = 2**16  # bytes
+
 
 class StepError(SessionError):
     """ONNX Runtime could not run a step."""
@@ -107,7 +109,7 @@ class StepPlan:
         found = binding.get_outputs_as_ortvaluevector()
         first = self._first
         values = {name: found[first + i] for i, name in enumerate((*self._fetch, *self._status))}
-        return {name: values[name].numpy() for name in self._fetch}, values
+        return {name: _fetched(values[name].numpy()) for name in self._fetch}, values
 
     def _binding(self) -> Any:
         turn = self._carried.turns
@@ -117,6 +119,11 @@ class StepPlan:
             self._carried.bind(binding)
             self._bindings[turn] = binding
         return binding
+
+
+def _fetched(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy of a small output: a view, however small, keeps all memory that the session has used."""
+    return np.array(array) if array.nbytes <= _SMALL else array
 
 
 def _check_names(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,7 +19,7 @@ from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import CarriedState, check_state
 from graphscale.session.fence import add_fence, is_inserted
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
-from graphscale.session.loading import create, device_of, maps_files, open_model, quiet_options
+from graphscale.session.loading import create, device_of, maps_files, open_model, quiet_options, read_values
 from graphscale.session.plan import StepError, StepPlan
 from graphscale.session.result import StepResult
 from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
@@ -33,6 +33,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 _COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
 _STATUS = ("all_finite", "stuck", "cause", "offender", "zero_fraction")
+_LARGE = 2**24  # bytes
 _PLANS = 16  # of different feeds and outputs, kept ready
 
 
@@ -96,7 +97,7 @@ class Session:
             self._session._model_bytes = b""  # the whole model, kept for a fallback to other providers
         self._model: ir.Model | None = _without_values(source, first)
         fixed = source.graph.initializers.get(self.stamp.names["loss_scale"])
-        self._fixed_scale = None if fixed is None or fixed.name in first else float(_array(fixed))
+        self._fixed_scale = None if fixed is None or fixed.name in first else float(read_values(fixed))
         specs = read_specs(self._session.get_inputs(), self._session.get_overridable_initializers())
         self.inputs = {name: spec for name, spec in specs.items() if name not in first}
         hidden = {*outputs.values(), *(f"{name}.next" for name in self.stamp.names.values())}
@@ -299,7 +300,7 @@ class Session:
             raise SessionError(
                 f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state"
             )
-        return {name: given[name] if name in given else _array(graph.initializers[name]) for name in names}
+        return {name: given[name] if name in given else read_values(graph.initializers[name]) for name in names}
 
     def _fenced(
         self, source: ir.Model, path: str | None, outputs: Mapping[str, str]
@@ -330,12 +331,7 @@ def _spec_of(value: ir.Value) -> InputSpec:
     return InputSpec(np.dtype(value.dtype.numpy()), shape)
 
 
-def _array(value: ir.Value) -> np.ndarray[Any, Any]:
-    assert value.const_value is not None
-    return value.const_value.numpy()
-
-
-def _without_values(model: ir.Model, state: Collection[str]) -> ir.Model:
+def _without_values(model: ir.Model, state: Arrays) -> ir.Model:
     """A copy to export with the state of that time: it need not hold the first values."""
     copy = model.clone()
     for value in copy.graph.inputs:
@@ -343,4 +339,8 @@ def _without_values(model: ir.Model, state: Collection[str]) -> ir.Model:
         if name in state and name in copy.graph.initializers:
             del copy.graph.initializers[name]
             value.const_value = None
-    return copy
+    external = any(isinstance(v.const_value, ir.ExternalTensor) for v in copy.graph.initializers.values())
+    if external or sum(array.nbytes for array in state.values()) < _LARGE:
+        return copy
+    # What is left of a protocol buffer, a single constant, keeps all of it: take that over into a new one.
+    return io.from_proto(io.to_proto(copy))
