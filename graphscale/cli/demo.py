@@ -1,4 +1,4 @@
-"""graphscale demo: train a digit classifier from a scaled training step, with one overflow on the way."""
+"""graphscale demo: train a digit classifier from a scaled training step, with one overflow on the way; or compare."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from graphscale.cli.demo_precision import compare
 from graphscale.cli.progress import Tally, show_table
 from graphscale.demo.plot import draw
 from graphscale.demo.training import Training, require
@@ -20,14 +21,45 @@ __all__ = ["demo"]
 
 
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to draw the run.")] = Path("demo.png"),
-    steps: Annotated[int, typer.Option(min=100, max=1_000_000, help="Training steps.")] = 2000,
+    precision: Annotated[
+        bool,
+        typer.Option(
+            "--precision",
+            help="Train digits and a transformer in float32, and in float16 without, with a fixed, with a dynamic scale.",
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Where to draw. Default: demo.png; with --precision precision.png.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=100,
+            max=1_000_000,
+            help="Training steps. Default: 2000; with --precision 300 in each run.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of split, weights and batches.")] = 0,
 ) -> None:
     """Train a digit classifier from a scaled training step, with one overflow on the way, and draw the run."""
     require()
-    check_picture(output)
+    picture = output or Path("precision.png" if precision else "demo.png")
+    check_picture(picture)
     console = Console(highlight=False)
+    if precision:
+        compare(picture, steps or 300, seed, console)
+    else:
+        _overflow(picture, steps or 2000, seed, console)
+
+
+def _overflow(output: Path, steps: int, seed: int, console: Console) -> None:
     training = Training(steps, seed)
     report = training.scaled.report
     console.print(
@@ -41,6 +73,7 @@ def demo(
     draw(records, output)
     show_table(console, [*tally.rows(), *_rows(records, differing)])
     console.print(f"The picture of this run: [bold]{escape(str(output))}[/]")
+    console.print("[dim]What float16 loses without a loss scale: graphscale demo --precision[/]")
 
 
 def _rows(records: Sequence[StepRecord], differing: Sequence[str]) -> list[tuple[str, str]]:
