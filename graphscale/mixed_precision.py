@@ -14,7 +14,8 @@ from graphscale import io
 from graphscale.casting.report import AutocastReport
 from graphscale.casting.settings import make_settings
 from graphscale.collector import paused_collector
-from graphscale.metadata import refuse_scaled
+from graphscale.errors import AutocastError
+from graphscale.metadata import is_scaled
 from graphscale.passes import Autocast
 from graphscale.pipeline import Model, open_copy, prepare, run_passes, scale
 from graphscale.report import Report
@@ -107,7 +108,8 @@ def autocast(
         assert mixed.report is not None
         return AutocastModel(scaled.model, mixed.report, scaled.report)
     work, name = open_copy(model)
-    refuse_scaled(work, name)
+    if is_scaled(work):
+        raise AutocastError(f"{name} carries a loss scale already; autocast the original, then scale it")
     check_versions(work, get_target(target))
     warnings = prepare(work)
     run_passes(work, mixed)

@@ -121,6 +121,7 @@ def scale(
     )
     first = () if mixed is None else (mixed,)
     told = (AddTelemetry(),) if telemetry else ()
+    marked = frozenset(node for node in work.graph if PASS_KEY in node.metadata_props)
     run_passes(
         work,
         *first,
@@ -133,7 +134,7 @@ def scale(
         OrderWrites(),
     )
     rewrite = Rewrite.detach(work)
-    _prove(work, rewrite)
+    _prove(work, rewrite, marked)
     found = rewrite.report
     report = dataclasses.replace(
         found,
@@ -216,7 +217,8 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _prove(model: ir.Model, rewrite: Rewrite) -> None:
+def _prove(model: ir.Model, rewrite: Rewrite, marked: frozenset[ir.Node]) -> None:
+    """Prove the result; nodes that were marked before, as those of a fused step are, are nodes like all others."""
     graph, bound = rewrite.training_graph, rewrite.bound
     states = set(bound.next_state)
     marks = {"update-loss-scale", "order-writes"}
@@ -229,7 +231,7 @@ def _prove(model: ir.Model, rewrite: Rewrite) -> None:
         all_finite=rewrite.all_finite,
         applies=rewrite.applies,
         exempt=[value for value in model.graph.outputs if value.name and value.name.startswith("scaled_loss")],
-        rule_nodes=frozenset(node for node in model.graph if node.metadata_props.get(PASS_KEY) in marks),
+        rule_nodes=frozenset(node for node in model.graph if node.metadata_props.get(PASS_KEY) in marks) - marked,
     )
     covered = {node_name(node) for node in graph.coverage.nodes} - {node_name(n) for n in graph.coverage.missed}
     lacking = covered - set(proof.scaled_contractions)

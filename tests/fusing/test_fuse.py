@@ -241,3 +241,11 @@ def test_taken_names(tmp_path: Path) -> None:
         "learning_rate",
         "learning_rate_1",
     ]
+
+
+@pytest.mark.parametrize("name", LOADABLE)
+def test_a_step_that_writes_in_place_can_be_scaled_afterwards(name: str) -> None:
+    """Its writes are ordered already, by nodes that are like all others then."""
+    step = gs.fuse(FOLDERS / name, target="ort-training")
+    report = gs.scale(step.model, target="ort-training").report
+    assert report.proved and report.coverage == 1
