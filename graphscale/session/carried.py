@@ -68,13 +68,27 @@ class CarriedState:
         self.outputs = dict(outputs)
         self._fed = tuple(fed)
         self.specs = {name: InputSpec(array.dtype, array.shape) for name, array in first.items()}
-        self._now = {name: device.buffer(name, array) for name, array in first.items()}
-        # 0 or 1: which of two buffers is the present one; always 0 where no state has two.
-        self.turns = 0
-        self._then = {
-            name: self._now[name] if name in shared else device.buffer(name, first[name]) for name in self.outputs
-        }
-        self._alternating = [name for name in self.outputs if self._then[name] is not self._now[name]]
+        now = {name: device.buffer(name, array) for name, array in first.items()}
+        second = [name for name in self.outputs if name not in shared]
+        then = now | {name: device.buffer(name, first[name]) for name in second}
+        self._alternates = bool(second)
+        # The present buffers, the next ones, and which of two they are, 0 or 1: one attribute, so that they change
+        # in one instant, whatever interrupts a step.
+        self._turn = (now, then, 0)
+
+    @property
+    def turns(self) -> int:
+        """0 or 1: which of two buffers is the present one; always 0 where no state has two."""
+        return self._turn[2]
+
+    @property
+    def position(self) -> object:
+        """Something that is another one after each turn."""
+        return self._turn
+
+    @property
+    def _now(self) -> dict[str, Any]:
+        return self._turn[0]
 
     def buffer(self, name: str) -> Any:
         """The buffer of ONNX Runtime that holds the present value."""
@@ -82,29 +96,28 @@ class CarriedState:
 
     def bind(self, binding: Any) -> None:
         """Bind the present buffers to the inputs and the next ones to the outputs of a run, outputs first in order."""
+        now, then, _ = self._turn
         for name, output in self.outputs.items():
-            binding.bind_ortvalue_input(name, self._now[name])
-            binding.bind_ortvalue_output(output, self._then[name])
+            binding.bind_ortvalue_input(name, now[name])
+            binding.bind_ortvalue_output(output, then[name])
         for name in self._fed:
-            binding.bind_ortvalue_input(name, self._now[name])
+            binding.bind_ortvalue_input(name, now[name])
 
     def turn(self) -> None:
         """Take the next buffers for the present ones, after a run."""
-        for name in self._alternating:
-            self._now[name], self._then[name] = self._then[name], self._now[name]
-        self.turns = (self.turns + bool(self._alternating)) % 2
+        now, then, turns = self._turn
+        self._turn = (then, now, 1 - turns if self._alternates else 0)
 
     def close(self) -> None:
         """Let go of all buffers."""
-        self._now.clear()
-        self._then.clear()
+        self._turn = ({}, {}, 0)
 
     def read(self) -> Arrays:
         """Copies of all present values."""
         return {name: np.array(buffer.numpy()) for name, buffer in self._now.items()}
 
-    def write(self, values: Mapping[str, Any], source: str) -> None:
-        """Replace all present values, or none of them.
+    def check(self, values: Mapping[str, Any], source: str) -> Arrays:
+        """All values of the state as arrays.
 
         Args:
             values: an array for each state.
@@ -117,6 +130,10 @@ class CarriedState:
         missing = [name for name in self.specs if name not in arrays]
         if missing:
             raise SessionError(f"{source} lacks the state {missing[0]!r}; it is of another graph")
+        return arrays
+
+    def write(self, arrays: Arrays) -> None:
+        """Replace all present values by what `check` returned."""
         for name, array in arrays.items():
             self._now[name].update_inplace(np.asarray(array, order="C"))
 

@@ -58,7 +58,10 @@ class StepPlan:
         self._fetch = {name: name for name in fetch}
         self._status = [name for name in status if name not in self._fetch]
         self._device = device
+        if not self._fetch and not self._status:
+            self._status = list(outputs[:1])  # by some output it shows whether a run has ended
         self._bindings: dict[int, Any] = {}
+        self._running: Any = None
         self._first = len(carried.outputs)
 
     def check(self, feeds: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -87,6 +90,7 @@ class StepPlan:
         Raises:
             StepError: the step could not run.
         """
+        self._running = None
         binding = self._binding()
         try:
             for name, value in feeds:
@@ -101,15 +105,24 @@ class StepPlan:
             binding.bind_output(name, "cpu")
         for name in self._status:
             binding.bind_output(name, self._device.name, self._device.index)
+        self._running = binding
         try:
             session.run_with_iobinding(binding)
         except Exception as error:  # ORT's exceptions share no public base class
+            if self.has_run():
+                raise  # what a signal handler raised when the run was over
             self._bindings.clear()
             raise StepError(f"the step could not run: {one_line(error)}") from error
         found = binding.get_outputs_as_ortvaluevector()
         first = self._first
         values = {name: found[first + i] for i, name in enumerate((*self._fetch, *self._status))}
         return {name: _fetched(values[name].numpy()) for name in self._fetch}, values
+
+    def has_run(self) -> bool:
+        """Whether the run that was begun last has ended: then its outputs have values, which were bound without."""
+        if self._running is None:
+            return False
+        return bool(self._running.get_outputs_as_ortvaluevector()[self._first].has_value())
 
     def _binding(self) -> Any:
         turn = self._carried.turns

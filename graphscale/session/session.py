@@ -100,7 +100,7 @@ class Session:
         self._fixed_scale = None if fixed is None or fixed.name in first else float(read_values(fixed))
         specs = read_specs(self._session.get_inputs(), self._session.get_overridable_initializers())
         self.inputs = {name: spec for name, spec in specs.items() if name not in first}
-        hidden = {*outputs.values(), *(f"{name}.next" for name in self.stamp.names.values())}
+        hidden = {*outputs.values(), *(f"{name}.next" for name in self.stamp.names.values() if name in first)}
         names = [output.name for output in self._session.get_outputs()]
         self.output_names = tuple(name for name in names if name not in hidden)
         self._interface = fingerprint(self.inputs, names, self._carried.specs)
@@ -146,10 +146,8 @@ class Session:
             SessionError: a feed is missing, unknown, or does not fit; an output is unknown; the session is closed.
         """
         session = self._open()
-        if self._torn:
-            raise SessionError("the step before failed halfway, and left state of both steps; load a state to go on")
+        self._refuse_torn()
         arrays, values = self._run(session, self._plan_for(feeds, fetch), feeds)
-        self._carried.turn()
         status = {role: values[name] for role, name in self._status.items()}
         if self._device.name == "cpu":
             # Plain numbers: a value of ONNX Runtime would keep all of the session's memory as long as it lives.
@@ -157,12 +155,20 @@ class Session:
         return StepResult(arrays, status, self._gradients, self._accepts)
 
     def _run(self, session: Any, plan: StepPlan, feeds: Mapping[str, Any]) -> tuple[Arrays, dict[str, Any]]:
+        checked, before = plan.check(feeds), self._carried.position
         try:
-            return plan.run(session, plan.check(feeds))
+            results = plan.run(session, checked)
+            self._carried.turn()
+            return results
         except StepError as error:
             self._torn = self._may_tear
             if self._torn:
                 raise SessionError(f"{error}; state may have been written before: load a state to go on") from error
+            raise
+        except BaseException:
+            # A Ctrl-C is raised as soon as the run is over: the step counts.
+            if self._carried.position is before and plan.has_run():
+                self._carried.turn()
             raise
 
     def _plan_for(self, feeds: Mapping[str, Any], fetch: Sequence[str] | None) -> StepPlan:
@@ -183,6 +189,7 @@ class Session:
     def state_dict(self) -> Arrays:
         """Return copies of all carried state: `{name: array}`, weights, moments, counts and the loss scale."""
         self._open()
+        self._refuse_torn()
         return self._carried.read()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -195,8 +202,7 @@ class Session:
             SessionError: a state is missing, unknown, or does not fit; then nothing has changed.
         """
         self._open()
-        self._carried.write(state, "the state given")
-        self._torn = False
+        self._write(state, "the state given")
 
     def save_state(self, path: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> None:
         """Write all carried state to a safetensors file, atomically.
@@ -224,8 +230,7 @@ class Session:
         state, metadata = read_state_file(path)
         check_origin(path, metadata, self.stamp, self._interface)
         extra = read_extra(path, metadata)
-        self._carried.write(state, os.fspath(path))
-        self._torn = False
+        self._write(state, os.fspath(path))
         return extra
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -258,6 +263,16 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _write(self, state: Mapping[str, Any], source: str) -> None:
+        arrays = self._carried.check(state, source)
+        self._torn = True  # until all is written, whatever interrupts it
+        self._carried.write(arrays)
+        self._torn = False
+
+    def _refuse_torn(self) -> None:
+        if self._torn:
+            raise SessionError("the state is partly that of a step that failed; load a state to go on")
 
     def _open(self) -> Any:
         if self._session is None:
