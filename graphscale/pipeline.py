@@ -21,7 +21,7 @@ from graphscale.analysis.training_graph import analyse
 from graphscale.analysis.values import node_name
 from graphscale.collector import paused_collector
 from graphscale.editing import PASS_KEY, inserted
-from graphscale.errors import InvalidLossScaleError, ProofError
+from graphscale.errors import AutocastError, InvalidLossScaleError, ProofError
 from graphscale.loss_scale import LossScale, get
 from graphscale.metadata import Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.passes import (
@@ -114,11 +114,7 @@ def scale(
     scale_loss = ScaleLoss(
         policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss
     )
-    mixed = (
-        Autocast(autocast, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates, target=target)
-        if isinstance(autocast, str)
-        else autocast
-    )
+    mixed = _autocast_pass(autocast, (loss, seed, tuple(gradients or ()), updates, target))
     first = () if mixed is None else (mixed,)
     told = (AddTelemetry(),) if telemetry else ()
     marked = frozenset(node for node in work.graph if PASS_KEY in node.metadata_props)
@@ -215,6 +211,25 @@ def _cause(error: BaseException) -> BaseException:
     while isinstance(error, PassError) and error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def _autocast_pass(autocast: Any, found_by: tuple[Any, ...]) -> Autocast | None:
+    """The pass that shall run first, looking at the graph as the scaling does."""
+    fields = ("loss", "seed", "gradients", "updates", "target")
+    if autocast is None:
+        return None
+    if isinstance(autocast, str):
+        return Autocast(autocast, **dict(zip(fields, found_by, strict=True)))
+    if not isinstance(autocast, Autocast):
+        raise AutocastError(f'autocast takes "float16", "bfloat16" or an Autocast pass; got {autocast!r}')
+    default = Autocast()
+    for name, value in zip(fields, found_by, strict=True):
+        own = getattr(autocast, name)
+        if own == getattr(default, name):
+            setattr(autocast, name, value)
+        elif own != value:
+            raise AutocastError(f"the Autocast pass has {name}={own!r}, and the scaling {name}={value!r}; give one")
+    return autocast
 
 
 def _prove(model: ir.Model, rewrite: Rewrite, marked: frozenset[ir.Node]) -> None:

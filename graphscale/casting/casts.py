@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+from collections.abc import Collection
 
 import onnx_ir as ir
 
-from graphscale.analysis.values import uses_of
+from graphscale.analysis.values import constant_tensor, uses_of
 from graphscale.casting.lists import Colour
 from graphscale.casting.paint import Painting, reads_shape
 from graphscale.editing import PASS_KEY, Editor, replace_reads, shape_like
 
 __all__ = ["NAME", "WAS_FLOAT", "CastInserter"]
 
+_MOST = 2**12  # elements of a constant that is rounded at once: larger ones are cast in the graph
+
 NAME = "autocast"
-# The metadata property of a cast of the original that gave float32, and gives the small type.
+# The metadata property of a cast of the original that gave float32 and gives the small type, and, with its float32
+# bytes in base64, of a constant that was float32.
 WAS_FLOAT = "graphscale.was_float"
 
 
@@ -27,6 +32,7 @@ class CastInserter:
         painting: which nodes run in the small type.
         dtype: the small type.
         emulate: leave all in float32, and round every value that would be of the small type.
+        weights: the shapes of gradients: a constant of such a shape may be a weight, which stays float32.
         casts: how many casts were inserted, to the small type and back.
     """
 
@@ -34,6 +40,7 @@ class CastInserter:
     painting: Painting
     dtype: ir.DataType
     emulate: bool
+    weights: Collection[tuple[int | str | None, ...]] = ()
     casts: int = 0
 
     def __post_init__(self) -> None:
@@ -73,10 +80,29 @@ class CastInserter:
             producer.metadata_props[WAS_FLOAT] = NAME
             value.type = ir.TensorType(self.dtype)
             return
+        if not self.emulate and len(uses) == len(uses_of(value)) and self._make_constant_low(value):
+            return
         low = self._cast(value, self.dtype, f"{value.name}.{self.dtype.name.lower()}")
         if self.emulate:
             low = self._cast(low, ir.DataType.FLOAT, f"{value.name}.rounded")
         replace_reads(value, low, uses)
+
+    def _make_constant_low(self, value: ir.Value) -> bool:
+        """Round a constant at once, keeping its float32 bytes in the metadata; whether it was one."""
+        tensor = None if value.is_graph_output() else constant_tensor(value)
+        if tensor is None or tensor.size > _MOST or (tensor.size > 1 and tuple(tensor.shape) in self.weights):
+            return False
+        array, name, node = tensor.numpy(), value.name or "", value.producer()
+        if node is not None and list(node.attributes) != ["value"]:
+            return False
+        low = ir.tensor(array.astype(self.dtype.numpy()), name=name)
+        if node is None:
+            value.const_value = low
+        else:
+            node.attributes["value"] = ir.AttrTensor("value", low)
+        value.metadata_props[WAS_FLOAT] = base64.b64encode(array.tobytes()).decode()
+        value.type = ir.TensorType(self.dtype)
+        return True
 
     def _may_cast_lower(self, producer: ir.Node, value: ir.Value, low_uses: int) -> bool:
         """Whether a value comes from a cast of the original that can give the small type at once."""

@@ -56,6 +56,11 @@ def misfits(
         if node.op_type == "ConstantOfShape" and "value" in node.attributes:
             look(node.outputs[0], node.attributes["value"].as_tensor())
             continue
+        if node.op_type == "Cast" and node.outputs[0] in floats and node.inputs[0] is not None:
+            tensor = constant_tensor(node.inputs[0])
+            if tensor is not None:
+                look(node.outputs[0], tensor)
+            continue
         for value in (*node.inputs, *node.outputs):
             if value is not None and value in floats and value not in seen:
                 seen.add(value)
@@ -72,9 +77,12 @@ def misfits(
 
 
 def _misfit(value: ir.Value, tensor: ir.TensorProtocol, dtype: ir.DataType) -> Misfit | None:
-    if tensor.dtype is not ir.DataType.FLOAT or (isinstance(tensor, ir.ExternalTensor) and tensor.size > _LOOK):
+    if isinstance(tensor, ir.ExternalTensor) and tensor.size > _LOOK:
         return None
     array = tensor.numpy()
+    if array.dtype.kind not in "fiu":
+        return None
+    array = array.astype(np.float32)
     kind = np.float16 if dtype is ir.DataType.FLOAT16 else ml_dtypes.bfloat16
     with np.errstate(over="ignore", under="ignore"):
         rounded = array.astype(kind).astype(np.float32)

@@ -8,6 +8,7 @@ end, single clear and infer nodes change sides where that saves casts.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
@@ -129,7 +130,10 @@ def _deny(
     opset = found.graph.opset_imports
     unknown = settings.keep - {node.name for node in nodes_of(found.graph)}
     if unknown:
-        raise AutocastError(f"there is no node {sorted(unknown)[0]!r} to keep in float32")
+        name = sorted(unknown)[0]
+        close = difflib.get_close_matches(name, [node.name or "" for node in nodes_of(found.graph)], 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise AutocastError(f"there is no node {name!r} to keep in float32{hint}")
     owners = _owners(found.graph)
     moves = {node: rule.colour is Colour.CLEAR for node, rule in rules.items()}
     unfit = misfits(painting.nodes, painting.floats, moves, dtype)
@@ -138,6 +142,8 @@ def _deny(
         reason = stays.get(owners.get(node, node))
         if reason is None and node.name in settings.keep:
             reason = "kept by the user"
+        if reason is None and subgraphs(node):
+            reason = "its bodies are treated by themselves"
         if reason is None and not painting.low_inputs(node):
             reason = "it makes float32 numbers of others"
         if reason is None and node.op_type in wide_ops:

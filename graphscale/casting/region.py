@@ -38,6 +38,9 @@ def pinned(
     """
 
     chosen = set(_contractions(found.graph, on_allow_list))
+    giver = _giver(found.loss, on_clear_list)
+    if giver is not None:
+        chosen.discard(giver)
 
     def allowed(node: ir.Node) -> bool:
         return node in chosen
@@ -48,6 +51,14 @@ def pinned(
     reasons |= dict.fromkeys(_head(found.graph, forward, allowed), LOSS)
     reasons |= {node: SEED for node in _seed(found, allowed) if node not in forward and not on_clear_list(node)}
     return reasons
+
+
+def _giver(value: ir.Value, on_clear_list: Callable[[ir.Node], bool]) -> ir.Node | None:
+    """The node that computes a value, which others may only have moved since."""
+    node = value.producer()
+    while node is not None and on_clear_list(node) and node.inputs and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node
 
 
 def _contractions(graph: ir.Graph, on_allow_list: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:

@@ -54,17 +54,27 @@ def make_settings(
     """
     rules = default_rules()
     chosen, nodes = _read(lists)
-    for colour, names in ((Colour.ALLOW, allow), (Colour.DENY, deny)):
+    allowed, denied, kept = (_names(name, value) for name, value in (("allow", allow), ("deny", deny), ("keep", keep)))
+    for colour, names in ((Colour.ALLOW, allowed), (Colour.DENY, denied)):
         for name in names:
             chosen[_operator(name, rules)] = colour
-    both = {_operator(name, rules) for name in allow} & {_operator(name, rules) for name in deny}
+    both = {_operator(name, rules) for name in allowed} & {_operator(name, rules) for name in denied}
     if both:
         raise AutocastError(f"{_text(sorted(both)[0])} is to be allowed and denied; choose one")
     for operator, colour in chosen.items():
         old = rules.get(operator, OpRule(colour))
         reason = "on the user's deny list" if colour is Colour.DENY else ""
         rules[operator] = dataclasses.replace(old, colour=colour, reason=reason)
-    return Settings(rules, frozenset(keep) | nodes)
+    return Settings(rules, frozenset(kept) | nodes)
+
+
+def _names(field: str, names: Any) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise AutocastError(f"{field} takes a list of names; got {names!r}")
+    found = tuple(names)
+    if not all(isinstance(name, str) and name for name in found):
+        raise AutocastError(f"{field} takes names; got {next(n for n in found if not (isinstance(n, str) and n))!r}")
+    return found
 
 
 def _read(
@@ -73,6 +83,8 @@ def _read(
     if lists is None:
         return {}, frozenset()
     source = "the lists" if isinstance(lists, Mapping) else str(lists)
+    if not isinstance(lists, Mapping | str | os.PathLike):
+        raise AutocastError(f"lists are a mapping or the path of a JSON file; got {lists!r}")
     content = lists if isinstance(lists, Mapping) else _parse(Path(lists))
     if not isinstance(content, Mapping):
         raise AutocastError(f'{source} must be an object: {{"allow": [...], "deny": [...], ...}}')
@@ -81,10 +93,13 @@ def _read(
     for field, names in content.items():
         if field not in (*_FIELDS, "keep"):
             raise AutocastError(f"{source}: there is no list {field!r}; the lists are {', '.join(_FIELDS)} and keep")
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
             raise AutocastError(f"{source}: {field!r} must be a list of names")
         for name in names if field != "keep" else ():
-            operator = _operator(name, rules)
+            try:
+                operator = _operator(name, rules)
+            except AutocastError as error:
+                raise AutocastError(f"{source}: {error}") from error
             if operator in found and found[operator] is not Colour(field):
                 raise AutocastError(f"{source}: {name} is on two lists, {found[operator].value} and {field}")
             found[operator] = Colour(field)
@@ -93,11 +108,26 @@ def _read(
 
 def _parse(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_duplicates)
     except OSError as error:
         raise AutocastError(f"cannot read {path}: {error.strerror or error}") from error
+    except _DuplicateError as error:
+        raise AutocastError(f"{path} has the list {error.args[0]!r} twice") from error
     except (ValueError, RecursionError) as error:
         raise AutocastError(f"{path} is not JSON: {error}") from error
+
+
+class _DuplicateError(Exception):
+    """A key that a JSON object has twice."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _DuplicateError(key)
+        found[key] = value
+    return found
 
 
 def _operator(name: str, rules: Mapping[tuple[str, str], OpRule]) -> tuple[str, str]:
@@ -105,13 +135,15 @@ def _operator(name: str, rules: Mapping[tuple[str, str], OpRule]) -> tuple[str, 
     domain, separator, op_type = name.rpartition("::")
     if separator:
         found = ("" if domain == "ai.onnx" else domain, op_type)
-        if found in rules or (found[0] not in ("", MICROSOFT)) or _in_onnx(found[1]):
+        if found in rules or found[0] not in ("", MICROSOFT) or (found[0] == "" and _in_onnx(op_type)):
             return found
-    for candidate in (("", name), (MICROSOFT, name)):
-        if candidate in rules or (candidate[0] == "" and _in_onnx(name)):
-            return candidate
+    else:
+        for candidate in (("", name), (MICROSOFT, name)):
+            if candidate in rules or (candidate[0] == "" and _in_onnx(name)):
+                return candidate
     names = sorted({op for _, op in rules} | {schema.name for schema in onnx.defs.get_all_schemas()})
-    close = difflib.get_close_matches(op_type, names, 1)
+    alike = [known for known in names if known.lower() == op_type.lower()]
+    close = alike or difflib.get_close_matches(op_type, names, 1)
     hint = f"; did you mean {close[0]}?" if close else "; pass it as DOMAIN::NAME if it is your own"
     raise AutocastError(f"there is no operator {name!r}{hint}")
 

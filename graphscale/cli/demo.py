@@ -25,7 +25,7 @@ def demo(
         bool,
         typer.Option(
             "--precision",
-            help="Train digits and a transformer in float32, and in float16 without, with a fixed, with a dynamic scale.",
+            help="Compare float32 with float16 without, with a fixed, and with a dynamic loss scale.",
         ),
     ] = False,
     output: Annotated[

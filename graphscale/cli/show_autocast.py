@@ -23,12 +23,15 @@ def show_autocast(report: AutocastReport, as_json: bool, title: str) -> None:
     console = Console(highlight=False)
     console.print(Text(title), soft_wrap=True)
     console.print(_table(report))
-    how = "roundings emulate it" if report.emulate else "casts stand at the borders"
+    if report.emulate:
+        how = f"{report.casts // 2} pairs of casts round to it"
+    else:
+        how = f"{report.casts} casts stand at the borders"
     before, after = report.activation_bytes_before, report.activation_bytes_after
     console.print(
         Text(
             f"{report.low_nodes} of {report.low_nodes + report.kept_nodes} nodes run in {report.dtype}; "
-            f"{report.casts} {how}; activations for the backward pass: {before:,} -> {after:,} bytes"
+            f"{how}; activations for the backward pass: {before:,} -> {after:,} bytes"
         ),
         soft_wrap=True,
     )

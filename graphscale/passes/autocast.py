@@ -59,7 +59,7 @@ class Autocast(InPlacePass):
     report: AutocastReport | None = None
 
     def call(self, model: ir.Model) -> PassResult:
-        if self.dtype not in _DTYPES:
+        if not isinstance(self.dtype, str) or self.dtype not in _DTYPES:
             raise AutocastError(f"{NAME}: the type is float16 or bfloat16; got {self.dtype!r}")
         if Rewrite.under_way(model) or is_scaled(model):
             raise AutocastError(f"{NAME}: the model carries a loss scale already; autocast the original, then scale it")
@@ -72,7 +72,9 @@ class Autocast(InPlacePass):
         wide_ops = frozenset() if self.emulate else target.wide_ops
         painting = paint(found, self.settings or make_settings(), dtype, wide_ops)
         report = report_of(found, painting, dtype, self.emulate)
-        inserter = CastInserter(model.graph, painting, dtype, self.emulate)
+        shapes = (value.shape for value in found.gradients)
+        weights = {tuple(shape.numpy()) for shape in shapes if shape is not None and shape.is_static()}
+        inserter = CastInserter(model.graph, painting, dtype, self.emulate, weights)
         inserter.insert()
         self.report = dataclasses.replace(report, casts=inserter.casts)
         model.metadata_props[AUTOCAST_KEY] = json.dumps({"dtype": self.dtype, "emulate": self.emulate})
