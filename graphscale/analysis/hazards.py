@@ -7,7 +7,7 @@ node that still wants the old value, unless that reader is an ancestor of what i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -15,11 +15,22 @@ from graphscale.analysis.failures import cannot_fail
 from graphscale.analysis.rules import MICROSOFT, Kind
 from graphscale.analysis.values import captured_values, constant_tensor, main_node, main_nodes, rule_of
 
-__all__ = ["ancestors", "in_place_writes", "late_failures", "late_readers", "may_share_buffer", "unordered_readers"]
+__all__ = [
+    "SELECTION",
+    "ancestors",
+    "in_place_writes",
+    "is_fresh",
+    "late_failures",
+    "late_readers",
+    "may_share_buffer",
+    "unordered_readers",
+]
 
 # Its kernels read an element of each operand before they write that element of the result, and never again; and ONNX
 # Runtime fuses it into nothing that does not.
 _SELECT = "Where"
+# The metadata property of an If whose branches hand on fresh values and the old ones of the states that it gives.
+SELECTION = "graphscale.selection"
 
 # ONNX Runtime shares buffers between these and their results.
 _PURE_VIEWS = frozenset(
@@ -48,8 +59,8 @@ def in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
 
 def unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
     """Each in-place write with the readers of its state that need not have run before it."""
-    writes = {node: state for node in in_place_writes(graph) if (state := node.inputs[0]) is not None}
-    for write, readers in late_readers(graph, writes).items():
+    writes = [(node, state) for node in in_place_writes(graph) if (state := node.inputs[0]) is not None]
+    for (write, _), readers in zip(writes, late_readers(graph, writes), strict=True):
         if readers:
             yield write, readers
 
@@ -73,14 +84,16 @@ def may_share_buffer(
         trusted: tells of a node that it cannot fail, whatever its operator.
     """
     outputs = Counter(graph.outputs)
-    writes = {}
+    writes = []
     for state, new in pairs.items():
         node = new.producer()
         if node is not None and node.graph is graph and outputs[new] == 1 and _writes_elementwise(node, state, new):
-            writes[node] = state
+            writes.append((node, state))
     late = late_readers(graph, writes)
-    waiting = {node for node in writes if not late[node]}
-    return set() if late_failures(graph, waiting, decision, trusted) else {writes[node] for node in waiting}
+    waiting = [write for write, readers in zip(writes, late, strict=True) if not readers]
+    if late_failures(graph, {node for node, _ in waiting}, decision, trusted):
+        return set()
+    return {state for _, state in waiting}
 
 
 def late_failures(
@@ -126,7 +139,8 @@ def _all_wait(graph: ir.Graph, writes: Collection[ir.Node], decision: ir.Value) 
 
 
 def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value) -> bool:
-    if (node.domain, node.op_type) != ("", _SELECT) or state.is_graph_output():
+    is_select = node.domain == "" and node.op_type == _SELECT
+    if not (is_select or SELECTION in node.metadata_props) or state.is_graph_output():
         return False
     return state.dtype == new.dtype and _same_static_shape(state, new)
 
@@ -138,7 +152,7 @@ def _same_static_shape(one: ir.Value, other: ir.Value) -> bool:
     return shapes[0] == shapes[1]
 
 
-def late_readers(graph: ir.Graph, writes: Mapping[ir.Node, ir.Value]) -> dict[ir.Node, list[ir.Node]]:
+def late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) -> list[list[ir.Node]]:
     """For each node that overwrites a state, the other readers of the state that need not have run before it.
 
     Every pair of a state and a reader is a bit; each value carries the bits of the pairs among its ancestors. What
@@ -146,17 +160,18 @@ def late_readers(graph: ir.Graph, writes: Mapping[ir.Node, ir.Value]) -> dict[ir
     """
     owners = main_nodes(graph) if writes else {}
     pairs: dict[ir.Node, list[int]] = {}
-    wanted: dict[ir.Node, dict[int, ir.Node]] = {}
+    wanted: list[dict[int, ir.Node]] = []
     bit = 1
-    for write, state in writes.items():
-        wanted[write] = {}
+    for write, state in writes:
+        wanted.append({})
         for reader in dict.fromkeys(_readers(state, owners, write)):
             if reader is not write:
                 pairs.setdefault(reader, []).append(bit)
-                wanted[write][bit] = reader
+                wanted[-1][bit] = reader
                 bit <<= 1
+    nodes = {write for write, _ in writes}
     before: dict[ir.Value, int] = {}
-    late: dict[ir.Node, list[ir.Node]] = {}
+    seen_by: dict[ir.Node, int] = {}
     for node in graph:
         seen = sum(pairs.get(node, ()))
         rule = rule_of(node)
@@ -165,9 +180,18 @@ def late_readers(graph: ir.Graph, writes: Mapping[ir.Node, ir.Value]) -> dict[ir
                 if value is not None:
                     seen |= before.get(value, 0)
         before.update((value, seen) for value in node.outputs)
-        if node in wanted:
-            late[node] = [reader for reader_bit, reader in wanted[node].items() if not seen & reader_bit]
-    return late
+        if node in nodes:
+            seen_by[node] = seen
+    return [
+        [reader for reader_bit, reader in readers.items() if not seen_by[write] & reader_bit]
+        for (write, _), readers in zip(writes, wanted, strict=True)
+    ]
+
+
+def is_fresh(value: ir.Value) -> bool:
+    """Whether a value is computed into a buffer of its own: it is no input, and no view of another value."""
+    node = value.producer()
+    return node is not None and node.domain == "" and not any(_views(node, i) for i in range(len(node.inputs)))
 
 
 def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node], write: ir.Node) -> Iterator[ir.Node]:

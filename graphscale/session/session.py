@@ -22,6 +22,7 @@ from graphscale.session.interface import InputSpec, fingerprint, read_specs
 from graphscale.session.loading import create, device_of, maps_files, open_model, quiet_options, read_values
 from graphscale.session.plan import StepError, StepPlan
 from graphscale.session.result import StepResult
+from graphscale.session.selection import select_at_once
 from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
 
 if TYPE_CHECKING:
@@ -329,7 +330,12 @@ class Session:
         decision = values.get(names.get("all_finite"))
         if decision is None or work is source:
             return work, decision
-        return work, add_fence(work.graph, decision, values.get(names["loss"]))
+        decision = add_fence(work.graph, decision, values.get(names["loss"]))
+        if self._device.name == "cpu":
+            results = {value.name: value for value in work.graph.outputs}
+            written = [node.inputs[1] for node in in_place_writes(work.graph)]
+            select_at_once(work.graph, decision, [*(results[name] for name in outputs.values()), *written])
+        return work, decision
 
 
 def _shared(graph: ir.Graph, outputs: Mapping[str, str], decision: ir.Value | None) -> set[str]:

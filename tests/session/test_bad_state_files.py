@@ -1,0 +1,410 @@
+"""State that does not fit: one clear line, nothing has changed. State that cannot be written: the old file stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+import graphscale as gs
+from graphscale.errors import OutputError, SessionError
+from tests.build import linear_step
+from tests.conftest import ROOT, Arrays, assert_all_same_bits
+from tests.session.dangerous import CASES
+from tests.session.test_feeds import SCALED, assert_one_line, batch, first_state, make
+
+STATE = "state.safetensors"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A good state file, of a session two steps on."""
+    session = make()
+    for seed in range(2):
+        session.step(batch(seed=seed))
+    session.save_state(tmp_path / STATE, {"epoch": "3"})
+    return tmp_path / STATE
+
+
+def assert_refused(path: Path, *fragments: str) -> None:
+    """The file is refused in one line that names it, and the session is as it was."""
+    session = make()
+    session.step(batch())
+    before = session.state_dict()
+    with pytest.raises(SessionError) as caught:
+        session.load_state(path)
+    assert_one_line(caught.value, (str(path), *fragments))
+    assert_all_same_bits(session.state_dict(), before)
+    assert session.step(batch()).applied
+    assert session.good_steps == 2
+
+
+def parts(path: Path) -> tuple[int, bytes]:
+    """The length of the header, and the whole file."""
+    data = path.read_bytes()
+    return struct.unpack("<Q", data[:8])[0], data
+
+
+CUTS: dict[str, Callable[[int, int], int]] = {
+    "nothing left": lambda header, whole: 0,
+    "in the length of the header": lambda header, whole: 5,
+    "before the header": lambda header, whole: 8,
+    "in the header": lambda header, whole: 8 + header // 2,
+    "one byte of the header": lambda header, whole: 8 + header - 1,
+    "before the arrays": lambda header, whole: 8 + header,
+    "in the first array": lambda header, whole: 8 + header + 1,
+    "half": lambda header, whole: whole // 2,
+    "one byte": lambda header, whole: whole - 1,
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_truncated_file(cut: str, saved: Path) -> None:
+    header, data = parts(saved)
+    saved.write_bytes(data[: CUTS[cut](header, len(data))])
+    assert_refused(saved, "truncated")
+
+
+def test_a_file_cut_anywhere(saved: Path) -> None:
+    session, (_, data) = make(), parts(saved)
+    before = session.state_dict()
+    for length in np.random.default_rng(0).integers(0, len(data), 100):
+        saved.write_bytes(data[:length])
+        with pytest.raises(SessionError):
+            session.load_state(saved)
+    assert_all_same_bits(session.state_dict(), before)
+
+
+def test_a_file_that_goes_on(saved: Path) -> None:
+    saved.write_bytes(saved.read_bytes() + b"\0")
+    assert_refused(saved)
+
+
+def refusal(session: gs.Session, path: Path) -> str | None:
+    """Load a file; return the message if it is refused."""
+    try:
+        session.load_state(path)
+    except SessionError as error:
+        return str(error)
+    return None
+
+
+def test_a_bit_that_flipped_in_the_header(saved: Path) -> None:
+    """Refused, or harmless; never a half of the state, or one array for another."""
+    (header, data), good, session = parts(saved), load_file(saved), make()
+    first, refused, random = session.state_dict(), 0, np.random.default_rng(1)
+    for _ in range(300):
+        damaged = bytearray(data)
+        damaged[random.integers(8 + header)] ^= 1 << random.integers(8)
+        saved.write_bytes(bytes(damaged))
+        message = refusal(session, saved)
+        if message is None:
+            assert_all_same_bits(session.state_dict(), good)
+            session.load_state_dict(first)
+        else:
+            refused += 1
+            assert len(message.splitlines()) == 1
+            assert_all_same_bits(session.state_dict(), first)
+    assert 250 < refused < 300
+
+
+def changed(saved: Path, arrays: dict[str, Any], **metadata: str | None) -> Path:
+    """The state file with other arrays or metadata; None takes one away."""
+    whole: dict[str, Any] = {**load_file(saved), **arrays}
+    with safe_open(saved, framework="np") as file:
+        told = {**file.metadata(), **{f"graphscale.{key}": value for key, value in metadata.items()}}
+    save_file(
+        {name: array for name, array in whole.items() if array is not None},
+        saved,
+        {key: value for key, value in told.items() if value is not None},
+    )
+    return saved
+
+
+WRONG: dict[str, tuple[dict[str, Any], dict[str, str | None], tuple[str, ...]]] = {
+    "a state missing": ({"fc1.bias": None}, {}, ("fc1.bias",)),
+    "a state too many": ({"zebra": np.ones(3)}, {}, ("zebra",)),
+    "a shape": ({"fc1.bias": np.ones(3, np.float32)}, {}, ("fc1.bias", "[3]", "[128]")),
+    "a dtype": ({"fc1.bias": np.ones(128)}, {}, ("fc1.bias", "float64", "float32")),
+    "a rank": ({"current_loss_scale": np.ones(1, np.float32)}, {}, ("current_loss_scale",)),
+    "the interface": ({}, {"interface": "0" * 64}, ("another graph",)),
+    "no interface": ({}, {"interface": None}, ("another graph",)),
+    "the target": ({}, {"target": "ort-cuda"}, ("ort-cuda", "onnx")),
+    "the policy": (
+        {},
+        {"policy": json.dumps({"class_name": "FixedLossScale"})},
+        ("FixedLossScale", "DynamicLossScale"),
+    ),
+    "the format": ({}, {"format": "state/0"}, ("no state file",)),
+    "no format": ({}, {"format": None}, ("no state file",)),
+    "extra texts that are none": ({}, {"extra": "{"}, ()),
+    "extra texts of another kind": ({}, {"extra": "[1]"}, ()),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_file_with_something_wrong(case: str, saved: Path) -> None:
+    arrays, metadata, fragments = WRONG[case]
+    assert_refused(changed(saved, arrays, **metadata), *fragments)
+
+
+def test_a_file_that_is_right_after_all(saved: Path) -> None:
+    """The way to change a file that these tests go by does not spoil it."""
+    session = make()
+    assert session.load_state(changed(saved, {})) == {"epoch": "3"}
+    assert session.good_steps == 2
+
+
+def test_files_of_another_kind(tmp_path: Path) -> None:
+    arrays = {"fc1.bias": np.ones(128, np.float32)}
+    save_file(arrays, tmp_path / "weights.safetensors")
+    np.savez(tmp_path / "state.npz", **arrays)
+    SCALED.save(tmp_path / "model.onnx")
+    (tmp_path / "text").write_text("state\n" * 1000)
+    (tmp_path / "zeros").write_bytes(bytes(100_000))
+    (tmp_path / "huge header").write_bytes(struct.pack("<Q", 2**63) + bytes(1000))
+    (tmp_path / "folder").mkdir()
+    for name in (*os.listdir(tmp_path), "missing", "missing folder/state"):
+        assert_refused(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: CASES["metric"].scaled("dynamic", "onnx"),
+        lambda: gs.scale(linear_step("m = Exp(loss)", outputs="float[4,3] dw, float m")),
+    ],
+    ids=["another network", "without weights"],
+)
+def test_the_state_of_another_graph(other: Callable[[], gs.ScaledModel], tmp_path: Path) -> None:
+    gs.Session(other()).save_state(tmp_path / STATE)
+    assert_refused(tmp_path / STATE, "another graph")
+
+
+def test_the_state_of_the_same_weights_with_another_output(tmp_path: Path) -> None:
+    """A hash of all inputs and outputs: state of the same names and shapes need not mean the same."""
+    first, second = (CASES[name].scaled("dynamic", "onnx") for name in ("metric", "rows backwards"))
+    session, other = gs.Session(first), gs.Session(second)
+    assert set(session.state_dict()) == set(other.state_dict())
+    session.save_state(tmp_path / STATE)
+    with pytest.raises(SessionError, match="another graph"):
+        other.load_state(tmp_path / STATE)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        gs.DynamicLossScale(2.0**10),
+        gs.DynamicLossScale(increment_period=7),
+        gs.DynamicLossScale(on_stuck="accept"),
+        gs.presets.torch(),
+        gs.FixedLossScale(8),
+    ],
+    ids=str,
+)
+def test_the_state_of_another_policy(policy: gs.LossScale, tmp_path: Path) -> None:
+    case = CASES["metric"]
+    gs.Session(gs.scale(case.model(), policy, updates=case.updates)).save_state(tmp_path / STATE)
+    session = gs.Session(case.scaled("dynamic", "onnx"))
+    before = session.state_dict()
+    with pytest.raises(SessionError) as caught:
+        session.load_state(tmp_path / STATE)
+    assert_one_line(caught.value, (str(tmp_path / STATE),))
+    assert_all_same_bits(session.state_dict(), before)
+
+
+@pytest.mark.training
+def test_the_state_of_another_target(tmp_path: Path) -> None:
+    """Counts are whole numbers on the one and floats on the other."""
+    one, other = (gs.Session(CASES["metric"].scaled("dynamic", target)) for target in ("onnx", "ort-training"))
+    one.save_state(tmp_path / STATE)
+    with pytest.raises(SessionError) as caught:
+        other.load_state(tmp_path / STATE)
+    assert_one_line(caught.value, (str(tmp_path / STATE), "'onnx'", "'ort-training'"))
+
+
+BAD_STATE: dict[str, tuple[Callable[[Arrays], Any], tuple[str, ...]]] = {
+    "missing": (lambda state: {name: value for name, value in state.items() if name != "fc1.bias"}, ("fc1.bias",)),
+    "empty": (lambda state: {}, ("current_loss_scale",)),
+    "unknown": (lambda state: {**state, "zebra": np.ones(1)}, ("zebra",)),
+    "dtype": (lambda state: {**state, "fc3.bias": np.ones(10)}, ("fc3.bias", "float64", "float32")),
+    "shape": (lambda state: {**state, "fc3.bias": np.ones(9, np.float32)}, ("fc3.bias", "[9]", "[10]")),
+    "rank": (lambda state: {**state, "good_steps": np.zeros(1, np.int64)}, ("good_steps", "1 ax")),
+    "None": (lambda state: None, ("NoneType",)),
+    "a list": (lambda state: list(state.items()), ("list",)),
+    "a state that is None": (lambda state: {**state, "fc3.bias": None}, ("fc3.bias",)),
+    "a name that is no text": (lambda state: {**state, 5: np.ones(1)}, ("5",)),
+    "ragged lists": (lambda state: {**state, "fc3.bias": [[1.0], [1.0, 2.0]]}, ("fc3.bias",)),
+}
+
+
+@pytest.mark.parametrize("case", BAD_STATE)
+def test_a_bad_dictionary_changes_nothing(case: str) -> None:
+    spoil, fragments = BAD_STATE[case]
+    session = make()
+    session.step(batch())
+    before = session.state_dict()
+    other = {name: np.full_like(value, 2) for name, value in before.items()}
+    with pytest.raises(SessionError) as caught:
+        session.load_state_dict(spoil(other))
+    assert_one_line(caught.value, fragments)
+    assert_all_same_bits(session.state_dict(), before)
+
+
+@pytest.mark.parametrize("case", ["unknown", "dtype", "shape", "a list", "a state that is None", "ragged lists"])
+def test_a_bad_first_state(case: str) -> None:
+    spoil, fragments = BAD_STATE[case]
+    with pytest.raises(SessionError) as caught:
+        gs.Session(SCALED, state=spoil(first_state()))
+    assert_one_line(caught.value, fragments)
+
+
+def test_a_first_state_that_is_incomplete() -> None:
+    state = first_state()
+    del state["fc1.weight"], state["fc2.bias.momentum"]
+    with pytest.raises(SessionError) as caught:
+        gs.Session(SCALED, state=state)
+    assert_one_line(caught.value, ("fc1.weight, fc2.bias.momentum", "state"))
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def writers(session: gs.Session) -> dict[str, Callable[[Path], None]]:
+    return {"save_state": session.save_state, "export": session.export}
+
+
+@pytest.mark.parametrize("how", ["save_state", "export"])
+@pytest.mark.parametrize("where", ["a folder", "no folder", "a file for a folder", "/proc", "a long name"])
+def test_a_place_that_cannot_be_written(where: str, how: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"kept")
+    places = {
+        "a folder": tmp_path / "folder",
+        "no folder": tmp_path / "missing" / STATE,
+        "a file for a folder": tmp_path / "file" / STATE,
+        "/proc": Path("/proc", STATE),
+        "a long name": tmp_path / ("x" * 300),
+    }
+    session = make()
+    session.step(batch())
+    with pytest.raises(OutputError) as caught:
+        writers(session)[how](places[where])
+    assert_one_line(caught.value, (str(places[where].parent),))
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+    assert (tmp_path / "file").read_bytes() == b"kept"
+    assert os.listdir(tmp_path / "folder") == []
+    assert session.step(batch()).applied
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser may write anywhere")
+@pytest.mark.parametrize("how", ["save_state", "export"])
+def test_a_folder_without_permission(how: str, tmp_path: Path) -> None:
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    folder.chmod(0o500)
+    with pytest.raises(OutputError) as caught:
+        writers(make())[how](folder / STATE)
+    assert_one_line(caught.value, (str(folder / STATE), "Permission denied"))
+    assert os.listdir(folder) == []
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from graphscale.errors import OutputError
+from tests.session.test_feeds import batch, make
+path, how, room = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+session = make()
+session.step(batch())
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+try:
+    getattr(session, how)(path)
+except OutputError as error:
+    print(error)
+assert session.step(batch()).applied
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs limits on the size of files")
+@pytest.mark.parametrize("room", [0, 100, 5000, 100_000])
+@pytest.mark.parametrize("how", ["save_state", "export"])
+def test_a_full_disk_leaves_the_old_file(how: str, room: int, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    writers(make())[how](path)
+    before = path.read_bytes()
+    assert len(before) > room
+    done = run_python(FULL_DISK, path, how, room)
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = done.stdout.splitlines()
+    assert str(path) in line
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def run_python(code: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+
+
+SAVES = """
+import sys
+from tests.session.test_feeds import batch, make
+session = make()
+session.step(batch())
+session.save_state(sys.argv[1])
+print("saving", flush=True)
+while True:
+    session.step(batch())
+    session.save_state(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.05, 0.13])
+def test_a_process_killed_while_it_saves_leaves_a_whole_file(seconds: float, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SAVES, str(tmp_path / STATE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "saving\n"
+        time.sleep(seconds)
+        process.kill()
+    session = make()
+    session.load_state(tmp_path / STATE)
+    assert session.good_steps >= 1
+    # What it left half-written is beside it, and in nobody's way.
+    session.save_state(tmp_path / STATE)
+    left = [path for path in tmp_path.iterdir() if path.name != STATE]
+    assert all(path.is_dir() and path.name.startswith(".") for path in left)
+    assert len(left) <= 1
+
+
+BAD_EXTRA: dict[str, Any] = {"number": {"epoch": 3}, "object": {"epoch": object()}, "text": "abc", "key": {3: "epoch"}}
+
+
+@pytest.mark.parametrize("case", BAD_EXTRA)
+def test_extra_that_is_no_texts(case: str, saved: Path) -> None:
+    before = saved.read_bytes()
+    with pytest.raises(SessionError) as caught:
+        make().save_state(saved, BAD_EXTRA[case])
+    assert_one_line(caught.value, ("extra",))
+    assert saved.read_bytes() == before
+
+
+def test_moved_files(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    shutil.move(saved, tmp_path / "other" / "renamed.bin")
+    session = make()
+    assert session.load_state(tmp_path / "other" / "renamed.bin") == {"epoch": "3"}
+    assert session.good_steps == 2

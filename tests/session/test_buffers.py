@@ -1,0 +1,193 @@
+"""State that is written over itself: right numbers where some reader might come too late, and who shares a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.analysis.hazards import may_share_buffer
+from graphscale.session import session as session_module
+from tests.conftest import OPTIMIZATION_LEVELS, Arrays, Level, assert_same_bits, load_example
+from tests.session.dangerous import CASES, Case
+from tests.session.plain import PlainLoop, buffers, first_state, options, shared_states
+
+STEPS = 6
+TARGETS = ["onnx", pytest.param("ort-training", marks=pytest.mark.training)]
+
+
+def batches() -> Iterator[Arrays]:
+    """Batches of the linear step, the third with a NaN in it."""
+    random = np.random.default_rng(0)
+    for number in range(STEPS):
+        x, t = (random.standard_normal(shape).astype(np.float32) for shape in ((8, 4), (8, 3)))
+        if number == 2:
+            x[3, 1] = np.nan
+        yield {"x": x, "t": t}
+
+
+def differences(case: Case, loss_scale: str | float, target: str, level: Level) -> list[str]:
+    """What differs between a session and the loop by hand, whose state never is where the next one is written."""
+    result, reference = (case.scaled(loss_scale, t) for t in (target, "onnx"))
+    session, plain = gs.Session(result, session_options=options(level)), PlainLoop(reference, {}, level)
+    found = []
+    for number, feeds in enumerate(batches()):
+        with np.errstate(invalid="ignore"):
+            expected, actual, state = plain.step(feeds), session.step(feeds), session.state_dict()
+        assert set(actual) == set(expected)
+        pairs = {name: (actual[name], value) for name, value in expected.items()}
+        pairs |= {name: (state[name], plain.state[name]) for name in case.updates.values()}
+        found += [f"{name} of step {number}" for name, pair in pairs.items() if not agree(*pair, level)]
+    return found
+
+
+def agree(actual: np.ndarray, expected: np.ndarray, level: Level) -> bool:
+    """Equal bits; where ONNX Runtime may fuse two graphs in two ways, equal but for rounding."""
+    if level is Level.ORT_DISABLE_ALL:
+        return actual.tobytes() == expected.tobytes()
+    return np.allclose(actual, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("loss_scale", ["dynamic", 1024])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_reader_sees_the_state_from_before_the_step(name: str, target: str, loss_scale: str | float) -> None:
+    for level in OPTIMIZATION_LEVELS:
+        assert differences(CASES[name], loss_scale, target, level) == [], level
+
+
+# --- who shares -------------------------------------------------------------------------------------------------------
+
+
+def free_of_hazards(result: gs.ScaledModel, updates: dict[str, str]) -> set[str]:
+    """The states that may share as far as reading too late goes: no node is taken for one that can fail."""
+    graph = ir.from_proto(result.model).graph
+    inputs, outputs = ({value.name: value for value in values} for values in (graph.inputs, graph.outputs))
+    following = {state.input: state.output for state in result.report.state}
+    pairs = {inputs[state]: outputs[following[state]] for state in updates.values()}
+    return {value.name or "" for value in may_share_buffer(graph, pairs, None, lambda node: True)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_which_guarded_steps_share(name: str) -> None:
+    case = CASES[name]
+    assert ("w" in free_of_hazards(case.scaled("dynamic", "onnx"), case.updates)) == case.shares
+
+
+@pytest.mark.parametrize("name", ["MatMul last", "MatMul then Add", "Gemm last", "swapped", "metric"])
+def test_an_unguarded_update_that_reads_what_it_has_written_does_not_share(name: str) -> None:
+    """ONNX Runtime makes one Gemm of a MatMul and the Add behind it, which reads rows of the weight again and again."""
+    case = CASES[name]
+    assert "w" not in free_of_hazards(case.scaled(1024, "onnx"), case.updates)
+
+
+@pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "pytorch/attention_adamw_clip", "jax/mlp_adamw_clip"])
+def test_the_weights_of_real_steps_share(name: str) -> None:
+    """All weights and moments of a guarded step: its state takes its size in memory once."""
+    example = load_example(name)
+    result = gs.scale(example.model())
+    session = gs.Session(result, state=first_state(result, example.feeds))
+    arrays = {name for name, value in session.state_dict().items() if value.ndim}
+    assert len(arrays) >= 8
+    assert arrays <= shared_states(session)
+
+
+# Whatever else ONNX Runtime changes: with one buffer for all state, these steps are wrong.
+WRONG_IF_SHARED = [
+    "metric",
+    "metric transposed",
+    "metric reshaped",
+    "metric in If",
+    "metric in Loop",
+    "through Shape alone",
+    "swapped",
+    "seen through Cast",
+    "seen through float64",
+    "seen through times one",
+    "seen through Optional",
+    "seen through transposed product",
+]
+
+
+@pytest.mark.parametrize("name", WRONG_IF_SHARED)
+def test_sharing_everywhere_would_be_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above can fail."""
+    monkeypatch.setattr(session_module, "may_share_buffer", lambda graph, pairs, *rest: set(pairs))
+    # It puts some late readers before the writes, by the way.
+    monkeypatch.setattr(session_module, "add_fence", lambda graph, decision, loss: decision)
+    found = [differences(CASES[name], "dynamic", "onnx", level) for level in OPTIMIZATION_LEVELS]
+    assert any(found)
+
+
+# --- where the state is -----------------------------------------------------------------------------------------------
+
+
+def addresses(session: gs.Session) -> dict[str, int]:
+    return {name: buffer.data_ptr() for name, buffer in buffers(session)[0].items()}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_state_stays_in_its_one_or_two_buffers(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a step neither reads nor writes it from Python."""
+    import onnxruntime as ort
+
+    example = load_example("pytorch/attention_adamw_clip")
+    result = gs.scale(example.model(), target=target)
+    session = gs.Session(result, state=first_state(result, example.feeds))
+    feeds = {name: example.feeds[name] for name in session.inputs}
+    seen: dict[str, set[int]] = {name: set() for name in session.state_dict()}
+    shared = shared_states(session)
+
+    def forbidden(*arguments: Any, **keywords: Any) -> None:
+        raise AssertionError("state crosses to the host")
+
+    for name in ("numpy", "ortvalue_from_numpy", "update_inplace"):
+        monkeypatch.setattr(ort.OrtValue, name, forbidden)
+    for _ in range(5):
+        session.step(feeds)
+        for name, address in addresses(session).items():
+            seen[name].add(address)
+    monkeypatch.undo()
+    in_place = {state.input for state in result.report.state if state.output is None}
+    for name, found in seen.items():
+        assert len(found) == (1 if name in shared | in_place else 2), name
+    assert session.good_steps == 5
+
+
+def test_two_buffers_after_an_odd_number_of_steps() -> None:
+    """Reading, loading, and going on, with the present state in the second buffer."""
+    case = CASES["metric"]
+    result = case.scaled("dynamic", "onnx")
+    for steps in range(1, 5):
+        session, plain = gs.Session(result, session_options=options()), PlainLoop(result, {})
+        for number, feeds in enumerate([*batches()][:2] * 4):
+            if number == steps:
+                saved = session.state_dict()
+                session.load_state_dict({name: np.zeros_like(value) for name, value in saved.items()})
+                session.load_state_dict(saved)
+            expected, actual = plain.step(feeds), session.step(feeds)
+            assert_same_bits(actual["metric"], expected["metric"], "metric")
+        assert_same_bits(session.state_dict()["w"], plain.state["w"], "w")
+
+
+def test_feeds_and_outputs_that_change_from_step_to_step() -> None:
+    """Each has a binding of its own; the state is the same for all of them."""
+    case = CASES["metric"]
+    result = case.scaled("dynamic", "onnx")
+    session, plain = gs.Session(result, session_options=options()), PlainLoop(result, {})
+    assert isinstance(session.inputs, dict)
+    wanted: list[list[str] | None] = [None, ["loss"], [], ["metric", "loss"], ["loss"], None, ["all_finite"]]
+    for turn in range(3):
+        for number, fetch in enumerate(wanted):
+            feeds = next(iter(batches()))
+            feeds["x"] = feeds["x"] + np.float32(0.01 * number + turn)
+            expected, actual = plain.step(feeds), session.step(feeds, fetch=fetch)
+            assert list(actual) == (["loss", "metric", "all_finite"] if fetch is None else fetch)
+            for name, value in actual.items():
+                assert_same_bits(value, expected[name], name)
+            assert actual.applied
+            assert_same_bits(session.state_dict()["w"], plain.state["w"], "w")

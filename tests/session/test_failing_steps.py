@@ -1,0 +1,120 @@
+"""Steps that ONNX Runtime cannot finish: one clear line, the state as before, and the session goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import graphscale as gs
+from graphscale.errors import SessionError
+from tests.build import linear_step
+from tests.conftest import assert_all_same_bits, with_initializers
+from tests.session.test_feeds import assert_one_line, batch, make
+
+TARGETS = ["onnx", pytest.param("ort-training", marks=pytest.mark.training)]
+SGD = "u = Mul(rate, dw)  w_next = Sub(w, u)"
+# Each looks something up at `index`, which can be out of range: the forward pass or a metric, of the weight or not.
+FAILING = {
+    "a metric": ("metric = Gather(table, index)", "float[2] metric"),
+    "a metric of the weight": ("metric = Gather(w, index)", "float[2,3] metric"),
+    "a metric of the next weight": ("metric = Gather(w_next, index)", "float[2,3] metric"),
+    "a metric of the loss": ("a = Gather(table, index)  metric = Mul(a, loss)", "float[2] metric"),
+    "a metric of nothing else": ("metric = Gather(table, index)  more = Exp(w)", "float[2] metric, float[4,3] more"),
+    "whole numbers": ("metric = Gather(numbers, index)", "int64[2] metric"),
+    "flags": ("metric = Gather(flags, index)", "bool[2] metric"),
+    "a metric in a branch": (
+        """c = Less(loss, large)
+        metric = If(c) <then_branch = y() => (float[2] a) {a = Gather(table, index)},
+                        else_branch = n() => (float[2] b) {b = Gather(table, index)}>""",
+        "float[2] metric",
+    ),
+    "two metrics": ("metric = Gather(table, index)  m2 = Gather(w, index)", "float[2] metric, float[2,3] m2"),
+}
+CONSTANTS = """float rate = {0.1}, float large = {100000}, float[5] table = {1, 2, 3, 4, 5},
+    int64[5] numbers = {1, 2, 3, 4, 5}, bool[5] flags = {1, 0, 1, 0, 1}"""
+
+
+def failing_step(name: str) -> onnx.ModelProto:
+    more, outputs = FAILING[name]
+    model = linear_step(
+        f"{SGD}  {more}",
+        inputs="float[4,3] w, int64[2] index",
+        outputs=f"float[4,3] w_next, {outputs}",
+        constants=CONSTANTS,
+    )
+    return with_initializers(model, {"w": np.arange(12, dtype=np.float32).reshape(4, 3)})
+
+
+def feeds(index: tuple[int, int] = (0, 1), seed: int = 0) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    x, t = (random.standard_normal(shape).astype(np.float32) for shape in ((8, 4), (8, 3)))
+    return {"x": x, "t": t, "index": np.array(index)}
+
+
+@pytest.mark.parametrize("loss_scale", ["dynamic", 1024])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FAILING)
+def test_a_step_that_fails_halfway_leaves_the_state_or_says_that_it_did_not(
+    name: str, target: str, loss_scale: str | float
+) -> None:
+    """With a dynamic scale the state is as before. Without a check, one that is written in place may be torn."""
+    session, twin = (gs.Session(gs.scale(failing_step(name), loss_scale, target=target)) for _ in range(2))
+    for number in range(3):
+        session.step(feeds(seed=number))
+        twin.step(feeds(seed=number))
+    before = session.state_dict()
+    with pytest.raises(SessionError) as caught:
+        session.step(feeds((0, 100)))
+    assert_one_line(caught.value, ("Gather", "out of data bounds"))
+    if loss_scale != "dynamic" and target == "ort-training":
+        assert "load a state" in str(caught.value)
+        for call in (lambda: session.step(feeds()), session.state_dict, lambda: session.save_state("torn")):
+            with pytest.raises(SessionError, match="load a state"):
+                call()
+        session.load_state_dict(before)
+    assert_all_same_bits(session.state_dict(), before)
+    for number in range(3, 6):
+        ours, theirs = session.step(feeds(seed=number)), twin.step(feeds(seed=number))
+        assert list(ours) == list(theirs)
+        assert_all_same_bits(ours, theirs)
+    assert_all_same_bits(session.state_dict(), twin.state_dict())
+
+
+def test_a_label_out_of_range() -> None:
+    session = make()
+    session.step(batch())
+    before, wrong = session.state_dict(), batch()
+    wrong["labels"][3] = 10
+    for _ in range(2):
+        with pytest.raises(SessionError) as caught:
+            session.step(wrong)
+        assert_one_line(caught.value, ("could not run", "GatherElements"))
+    assert_all_same_bits(session.state_dict(), before)
+    assert session.step(batch()).applied
+    assert session.good_steps == 2
+
+
+def test_batches_of_different_sizes_in_one_step() -> None:
+    """Both axes are called `batch`, and only ONNX Runtime sees that they differ."""
+    session = make()
+    before = session.state_dict()
+    with pytest.raises(SessionError) as caught:
+        session.step({**batch(16), "labels": batch(8)["labels"]})
+    assert_one_line(caught.value, ("could not run",))
+    assert_all_same_bits(session.state_dict(), before)
+    assert session.step(batch()).applied
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nothing_of_onnx_runtime_on_the_terminal(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """It warns of each initializer that is also an input, and logs the error of a step that fails."""
+    session = gs.Session(gs.scale(failing_step("a metric"), target=target))
+    with pytest.raises(SessionError):
+        session.step(feeds((0, 100)))
+    session.step(feeds())
+    session.close()
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")

@@ -1,0 +1,259 @@
+"""Opening a session: models, providers and options that do not fit, each with one clear line and a clean terminal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import graphscale as gs
+from graphscale.errors import GraphscaleError, ModelFileError, SessionError
+from tests.build import linear_step
+from tests.conftest import HAS_TRAINING, ROOT, has_cuda, load_example
+from tests.session.dangerous import CASES
+from tests.session.plain import first_state as first_state_of
+from tests.session.plain import options
+from tests.session.test_feeds import DIGITS, SCALED, assert_one_line, batch, first_state, make
+
+OPEN = """
+import sys
+import graphscale as gs
+from tests.session.test_feeds import SCALED, batch, first_state
+try:
+    gs.Session(SCALED, providers=eval(sys.argv[1]), state=first_state())
+except gs.GraphscaleError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def opened(providers: list[Any]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", OPEN, repr(providers)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+
+
+def assert_refused(providers: list[Any], *fragments: str) -> None:
+    """In a process of its own: ONNX Runtime writes to the terminal past Python's own streams."""
+    done = opened(providers)
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("SessionError ")
+    for fragment in fragments:
+        assert fragment in line
+
+
+@pytest.mark.parametrize(
+    "providers",
+    [
+        ["TensorrtExecutionProvider"],
+        ["TensorrtExecutionProvider", "CPUExecutionProvider"],
+        ["CPUExecutionProvider", "TensorrtExecutionProvider"],
+        [("TensorrtExecutionProvider", {"device_id": 0})],
+    ],
+    ids=str,
+)
+def test_a_provider_that_is_not_installed(providers: list[Any]) -> None:
+    assert "TensorrtExecutionProvider" not in ort.get_available_providers()
+    assert_refused(providers, "TensorrtExecutionProvider", "CPUExecutionProvider", ort.__version__)
+
+
+def test_a_provider_that_does_not_exist() -> None:
+    assert_refused(["CpuExecutionProvider"], "CpuExecutionProvider", "CPUExecutionProvider")
+
+
+@pytest.mark.skipif(has_cuda(), reason="here it starts")
+@pytest.mark.parametrize(
+    "providers",
+    [
+        ["CUDAExecutionProvider"],
+        ["CUDAExecutionProvider", "CPUExecutionProvider"],
+        ["CPUExecutionProvider", "CUDAExecutionProvider"],
+        [("CUDAExecutionProvider", {"device_id": "1"})],
+    ],
+    ids=str,
+)
+def test_a_provider_that_cannot_start(providers: list[Any]) -> None:
+    """On this machine: in the training build it is compiled in, and there is no GPU; the stock one lacks it."""
+    assert_refused(providers, "CUDAExecutionProvider")
+
+
+@pytest.mark.parametrize(
+    "providers",
+    [
+        None,
+        [],
+        ["CPUExecutionProvider"],
+        "CPUExecutionProvider",
+        ("CPUExecutionProvider",),
+        [("CPUExecutionProvider", {})],
+    ],
+    ids=str,
+)
+def test_the_cpu_by_any_way_of_naming_it(providers: Any) -> None:
+    session = gs.Session(SCALED, providers, state=first_state())
+    assert session.step(batch())["loss"] == make().step(batch())["loss"]
+
+
+@pytest.mark.parametrize("providers", [5, [5], [("CPUExecutionProvider", 5)], [None]], ids=str)
+def test_providers_that_are_none(providers: Any) -> None:
+    with pytest.raises(SessionError) as caught:
+        gs.Session(SCALED, providers, state=first_state())
+    assert_one_line(caught.value, ())
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def of_newer_ir(tmp_path: Path) -> Any:
+    """A model that was scaled, and then got a version that this ONNX Runtime does not load."""
+    model = onnx.ModelProto()
+    model.CopyFrom(SCALED.model)
+    model.ir_version = 99
+    return model
+
+
+def without_kernel(tmp_path: Path) -> Any:
+    model = onnx.ModelProto()
+    model.CopyFrom(SCALED.model)
+    model.graph.node[0].op_type = "Nothing"
+    return model
+
+
+def with_damaged_metadata(tmp_path: Path) -> Any:
+    model = onnx.ModelProto()
+    model.CopyFrom(SCALED.model)
+    for entry in model.metadata_props:
+        if entry.key == "graphscale.state":
+            entry.value = "{"
+    return model
+
+
+def truncated(tmp_path: Path) -> Any:
+    SCALED.save(tmp_path / "whole.onnx")
+    (tmp_path / "cut.onnx").write_bytes((tmp_path / "whole.onnx").read_bytes()[:-1000])
+    return tmp_path / "cut.onnx"
+
+
+def state_file(tmp_path: Path) -> Any:
+    make().save_state(tmp_path / "state.safetensors")
+    return tmp_path / "state.safetensors"
+
+
+BAD_MODELS: dict[str, tuple[Callable[[Path], Any], type[GraphscaleError], tuple[str, ...]]] = {
+    "unscaled": (lambda folder: DIGITS, ModelFileError, ("carries no loss scale", "graphscale scale")),
+    "unscaled file": (
+        lambda folder: load_example("jax/mlp_sgd").path,
+        ModelFileError,
+        ("mlp_sgd.onnx", "no loss scale"),
+    ),
+    "no file": (lambda folder: folder / "missing.onnx", ModelFileError, ("missing.onnx",)),
+    "a folder": (lambda folder: folder, ModelFileError, ("folder",)),
+    "truncated": (truncated, ModelFileError, ("cut.onnx",)),
+    "a state file": (state_file, ModelFileError, ("state.safetensors",)),
+    "damaged metadata": (with_damaged_metadata, ModelFileError, ("metadata",)),
+    "newer IR version": (of_newer_ir, SessionError, ("cannot load", ort.__version__)),
+    "an operator that does not exist": (without_kernel, SessionError, ("cannot load", "Nothing")),
+    "a number": (lambda folder: 5, SessionError, ("int",)),
+    "None": (lambda folder: None, SessionError, ("NoneType",)),
+    "bytes": (lambda folder: SCALED.model.SerializeToString(), SessionError, ("bytes",)),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MODELS)
+def test_a_model_that_will_not_do(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make_model, kind, fragments = BAD_MODELS[case]
+    model = make_model(tmp_path)
+    with pytest.raises(kind) as caught:
+        gs.Session(model, state=first_state())
+    assert type(caught.value) is kind
+    assert_one_line(caught.value, fragments)
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_a_target_that_needs_a_gpu(capfd: pytest.CaptureFixture[str]) -> None:
+    """The kernel of IsAllFinite is one for CUDA; the stock build has not even heard of writing in place."""
+    example = load_example("pytorch/mlp_momentum")
+    result = gs.scale(example.model(), target="ort-training-cuda")
+    with pytest.raises(SessionError) as caught:
+        gs.Session(result, state=first_state_of(result, example.feeds))
+    assert_one_line(caught.value, ("cannot load", "com.microsoft" if not HAS_TRAINING else "IsAllFinite"))
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+@pytest.mark.parametrize("target", ["onnx", pytest.param("ort-training", marks=pytest.mark.training)])
+def test_nothing_on_the_terminal(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """ONNX Runtime warns of every initializer that is also an input."""
+    session = gs.Session(CASES["metric"].scaled("dynamic", target))
+    session.step({"x": np.ones((8, 4), np.float32), "t": np.ones((8, 3), np.float32)})
+    session.close()
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_importing_graphscale_imports_no_runtime() -> None:
+    code = "import sys, graphscale; print(*(m for m in ('onnxruntime', 'safetensors', 'torch') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == []
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.training
+def test_options_of_another_session(capfd: pytest.CaptureFixture[str]) -> None:
+    """They hold the buffers of its state, which is written in place: two sessions must not share them."""
+    result = CASES["metric"].scaled("dynamic", "ort-training")
+    given = options()
+    first = gs.Session(result, session_options=given)
+    with pytest.raises(SessionError) as caught:
+        gs.Session(result, session_options=given)
+    assert_one_line(caught.value, ("options", "another session"))
+    feeds = {"x": np.ones((8, 4), np.float32), "t": np.ones((8, 3), np.float32)}
+    assert first.step(feeds).applied
+
+
+def test_options_are_used(tmp_path: Path) -> None:
+    given = options()
+    given.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    for _ in range(2):
+        gs.Session(SCALED, session_options=given, state=first_state())
+    assert onnx.load(tmp_path / "optimized.onnx").graph.node
+
+
+def test_two_sessions_on_one_model_are_apart() -> None:
+    """Each has its own state, also where both were given the same arrays."""
+    state = first_state()
+    one, other = (gs.Session(SCALED, state=state) for _ in range(2))
+    for seed in range(3):
+        one.step(batch(seed=seed))
+    assert (one.good_steps, other.good_steps) == (3, 0)
+    for name, value in other.state_dict().items():
+        assert (value == state.get(name, value)).all()
+
+
+@pytest.mark.training
+def test_two_sessions_with_state_in_place_are_apart() -> None:
+    result = CASES["metric"].scaled("dynamic", "ort-training")
+    one, other = gs.Session(result), gs.Session(result)
+    before = other.state_dict()["w"]
+    feeds = {"x": np.ones((8, 4), np.float32), "t": np.ones((8, 3), np.float32)}
+    assert one.step(feeds).applied
+    assert (other.state_dict()["w"] == before).all()
+    assert (one.state_dict()["w"] != before).any()
+
+
+def test_a_model_whose_inputs_are_no_tensors_is_refused() -> None:
+    model = linear_step(
+        "m = SequenceLength(parts)", inputs="float[4,3] w, seq(float[2]) parts", outputs="float[4,3] dw, int64 m"
+    )
+    with pytest.raises(GraphscaleError) as caught:
+        gs.Session(gs.scale(model))
+    assert_one_line(caught.value, ("parts", "seq"))

@@ -1,0 +1,74 @@
+"""One If for all states instead of a guard for each: the same steps, bit for bit, and one buffer for each state."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.analysis.hazards import may_share_buffer
+from graphscale.session import selection
+from tests.build import linear_step
+from tests.conftest import Arrays, Example, assert_all_same_bits, load_example
+
+NAMES = ["pytorch/mlp_momentum", "pytorch/attention_sgd", "jax/mlp_adamw_clip"]
+
+
+def open_session(example: Example) -> tuple[gs.Session, Arrays]:
+    result = gs.scale(example.model(), gs.DynamicLossScale(1024.0, 3))
+    state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
+    session = gs.Session(result, state=state)
+    return session, {name: example.feeds[name] for name in session.inputs}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = load_example(name)
+    guarded, batch = open_session(example)
+    monkeypatch.setattr(selection, "_WORTH", 0)
+    chosen, _ = open_session(example)
+    poisoned = {key: value * np.float32("nan") if value.dtype.kind == "f" else value for key, value in batch.items()}
+    applied = 0
+    for feeds in (batch, batch, poisoned, batch, poisoned, poisoned, batch):
+        result = chosen.step(feeds)
+        assert guarded.step(feeds).applied == result.applied
+        assert_all_same_bits(chosen.state_dict(), guarded.state_dict())
+        applied += result.applied
+    assert 1 <= applied <= 7
+
+
+def select(model: ir.Model, states: dict[str, str]) -> set[str]:
+    """Select at once in a scaled model; the states that need one buffer alone then."""
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    selection.select_at_once(model.graph, values["all_finite"], [values[output] for output in states.values()])
+    inputs = {value.name: value for value in model.graph.inputs}
+    pairs = {inputs[name]: next(o for o in model.graph.outputs if o.name == new) for name, new in states.items()}
+    return {value.name or "" for value in may_share_buffer(model.graph, pairs, None, lambda node: True)}
+
+
+def test_one_node_gives_all_weights_and_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_WORTH", 0)
+    result = gs.scale(load_example("pytorch/mlp_momentum").path)
+    assert isinstance(result.model, ir.Model)
+    states = {s.input: s.output for s in result.report.state if s.output and "scale" not in s.how}
+    assert select(result.model, states) == set(states)
+    operators = [node.op_type for node in result.model.graph]
+    assert operators.count("If") == 1
+    assert all("guard-updates" not in node.metadata_props.values() for node in result.model.graph)
+
+
+def test_states_that_are_swapped_keep_their_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branches would read what they write."""
+    monkeypatch.setattr(selection, "_WORTH", 0)
+    model = linear_step(
+        "u = Mul(rate, dw) moved = Sub(w, u) w_next = Identity(v) v_next = Identity(moved)",
+        inputs="float[4,3] w, float[4,3] v",
+        outputs="float[4,3] w_next, float[4,3] v_next",
+        constants="float rate = {0.1}",
+    )
+    states = {"w": "w_next", "v": "v_next"}
+    result = gs.scale(ir.serde.deserialize_model(model), updates={new: old for old, new in states.items()})
+    assert isinstance(result.model, ir.Model)
+    assert select(result.model, states) == set()
+    assert "If" not in [node.op_type for node in result.model.graph]
