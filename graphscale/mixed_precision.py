@@ -91,7 +91,7 @@ def autocast(
     Raises:
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
     """
-    settings = make_settings(tuple(allow), tuple(deny), tuple(keep), lists)
+    settings = make_settings(allow, deny, keep, lists)
     found_by = (loss, seed, tuple(gradients or ()), updates)
     mixed = Autocast(dtype, emulate, settings, *found_by, target)
     if loss_scale is not None:

@@ -129,6 +129,8 @@ def scale(
         GuardUpdates(),
         OrderWrites(),
     )
+    if isinstance(autocast, Autocast) and mixed is not None:
+        autocast.report = mixed.report
     rewrite = Rewrite.detach(work)
     _prove(work, rewrite, marked)
     found = rewrite.report
@@ -222,14 +224,14 @@ def _autocast_pass(autocast: Any, found_by: tuple[Any, ...]) -> Autocast | None:
         return Autocast(autocast, **dict(zip(fields, found_by, strict=True)))
     if not isinstance(autocast, Autocast):
         raise AutocastError(f'autocast takes "float16", "bfloat16" or an Autocast pass; got {autocast!r}')
-    default = Autocast()
+    default, chosen = Autocast(), dataclasses.replace(autocast)
     for name, value in zip(fields, found_by, strict=True):
         own = getattr(autocast, name)
         if own == getattr(default, name):
-            setattr(autocast, name, value)
+            setattr(chosen, name, value)
         elif own != value:
             raise AutocastError(f"the Autocast pass has {name}={own!r}, and the scaling {name}={value!r}; give one")
-    return autocast
+    return chosen
 
 
 def _prove(model: ir.Model, rewrite: Rewrite, marked: frozenset[ir.Node]) -> None:

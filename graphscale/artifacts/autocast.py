@@ -60,7 +60,7 @@ def autocast_artifacts(
     chosen = get_target(target)
     if not chosen.in_place:
         raise TargetError(f"target {target!r} has no training sessions; choose ort-training or ort-training-cuda")
-    settings = make_settings(tuple(allow), tuple(deny), tuple(keep), lists)
+    settings = make_settings(allow, deny, keep, lists)
     mixed = Autocast(dtype, emulate, settings, loss, target=target)
     if loss_scale is not None:
         scale_artifacts(folder, out, loss_scale, loss=loss, target=target, force=force, autocast=mixed)

@@ -32,7 +32,8 @@ class CastInserter:
         painting: which nodes run in the small type.
         dtype: the small type.
         emulate: leave all in float32, and round every value that would be of the small type.
-        weights: the shapes of gradients: a constant of such a shape may be a weight, which stays float32.
+        weights: the shapes of gradients: a constant of such a shape may be a weight, which stays float32. None if
+            some are not known.
         casts: how many casts were inserted, to the small type and back.
     """
 
@@ -40,7 +41,7 @@ class CastInserter:
     painting: Painting
     dtype: ir.DataType
     emulate: bool
-    weights: Collection[tuple[int | str | None, ...]] = ()
+    weights: Collection[tuple[int | str | None, ...]] | None = ()
     casts: int = 0
 
     def __post_init__(self) -> None:
@@ -90,7 +91,7 @@ class CastInserter:
     def _make_constant_low(self, value: ir.Value) -> bool:
         """Round a constant at once, keeping its float32 bytes in the metadata; whether it was one."""
         tensor = None if value.is_graph_output() else constant_tensor(value)
-        if tensor is None or tensor.size > _MOST or (tensor.size > 1 and tuple(tensor.shape) in self.weights):
+        if tensor is None or self.weights is None or tensor.size > _MOST or tuple(tensor.shape) in self.weights:
             return False
         array, name, node = tensor.numpy(), value.name or "", value.producer()
         if node is not None and list(node.attributes) != ["value"]:

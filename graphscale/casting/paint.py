@@ -135,6 +135,7 @@ def _deny(
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise AutocastError(f"there is no node {name!r} to keep in float32{hint}")
     owners = _owners(found.graph)
+    typed = dtypes_of(nodes_of(found.graph))
     moves = {node: rule.colour is Colour.CLEAR for node, rule in rules.items()}
     unfit = misfits(painting.nodes, painting.floats, moves, dtype)
     for node in painting.nodes:
@@ -144,6 +145,8 @@ def _deny(
             reason = "kept by the user"
         if reason is None and subgraphs(node):
             reason = "its bodies are treated by themselves"
+        if reason is None and any(v is not None and _is_untyped(v, typed) for v in node.inputs):
+            reason = "the type of an operand is not known"
         if reason is None and not painting.low_inputs(node):
             reason = "it makes float32 numbers of others"
         if reason is None and node.op_type in wide_ops:
@@ -154,6 +157,10 @@ def _deny(
             reason = _own_reason(painting, node, unfit) or takes(node, *painting.sides(node), dtype, opset)
         if reason is not None:
             reasons[node] = reason
+
+
+def _is_untyped(value: ir.Value, typed: Mapping[ir.Value, ir.DataType]) -> bool:
+    return value.dtype is None and value.const_value is None and value not in typed
 
 
 def _own_reason(painting: Painting, node: ir.Node, unfit: Mapping[ir.Value, Misfit]) -> str | None:
@@ -257,13 +264,13 @@ def _casts(painting: Painting, value: ir.Value) -> int:
     if producer is not None and producer.op_type == "Constant":
         return 0
     is_low = producer in painting.low and value in painting.low_outputs(producer)
-    wants_low, wants_wide = False, value.is_graph_output()
+    if is_low and value.is_graph_output():
+        return 1
     for use, index in value.uses():
-        if use in painting.low and index in painting.low_inputs(use):
-            wants_low = True
-        elif use in painting.rules:
-            wants_wide = True
-    return int(wants_wide) if is_low else int(wants_low)
+        reads_low = use in painting.low and index in painting.low_inputs(use)
+        if reads_low != is_low and (reads_low or use in painting.rules):
+            return 1
+    return 0
 
 
 def _owners(graph: ir.Graph) -> Mapping[ir.Node, ir.Node]:

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Settings:
 def make_settings(
     allow: Iterable[str] = (),
     deny: Iterable[str] = (),
-    keep: Collection[str] = (),
+    keep: Iterable[str] = (),
     lists: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> Settings:
     """Change the lists.

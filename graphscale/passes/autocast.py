@@ -72,8 +72,9 @@ class Autocast(InPlacePass):
         wide_ops = frozenset() if self.emulate else target.wide_ops
         painting = paint(found, self.settings or make_settings(), dtype, wide_ops)
         report = report_of(found, painting, dtype, self.emulate)
-        shapes = (value.shape for value in found.gradients)
-        weights = {tuple(shape.numpy()) for shape in shapes if shape is not None and shape.is_static()}
+        shapes = [value.shape for value in found.gradients]
+        known = [tuple(shape.numpy()) for shape in shapes if shape is not None and shape.is_static()]
+        weights = set(known) if len(known) == len(shapes) else None
         inserter = CastInserter(model.graph, painting, dtype, self.emulate, weights)
         inserter.insert()
         self.report = dataclasses.replace(report, casts=inserter.casts)
