@@ -78,7 +78,7 @@ def test_the_picture_shows_the_run(finished: tuple[Path, str]) -> None:
     assert 800 <= width <= 1600
     panels = {"#2f6db5": (0.0, 0.4), "#2c8a57": (0.3, 0.65), "#d97a1a": (0.6, 1.0)}
     for colour, (top, bottom) in panels.items():
-        rows, columns = np.nonzero(_near(pixels, colour))
+        rows, columns = np.nonzero(near(pixels, colour))
         assert rows.min() >= top * height
         assert rows.max() <= bottom * height
         assert np.ptp(columns) > 0.8 * width, f"the curve in {colour} goes through the whole panel"
@@ -89,7 +89,7 @@ def test_the_picture_shows_the_run(finished: tuple[Path, str]) -> None:
     assert red.max() > 0.4 * height
 
 
-def _near(pixels: np.ndarray, colour: str) -> np.ndarray:
+def near(pixels: np.ndarray, colour: str) -> np.ndarray:
     wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     return (np.abs(pixels - wanted) < 0.02).all(axis=-1)
 

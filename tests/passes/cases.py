@@ -12,6 +12,7 @@ from onnx_ir.passes import InPlacePass
 from graphscale import presets
 from graphscale.passes import (
     AddTelemetry,
+    Autocast,
     CheckFinite,
     GuardUpdates,
     LowerOptimizers,
@@ -35,7 +36,7 @@ class Case:
         name: the pass's name and the case's: where its texts are.
         kind: the pass.
         graph: makes the training graph, on which the passes before this one run first.
-        options: the options of `ScaleLoss`.
+        options: the options of `ScaleLoss`, or of `Autocast`.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Case:
         """The passes that run before, and the pass."""
         if self.kind is LowerOptimizers:
             return [], LowerOptimizers()
+        if self.kind is Autocast:
+            return [], Autocast(**self.options)
         if self.kind is AddTelemetry:
             return [ScaleLoss(**self.options), *(kind() for kind in ORDER[1:4])], AddTelemetry()
         made = [ScaleLoss(**self.options), *(kind() for kind in ORDER[1:])]
@@ -173,6 +176,62 @@ def logged_weight() -> onnx.ModelProto:
     )
 
 
+def two_layers() -> onnx.ModelProto:
+    """Two layers with a rectified linear unit and SGD: what stands between products, and what reads a weight."""
+    forward = """
+        h = MatMul(x, v)
+        a = Relu(h)
+        y = MatMul(a, w)
+        d = Sub(y, t)
+        square = Mul(d, d)
+        loss = ReduceMean<keepdims = 0>(square)
+    """
+    backward = """
+        dy = Mul(d, two_over_n)
+        at = Transpose<perm = [1, 0]>(a)
+        dw = MatMul(at, dy)
+        wt = Transpose<perm = [1, 0]>(w)
+        da = MatMul(dy, wt)
+        open = Greater(a, zero)
+        dh = Where(open, da, zero)
+        xt = Transpose<perm = [1, 0]>(x)
+        dv = MatMul(xt, dh)
+    """
+    return linear_step(
+        "u = Mul(dw, rate)\n w_next = Sub(w, u)",
+        inputs="float[4,5] v, float[5,3] w",
+        outputs="float[5,3] w_next, float[4,5] dv",
+        constants="float zero = {0}, float rate = {0.1}",
+        forward=forward,
+        backward=backward,
+    )
+
+
+def softmax_with_mask() -> onnx.ModelProto:
+    """A finite mask that float16 cannot hold, a softmax, and a product behind it."""
+    forward = """
+        h = MatMul(x, v)
+        masked = Where(mask, h, large)
+        p = Softmax(masked)
+        y = MatMul(p, w)
+        d = Sub(y, t)
+        square = Mul(d, d)
+        loss = ReduceMean<keepdims = 0>(square)
+    """
+    backward = """
+        dy = Mul(d, two_over_n)
+        pt = Transpose<perm = [1, 0]>(p)
+        dw = MatMul(pt, dy)
+    """
+    return linear_step(
+        inputs="float[4,5] v, float[5,3] w, bool[8,5] mask",
+        outputs="float[5,3] dw",
+        constants="float large = {-1e9}",
+        forward=forward,
+        backward=backward,
+    )
+
+
 def momentum() -> onnx.ModelProto:
     """ONNX's own Momentum, which no runtime has a kernel for."""
     return linear_step(
@@ -189,6 +248,10 @@ def momentum() -> onnx.ModelProto:
 
 _TRAINING = {"target": "ort-training"}
 CASES = (
+    Case("autocast/two-layers", Autocast, two_layers),
+    Case("autocast/emulated", Autocast, two_layers, {"emulate": True}),
+    Case("autocast/mask", Autocast, softmax_with_mask),
+    Case("autocast/bfloat16", Autocast, linear_step, {"dtype": "bfloat16", "target": "ort-cuda"}),
     Case("scale-loss/constant-edge", ScaleLoss, linear_step),
     Case("scale-loss/value", ScaleLoss, cross_entropy),
     Case("scale-loss/two-losses", ScaleLoss, two_losses),

@@ -1,0 +1,70 @@
+"""graphscale demo --precision: two networks in float32, and in float16 without, with a fixed, with a dynamic scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from graphscale.demo import precision
+from graphscale.demo.precision_plot import draw
+
+__all__ = ["compare"]
+
+
+def compare(output: Path, steps: int, seed: int, console: Console) -> None:
+    """Train everything, draw it, and print what it came to.
+
+    Args:
+        output: where to draw.
+        steps: of each run.
+        seed: of data, initial weights and batches.
+        console: where bars and table go.
+
+    Raises:
+        OutputError: the picture cannot be written.
+    """
+    runs = _train(steps, seed, console)
+    draw(runs, output)
+    console.print(_table(runs))
+    console.print(f"float16 is emulated: each value is rounded to it. The picture: [bold]{escape(str(output))}[/]")
+
+
+def _train(steps: int, seed: int, console: Console) -> list[precision.Run]:
+    columns = (TextColumn("{task.description:<32}"), BarColumn(bar_width=18), MofNCompleteColumn())
+    progress = Progress(*columns, TextColumn("{task.fields[text]}"), console=console)
+    runs = []
+    with progress:
+        for task in precision.tasks(seed):
+            for way in precision.ways(steps):
+                bar = progress.add_task(f"{task.name}, {way.name}", total=steps, text="")
+                for run in precision.train(task, way, steps):
+                    last = run.records[-1]
+                    text = f"loss {task.loss(last):.4f}, zero gradients {100 * (last.zero_fraction or 0):.0f} %"
+                    progress.update(bar, advance=1, text=text)
+                runs.append(run)
+    return runs
+
+
+def _table(runs: Sequence[precision.Run]) -> Table:
+    table = Table(show_edge=False, pad_edge=False, title="What happened", title_justify="left")
+    table.add_column("")
+    for header in ("loss", "right answers", "zero gradients", "loss scale", "skipped"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for run in runs:
+        last = run.records[-1]
+        table.add_row(
+            f"{run.task.name}, {run.way.name}",
+            f"{np.mean(run.losses[-10:]):.3g}",
+            f"{100 * run.accuracy:.1f} %",
+            f"{100 * np.median(run.zeros):.0f} %",
+            f"2^{np.log2(last.next_loss_scale):.0f}" if run.way.float16 else "",
+            str(sum(not record.applied for record in run.records)) if run.way.float16 else "",
+            end_section=run.way.name == precision.ways(len(run.records))[-1].name,
+        )
+    return table

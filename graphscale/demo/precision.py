@@ -1,0 +1,197 @@
+"""The demo's comparison: two networks, each trained in float32 and in float16 without, with fixed and dynamic scale.
+
+float16 is emulated by `graphscale.autocast`: every value that would be float16 is rounded to it, so that small
+gradients become zero on a CPU just as they do on a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+
+from graphscale.demo import digits, reversal
+from graphscale.demo.digits import Arrays
+from graphscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from graphscale.passes import Autocast
+from graphscale.pipeline import scale
+from graphscale.session import Session
+from graphscale.training.data import Batches, Data
+from graphscale.training.loop import Trainer
+from graphscale.training.record import StepRecord
+from graphscale.training.schedules import LearningRate
+
+__all__ = ["FIXED", "Run", "Task", "Way", "tasks", "train", "ways"]
+
+FIXED = 1024
+GROWTHS = 12  # so often the dynamic scale may grow in a run
+DIGITS = 256  # in a batch
+SEQUENCES, HELD_OUT = 4096, 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One of the ways to train: a name, whether float16 is emulated, and the loss scale."""
+
+    name: str
+    float16: bool
+    loss_scale: LossScale
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Something to learn.
+
+    Attributes:
+        name: what it is called in tables.
+        title: what it is, in two lines for the picture.
+        choices: how many answers there are to choose from.
+        step: the exported float32 training step.
+        state: initial weights, moments and counters.
+        batches: what to train on.
+        feeds: what is fed in every step beside the batch.
+        learning_rate: fed in every step, too.
+        loss: takes the record of a step, gives its loss without the weight that it has in the graph.
+        hits: takes state, gives the share of held-out answers that are right.
+    """
+
+    name: str
+    title: str
+    choices: int
+    step: onnx.ModelProto
+    state: Arrays
+    batches: Batches
+    feeds: Arrays
+    learning_rate: float
+    loss: Callable[[StepRecord], float]
+    hits: Callable[[Mapping[str, np.ndarray[Any, Any]]], float]
+
+
+@dataclasses.dataclass
+class Run:
+    """One task, trained one way: a record for each step so far, and in the end the share of right answers."""
+
+    task: Task
+    way: Way
+    records: list[StepRecord] = dataclasses.field(default_factory=list)
+    accuracy: float = float("nan")
+
+    @property
+    def losses(self) -> np.ndarray[Any, Any]:
+        """The loss of each step."""
+        return np.asarray([self.task.loss(record) for record in self.records])
+
+    @property
+    def zeros(self) -> np.ndarray[Any, Any]:
+        """The share of gradient elements that were zero in each step, 0 to 1."""
+        return np.asarray([record.zero_fraction for record in self.records], dtype=np.float64)
+
+
+def ways(steps: int) -> tuple[Way, ...]:
+    """float32, and float16 without a loss scale, with a fixed one, and with a dynamic one."""
+    dynamic = DynamicLossScale(increment_period=max(1, steps // GROWTHS))
+    return (
+        Way("float32", False, FixedLossScale(1)),
+        Way("float16, not scaled", True, FixedLossScale(1)),
+        Way(f"float16, fixed scale {FIXED}", True, FixedLossScale(FIXED)),
+        Way("float16, dynamic scale", True, dynamic),
+    )
+
+
+def tasks(seed: int) -> tuple[Task, ...]:
+    """The digits and the sequences.
+
+    Args:
+        seed: of the split, the initial weights and the order of the batches.
+    """
+    return _digits(seed), _reversal(seed)
+
+
+def train(task: Task, way: Way, steps: int) -> Iterator[Run]:
+    """Train a task one way. What comes after each step is the same object, with one more record in it."""
+    pass_ = Autocast("float16", emulate=True) if way.float16 else None
+    # A fixed scale neither checks nor skips by itself; telemetry is of a step that is checked.
+    scaled = scale(task.step, way.loss_scale, telemetry=True, skip_nonfinite=True, autocast=pass_)
+    run = Run(task, way)
+    with Session(scaled, state=task.state, session_options=_options()) as session:
+        trainer = Trainer(session, task.batches, LearningRate(task.learning_rate), feeds=task.feeds)
+        for record in trainer.run(steps):
+            run.records.append(record)
+            if record.step == steps:
+                trained = session.state_dict()
+                run.accuracy = task.hits({name: trained[name] for name in task.state})
+            yield run
+
+
+def _digits(seed: int) -> Task:
+    rng = np.random.default_rng(seed)
+    step = digits.read_step("digits_step")
+    train_on, held_out = digits.split(rng)
+    rate = 0.2
+
+    def hits(state: Mapping[str, np.ndarray[Any, Any]]) -> float:
+        logits = _run(step, "logits", {**held_out, **state, "learning_rate": np.float32(rate)})
+        return float((logits.argmax(axis=1) == held_out["labels"]).mean())
+
+    return Task(
+        name="digits",
+        title=f"A perceptron reads digits\nits loss is the mean over {DIGITS} pictures",
+        choices=10,
+        step=onnx.ModelProto.FromString(step),
+        state=digits.initial_state(rng),
+        batches=Batches(Data(train_on, len(train_on["labels"]), DIGITS), seed=seed),
+        feeds={},
+        learning_rate=rate,
+        loss=lambda record: record.loss,
+        hits=hits,
+    )
+
+
+def _reversal(seed: int) -> Task:
+    rng = np.random.default_rng(seed)
+    step = digits.read_step("reversal_step")
+    model = onnx.ModelProto.FromString(step)
+    train_on = reversal.sequences(rng, SEQUENCES)
+    held_out = Batches(Data(reversal.sequences(rng, HELD_OUT), HELD_OUT, reversal.BATCH), shuffle=False)
+    shapes = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in model.graph.input}
+    given = {*train_on, *reversal.FEEDS, "learning_rate"}
+    rate = 2e-3
+
+    def hits(state: Mapping[str, np.ndarray[Any, Any]]) -> float:
+        feeds = {**reversal.FEEDS, **state, "learning_rate": np.float32(rate)}
+        batches = range(held_out.per_epoch)
+        return float(np.mean([_run(step, "accuracy", {**feeds, **held_out[i]}) for i in batches]))
+
+    return Task(
+        name="reversal",
+        title="A transformer reverses sequences\nits loss is the mean over 16.8 million tokens, 512 of them at a time",
+        choices=reversal.VOCABULARY,
+        step=model,
+        state=reversal.initial_state(rng, {name: shape for name, shape in shapes.items() if name not in given}),
+        batches=Batches(Data(train_on, SEQUENCES, reversal.BATCH), seed=seed),
+        feeds=reversal.FEEDS,
+        learning_rate=rate,
+        loss=lambda record: record.outputs["cross_entropy"],
+        hits=hits,
+    )
+
+
+def _run(step: bytes, output: str, feeds: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """Run an exported step once, in float32, for one of its outputs."""
+    import onnxruntime as ort
+
+    session = ort.InferenceSession(step, _options(), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run([output], {name: np.asarray(value) for name, value in feeds.items()})[0])
+
+
+def _options() -> Any:
+    """One thread: these graphs are too small for more."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return options

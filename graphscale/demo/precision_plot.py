@@ -1,0 +1,167 @@
+"""The picture of the demo's comparison: for each task the loss, the share of zero gradients, and the loss scale."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphscale import io
+from graphscale.demo.precision import Run
+from graphscale.training.plot import BLUE, GRID, ORANGE, RED, STYLE, check_picture
+
+__all__ = ["draw"]
+
+# In the order of `precision.ways`. The dynamic scale is drawn last, thin, on the wide line of float32: where it does
+# what it shall, the one hides the middle of the other.
+LINES: tuple[dict[str, Any], ...] = (
+    {"color": "#c4c4c4", "linewidth": 6.0, "solid_capstyle": "round"},
+    {"color": RED, "linewidth": 1.8},
+    {"color": ORANGE, "linewidth": 1.8},
+    {"color": BLUE, "linewidth": 1.5},
+)
+GREY = "#777777"
+TITLE = "Two training steps in float32, and in float16 (emulated) without, with a fixed, and with a dynamic loss scale"
+
+
+def draw(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
+    """Write the picture, atomically.
+
+    Args:
+        runs: every task, trained in each of the ways, in the order of `precision.ways`.
+        path: a .png, .svg or .pdf file.
+
+    Raises:
+        TrainingError: the suffix is not that of a picture.
+        OutputError: the file cannot be written.
+    """
+    check_picture(path)
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    columns = list(dict.fromkeys(run.task.name for run in runs))
+    with io.replacing(path) as temporary, rc_context(STYLE):
+        figure = Figure(figsize=(5.6 * len(columns), 8.4), layout="constrained")
+        panels = figure.subplots(3, len(columns), sharex=True, squeeze=False, height_ratios=(3.4, 2.4, 2.4))
+        for column, name in zip(panels.T, columns, strict=True):
+            _draw_task(column, [run for run in runs if run.task.name == name])
+        highest = max(record.next_loss_scale for run in runs for record in run.records)
+        for axes in panels[-1]:
+            axes.set_yscale("log", base=2)
+            axes.set_ylim(2**-2, highest * 2**5)
+            axes.set_yticks([2.0**power for power in range(0, int(np.log2(highest)) + 1, 5)], minor=False)
+            axes.set_xlabel("training step")
+        for axes, label in zip(panels[:, 0], ("training loss", "zero gradients (%)", "loss scale"), strict=True):
+            axes.set_ylabel(label)
+        figure.align_ylabels()
+        figure.suptitle(TITLE, x=0.012, ha="left", fontsize=12, fontweight="bold")
+        figure.savefig(temporary, dpi=120)
+        if Path(path).suffix == ".png":
+            _shrink(temporary)
+
+
+def _shrink(path: Path) -> None:
+    """Give a picture a palette, which takes a third of the bytes."""
+    from PIL import Image  # matplotlib depends on it
+
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+
+
+def _draw_task(panels: Sequence[Any], runs: Sequence[Run]) -> None:
+    losses, zeros, scales = panels
+    losses.set_title(runs[0].task.title, loc="left", fontsize=10)
+    losses.set_yscale("log")
+    guessing = float(np.log(runs[0].task.choices))
+    losses.axhline(guessing, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    losses.annotate(
+        "guessing",
+        (1, guessing),
+        xytext=(-2, -4),
+        xycoords=losses.get_yaxis_transform(),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        color=GREY,
+    )
+    for run, line in zip(runs, LINES, strict=True):
+        steps = np.arange(1, len(run.records) + 1)
+        losses.plot(*_smooth(steps, run.losses), label=f"{run.way.name}: {100 * run.accuracy:.1f} %", **line)
+        zeros.plot(*_mean(steps, 100 * run.zeros), **line)
+        if run.way.float16:
+            _draw_scale(scales, run, line)
+    losses.set_ylim(bottom=losses.get_ylim()[0] / 2)
+    losses.legend(
+        frameon=False,
+        title="right answers on held-out data",
+        alignment="left",
+        loc="upper right",
+        bbox_to_anchor=(1, 0.72),
+        borderaxespad=0,
+    )
+    _note_zeros(zeros, runs)
+    zeros.set_ylim(-4, 104)
+    if scales.get_legend_handles_labels()[0]:
+        scales.legend(frameon=False, loc="upper left")
+    for axes in panels:
+        axes.grid(axis="y", color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.margins(x=0.015)
+
+
+def _draw_scale(axes: Any, run: Run, line: dict[str, Any]) -> None:
+    steps = [0, *(record.step for record in run.records)]
+    scales = [run.records[0].loss_scale, *(record.next_loss_scale for record in run.records)]
+    axes.step(steps, scales, where="post", **line)
+    axes.annotate(
+        run.way.name.removeprefix("float16, "),
+        (steps[-1], min(scales[len(scales) // 2 :])),
+        xytext=(0, 4 if len(set(scales)) == 1 else -4),
+        textcoords="offset points",
+        ha="right",
+        va="bottom" if len(set(scales)) == 1 else "top",
+        color=line["color"],
+    )
+    skipped = [record for record in run.records if not record.applied]
+    if skipped:
+        axes.plot(
+            [record.step for record in skipped],
+            [record.next_loss_scale for record in skipped],
+            "v",
+            color=RED,
+            markersize=6,
+            linestyle="none",
+            label=f"overflow: step skipped, scale halved ({len(skipped)})",
+        )
+
+
+def _note_zeros(axes: Any, runs: Sequence[Run]) -> None:
+    """Write the share of zeros, the median over the run, beside the lines of float32 and of float16 without a scale."""
+    for run, colour, is_upper in zip(runs, (GREY, LINES[1]["color"]), (False, True), strict=False):
+        median = 100 * float(np.median(run.zeros))
+        above = (is_upper and median < 80) or median < 15
+        axes.annotate(
+            f"{run.way.name}: median {median:.0f} %",
+            (len(run.records) * 0.02, median),
+            xytext=(0, 6 if above else -6),
+            textcoords="offset points",
+            va="bottom" if above else "top",
+            color=colour,
+        )
+
+
+def _mean(steps: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
+    """The mean of the last few steps, 1 in 50."""
+    width = max(1, len(steps) // 50)
+    return steps[width - 1 :], np.convolve(values, np.full(width, 1 / width), mode="valid")
+
+
+def _smooth(steps: np.ndarray[Any, Any], losses: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
+    """The same for losses, which may not be finite, on a logarithmic scale."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept, logs = _mean(steps, np.log(losses))
+        return kept, np.exp(logs)

@@ -1,0 +1,111 @@
+"""float16 gradients that underflow: without a loss scale the network learns nothing, with a dynamic one all there is.
+
+The network is the demo's transformer block, which learns to reverse sequences of 16 tokens: a training step exported
+from PyTorch, Adam inside (`models/pytorch/training_graphs.py`, `reversal_step`). Its gradients are small because its
+loss is the mean over a batch of 2**24 tokens, of which the step computes 2**9. The gradient of a logit is then at most
+2**-24, float16's smallest number; 15 of 16 are about 2**-28 in the beginning, and become zero. The gradients of the
+weights have a median of 2**-26. Adam divides the factor out again, so that in float32 it changes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import onnx
+import pytest
+
+import graphscale as gs
+from graphscale.demo import reversal
+from graphscale.demo.precision import Run, Task, Way, tasks, train
+from graphscale.passes import Autocast
+from tests.conftest import run_once
+
+STEPS = 150
+GUESSING = np.log(reversal.VOCABULARY)
+FLOAT32 = Way("float32", False, gs.FixedLossScale(1))
+UNSCALED = Way("float16", True, gs.FixedLossScale(1))
+DYNAMIC = Way("float16, dynamic", True, gs.DynamicLossScale(increment_period=25))
+seeds = pytest.mark.parametrize("seed", [0, 1])
+
+
+@functools.cache
+def task(seed: int) -> Task:
+    return next(task for task in tasks(seed) if task.name == "reversal")
+
+
+@functools.cache
+def trained(seed: int, way: Way) -> Run:
+    *_, run = train(task(seed), way, STEPS)
+    assert len(run.records) == STEPS
+    return run
+
+
+def final_loss(run: Run) -> float:
+    return float(np.mean(run.losses[-10:]))
+
+
+@seeds
+def test_float32_learns(seed: int) -> None:
+    run = trained(seed, FLOAT32)
+    assert run.losses[0] == pytest.approx(GUESSING, rel=0.05)
+    assert final_loss(run) < 1e-3
+    assert run.accuracy == 1
+    assert run.zeros.max() < 1e-3, "no gradient is zero by itself"
+
+
+@seeds
+def test_float16_without_a_loss_scale_fails(seed: int) -> None:
+    run = trained(seed, UNSCALED)
+    assert all(record.applied for record in run.records), "nothing overflows: what fails is underflow"
+    assert final_loss(run) > 0.97 * GUESSING
+    assert run.accuracy < 0.1, "one in 16 is right by chance"
+    assert run.zeros.min() > 0.9, "gradient elements are zero"
+
+
+@seeds
+def test_a_dynamic_loss_scale_gives_the_loss_of_float32(seed: int) -> None:
+    exact, run = trained(seed, FLOAT32), trained(seed, DYNAMIC)
+    assert final_loss(run) == pytest.approx(final_loss(exact), rel=0.01)
+    np.testing.assert_allclose(run.losses, exact.losses, rtol=0.01, err_msg="in every step")
+    assert run.accuracy == 1
+    assert run.zeros.max() < 1e-3
+    assert not np.array_equal(run.losses, exact.losses), "it is float16 that was trained"
+
+
+def test_the_gradients_of_one_step() -> None:
+    """The first moments after one step are a tenth of the gradients: of the same weights, with and without a scale."""
+    first, state = task(0).batches[0], task(0).state
+    feeds = {**first, **state, **reversal.FEEDS, "learning_rate": np.float32(1e-3)}
+
+    def gradients(model: onnx.ModelProto) -> np.ndarray:
+        outputs, _ = run_once(model, feeds)
+        names = [name for name in outputs if name.endswith(".exp_avg.next")]
+        return 10 * np.concatenate([outputs[name].ravel() for name in sorted(names)])
+
+    def in_float16(loss_scale: float) -> np.ndarray:
+        model = gs.scale(task(0).step, loss_scale, autocast=Autocast("float16", emulate=True)).model
+        assert isinstance(model, onnx.ModelProto)
+        return gradients(model)
+
+    exact = gradients(task(0).step)
+    assert np.median(np.abs(exact)) < 2.0**-25, "most would be zero even if nothing but they were rounded"
+    assert np.abs(exact).max() < 2.0**-14, "and none is a normal number of float16"
+    unscaled, scaled = in_float16(1), in_float16(2**20)
+    assert np.mean(unscaled == 0) > 0.9
+    errors = [np.linalg.norm(found - exact) / np.linalg.norm(exact) for found in (unscaled, scaled)]
+    assert errors[0] > 0.9
+    assert errors[1] < 2e-3
+
+
+def test_bfloat16_needs_no_loss_scale() -> None:
+    """It has the range of float32."""
+    pass_ = Autocast("bfloat16", emulate=True)
+    scaled = gs.scale(task(0).step, 1, telemetry=True, skip_nonfinite=True, autocast=pass_)
+    with gs.Session(scaled, state=task(0).state) as session:
+        feeds = {**reversal.FEEDS, "learning_rate": np.float32(task(0).learning_rate)}
+        results = [session.step({**feeds, **task(0).batches[step]}) for step in range(STEPS)]
+    assert np.mean([result["cross_entropy"] for result in results[-10:]]) == pytest.approx(
+        final_loss(trained(0, FLOAT32)), rel=0.02
+    )
+    assert max(result.zero_fraction or 0 for result in results) < 1e-3

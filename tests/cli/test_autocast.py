@@ -1,0 +1,318 @@
+"""`graphscale autocast` and `graphscale scale --autocast`: what they print, what they write, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.artifacts.autocast import autocast_artifacts
+from graphscale.artifacts.checkpoint import read_checkpoint
+from tests.artifacts.training_session import FOLDERS
+from tests.build import step
+from tests.casting.borders import assert_well_cast
+from tests.casting.test_constants import masked
+from tests.cli import bad_graphs
+from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.test_bad_input import EARLIER, refused
+from tests.cli.test_scale import properties
+from tests.conftest import MODELS, assert_all_same_bits, initial_values, load_example, run_once
+
+MOMENTUM = MODELS / "pytorch" / "mlp_momentum.onnx"
+FOLDER = FOLDERS / "digits_adamw"
+
+
+def cast(folder: Path, *options: str, model: Path = MOMENTUM) -> onnx.ModelProto:
+    """Cast a model with these options, and load what was written."""
+    result = graphscale_in_process("autocast", model, "-o", "out.onnx", *options, folder=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    written = onnx.load(folder / "out.onnx")
+    onnx.checker.check_model(written)
+    return written
+
+
+def test_the_table(tmp_path: Path) -> None:
+    result = graphscale("autocast", MOMENTUM, "-o", "out.onnx", folder=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    report = gs.autocast(MOMENTUM).report
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"{MOMENTUM} in mixed precision -> out.onnx"
+    rows = {}
+    for line in lines:
+        cells = [cell.strip() for cell in line.split("│")]
+        if len(cells) == 4 and cells[0] and "operator" not in cells[0]:
+            rows[cells[0]] = cells[1:]
+    assert {op: (int(row[0] or 0), int(row[1] or 0)) for op, row in rows.items()} == {
+        entry.op: (entry.low, entry.kept) for entry in report.ops
+    }
+    total = report.low_nodes + report.kept_nodes
+    assert f"{report.low_nodes} of {total} nodes run in float16; {report.casts} casts" in result.stdout
+    assert f"{report.activation_bytes_before:,} -> {report.activation_bytes_after:,} bytes" in result.stdout
+    written = onnx.load(tmp_path / "out.onnx")
+    assert_well_cast(onnx.load(MOMENTUM), gs.AutocastModel(written, report))
+
+
+def test_it_writes_what_python_returns(tmp_path: Path) -> None:
+    for options, arguments in (
+        ([], {}),
+        (["--emulate"], {"emulate": True}),
+        (["--dtype=bfloat16", "--target=ort-cuda"], {"dtype": "bfloat16", "target": "ort-cuda"}),
+        (["--deny=Gemm", "--deny=Relu", "--keep=node_mm"], {"deny": ["Gemm", "Relu"], "keep": ["node_mm"]}),
+        (["--allow=ReduceMean", "--loss=loss"], {"allow": ["ReduceMean"], "loss": "loss"}),
+        (["--loss-scale=dynamic"], {"loss_scale": "dynamic"}),
+        (["--loss-scale=64", "--target=ort-training"], {"loss_scale": 64, "target": "ort-training"}),
+        (["--loss-scale=torch", "--emulate"], {"loss_scale": gs.presets.torch(), "emulate": True}),
+    ):
+        result = graphscale_in_process("autocast", MOMENTUM, "-o", "out.onnx", *options, folder=tmp_path)
+        assert result.returncode == 0, result.stderr
+        expected = gs.autocast(MOMENTUM, **arguments)
+        expected.save(tmp_path / "expected.onnx")
+        assert (tmp_path / "out.onnx").read_bytes() == (tmp_path / "expected.onnx").read_bytes(), options
+
+
+def test_json_is_the_report(tmp_path: Path) -> None:
+    result = graphscale("autocast", MOMENTUM, "-o", "out.onnx", "--json", "--emulate", folder=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout) == json.loads(json.dumps(gs.autocast(MOMENTUM, emulate=True).report.to_dict()))
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "out.onnx").write_bytes(EARLIER)
+    for model in (MOMENTUM, FOLDER):
+        for options in ([], ["-o", "out.onnx"], ["-o", "new", "--json"]):
+            result = graphscale_in_process("autocast", model, "--dry-run", *options, folder=tmp_path)
+            assert result.returncode == 0, result.stderr
+            assert "float16" in result.stdout
+            assert contents(tmp_path) == {"out.onnx": EARLIER}
+
+
+def test_an_existing_file_is_replaced_and_a_model_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "out.onnx"
+    path.write_bytes(EARLIER)
+    cast(tmp_path)
+    assert set(contents(tmp_path)) == {"out.onnx"}
+    path.write_bytes(MOMENTUM.read_bytes())
+    cast(tmp_path, model=path)
+    assert set(contents(tmp_path)) == {"out.onnx"}
+    assert "graphscale.autocast" in properties(onnx.load(path))
+
+
+def test_weights_in_an_external_file(tmp_path: Path) -> None:
+    """They stay there, or go along into another folder; either way the graph runs."""
+    model = step()
+    values = {"w1": np.full((4, 5), 0.25, np.float32), "w2": np.full((5, 3), 0.5, np.float32)}
+    for name, array in values.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    feeds = {"x": np.ones((8, 4), np.float32), "t": np.zeros((8, 3), np.float32)}
+    expected = float(run_once(model, feeds)[0]["loss"])
+    source, other = tmp_path / "source", tmp_path / "other"
+    source.mkdir()
+    other.mkdir()
+    onnx.save_model(model, source / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
+    before = contents(source)
+    for folder in (source, other):
+        result = graphscale_in_process("autocast", source / "model.onnx", "-o", folder / "out.onnx", folder=tmp_path)
+        assert (result.returncode, result.stderr) == (0, "")
+        outputs, _ = run_once(folder / "out.onnx", feeds)
+        assert outputs["loss"] == pytest.approx(expected, rel=1e-2)
+    assert {name: data for name, data in contents(source).items() if name != "out.onnx"} == before
+
+
+def test_kept_constants_and_warnings(tmp_path: Path) -> None:
+    """What stays float32 because of a constant is in the table's foot, a warning on stderr."""
+    onnx.save(masked("big = Identity(number)", "float number = {-1e9}"), tmp_path / "model.onnx")
+    result = graphscale("autocast", tmp_path / "model.onnx", "-o", tmp_path / "out.onnx")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "kept in float32: the constant 'number' holds -1e+09, which float16 cannot hold" in result.stdout
+    result = graphscale("autocast", MOMENTUM, "--dtype=bfloat16", "--emulate", "--dry-run")
+    assert result.stderr == "warning: bfloat16 has the range of float32: no loss scale is needed\n"
+    result = graphscale("autocast", MODELS / "pytorch" / "mlp_float16.onnx", "--dry-run")
+    assert result.stderr.count("warning: ") == 2
+    assert "small type already" in " ".join(result.stderr.split())
+
+
+def test_scaled_at_once(tmp_path: Path) -> None:
+    """`autocast --loss-scale` and `scale --autocast` write the same graph."""
+    assert (
+        graphscale_in_process("autocast", MOMENTUM, "-o", "a.onnx", "--loss-scale=dynamic", folder=tmp_path).returncode
+        == 0
+    )
+    result = graphscale_in_process("scale", MOMENTUM, "-o", "b.onnx", "--autocast=float16", "--json", folder=tmp_path)
+    assert result.returncode == 0
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    report = json.loads(result.stdout)
+    assert report["autocast"] == json.loads(json.dumps(gs.autocast(MOMENTUM).report.to_dict()))
+    assert json.loads(json.dumps(gs.inspect(tmp_path / "b.onnx").to_dict())) == report
+    assert initial_values(onnx.load(tmp_path / "b.onnx"))["current_loss_scale"] == 2**15
+
+
+def test_the_table_of_scale_tells_of_it(tmp_path: Path) -> None:
+    result = graphscale("scale", MOMENTUM, "-o", "b.onnx", "--autocast=float16", folder=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    casts = gs.autocast(MOMENTUM).report.casts
+    assert re.search(rf"autocast +│ {casts} Cast", result.stdout)
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    result = graphscale("autocast", FOLDER, "-o", "out", "--json", folder=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    report = autocast_artifacts(FOLDER, tmp_path / "python")
+    assert json.loads(result.stdout) == json.loads(json.dumps(report.to_dict()))
+    assert contents(tmp_path / "out") == contents(tmp_path / "python")
+    assert set(contents(FOLDER)) == set(contents(tmp_path / "out"))
+    for file in ("eval_model.onnx", "optimizer_model.onnx"):
+        before, after = (onnx.load(folder / file) for folder in (FOLDER, tmp_path / "out"))
+        assert ir.to_proto(ir.from_proto(before)) == after
+    before, after = (read_checkpoint(folder / "checkpoint") for folder in (FOLDER, tmp_path / "out"))
+    assert before.trainable.keys() == after.trainable.keys()
+    assert_all_same_bits(after.trainable, before.trainable)
+    original = onnx.load(FOLDER / "training_model.onnx")
+    assert_well_cast(original, gs.AutocastModel(onnx.load(tmp_path / "out" / "training_model.onnx"), report))
+
+
+def test_a_folder_scaled_at_once(tmp_path: Path) -> None:
+    for command in (
+        ["autocast", FOLDER, "-o", "a", "--loss-scale=dynamic"],
+        ["scale", FOLDER, "-o", "b", "--autocast=float16"],
+    ):
+        result = graphscale_in_process(*command, folder=tmp_path)
+        assert result.returncode == 0, result.stderr
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_bad_folders(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_bytes(EARLIER)
+    before = contents(tmp_path)
+    for options, words in (
+        (["-o", "full"], ("full", "--force")),
+        (["-o", FOLDER], ("digits_adamw",)),
+        (["-o", "new", "--seed=a:0"], ("--seed", "folder of artifacts")),
+        (["-o", "new", "--target=onnx"], ("'onnx'", "ort-training")),
+        (["-o", "new", "--dtype=bfloat16"], ("ort-training", "emulate")),
+        (["-o", "new", "--deny=Nope"], ("'Nope'",)),
+        (["-o", "new", "--keep=nope"], ("'nope'",)),
+    ):
+        refused(graphscale_in_process("autocast", FOLDER, *options, folder=tmp_path), words)
+        assert contents(tmp_path) == before
+    assert graphscale_in_process("autocast", FOLDER, "-o", "full", "--force", folder=tmp_path).returncode == 0
+    refused(graphscale_in_process("autocast", tmp_path / "full", "-o", "twice", folder=tmp_path), ("original",))
+    refused(
+        graphscale_in_process("scale", tmp_path / "full", "-o", "twice", "--autocast=float16", folder=tmp_path),
+        ("original",),
+    )
+    assert not (tmp_path / "twice").exists()
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+BAD_OPTIONS = {
+    "an unknown operator": (["--allow=MatMull"], ("'MatMull'", "did you mean MatMul?")),
+    "another case": (["--deny=relu"], ("'relu'", "did you mean Relu?")),
+    "allowed and denied": (["--allow=Exp", "--deny=Exp"], ("Exp", "choose one")),
+    "an unknown node": (["--keep=nope"], ("'nope'",)),
+    "a node without a name": (["--keep="], ("''",)),
+    "an unknown type": (["--dtype=float8"], ("float16 or bfloat16", "'float8'")),
+    "bfloat16 on a CPU": (["--dtype=bfloat16"], ("'onnx'", "ort-cuda", "--emulate")),
+    "an unknown target": (["--target=tpu"], ("'tpu'", "onnx, ort-cuda")),
+    "a bad scale": (["--loss-scale=0.5"], ("at least 1",)),
+    "an unknown scale": (["--loss-scale=dynamite"], ("dynamite", "dynamic")),
+    "an unknown loss": (["--loss=nope"], ("--loss nope",)),
+    "a malformed update": (["--update=a"], ("--update a", "OUT=IN")),
+    "a missing file": (["--lists=missing.json"], ("missing.json", "No such file")),
+    "a folder for a file": (["--lists=folder.json"], ("folder.json", "directory")),
+    "an unknown option": (["--alow=Exp"], ("--alow",)),
+}
+BAD_FILES = {
+    "empty": (b"", "is not JSON"),
+    "not JSON": (b"allow: [MatMul]\n", "is not JSON"),
+    "cut": (b'{"allow": ["MatMul"]', "is not JSON"),
+    "not text": (b"\xff\xfe\x00{", "is not JSON"),
+    "deep": (b"[" * 100_000, "is not JSON"),
+    "a list": (b'["MatMul"]', "must be an object"),
+    "a number": (b"16", "must be an object"),
+    "null": (b"null", "must be an object"),
+    "an unknown list": (b'{"alow": ["MatMul"]}', "'alow'"),
+    "a name for names": (b'{"allow": "MatMul"}', "'allow' must be a list of names"),
+    "numbers": (b'{"deny": [1, 2]}', "'deny' must be a list of names"),
+    "nested": (b'{"deny": [["MatMul"]]}', "'deny' must be a list of names"),
+    "null for names": (b'{"clear": null}', "'clear' must be a list of names"),
+    "on two lists": (b'{"allow": ["Exp"], "deny": ["Exp"]}', "two lists"),
+    "an unknown operator": (b'{"infer": ["MatMull"]}', "'MatMull'"),
+    "kept is a name": (b'{"keep": "node_mm"}', "'keep' must be a list of names"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with an earlier result in it, and a folder with the name of a file of lists."""
+    (tmp_path / "out.onnx").write_bytes(EARLIER)
+    (tmp_path / "folder.json").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_bad_options(name: str, folder: Path) -> None:
+    options, words = BAD_OPTIONS[name]
+    before = contents(folder)
+    refused(graphscale_in_process("autocast", MOMENTUM, "-o", "out.onnx", *options, folder=folder), words)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_lists(name: str, folder: Path) -> None:
+    data, words = BAD_FILES[name]
+    (folder / "lists.json").write_bytes(data)
+    before = contents(folder)
+    command = ("autocast", MOMENTUM, "-o", "out.onnx", "--lists=lists.json")
+    refused(graphscale_in_process(*command, folder=folder), ("lists.json", words))
+    assert contents(folder) == before
+
+
+def test_bad_models(folder: Path) -> None:
+    graphs = {
+        "scaled": (bad_graphs.scaled(), ("original",)),
+        "cast": (gs.autocast(step()).model, ("mixed precision already", "original")),
+        "inference": (bad_graphs.inference(), ("inference graph",)),
+        "info": (bad_graphs.with_training_info(), ("training_info",)),
+        "too new": (step(opset=27), ("opset 27",)),
+        "float64": (in_float64(step()), ("float64", "float32")),
+    }
+    for name, (model, words) in graphs.items():
+        (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
+        before = contents(folder)
+        for command in (["autocast"], ["scale", "--autocast=float16"]):
+            refused(graphscale_in_process(*command, f"{name}.onnx", "-o", "out.onnx", folder=folder), words)
+        assert contents(folder) == before
+
+
+def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph in double precision."""
+    text = onnx.printer.to_text(model).replace("float", "double")
+    return onnx.parser.parse_model(text)
+
+
+def test_without_an_output(folder: Path) -> None:
+    refused(graphscale_in_process("autocast", MOMENTUM, folder=folder), ("-o", "--dry-run"))
+    for output, word in (("nowhere/out.onnx", "nowhere"), ("folder.json", "is a folder")):
+        refused(graphscale_in_process("autocast", MOMENTUM, "-o", output, folder=folder), (word,))
+    refused(graphscale_in_process("autocast", "missing.onnx", "-o", "out.onnx", folder=folder), ("missing.onnx",))
+    assert contents(folder) == {"out.onnx": EARLIER}
+
+
+def test_what_is_written_computes(tmp_path: Path) -> None:
+    example = load_example("pytorch/mlp_momentum")
+    for options in ([], ["--emulate"], ["--emulate", "--dtype=bfloat16"]):
+        result = graphscale_in_process("autocast", MOMENTUM, "-o", "out.onnx", *options, folder=tmp_path)
+        assert result.returncode == 0
+        outputs, _ = run_once(tmp_path / "out.onnx", example.feeds)
+        assert outputs["loss"] == pytest.approx(float(example.expected["loss"]), rel=2e-2)

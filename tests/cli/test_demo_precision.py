@@ -1,0 +1,86 @@
+"""`graphscale demo --precision` as a user runs it: the command, its table and its picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.test_demo import near, run_demo
+
+pytest.importorskip("sklearn", reason="the demo needs scikit-learn")
+image = pytest.importorskip("matplotlib.image", reason="the demo needs matplotlib")
+
+NAMES = ("float32", "float16, not scaled", "float16, fixed scale 1024", "float16, dynamic scale")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder and the output of one run of `graphscale demo --precision`, as it comes."""
+    folder = tmp_path_factory.mktemp("precision")
+    result = run_demo(folder, "--precision")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return folder, result.stdout
+
+
+def row(output: str, task: str, way: str) -> dict[str, float]:
+    """The numbers of a row of the table: loss, share of right answers and of zero gradients in percent, skips."""
+    line = next(line for line in output.splitlines() if line.startswith(f"{task}, {way} ") and "│" in line)
+    _, loss, right, zeros, _, skipped = (cell.strip().removesuffix(" %") for cell in line.split("│"))
+    return {"loss": float(loss), "right": float(right), "zeros": float(zeros), "skipped": float(skipped or 0)}
+
+
+def test_digits_are_learned_in_every_way(finished: tuple[Path, str]) -> None:
+    rows = [row(finished[1], "digits", name) for name in NAMES]
+    for found in rows:
+        assert found["right"] > 95
+        assert found["loss"] == pytest.approx(rows[0]["loss"], rel=0.1)
+    exact, unscaled, _, dynamic = (found["zeros"] for found in rows)
+    assert unscaled > exact + 2, "float16 loses gradients that are not zero in float32"
+    assert dynamic <= exact + 1, "with a scale it does not"
+    assert rows[3]["skipped"] >= 1, "the scale grows until a step overflows"
+
+
+def test_the_transformer_needs_a_loss_scale(finished: tuple[Path, str]) -> None:
+    exact, unscaled, fixed, dynamic = (row(finished[1], "reversal", name) for name in NAMES)
+    assert exact["right"] == dynamic["right"] == 100
+    assert unscaled["right"] < 10
+    assert unscaled["zeros"] > 90
+    assert exact["zeros"] == dynamic["zeros"] == 0
+    assert dynamic["loss"] == pytest.approx(exact["loss"], rel=0.01)
+    assert fixed["loss"] > 1.5 * exact["loss"], "a fixed scale that was guessed too low loses some"
+
+
+def test_the_picture_shows_all_of_it(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    assert [path.name for path in folder.iterdir()] == ["precision.png"]
+    path = folder / "precision.png"
+    assert 20_000 < path.stat().st_size < 150_000
+    pixels = image.imread(path)[..., :3]
+    height, width, _ = pixels.shape
+    for half in (pixels[:, : width // 2], pixels[:, width // 2 :]):
+        for colour in ("#c2352b", "#d97a1a", "#2f6db5"):
+            rows, columns = np.nonzero(near(half, colour))
+            assert np.ptp(rows) > 0.6 * height, f"{colour} is in all panels"
+            assert np.ptp(columns) > 0.35 * width, f"{colour} goes through the whole panel"
+    # The transformer's loss without a scale ends above its start, that of the dynamic scale at the panel's bottom.
+    panel = pixels[: int(0.42 * height), int(0.95 * width) :]
+    red, blue = (np.nonzero(near(panel, colour))[0].mean() for colour in ("#c2352b", "#2f6db5"))
+    assert red < 0.4 * len(panel) < 0.7 * len(panel) < blue
+
+
+def test_a_seed_and_an_output_are_taken(tmp_path: Path) -> None:
+    result = run_demo(tmp_path, "--precision", "--steps", "100", "--seed", "3", "-o", "all.svg")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "all.svg").read_text().count("</svg>") == 1
+    assert row(result.stdout, "reversal", NAMES[1])["zeros"] > 90
+
+
+def test_a_bad_output_is_refused_before_training(tmp_path: Path) -> None:
+    result = run_demo(tmp_path, "--precision", "-o", "missing/x.png")
+    assert result.returncode == 2
+    assert "missing" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
