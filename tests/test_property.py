@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx.printer
 import onnxruntime as ort
-from hypothesis import HealthCheck, Phase, event, given, note, settings
+from hypothesis import HealthCheck, Phase, assume, event, given, note, settings
 from hypothesis import strategies as st
 
 import graphscale as gs
+from graphscale.errors import UpdateError
 from tests.random_graphs import Step, presentations, steps
 from tests.tape.evaluate import evaluate
 from tests.tape.render import Presentation, Rendered
@@ -36,6 +38,15 @@ def profile(examples: int) -> settings:
         phases=(Phase.reuse, Phase.generate, Phase.shrink),
         report_multiple_bugs=False,
     )
+
+
+def scaled(model: onnx.ModelProto, *arguments: Any, **options: Any) -> gs.ScaledModel:
+    """Scale a graph; one in which a constant looks like the state of an output, too, is set aside: graphscale asks."""
+    try:
+        return gs.scale(model, *arguments, **options)
+    except UpdateError as error:
+        assume("may be the next value of any of" not in str(error))
+        raise
 
 
 @profile(300)
@@ -65,8 +76,8 @@ def test_fixed_scale_keeps_every_bit(data: st.DataObject) -> None:
     """Loss and state are found; each output has the bits it had; every backward contraction runs 1024 times larger."""
     step, rendered = _drawn(data)
     given_bytes = rendered.model.SerializeToString(deterministic=True)
-    result = gs.scale(rendered.model, float(SCALE))
-    again = gs.scale(rendered.model, float(SCALE))
+    result = scaled(rendered.model, float(SCALE))
+    again = scaled(rendered.model, float(SCALE))
     assert rendered.model.SerializeToString(deterministic=True) == given_bytes
     assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
 
@@ -112,7 +123,7 @@ def _assert_covered(step: Step, rendered: Rendered, result: gs.ScaledModel, feed
 def test_dynamic_scale_skips_nonfinite_steps(data: st.DataObject) -> None:
     """A finite step is the one without scaling; a step with a non-finite gradient changes the scale and no state."""
     step, rendered = _drawn(data)
-    result = gs.scale(rendered.model)
+    result = scaled(rendered.model)
     feeds = _feeds(step, rendered)
     expected, actual = (_run(model, feeds) for model in (rendered.model, result.model))
     _assert_same(actual, expected)

@@ -32,11 +32,12 @@ def compare(output: Path, steps: int, seed: int, console: Console) -> None:
     runs = _train(steps, seed, console)
     draw(runs, output)
     console.print(_table(runs))
+    console.print("right: answers on held-out data; zeros: elements of the gradients, the median over the steps")
     console.print(f"float16 is emulated: each value is rounded to it. The picture: [bold]{escape(str(output))}[/]")
 
 
 def _train(steps: int, seed: int, console: Console) -> list[precision.Run]:
-    columns = (TextColumn("{task.description:<32}"), BarColumn(bar_width=18), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=10), MofNCompleteColumn())
     progress = Progress(*columns, TextColumn("{task.fields[text]}"), console=console)
     runs = []
     with progress:
@@ -45,7 +46,7 @@ def _train(steps: int, seed: int, console: Console) -> list[precision.Run]:
                 bar = progress.add_task(f"{task.name}, {way.name}", total=steps, text="")
                 for run in precision.train(task, way, steps):
                     last = run.records[-1]
-                    text = f"loss {task.loss(last):.4f}, zero gradients {100 * (last.zero_fraction or 0):.0f} %"
+                    text = f"loss {task.loss(last):.4f}, zeros {100 * (last.zero_fraction or 0):.0f} %"
                     progress.update(bar, advance=1, text=text)
                 runs.append(run)
     return runs
@@ -53,18 +54,20 @@ def _train(steps: int, seed: int, console: Console) -> list[precision.Run]:
 
 def _table(runs: Sequence[precision.Run]) -> Table:
     table = Table(show_edge=False, pad_edge=False, title="What happened", title_justify="left")
-    table.add_column("")
-    for header in ("loss", "right answers", "zero gradients", "loss scale", "skipped"):
+    table.add_column("", no_wrap=True)
+    for header in ("loss", "right", "zeros", "scale", "skipped"):
         table.add_column(header, justify="right", no_wrap=True)
-    for run in runs:
-        last = run.records[-1]
-        table.add_row(
-            f"{run.task.name}, {run.way.name}",
-            f"{np.mean(run.losses[-10:]):.3g}",
-            f"{100 * run.accuracy:.1f} %",
-            f"{100 * np.median(run.zeros):.0f} %",
-            f"2^{np.log2(last.next_loss_scale):.0f}" if run.way.float16 else "",
-            str(sum(not record.applied for record in run.records)) if run.way.float16 else "",
-            end_section=run.way.name == precision.ways(len(run.records))[-1].name,
-        )
+    for name in dict.fromkeys(run.task.name for run in runs):
+        table.add_row(f"[bold]{name}[/]")
+        for run in (run for run in runs if run.task.name == name):
+            table.add_row(f"  {run.way.name}", *_cells(run))
     return table
+
+
+def _cells(run: precision.Run) -> tuple[str, ...]:
+    loss, zeros = float(np.mean(run.losses[-10:])), float(np.median(run.zeros))
+    found = (f"{loss:.3g}", f"{100 * run.accuracy:.1f} %", f"{100 * zeros:.0f} %")
+    if not run.way.float16:
+        return found
+    skipped = sum(not record.applied for record in run.records)
+    return (*found, f"2^{np.log2(run.records[-1].next_loss_scale):.0f}", str(skipped))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import onnx
@@ -159,6 +160,30 @@ def test_emulation_computes_what_the_dtypes_of_the_typed_graph_say(name: str) ->
     outputs = {output.name for output in emulated.graph.output}
     for output in outputs - set(example.after):
         assert_same_numbers(actual[output], expected[output], output)
+
+
+@pytest.mark.parametrize("way", ["typed", "emulated"])
+def test_the_bytes_of_activations(example: Example, way: str) -> None:
+    """What the loss is computed from and the rest of the step reads, counted by hand."""
+    model, typed = example.model(), mixed(example.name, "typed" if way == "typed" else "typed for CUDA").model
+    shapes = {v.name: v.type.tensor_type for v in (*model.graph.value_info, *model.graph.output)}
+    makers = {name: node for node in model.graph.node for name in node.output if name}
+    forward, pending = set(), [gs.inspect(model).loss]
+    while pending:
+        node = makers.get(pending.pop())
+        if node is not None and node.output[0] not in forward:
+            forward.add(node.output[0])
+            pending += [name for name in node.input if name]
+    read = {name for node in model.graph.node if node.output[0] not in forward for name in node.input}
+    kept = [n for n, node in makers.items() if node.output[0] in forward and n in read and n in shapes]
+    kept = [name for name in kept if shapes[name].elem_type == onnx.TensorProto.FLOAT]
+    small = {v.name for v in typed.graph.value_info if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16}
+    counts = {name: math.prod(d.dim_value or 1 for d in shapes[name].shape.dim) for name in kept}
+    report = mixed(example.name, way).report
+    assert report.activation_bytes_before == sum(4 * count for count in counts.values())
+    assert report.activation_bytes_after == sum(
+        (2 if name in small or f"{name}.low" in small else 4) * count for name, count in counts.items()
+    )
 
 
 def test_metadata_says_what_was_done(example: Example) -> None:

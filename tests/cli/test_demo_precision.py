@@ -27,7 +27,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def row(output: str, task: str, way: str) -> dict[str, float]:
     """The numbers of a row of the table: loss, share of right answers and of zero gradients in percent, skips."""
-    line = next(line for line in output.splitlines() if line.startswith(f"{task}, {way} ") and "│" in line)
+    lines = output[output.index("What happened") :].splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith(task))
+    line = next(line for line in lines[begin:] if line.startswith(f"  {way} "))
     _, loss, right, zeros, _, skipped = (cell.strip().removesuffix(" %") for cell in line.split("│"))
     return {"loss": float(loss), "right": float(right), "zeros": float(zeros), "skipped": float(skipped or 0)}
 
@@ -84,3 +86,11 @@ def test_a_bad_output_is_refused_before_training(tmp_path: Path) -> None:
     assert "missing" in result.stderr
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
+
+
+def test_a_narrow_terminal_shows_whole_rows(tmp_path: Path) -> None:
+    result = run_demo(tmp_path, "--precision", "--steps", "100", COLUMNS="80")
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+    for task in ("digits", "reversal"):
+        for name in NAMES:
+            assert 0 <= row(result.stdout, task, name)["right"] <= 100

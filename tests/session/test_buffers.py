@@ -11,6 +11,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.analysis.hazards import may_share_buffer
+from graphscale.session import selection
 from graphscale.session import session as session_module
 from tests.conftest import OPTIMIZATION_LEVELS, Arrays, Level, assert_same_bits, load_example
 from tests.session.dangerous import CASES, Case
@@ -58,6 +59,17 @@ def agree(actual: np.ndarray, expected: np.ndarray, level: Level) -> bool:
 def test_every_reader_sees_the_state_from_before_the_step(name: str, target: str, loss_scale: str | float) -> None:
     for level in OPTIMIZATION_LEVELS:
         assert differences(CASES[name], loss_scale, target, level) == [], level
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_reader_does_where_one_node_selects_all_states(
+    name: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As sessions have it for larger states."""
+    monkeypatch.setattr(selection, "_WORTH", 0)
+    for level in (Level.ORT_DISABLE_ALL, Level.ORT_ENABLE_ALL):
+        assert differences(CASES[name], "dynamic", target, level) == [], level
 
 
 # --- who shares -------------------------------------------------------------------------------------------------------

@@ -89,6 +89,28 @@ def test_the_state_is_that_of_whole_steps(part: float, fetch: Any, steps: Steps)
     assert_all_same_bits(session.state_dict(), states[done + 1])
 
 
+def test_a_fixed_scale_and_no_outputs(steps: Steps) -> None:
+    """Nothing is told of the step but its state, which is in two buffers, or in place without a check."""
+    target, states, duration = steps
+    model = LARGE if target == "onnx" else with_initializers(LARGE, {"w": WEIGHT})
+    result = gs.scale(model, 1024, target=target, updates={"w_next": "w"}, gradients=["dw"])
+    session = gs.Session(result, session_options=options(), state={"w": WEIGHT} if target == "onnx" else {})
+
+    def train() -> None:
+        with interrupt_after(1.3 * duration):
+            while True:
+                session.step(FEEDS, fetch=[])
+
+    with pytest.raises(Interrupt):
+        train()
+    with contextlib.suppress(SessionError):
+        state = session.state_dict()
+        assert any((state["w"] == whole["w"]).all() for whole in states)
+    session.load_state_dict({"w": WEIGHT})
+    session.step(FEEDS, fetch=[])
+    assert_all_same_bits(session.state_dict(), {"w": states[1]["w"]})
+
+
 @pytest.mark.parametrize("seconds", [0.005, 0.03])
 def test_loading_is_all_or_nothing(seconds: float, steps: Steps) -> None:
     """Or the session knows that it was not, and wants to be loaded again."""

@@ -122,6 +122,18 @@ def test_outputs_keep_their_values_after_later_steps(case: str, target: str) -> 
             assert_same_bits(result[name], value, f"{name}, step {number}")
 
 
+def test_large_outputs_keep_their_values_too() -> None:
+    """Of these no copy is made: they are what ONNX Runtime wrote."""
+    session, kept = make(), []
+    for seed in range(4):
+        result = session.step(batch(8192, seed), fetch=["logits"])
+        kept.append((result, result["logits"].copy()))
+    session.close()
+    assert kept[0][1].nbytes > 2**18
+    for result, logits in kept:
+        assert_same_bits(result["logits"], logits, "logits")
+
+
 def test_what_a_result_says_stays_true_after_later_steps_and_close() -> None:
     session, results = make(), []
     for number in range(6):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import onnx.printer
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import graphscale as gs
 from graphscale.errors import UpdateError
+from graphscale.session import selection
 from tests.conftest import HAS_TRAINING, Arrays, Level, assert_same_bits
 from tests.random_graphs import Step, presentations, steps
 from tests.session.plain import PlainLoop, options
@@ -48,7 +50,9 @@ def test_a_session_does_what_a_loop_by_hand_does(data: st.DataObject) -> None:
         if "two nodes with same node name (/GatherSliceToSplitFusion/)" not in str(error):
             raise
         reject()
-    session = gs.Session(result, session_options=options(level), state=state)
+    # From how many elements on one node selects all states.
+    with mock.patch.object(selection, "_WORTH", data.draw(st.sampled_from([0, 2**16]))):
+        session = gs.Session(result, session_options=options(level), state=state)
 
     choices = random.Random(data.draw(st.integers(0, 9999)))
     applied = []

@@ -77,7 +77,10 @@ def test_without_checkpoints_it_says_that_nothing_is_saved(tmp_path: Path) -> No
     assert process.returncode == 130
 
 
-def test_a_second_signal_does_what_it_does_elsewhere() -> None:
+def test_a_second_signal_does_what_it_does_elsewhere(request: pytest.FixtureRequest) -> None:
+    # A shell lets what it runs in the background ignore SIGINT.
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, found))
     before = signal.getsignal(signal.SIGINT)
     with Interruption() as interruption:
         os.kill(os.getpid(), signal.SIGINT)
