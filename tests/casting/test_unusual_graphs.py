@@ -150,6 +150,29 @@ class TestWithoutTypes:
             actual, _ = run_once(result.model, feeds)
             np.testing.assert_allclose(actual["loss"], expected["loss"], rtol=1e-2)
 
+    @pytest.mark.parametrize(
+        ("operator", "layer"),
+        [
+            ("Where", "open = Greater(h, zero) a = Where(open, h, zero)"),
+            ("Reshape", "size = Shape(h) a = Reshape(h, size)"),
+            ("Expand", "size = Shape(h) a = Expand(h, size)"),
+            (
+                "Gather",
+                "best = ArgMax<axis = 1, keepdims = 0>(h) first = Mul(best, none) a = Gather<axis = 0>(h, first)",
+            ),
+            ("Slice", "size = Shape(h) begin = Sub(size, size) a = Slice(h, begin, size)"),
+        ],
+    )
+    def test_conditions_indices_and_shapes(self, operator: str, layer: str) -> None:
+        """What can be no float needs no declared type."""
+        forward = FORWARD.replace("a = Tanh(h)", layer)
+        backward = BACKWARD.replace("aa = Mul(a, a)", "").replace("slope = Sub(one, aa)", "slope = Sub(one, a)")
+        model = step(forward=forward, backward=backward, constants="float zero = {0}, int64 none = {0}")
+        assert not model.graph.value_info
+        result = cast(model)
+        assert ops(result)[operator] == (1, 0)
+        run_once(result.model, feeds_for(model))
+
     def test_an_operator_of_ones_own(self) -> None:
         """Its result's type is unknown: what reads it is not cast on a guess."""
         layer = "k = acme.Mix(x) h2 = MatMul(k, w1) h3 = Add(h, h2) a = Tanh(h3)"
