@@ -13,6 +13,10 @@ from graphscale.errors import UnsupportedModelError
 __all__ = ["dtype_of", "dtypes_of"]
 
 
+_FLAGS = frozenset({"And", "IsInf", "IsNaN", "Not", "Or", "Xor"})
+_INDICES = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
+
+
 def dtype_of(value: ir.Value) -> ir.DataType:
     """Return the dtype of a floating-point value: its own, or that of the data it is computed from.
 
@@ -61,6 +65,11 @@ def _own_dtype(value: ir.Value) -> ir.DataType | None:
         return value.const_value.dtype
     if node is None:
         return None
+    rule = rule_of(node)
+    if node.op_type in _FLAGS or (rule is not None and rule.kind is Kind.COMPARE):
+        return ir.DataType.BOOL
+    if node.op_type in _INDICES:
+        return ir.DataType.INT64
     if node.op_type == "Cast":
         return ir.DataType(node.attributes["to"].as_int())
     if node.op_type == "Constant":

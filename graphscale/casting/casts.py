@@ -9,12 +9,14 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from graphscale.analysis.values import constant_tensor, uses_of
-from graphscale.casting.lists import Colour
+from graphscale.casting.lists import Colour, default_rules
 from graphscale.casting.paint import Painting, reads_shape
 from graphscale.editing import PASS_KEY, Editor, replace_reads, shape_like
 
 __all__ = ["NAME", "WAS_FLOAT", "CastInserter"]
 
+# Operators that give the numbers that they get, elsewhere: whatever list a user puts them on.
+_MOVES = frozenset(operator for operator, rule in default_rules().items() if rule.colour is Colour.CLEAR)
 _MOST = 2**12  # elements of a constant that is rounded at once: larger ones are cast in the graph
 
 NAME = "autocast"
@@ -127,7 +129,7 @@ class CastInserter:
 
     def _round(self, value: ir.Value, node: ir.Node) -> None:
         """Round a result, unless the operator only moves numbers that are rounded already."""
-        if self.painting.rules[node].colour is Colour.CLEAR:
+        if (node.domain, node.op_type) in _MOVES:
             return
         uses, is_output = uses_of(value), value.is_graph_output()
         low = self._cast(value, self.dtype, f"{value.name}.{self.dtype.name.lower()}")
