@@ -22,4 +22,9 @@ def paused_collector() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if gc.get_freeze_count() == 0:
+                # What was built goes straight to the oldest generation: else the first thing that the collector does is
+                # to look through all of it.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

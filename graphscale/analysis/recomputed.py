@@ -44,7 +44,8 @@ def recomputed_values(
         operands = [None if value is None else _number(value, numbers) for value in node.inputs]
         if node.op_type in _COMMUTATIVE:
             operands.sort(key=hash)
-        attributes = sorted((name, _attribute(attribute)) for name, attribute in node.attributes.items())
+        found_attributes = node.attributes.data.items()
+        attributes = sorted((name, _attribute(value)) for name, value in found_attributes) if found_attributes else ()
         key = (node.domain, node.op_type, tuple(attributes), tuple(operands))
         members = classes.setdefault(key, [])
         members.append(node)

@@ -61,7 +61,7 @@ class Topology:
         self.nodes = tuple(graph)
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.owners = main_nodes(graph)
-        self._captured = {node: captured_values(node) for node in self.nodes if any(subgraphs(node))}
+        self._operands = {node: _operands(node) for node in self.nodes}
         self._check_order()
         self.forward = self.ancestors([loss])
         self.tail = self.ancestors([loss], stop=contains_contraction)
@@ -84,12 +84,10 @@ class Topology:
         for node in self.nodes:
             self._propagate(node)
 
-    def operands(self, node: ir.Node) -> Iterator[ir.Value]:
+    def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """What a node reads: its inputs, and what its subgraphs capture."""
-        for value in node.inputs:
-            if value is not None:
-                yield value
-        yield from self._captured.get(node, ())
+        found = self._operands.get(node)
+        return _operands(node) if found is None else found
 
     def is_backward(self, value: ir.Value) -> bool:
         """Whether the value is computed by a backward node."""
@@ -227,6 +225,10 @@ class Topology:
             operand in self.propagated for operand in self.operands(node)
         ):
             self.propagated.update(node.outputs)
+
+
+def _operands(node: ir.Node) -> tuple[ir.Value, ...]:
+    return (*(value for value in node.inputs if value is not None), *captured_values(node))
 
 
 def contains_contraction(node: ir.Node) -> bool:

@@ -102,7 +102,7 @@ def analyse(
             failures.insert(0, (candidate, error))
     if not attempts:
         raise _explain(failures, loss is not None)
-    best = max(attempts, key=lambda a: _evidence(a, attempts))
+    best = attempts[0] if len(attempts) == 1 else max(attempts, key=lambda a: _evidence(a, attempts))
     how = "named" if loss is not None else "the scalar output that the backward pass differentiates"
     return _finish(graph, best, how, named, set(chosen))
 

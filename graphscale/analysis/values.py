@@ -94,10 +94,11 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
-    if not node.attributes:
+    attributes = node.attributes.data  # the dict itself: this is asked more often than anything else
+    if not attributes:
         return ()
     found: list[ir.Graph] = []
-    for attribute in node.attributes.values():
+    for attribute in attributes.values():
         if attribute.type in _GRAPHS:
             is_one = attribute.type == ir.AttributeType.GRAPH
             found.extend([attribute.as_graph()] if is_one else attribute.as_graphs())

@@ -99,11 +99,12 @@ def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops
     """
     graph = found.graph
     everything = list(nodes_of(graph))
-    floats = _floats(everything)
+    typed = dtypes_of(everything)
+    floats = _floats(everything, typed)
     nodes = [node for node in everything if not reads_shape(node) and not floats.isdisjoint(_touched(node))]
     rules = {node: _rule(settings, node) for node in nodes}
     painting = Painting(nodes, set(), {}, rules, floats)
-    _deny(painting, found, settings, dtype, wide_ops)
+    _deny(painting, found, settings, dtype, wide_ops, typed)
     _propagate_denial(painting)
     _take_between(painting)
     _save_casts(painting)
@@ -119,7 +120,12 @@ def _rule(settings: Settings, node: ir.Node) -> OpRule:
 
 
 def _deny(
-    painting: Painting, found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str]
+    painting: Painting,
+    found: TrainingGraph,
+    settings: Settings,
+    dtype: ir.DataType,
+    wide_ops: Collection[str],
+    typed: Mapping[ir.Value, ir.DataType],
 ) -> None:
     reasons, rules = painting.reasons, painting.rules
 
@@ -128,14 +134,8 @@ def _deny(
 
     stays = pinned(found, on(Colour.ALLOW), on(Colour.CLEAR))
     opset = found.graph.opset_imports
-    unknown = settings.keep - {node.name for node in nodes_of(found.graph)}
-    if unknown:
-        name = sorted(unknown)[0]
-        close = difflib.get_close_matches(name, [node.name or "" for node in nodes_of(found.graph)], 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise AutocastError(f"there is no node {name!r} to keep in float32{hint}")
+    _check_kept(settings, found.graph)
     owners = _owners(found.graph)
-    typed = dtypes_of(nodes_of(found.graph))
     moves = {node: rule.colour is Colour.CLEAR for node, rule in rules.items()}
     unfit = misfits(painting.nodes, painting.floats, moves, dtype)
     for node in painting.nodes:
@@ -157,6 +157,15 @@ def _deny(
             reason = _own_reason(painting, node, unfit) or takes(node, *painting.sides(node), dtype, opset)
         if reason is not None:
             reasons[node] = reason
+
+
+def _check_kept(settings: Settings, graph: ir.Graph) -> None:
+    unknown = settings.keep - {node.name for node in nodes_of(graph)} if settings.keep else None
+    if unknown:
+        name = sorted(unknown)[0]
+        close = difflib.get_close_matches(name, [node.name or "" for node in nodes_of(graph)], 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise AutocastError(f"there is no node {name!r} to keep in float32{hint}")
 
 
 def _is_untyped(value: ir.Value, typed: Mapping[ir.Value, ir.DataType]) -> bool:
@@ -236,32 +245,52 @@ def _save_casts(painting: Painting) -> None:
         for node in painting.nodes
         if node not in painting.reasons and painting.rules[node].colour in (Colour.CLEAR, Colour.INFER)
     ]
+    # A node's answer changes only after a neighbour has changed sides.
+    pending = set(movable)
     for _ in range(_ROUNDS):
-        moved = False
         for node in (*movable, *reversed(movable)):
+            if node not in pending:
+                continue
+            pending.discard(node)
             is_low = node in painting.low
             if not is_low and painting.rules[node].colour is Colour.INFER:
                 continue
-            values = {node.inputs[i] for i in painting.low_inputs(node)} | set(painting.low_outputs(node))
-            before = sum(_casts(painting, value) for value in values if value is not None)
+            inputs = (node.inputs[i] for i in painting.low_inputs(node))
+            values = {value for value in (*inputs, *painting.low_outputs(node)) if value is not None}
+            before = sum(_casts(painting, value) for value in values)
             if before == 0:
                 continue
             painting.low.symmetric_difference_update({node})
-            after = sum(_casts(painting, value) for value in values if value is not None)
-            if after < before:
-                moved = True
+            if sum(_casts(painting, value) for value in values) < before:
+                pending.update(_around(values))
             else:
                 painting.low.symmetric_difference_update({node})
-        if not moved:
+        pending.intersection_update(movable)
+        if not pending:
             return
+
+
+def _around(values: Iterable[ir.Value]) -> Iterable[ir.Node]:
+    """The nodes that give or read some values; constants, which many may read, take no casts."""
+    for value in values:
+        producer = value.producer()
+        if _is_constant(value, producer):
+            continue
+        if producer is not None:
+            yield producer
+        yield from (use.node for use in value.uses())
+
+
+def _is_constant(value: ir.Value, producer: ir.Node | None) -> bool:
+    if producer is None:
+        return value.is_initializer() and not value.is_graph_input()
+    return producer.op_type == "Constant"
 
 
 def _casts(painting: Painting, value: ir.Value) -> int:
     """How many casts a value takes: one if some reader wants the other type. Constants are cast offline."""
     producer = value.producer()
-    if producer is None and value.is_initializer() and not value.is_graph_input():
-        return 0
-    if producer is not None and producer.op_type == "Constant":
+    if _is_constant(value, producer):
         return 0
     is_low = producer in painting.low and value in painting.low_outputs(producer)
     if is_low and value.is_graph_output():
@@ -282,12 +311,11 @@ def _owners(graph: ir.Graph) -> Mapping[ir.Node, ir.Node]:
     return found
 
 
-def _floats(nodes: Iterable[ir.Node]) -> set[ir.Value]:
+def _floats(nodes: Iterable[ir.Node], typed: Mapping[ir.Value, ir.DataType]) -> set[ir.Value]:
     """The float32 values: what the nodes give, and what they read."""
-    nodes = list(nodes)
-    found = {value for value, dtype in dtypes_of(nodes).items() if dtype is ir.DataType.FLOAT}
-    for node in nodes:
-        found.update(v for v in node.inputs if v is not None and v.dtype is ir.DataType.FLOAT)
+    real = ir.DataType.FLOAT
+    found = {value for value, dtype in typed.items() if dtype is real}
+    found.update(v for node in nodes for v in node.inputs if v is not None and v not in typed and v.dtype is real)
     return found
 
 
