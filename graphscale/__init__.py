@@ -2,6 +2,7 @@
 
 from graphscale import presets
 from graphscale.artifacts import resume_artifacts, scale_artifacts
+from graphscale.diffing import DiffReport, diff
 from graphscale.errors import GraphscaleError
 from graphscale.fusing import export_weights, fuse
 from graphscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale, get
@@ -9,9 +10,12 @@ from graphscale.mixed_precision import AutocastModel, autocast
 from graphscale.pipeline import ScaledModel, inspect, scale
 from graphscale.report import Report
 from graphscale.session import Session, StepResult
+from graphscale.stripping import strip
+from graphscale.verification import VerifyReport, verify
 
 __all__ = [
     "AutocastModel",
+    "DiffReport",
     "DynamicLossScale",
     "FixedLossScale",
     "GraphscaleError",
@@ -20,7 +24,9 @@ __all__ = [
     "ScaledModel",
     "Session",
     "StepResult",
+    "VerifyReport",
     "autocast",
+    "diff",
     "export_weights",
     "fuse",
     "get",
@@ -29,4 +35,6 @@ __all__ = [
     "resume_artifacts",
     "scale",
     "scale_artifacts",
+    "strip",
+    "verify",
 ]

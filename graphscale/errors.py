@@ -12,6 +12,7 @@ __all__ = [
     "GradientError",
     "GraphscaleError",
     "InvalidLossScaleError",
+    "LintError",
     "LossError",
     "ModelFileError",
     "NonlinearGradientError",
@@ -25,6 +26,7 @@ __all__ = [
     "UnknownOperatorError",
     "UnsupportedModelError",
     "UpdateError",
+    "VerifyError",
 ]
 
 
@@ -103,3 +105,11 @@ class AutocastError(GraphscaleError):
 
 class TrainingError(GraphscaleError):
     """The data, the checkpoint, the metrics or a setting of a training run does not fit."""
+
+
+class VerifyError(GraphscaleError):
+    """Two graphs cannot be compared: they do not belong together, or one cannot be run on the feeds."""
+
+
+class LintError(GraphscaleError):
+    """A lint code that was asked for does not exist."""

@@ -17,9 +17,10 @@ from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError
 from graphscale.metadata import is_scaled
 from graphscale.passes import Autocast
-from graphscale.pipeline import Model, open_copy, prepare, run_passes, scale
+from graphscale.pipeline import Model, needs_preparation, open_copy, prepare, run_passes, scale, small_type
 from graphscale.report import Report
 from graphscale.targets import check_versions, get_target
+from graphscale.undo import Snapshot
 
 __all__ = ["AutocastModel", "autocast"]
 
@@ -111,8 +112,10 @@ def autocast(
     if is_scaled(work):
         raise AutocastError(f"{name} carries a loss scale already; autocast the original, then scale it")
     check_versions(work, get_target(target))
+    snapshot = Snapshot(work, whole=needs_preparation(work))
     warnings = prepare(work)
     run_passes(work, mixed)
+    snapshot.record(work, small_type(mixed)).write(work)
     assert mixed.report is not None
     report = dataclasses.replace(mixed.report, warnings=(*warnings, *mixed.report.warnings))
     return AutocastModel(io.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)

@@ -39,8 +39,19 @@ from graphscale.passes import (
 from graphscale.passes.rewrite import Carried
 from graphscale.report import GradientReport, PlaceReport, Report, StateReport
 from graphscale.targets import advise, check_versions, get_target
+from graphscale.undo import Snapshot
 
-__all__ = ["Model", "ScaledModel", "inspect", "open_copy", "prepare", "run_passes", "scale"]
+__all__ = [
+    "Model",
+    "ScaledModel",
+    "inspect",
+    "needs_preparation",
+    "open_copy",
+    "prepare",
+    "run_passes",
+    "scale",
+    "small_type",
+]
 
 # What the public functions take: a path, an onnx_ir model or a ModelProto.
 Model = str | os.PathLike[str] | ir.Model | onnx.ModelProto
@@ -110,6 +121,7 @@ def scale(
     refuse_scaled(work, name)
     check_versions(work, chosen)
     nodes_before = len(work.graph)
+    snapshot = Snapshot(work, whole=needs_preparation(work))
     warnings = [*prepare(work), *advise(work, chosen)]
     scale_loss = ScaleLoss(
         policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss
@@ -148,6 +160,7 @@ def scale(
         autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
     )
     _stamp(work, rewrite, policy, report)
+    snapshot.record(work, small_type(mixed)).write(work)
     return ScaledModel(io.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
@@ -183,17 +196,38 @@ def open_copy(model: Model) -> tuple[ir.Model, str]:
     return io.load(model), os.fspath(model)
 
 
+def small_type(mixed: Autocast | None) -> ir.DataType | None:
+    """The type that a pass which has run put nodes into."""
+    return None if mixed is None else ir.DataType[mixed.dtype.upper()]
+
+
+def needs_preparation(model: ir.Model) -> bool:
+    """Whether `prepare` will replace nodes of a model."""
+    return bool(model.functions) or LowerOptimizers.applies(model)
+
+
 def prepare(model: ir.Model) -> list[str]:
     """Spell out what hides the gradient path or has no kernel, and say so."""
     warnings = []
     if model.functions:
         # The scale may have to enter inside of a function's body.
         names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
+        _unshare_tensors(model)
         InlinePass()(model)
         warnings.append(f"the model-local functions {names} were inlined")
     if LowerOptimizers()(model).modified:
         warnings.append("the ai.onnx.preview.training optimizers, which no runtime executes, were spelled out")
     return warnings
+
+
+def _unshare_tensors(model: ir.Model) -> None:
+    """Give the functions' constants tensors of their own: inlining renames them, and a clone shares them."""
+    for function in model.functions.values():
+        for node in function.all_nodes():
+            for name, attribute in node.attributes.items():
+                if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
+                    tensor = attribute.as_tensor()
+                    node.attributes[name] = ir.AttrTensor(name, ir.tensor(tensor.numpy().copy(), name=tensor.name))
 
 
 def run_passes(model: ir.Model, *passes: ir.passes.PassBase) -> None:

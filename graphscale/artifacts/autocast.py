@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from graphscale.artifacts.folder import read_folder
+from graphscale.artifacts.folder import CHECKPOINT, TRAINING_MODEL, read_folder
 from graphscale.artifacts.output import check_output_folder, new_folder
-from graphscale.artifacts.scale import repair_versions, scale_artifacts, sort_others, write_folder
+from graphscale.artifacts.scale import repair_versions, scale_artifacts, snapshots_of, sort_others, write_folder
 from graphscale.casting.report import AutocastReport
 from graphscale.casting.settings import make_settings
 from graphscale.errors import TargetError
 from graphscale.passes import Autocast
-from graphscale.pipeline import prepare, run_passes
+from graphscale.pipeline import prepare, run_passes, small_type
 from graphscale.targets import get_target
 
 __all__ = ["autocast_artifacts"]
@@ -68,11 +68,18 @@ def autocast_artifacts(
         return mixed.report
     written = None if out is None else check_output_folder(Path(folder), out, force)
     artifacts = read_folder(folder)
+    snapshots, versions = snapshots_of(artifacts), {name: model.ir_version for name, model in artifacts.models()}
     warnings = [*repair_versions(artifacts, chosen), *prepare(artifacts.training)]
     run_passes(artifacts.training, mixed)
     assert mixed.report is not None
+    unchanged = {CHECKPOINT}
+    for name, model in artifacts.models():
+        if name != TRAINING_MODEL and model.ir_version == versions[name]:
+            unchanged.add(name)
+        else:
+            snapshots[name].record(model, small_type(mixed) if name == TRAINING_MODEL else None).write(model)
     others, left_out = sort_others(artifacts, {})
     if written is not None:
         with new_folder(written) as temporary:
-            write_folder(artifacts, {}, others, temporary)
+            write_folder(artifacts, {}, others, temporary, unchanged)
     return dataclasses.replace(mixed.report, warnings=(*warnings, *left_out, *mixed.report.warnings))

@@ -25,6 +25,7 @@ __all__ = [
     "buffer_of",
     "check_parameters",
     "holds_artifacts",
+    "holds_external_data",
     "read_folder",
 ]
 
@@ -78,6 +79,11 @@ class ArtifactFolder:
 def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
     values = model.graph.initializers.values()
     return [value.const_value for value in values if isinstance(value.const_value, ir.ExternalTensor)]
+
+
+def holds_external_data(model: ir.Model) -> bool:
+    """Whether weights of a model are in other files."""
+    return bool(_external_tensors(model))
 
 
 def holds_artifacts(path: str | os.PathLike[str]) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,14 @@ import onnx_ir as ir
 
 from graphscale import io
 from graphscale.artifacts.checkpoint import Checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
-from graphscale.artifacts.folder import CHECKPOINT, ArtifactFolder, read_folder
+from graphscale.artifacts.folder import (
+    CHECKPOINT,
+    OPTIMIZER_MODEL,
+    TRAINING_MODEL,
+    ArtifactFolder,
+    holds_external_data,
+    read_folder,
+)
 from graphscale.artifacts.optimizer_model import GuardOptimizer
 from graphscale.artifacts.output import check_output_folder, new_folder
 from graphscale.artifacts.training_model import ScaledTraining, scale_training_model
@@ -25,11 +32,21 @@ from graphscale.errors import InvalidLossScaleError, ModelFileError, TargetError
 from graphscale.loss_scale import DynamicLossScale, LossScale, get
 from graphscale.metadata import Stamp
 from graphscale.passes import Autocast
-from graphscale.pipeline import prepare, run_passes
+from graphscale.pipeline import needs_preparation, prepare, run_passes, small_type
 from graphscale.report import Report
 from graphscale.targets import Target, check_versions, get_target
+from graphscale.undo import Snapshot
 
-__all__ = ["ScaledArtifacts", "repair_versions", "scale_artifacts", "sort_others", "with_states", "write_folder"]
+__all__ = [
+    "ScaledArtifacts",
+    "further_checkpoint",
+    "repair_versions",
+    "scale_artifacts",
+    "snapshots_of",
+    "sort_others",
+    "with_states",
+    "write_folder",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +107,7 @@ def scale_artifacts(
         raise TargetError(f"target {target!r} has no training sessions; choose ort-training or ort-training-cuda")
     written = None if out is None else check_output_folder(Path(folder), out, force)
     artifacts = read_folder(folder)
+    snapshots = snapshots_of(artifacts)
     warnings = repair_versions(artifacts, chosen)
     mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
     if mixed is not None:
@@ -103,10 +121,21 @@ def scale_artifacts(
         autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
     )
     _stamp(artifacts, scaled, policy, report)
+    for name, model in artifacts.models():
+        snapshots[name].record(model, small_type(mixed) if name == TRAINING_MODEL else None).write(model)
     if written is not None:
         with new_folder(written) as temporary:
             write_folder(artifacts, scaled.states, others, temporary)
     return ScaledArtifacts(written, report)
+
+
+def snapshots_of(artifacts: ArtifactFolder) -> dict[str, Snapshot]:
+    """Snapshots of all models of a folder, by file name."""
+    # Of the optimizer model nodes are replaced; it has but a few.
+    return {
+        name: Snapshot(model, whole=name == OPTIMIZER_MODEL or needs_preparation(model))
+        for name, model in artifacts.models()
+    }
 
 
 def with_states(checkpoint: Checkpoint, states: Mapping[str, float]) -> Checkpoint:
@@ -183,7 +212,7 @@ def sort_others(
     files: dict[Path, Checkpoint | None] = {}
     warnings = []
     for file in artifacts.others():
-        checkpoint = _further_checkpoint(artifacts, file) if states else None
+        checkpoint = further_checkpoint(artifacts, file) if states else None
         if checkpoint is None or not checkpoint.nominal:
             files[file] = None if checkpoint is None else with_states(checkpoint, states)
         else:
@@ -191,7 +220,7 @@ def sort_others(
     return files, warnings
 
 
-def _further_checkpoint(artifacts: ArtifactFolder, file: Path) -> Checkpoint | None:
+def further_checkpoint(artifacts: ArtifactFolder, file: Path) -> Checkpoint | None:
     """The checkpoint that a file is, if it is one of this model."""
     try:
         checkpoint = read_checkpoint(file) if is_checkpoint(file) else None
@@ -202,14 +231,32 @@ def _further_checkpoint(artifacts: ArtifactFolder, file: Path) -> Checkpoint | N
 
 
 def write_folder(
-    artifacts: ArtifactFolder, states: Mapping[str, float], others: Mapping[Path, Checkpoint | None], folder: Path
+    artifacts: ArtifactFolder,
+    states: Mapping[str, float],
+    others: Mapping[Path, Checkpoint | None],
+    folder: Path,
+    unchanged: Collection[str] = (),
 ) -> None:
-    """Write all files of a folder: models, checkpoints that also hold these states, and copies of the others."""
+    """Write all files of a folder: models, checkpoints that also hold these states, and copies of the others.
+
+    Args:
+        artifacts: the models, and the checkpoint.
+        states: what the checkpoint holds besides.
+        others: other files, with the new content of those that have one.
+        folder: where to write; empty.
+        unchanged: the names of files that are copied as they are.
+    """
     for file, checkpoint in others.items():
         if checkpoint is None:
             shutil.copy2(file, folder / file.name)
         else:
             write_checkpoint(folder / file.name, checkpoint)
     for name, model in artifacts.models():
-        io.save(model, folder / name)
-    write_checkpoint(folder / CHECKPOINT, with_states(artifacts.checkpoint, states))
+        if name in unchanged and not holds_external_data(model):
+            shutil.copy2(artifacts.path / name, folder / name)
+        else:
+            io.save(model, folder / name)
+    if CHECKPOINT in unchanged:
+        shutil.copy2(artifacts.path / CHECKPOINT, folder / CHECKPOINT)
+    else:
+        write_checkpoint(folder / CHECKPOINT, with_states(artifacts.checkpoint, states))

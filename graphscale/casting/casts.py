@@ -20,8 +20,8 @@ _MOVES = frozenset(operator for operator, rule in default_rules().items() if rul
 _MOST = 2**12  # elements of a constant that is rounded at once: larger ones are cast in the graph
 
 NAME = "autocast"
-# The metadata property of a cast of the original that gave float32 and gives the small type, and, with its float32
-# bytes in base64, of a constant that was float32.
+# The metadata property of a cast of the original that gave float32 and gives the small type, and, with its tensor as a
+# TensorProto in base64, of a constant that was float32.
 WAS_FLOAT = "graphscale.was_float"
 
 
@@ -91,19 +91,20 @@ class CastInserter:
         replace_reads(value, low, uses)
 
     def _make_constant_low(self, value: ir.Value) -> bool:
-        """Round a constant at once, keeping its float32 bytes in the metadata; whether it was one."""
+        """Round a constant at once, keeping its float32 tensor in the metadata; whether it was one."""
         tensor = None if value.is_graph_output() else constant_tensor(value)
         if tensor is None or self.weights is None or tensor.size > _MOST or tuple(tensor.shape) in self.weights:
             return False
         array, name, node = tensor.numpy(), value.name or "", value.producer()
         if node is not None and list(node.attributes) != ["value"]:
             return False
+        original: bytes = ir.to_proto(tensor).SerializeToString()
         low = ir.tensor(array.astype(self.dtype.numpy()), name=name)
         if node is None:
             value.const_value = low
         else:
             node.attributes["value"] = ir.AttrTensor("value", low)
-        value.metadata_props[WAS_FLOAT] = base64.b64encode(array.tobytes()).decode()
+        value.metadata_props[WAS_FLOAT] = base64.b64encode(original).decode()
         value.type = ir.TensorType(self.dtype)
         return True
 

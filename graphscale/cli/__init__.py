@@ -13,12 +13,15 @@ import typer
 
 from graphscale.cli.autocast import autocast
 from graphscale.cli.demo import demo
+from graphscale.cli.diff import diff
 from graphscale.cli.export_weights import export_weights
 from graphscale.cli.fuse import fuse
 from graphscale.cli.inspect import inspect
 from graphscale.cli.plot import plot
 from graphscale.cli.scale import scale
+from graphscale.cli.strip import strip
 from graphscale.cli.train import train
+from graphscale.cli.verify import verify
 from graphscale.errors import GraphscaleError
 
 __all__ = ["app", "main"]
@@ -33,10 +36,13 @@ app.command()(scale)
 app.command()(inspect)
 app.command()(autocast)
 app.command()(demo)
+app.command()(strip)
 app.command()(fuse)
 app.command()(export_weights)
 app.command()(train)
 app.command()(plot)
+app.command()(verify)
+app.command()(diff)
 
 
 # What typer raises for a wrong option or argument; its own name for it depends on typer's version.

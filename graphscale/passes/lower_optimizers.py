@@ -28,8 +28,13 @@ class LowerOptimizers(InPlacePass):
     The formulas are those of the operators' specifications in ONNX.
     """
 
+    @staticmethod
+    def applies(model: ir.Model) -> bool:
+        """Whether a model has such operators."""
+        return bool(_optimizers(model))
+
     def call(self, model: ir.Model) -> PassResult:
-        nodes = [n for n in model.graph if n.domain == DOMAIN and n.op_type in _LOWERINGS]
+        nodes = _optimizers(model)
         editor = Editor(model.graph) if nodes else None
         for node in nodes:
             assert editor is not None
@@ -37,6 +42,12 @@ class LowerOptimizers(InPlacePass):
         if nodes:
             model.opset_imports.pop(DOMAIN, None)
         return PassResult(model, modified=bool(nodes))
+
+
+def _optimizers(model: ir.Model) -> list[ir.Node]:
+    if DOMAIN not in model.opset_imports:
+        return []
+    return [node for node in model.graph if node.domain == DOMAIN and node.op_type in _LOWERINGS]
 
 
 def _lower(editor: Editor, node: ir.Node) -> None:

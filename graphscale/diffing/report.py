@@ -1,0 +1,149 @@
+"""What changed from one model to another, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+__all__ = ["Change", "DiffReport", "NodeEntry", "OpCount", "Rewiring", "ValueEntry"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpCount:
+    """How many nodes of an operator there are, those in subgraphs and functions included."""
+
+    op: str
+    before: int
+    after: int
+
+    @property
+    def difference(self) -> int:
+        """How many more there are afterwards."""
+        return self.after - self.before
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeEntry:
+    """A node that is in one of the models only.
+
+    Attributes:
+        name: its name, or its operator and first output where it has none.
+        op: its operator, with the domain if it has one.
+        inputs: the names of what it reads; empty for an input that is left out.
+        outputs: the names of what it gives.
+        scope: where it stands: empty for the main graph, else the node or function around it.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    scope: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewiring:
+    """An edge that comes from somewhere else.
+
+    Attributes:
+        reader: the node that reads, by its name in the second model; for a graph output, the output's name.
+        input: the index of the node's input; None for a graph output.
+        before: the name of the value read; for a graph output, the node that computed it.
+        after: likewise, in the second model.
+        scope: as of `NodeEntry`.
+    """
+
+    reader: str
+    input: int | None
+    before: str
+    after: str
+    scope: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueEntry:
+    """An input, output or initializer that is in one of the models only."""
+
+    name: str
+    dtype: str
+    shape: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Something of both models that is not the same in them."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffReport:
+    """What changed from a first model to a second one.
+
+    Attributes:
+        nodes_before: the nodes of the first model's main graph.
+        nodes_after: the nodes of the second one's.
+        matched: how many nodes of the main graphs were recognised as the same.
+        related: whether that is at least half of the smaller graph; else the models have little to do with each other.
+        ops: every operator of either model, by name.
+        inserted: the added nodes by the pass that each says inserted it.
+        added: the added nodes that name no pass; those of an added function are told as that function.
+        removed: the nodes of the first model only; likewise.
+        attributes: attributes of matched nodes that changed, named `node.attribute`.
+        rewired: edges that come from somewhere else.
+        renamed: values with another name: `before` and `after` are names, `name` is the node that gives them.
+        retyped: values of another dtype or shape, where both are known.
+        reordered: whether matched nodes of the main graph stand in another order.
+        inputs_added: graph inputs of the second model only; likewise the following.
+        inputs_removed: graph inputs of the first model only.
+        outputs_added: graph outputs of the second model only.
+        outputs_removed: graph outputs of the first model only.
+        initializers_added: initializers of the second model only.
+        initializers_removed: initializers of the first model only.
+        initializers_changed: initializers of another dtype or shape; or of other content, which is compared up to 16
+            elements: weights are never read.
+        functions_added: model-local functions of the second model only.
+        functions_removed: model-local functions of the first model only.
+        metadata: metadata properties that were added (`before` is empty), removed or changed.
+        versions: IR version, opset versions and the like that differ.
+    """
+
+    nodes_before: int
+    nodes_after: int
+    matched: int
+    related: bool
+    ops: tuple[OpCount, ...]
+    inserted: dict[str, tuple[NodeEntry, ...]]
+    added: tuple[NodeEntry, ...]
+    removed: tuple[NodeEntry, ...]
+    attributes: tuple[Change, ...]
+    rewired: tuple[Rewiring, ...]
+    renamed: tuple[Change, ...]
+    retyped: tuple[Change, ...]
+    reordered: bool
+    inputs_added: tuple[ValueEntry, ...]
+    inputs_removed: tuple[ValueEntry, ...]
+    outputs_added: tuple[ValueEntry, ...]
+    outputs_removed: tuple[ValueEntry, ...]
+    initializers_added: tuple[ValueEntry, ...]
+    initializers_removed: tuple[ValueEntry, ...]
+    initializers_changed: tuple[Change, ...]
+    functions_added: tuple[str, ...]
+    functions_removed: tuple[str, ...]
+    metadata: tuple[Change, ...]
+    versions: tuple[Change, ...]
+
+    @property
+    def different(self) -> bool:
+        """Whether anything at all was found."""
+        numbers = ("nodes_before", "nodes_after", "matched", "related", "ops")
+        found = (getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in numbers)
+        return any(found) or any(op.difference for op in self.ops)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts, lists, strings and numbers; `different` and each `difference` among them."""
+        found = dataclasses.asdict(self)
+        found["ops"] = [{**dataclasses.asdict(op), "difference": op.difference} for op in self.ops]
+        return {"different": self.different, **found}

@@ -1,0 +1,124 @@
+"""Rules on the finite check: GS301 to GS305."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from graphscale.analysis.rules import IN_PLACE, Kind
+from graphscale.analysis.values import op_name, rule_of
+from graphscale.linting.checks import INF, NAN, Check
+from graphscale.linting.report import Finding, found
+from graphscale.linting.subject import Rule, Subject
+from graphscale.linting.view import number_of
+
+__all__ = ["RULES"]
+
+
+def _coverage(subject: Subject) -> Iterator[Finding]:
+    check = subject.check
+    if check is None or not subject.roots:
+        if subject.scale is not None and subject.scale.adjusts:
+            name = subject.scale.value.name
+            yield found("GS304", f"nothing tests the gradients that {name!r} scales", value=subject.scale.value)
+        return
+    if not any(value in subject.sources or value in subject.roots for value in check.sees):
+        yield found("GS304", f"{check.value.name!r} tests no gradient", check.value.producer(), check.value)
+        return
+    by_node: dict[tuple[str, ir.Node | None], list[ir.Value]] = {}
+    for value in _escaping(subject, check):
+        for code, node in _missing(check, value):
+            by_node.setdefault((code, node), []).append(value)
+    for (code, node), values in by_node.items():
+        yield _describe(code, node, values, check)
+
+
+def _escaping(subject: Subject, check: Check) -> list[ir.Value]:
+    """The gradients that reach an output or state without being tested: where each was unscaled, or where it ends."""
+    unscaled = {} if subject.flow is None else subject.flow.unscaled
+    origin: dict[ir.Value, ir.Value | None] = {root: None for root in subject.roots if not check.covers(root)}
+    ends: dict[ir.Value, None] = {}
+    for node in subject.view.nodes:
+        rule = rule_of(node)
+        if rule is not None and rule.kind is Kind.SHAPE:
+            continue
+        reached = [operand for operand in subject.view.operands(node) if operand in origin]
+        if not reached or any(_is_bookkeeping(subject, value) for value in node.outputs):
+            continue
+        first = next((origin[value] for value in reached if origin[value] is not None), None)
+        if (node.domain, node.op_type) in IN_PLACE and not any(check.covers(value) for value in node.outputs):
+            ends[first or reached[-1]] = None
+        for value in node.outputs:
+            if value is check.value or check.covers(value):
+                continue
+            origin[value] = value if value in unscaled or (first is None and value in check.sees) else first
+    for value in subject.view.graph.outputs:
+        if value in origin and not _is_exempt(subject, value):
+            ends[origin[value] or value] = None
+    return list(ends)
+
+
+def _is_bookkeeping(subject: Subject, value: ir.Value) -> bool:
+    return subject.scale is not None and value in subject.scale.scalars.values
+
+
+def _is_exempt(subject: Subject, value: ir.Value) -> bool:
+    nexts = () if subject.scale is None else subject.scale.nexts.values()
+    return any(value is following for following in nexts) or bool(value.name and value.name.startswith("scaled_loss"))
+
+
+def _missing(check: Check, value: ir.Value) -> Iterator[tuple[str, ir.Node | None]]:
+    lost = check.lost.get(value, {})
+    sees = check.sees.get(value, frozenset())
+    for kind, code in ((NAN, "GS302"), (INF, "GS303")):
+        if kind in lost and kind not in sees:
+            yield code, lost[kind]
+    if not lost:
+        yield "GS301", None
+
+
+def _describe(code: str, node: ir.Node | None, values: list[ir.Value], check: Check) -> Finding:
+    names = ", ".join(repr(value.name) for value in values[:3]) + (" ..." if len(values) > 3 else "")
+    if code == "GS301":
+        return found(code, f"{names} is used, and {check.value.name!r} does not test it", values[0].producer(), values[0])
+    assert node is not None
+    kind = NAN if code == "GS302" else INF
+    return found(code, f"{op_name(node)} does not tell of {kind} in {names}", node, values[0])
+
+
+def _elements(subject: Subject) -> Iterator[Finding]:
+    """Of a sequence of gradients each element is to be tested."""
+    check = subject.check
+    indices: dict[ir.Value, set[int]] = {}
+    for node in subject.view.nodes if check is not None else ():
+        if node.op_type == "SequenceAt" and check is not None and check.covers(node.outputs[0]):
+            number, sequence = number_of(node.inputs[1]), node.inputs[0]
+            if number is not None and sequence is not None and sequence in subject.roots:
+                indices.setdefault(sequence, set()).add(int(number))
+    for sequence, present in indices.items():
+        missing = sorted(set(range(max(present) + 1)) - present)
+        if missing:
+            assert check is not None
+            message = f"element {missing[0]} of {sequence.name!r} is used, and {check.value.name!r} does not test it"
+            yield found("GS301", message, value=sequence)
+
+
+def _scale_reacts(subject: Subject) -> Iterator[Finding]:
+    scale, check = subject.scale, subject.check
+    if scale is None or check is None or not scale.adjusts:
+        return
+    following = scale.nexts[scale.value]
+    # A scale that is chosen where a window of steps begins follows the check of the window before.
+    direct = scale.scalars.symbol is scale.value
+    nexts = [following] if direct else list(scale.nexts.values())
+    if not any(value in check.dependent for value in nexts):
+        message = f"{following.name!r} does not depend on {check.value.name!r}"
+        yield found("GS305", message, following.producer(), following)
+
+
+RULES = (
+    Rule(("GS301", "GS302", "GS303", "GS304"), _coverage),
+    Rule(("GS301",), _elements),
+    Rule(("GS305",), _scale_reacts),
+)

@@ -1,0 +1,60 @@
+"""Rules on how a graph keeps its state: GS501 to GS503."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from graphscale.analysis.hazards import unordered_readers
+from graphscale.analysis.values import node_name
+from graphscale.linting.report import Finding, found
+from graphscale.linting.states import Carry
+from graphscale.linting.subject import Rule, Subject
+
+__all__ = ["RULES"]
+
+
+def _foldable(subject: Subject) -> Iterator[Finding]:
+    carried = [(state.value, state.node) for state in subject.states if state.carry is not Carry.STATISTIC]
+    if subject.scale is not None:
+        carried += [(value, None) for value in subject.scale.nexts]
+    for value, node in carried:
+        if not value.is_initializer() or value.is_graph_input():
+            continue
+        if any(use.node is not node for use in value.uses()):
+            yield found("GS501", f"{value.name!r} changes from step to step, and is an initializer only", value=value)
+
+
+def _hazards(subject: Subject) -> Iterator[Finding]:
+    for write, readers in unordered_readers(subject.view.graph):
+        state = write.inputs[0]
+        names = ", ".join(repr(node_name(node)) for node in readers[:3]) + (" ..." if len(readers) > 3 else "")
+        name = "?" if state is None else state.name
+        yield found("GS502", f"{names} may read {name!r} after it was overwritten", write, state)
+
+
+def _metadata(subject: Subject) -> Iterator[Finding]:
+    if subject.stamp is None:
+        return
+    view, stamp = subject.view, subject.stamp
+    outputs = {value.name for value in view.graph.outputs}
+    named = [name for name in stamp.names.values() if name]
+    # The models of an artifact folder share one stamp; the optimizer model has nothing that it names.
+    if not stamp.state and not any(view.value(name) for name in named):
+        return
+    missing = [name for name in [*named, *stamp.state] if view.value(name) is None]
+    missing += [name for name in stamp.state.values() if name not in outputs]
+    for name in dict.fromkeys(missing):
+        yield found("GS503", f"the metadata name {name!r}, which the graph does not have{_where(view.value(name))}")
+
+
+def _where(value: ir.Value | None) -> str:
+    return "" if value is None else " as an output"
+
+
+RULES = (
+    Rule(("GS501",), _foldable),
+    Rule(("GS502",), _hazards),
+    Rule(("GS503",), _metadata),
+)

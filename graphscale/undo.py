@@ -1,0 +1,240 @@
+"""What it takes to undo a rewrite: a snapshot of the graph before, and the record that is kept in the metadata.
+
+Most of it needs no record: an inserted node that stands for one of its operands (a product with the scale, a quotient,
+a select, a cast) is bypassed. The record holds the rest: names that were taken over, outputs that are gone, the opset.
+It is checked against the snapshot when it is made, so that what it leads to is the original.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import zlib
+from collections.abc import Container, Iterable, Iterator, Mapping
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from graphscale.analysis.values import subgraphs
+from graphscale.editing import PASS_KEY
+
+__all__ = ["UNDO_KEY", "Record", "Snapshot", "own_nodes", "stands_for", "unpack"]
+
+# The metadata property of a rewritten model that holds the record.
+UNDO_KEY = "graphscale.undo"
+
+# The operand that the result of an inserted node stands for, by pass and operator.
+_STANDS_FOR = {
+    ("scale-loss", "Mul"): 0,
+    ("scale-loss", "Cast"): 0,
+    ("unscale-gradients", "Div"): 0,
+    ("unscale-gradients", "Cast"): 0,
+    ("guard-updates", "Where"): 1,
+    ("guard-updates", "Cast"): 0,
+    ("guard-updates", "Sum"): 0,
+    ("order-writes", "Where"): 2,
+    ("autocast", "Cast"): 0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """How a rewritten model differs from its original, beyond the nodes that were inserted.
+
+    Attributes:
+        outputs: the names of the original's outputs.
+        inputs: the names of the original's inputs.
+        renames: `{name in the rewritten model: name in the original}`.
+        edges: `{index of the node in the original: names of its inputs}`, where bypassing inserted nodes is not enough.
+        results: `{index of the node in the original: how many outputs it has}`, where some were added.
+        order: for each of the original's nodes, in the order of the rewritten model, its place; None if the same.
+        added: the initializers that were added.
+        functions: how many functions the original has; those that follow were added.
+        opsets: the original's opset imports.
+        ir_version: the original's IR version.
+        metadata: the original's metadata properties that are graphscale's own.
+        marked: the names of the original's nodes that a rewrite before had inserted.
+        small: the small type, if the rewrite put the model into mixed precision; else None.
+        was_small: the names of values that had that type before.
+        untyped: the names of values that had no type before.
+        shapeless: the names of values that had no shape before.
+        whole: the original itself without the content of its initializers, where nodes of it were replaced.
+    """
+
+    outputs: list[str]
+    inputs: list[str]
+    renames: dict[str, str]
+    edges: dict[str, list[str | None]]
+    results: dict[str, int]
+    order: list[int] | None
+    added: list[str]
+    functions: int
+    opsets: dict[str, int]
+    ir_version: int
+    metadata: dict[str, str]
+    marked: list[str]
+    small: str | None
+    was_small: list[str]
+    untyped: list[str]
+    shapeless: list[str]
+    whole: str | None = None
+
+    def write(self, model: ir.Model) -> None:
+        """Put the record into a model's metadata."""
+        text = json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+        model.metadata_props[UNDO_KEY] = base64.b64encode(zlib.compress(text.encode())).decode()
+
+    @staticmethod
+    def read(metadata: Mapping[str, str]) -> Record:
+        """The record in a model's metadata.
+
+        Raises:
+            KeyError, ValueError, TypeError, zlib.error: there is none, or it is damaged.
+        """
+        return Record(**json.loads(zlib.decompress(base64.b64decode(metadata[UNDO_KEY], validate=True))))
+
+
+class Snapshot:
+    """The state of a model before a rewrite.
+
+    Args:
+        model: the model; the rewrite works on these very objects.
+        whole: nodes of the original will be replaced: keep all of it but the content of its initializers.
+    """
+
+    def __init__(self, model: ir.Model, *, whole: bool = False) -> None:
+        graph = model.graph
+        self._nodes = tuple(own_nodes(graph))
+        self._reads = [node.inputs for node in self._nodes]
+        self._results = [len(node.outputs) for node in self._nodes]
+        self._values = [
+            (value, value.name, value.type, value.shape)
+            for value in (*graph.inputs, *graph.initializers.values(), *_results(self._nodes))
+        ]
+        self._inputs, self._outputs = tuple(graph.inputs), tuple(graph.outputs)
+        self._initializers = set(graph.initializers)
+        self._marked = [node.name or "" for node in self._nodes if PASS_KEY in node.metadata_props]
+        self._opsets, self._ir_version = dict(graph.opset_imports), model.ir_version
+        self._functions = len(model.functions)
+        own = (item for item in model.metadata_props.items() if item[0].startswith("graphscale."))
+        self._metadata = dict(own)
+        self._whole = _pack(model) if whole else None
+
+    def record(self, model: ir.Model, small: ir.DataType | None = None) -> Record:
+        """The record of what was done to the model since.
+
+        Args:
+            model: the rewritten model.
+            small: the small type, if the model was put into mixed precision.
+        """
+        record = Record(
+            outputs=[],
+            inputs=[],
+            renames={},
+            edges={},
+            results={},
+            order=None,
+            added=[name for name in model.graph.initializers if name not in self._initializers],
+            functions=self._functions,
+            opsets=self._opsets,
+            ir_version=self._ir_version,
+            metadata=self._metadata,
+            marked=self._marked,
+            small=None if small is None else small.name,
+            was_small=[],
+            untyped=[],
+            shapeless=[],
+            whole=self._whole,
+        )
+        return record if self._whole is not None else self._details(record, model, small)
+
+    def _details(self, record: Record, model: ir.Model, small: ir.DataType | None) -> Record:
+        names = {value: name or "" for value, name, _, _ in self._values}
+        index = {node: i for i, node in enumerate(self._nodes)}
+        order = [index[node] for node in own_nodes(model.graph) if node in index]
+        return dataclasses.replace(
+            record,
+            outputs=[names.get(value, value.name or "") for value in self._outputs],
+            inputs=[names[value] for value in self._inputs],
+            renames={value.name or "": name or "" for value, name, _, _ in self._values if value.name != name},
+            edges=self._edges(names),
+            results={
+                str(i): count
+                for i, (node, count) in enumerate(zip(self._nodes, self._results, strict=True))
+                if len(node.outputs) != count
+            },
+            order=None if order == sorted(order) else order,
+            was_small=[n or "" for _, n, kind, _ in self._values if kind is not None and small and kind.dtype is small],
+            untyped=[n or "" for value, n, kind, _ in self._values if kind is None and value.type is not None],
+            shapeless=[n or "" for value, n, _, shape in self._values if shape is None and value.shape is not None],
+        )
+
+    def _edges(self, names: Mapping[ir.Value, str]) -> dict[str, list[str | None]]:
+        found: dict[str, list[str | None]] = {}
+        for i, (node, before) in enumerate(zip(self._nodes, self._reads, strict=True)):
+            now = node.inputs
+            if now is before:
+                continue
+            if len(now) != len(before) or any(stands_for(a) is not b for a, b in zip(now, before, strict=True)):
+                found[str(i)] = [None if value is None else names[value] for value in before]
+        return found
+
+
+def stands_for(value: ir.Value | None, kept: Container[str] = ()) -> ir.Value | None:
+    """What a value that an inserted node gives stands for in the original; another value stands for itself.
+
+    Args:
+        value: the value that a node of the original reads.
+        kept: the names of nodes that a rewrite before had inserted, which belong to the original.
+    """
+    while value is not None:
+        node = value.producer()
+        if node is None or PASS_KEY not in node.metadata_props or node.name in kept:
+            break
+        operand = _STANDS_FOR.get((node.metadata_props[PASS_KEY], node.op_type))
+        if operand is None:
+            break
+        value = node.inputs[operand]
+    return value
+
+
+def own_nodes(graph: ir.Graph, kept: Container[str] | None = None) -> Iterator[ir.Node]:
+    """The nodes of the original in a graph, those of bodies after the node that has them.
+
+    Args:
+        graph: the main graph.
+        kept: the names of inserted nodes that belong to the original; None for all.
+    """
+    for node in graph:
+        if kept is None or PASS_KEY not in node.metadata_props or node.name in kept:
+            yield node
+            for body in subgraphs(node):
+                yield from own_nodes(body, kept)
+
+
+def _results(nodes: Iterable[ir.Node]) -> Iterator[ir.Value]:
+    for node in nodes:
+        yield from node.outputs
+        for body in subgraphs(node):
+            yield from body.inputs
+
+
+def _pack(model: ir.Model) -> str:
+    """A model without the content of its initializers, as text."""
+    skeleton = model.clone()
+    for value in skeleton.graph.initializers.values():
+        value.const_value = ir.tensor(np.zeros(0, dtype=np.float32), name=value.name)
+    data: bytes = ir.to_proto(skeleton).SerializeToString()
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+def unpack(text: str) -> ir.Model:
+    """What `_pack` has packed.
+
+    Raises:
+        ValueError, zlib.error: the text is damaged.
+    """
+    proto = onnx.ModelProto.FromString(zlib.decompress(base64.b64decode(text, validate=True)))
+    return ir.serde.deserialize_model(proto)

@@ -1,0 +1,151 @@
+"""What a verification found, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+__all__ = ["FAILS", "HOLDS", "SKIPPED", "Case", "Check", "Difference", "VerifyReport", "differing"]
+
+HOLDS, FAILS, SKIPPED = "holds", "fails", "skipped"
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing that was checked.
+
+    Attributes:
+        name: what should hold.
+        status: "holds", "fails", or "skipped".
+        detail: what was looked at; of a failure, what contradicts it; where it was skipped, why.
+        proof: whether it was proved on the graph; else it was measured by running it.
+    """
+
+    name: str
+    status: str
+    detail: str
+    proof: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One run that can be repeated.
+
+    Attributes:
+        kind: "step": both graphs take a step on the same feeds; "skip": a gradient is forced to be non-finite;
+            "rule": the update rule of the loss scale alone.
+        feeds: what is fed, to the original what it knows of it; the state of the loss scale is among it.
+        gradient: for "skip", the name of the gradient in the original.
+        number: for "skip", what is put into it: nan, inf or -inf.
+        position: for "skip", the index of the element in the flattened gradient.
+        finite: for "rule", whether the gradients are said to be finite.
+        tolerance: how far floating-point values may be off, relative to the largest element of a tensor; 0 for equal
+            bits.
+    """
+
+    kind: str
+    feeds: Arrays
+    gradient: str | None = None
+    number: float | None = None
+    position: int | None = None
+    finite: bool = True
+    tolerance: float = 0.0
+
+    def __str__(self) -> str:
+        if self.kind == "skip":
+            return f"with {self.number} at element {self.position} of gradient {self.gradient!r}"
+        if self.kind == "rule":
+            return f"for gradients that are {'finite' if self.finite else 'not finite'}"
+        return "on equal feeds"
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A value that is not what it should be.
+
+    Attributes:
+        name: the value, and the graph's name for it.
+        expected: what it should be.
+        got: what it is.
+        source: where the expectation comes from.
+    """
+
+    name: str
+    expected: np.ndarray[Any, Any]
+    got: np.ndarray[Any, Any]
+    source: str
+
+    def places(self) -> np.ndarray[Any, Any]:
+        """The indices of the flattened elements that differ in their bits; both must have one shape and dtype."""
+        return np.flatnonzero(differing(np.asarray(self.expected), np.asarray(self.got)))
+
+    def __str__(self) -> str:
+        expected, got = np.asarray(self.expected), np.asarray(self.got)
+        if (expected.shape, expected.dtype) != (got.shape, got.dtype):
+            return f"{self.name} is {got.dtype.name}{list(got.shape)}, not {expected.dtype.name}{list(expected.shape)}"
+        if expected.size == 1:
+            return f"{self.name} is {got.item()}, not {expected.item()} ({self.source})"
+        wrong = self.places()
+        where = np.unravel_index(wrong[0], expected.shape)
+        place = "[" + ", ".join(str(int(i)) for i in where) + "]"
+        return (
+            f"{self.name}{place} is {got[where]}, not {expected[where]} ({self.source}); {wrong.size} of "
+            f"{expected.size} elements differ"
+        )
+
+
+def differing(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Which elements of two arrays of one shape and dtype differ in their bits, flattened."""
+    size = expected.dtype.itemsize
+    rows = [np.frombuffer(np.ascontiguousarray(a).tobytes(), np.uint8).reshape(-1, size) for a in (expected, got)]
+    found: np.ndarray[Any, Any] = (rows[0] != rows[1]).any(axis=1)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyReport:
+    """What `verify` found.
+
+    Attributes:
+        checks: everything that was checked, in order; the proofs come first.
+        notes: what a user should know of how it was checked, a sentence each.
+        counterexample: the first run that went wrong; None where none did.
+        differences: what went wrong in that run.
+        runs: how many times the scaled graph was run.
+    """
+
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...] = ()
+    counterexample: Case | None = None
+    differences: tuple[Difference, ...] = ()
+    runs: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return all(check.status != FAILS for check in self.checks)
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.status == FAILS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts, lists, strings and numbers; of a counterexample no arrays."""
+        case = self.counterexample
+        found: dict[str, Any] = {
+            "ok": self.ok,
+            "checks": [dataclasses.asdict(check) for check in self.checks],
+            "notes": list(self.notes),
+            "runs": self.runs,
+            "counterexample": None,
+        }
+        if case is not None:
+            plain = {f.name: getattr(case, f.name) for f in dataclasses.fields(case) if f.name != "feeds"}
+            number = None if case.number is None else str(case.number)
+            found["counterexample"] = {**plain, "number": number, "differences": [str(d) for d in self.differences]}
+        return found

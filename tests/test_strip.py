@@ -1,0 +1,162 @@
+"""strip gives back the original, byte for byte: all graphs of models/, all targets, functions, fused steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.errors import ModelFileError
+from graphscale.passes import Autocast
+from graphscale.targets import TARGETS
+from tests.analysis.recurrent import recurrent_step
+from tests.analysis.test_control_flow import TestFunctions as WithFunctions
+from tests.build import FORWARD, linear_step, step
+from tests.conftest import MODEL_NAMES, MODELS
+from tests.passes.test_lower_optimizers import OPTIMIZERS, model_of
+
+EVERYTHING: dict[str, Any] = {"telemetry": True, "expose_scaled_loss": True, "autocast": "float16"}
+
+
+def serialized(model: ir.Model | onnx.ModelProto) -> bytes:
+    proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+    return proto.SerializeToString(deterministic=True)
+
+
+def normalized(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model by hand as onnx_ir writes it: exporters' graphs are as it writes them, those of onnx's parser are not."""
+    return ir.to_proto(ir.from_proto(model))
+
+
+def assert_strips(rewritten: ir.Model | onnx.ModelProto, original: ir.Model | onnx.ModelProto) -> None:
+    """In memory, and out of a file's bytes."""
+    before = serialized(rewritten)
+    assert before != serialized(original)
+    assert serialized(gs.strip(rewritten)) == serialized(original)
+    assert serialized(rewritten) == before, "strip changed its argument"
+    assert serialized(gs.strip(onnx.ModelProto.FromString(before))) == serialized(original)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_models(name: str, target: str) -> None:
+    original = ir.load(MODELS / f"{name}.onnx")
+    assert_strips(gs.scale(original, target=target).model, original)
+    assert_strips(gs.scale(original, gs.presets.megatron(), target=target, **EVERYTHING).model, original)
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_mixed_precision_and_fixed_scales(name: str) -> None:
+    original = ir.load(MODELS / f"{name}.onnx")
+    assert_strips(gs.autocast(original).model, original)
+    assert_strips(gs.autocast(original, emulate=True).model, original)
+    assert_strips(gs.autocast(original, "bfloat16", target="ort-cuda").model, original)
+    assert_strips(gs.scale(original, 128.0).model, original)
+    assert_strips(gs.scale(original, 128.0, skip_nonfinite=True, target="ort-training").model, original)
+
+
+@pytest.mark.parametrize("name", ["pytorch/attention_adamw_clip", "ort/transformer", "ort/recurrent"])
+@pytest.mark.parametrize("emulate", [False, True], ids=["typed", "emulated"])
+def test_one_after_the_other(name: str, emulate: bool) -> None:
+    original = ir.load(MODELS / f"{name}.onnx")
+    mixed = gs.autocast(original, emulate=emulate).model
+    scaled = gs.scale(mixed, "dynamic").model
+    assert_strips(scaled, mixed)
+    assert_strips(gs.strip(scaled), original)
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-training"])
+@pytest.mark.parametrize("folder", sorted(path.name for path in (MODELS / "ort" / "artifacts").iterdir()))
+def test_fused_steps(folder: str, target: str) -> None:
+    original = gs.fuse(MODELS / "ort" / "artifacts" / folder).model
+    assert_strips(gs.scale(original, target=target).model, original)
+    assert_strips(gs.scale(original, autocast="float16", target=target).model, original)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_operators_that_were_spelled_out(optimizer: str) -> None:
+    original = normalized(model_of(optimizer))
+    assert_strips(gs.scale(original).model, original)
+
+
+@pytest.mark.parametrize("kind", ["Scan", "Loop"])
+def test_bodies(kind: str) -> None:
+    original = normalized(recurrent_step(kind))
+    assert_strips(gs.scale(original, telemetry=True, expose_scaled_loss=True).model, original)
+    for emulate in (False, True):
+        mixed = Autocast(emulate=emulate)
+        assert_strips(gs.scale(original, autocast=mixed).model, original)
+
+
+def test_functions() -> None:
+    original = normalized(WithFunctions().model())
+    before = original.SerializeToString(deterministic=True)
+    assert original.functions
+    assert_strips(gs.scale(original).model, original)
+    assert_strips(gs.autocast(original).model, original)
+    assert original.SerializeToString(deterministic=True) == before, "the model given was changed"
+
+
+def test_constants_keep_their_encoding() -> None:
+    """Constants that autocast rounds are given back as they were stored: in float_data, with a description."""
+    original = step(
+        forward=FORWARD.replace("a = Tanh(h)", "b = Tanh(h) a = Mul(b, half)"), constants="float half = {0.3}"
+    )
+    half = next(tensor for tensor in original.graph.initializer if tensor.name == "half")
+    half.CopyFrom(onnx.helper.make_tensor("half", onnx.TensorProto.FLOAT, [], [0.3]))
+    half.doc_string = "a constant"
+    mixed = gs.autocast(original).model
+    assert next(t for t in mixed.graph.initializer if t.name == "half").data_type == onnx.TensorProto.FLOAT16
+    assert_strips(mixed, normalized(original))
+
+
+def test_later_weights_are_kept() -> None:
+    """What was trained since is not lost with the loss scale."""
+    scaled = gs.scale(MODELS / "ort/gradbuilder_mlp.onnx", target="ort-training").model
+    weight = next(v for v in scaled.graph.initializers.values() if v.shape is not None and len(v.shape) == 2)
+    trained = np.full(tuple(weight.shape.numpy()), 7, dtype=np.float32)
+    weight.const_value = ir.tensor(trained, name=weight.name)
+    found = gs.strip(scaled).graph.initializers[weight.name].const_value
+    assert (found.numpy() == trained).all()
+
+
+def test_names_that_were_taken() -> None:
+    original = normalized(linear_step("all_finite = Neg(dw)", outputs="float[4,3] all_finite"))
+    assert_strips(gs.scale(original).model, original)
+
+
+def test_nothing_to_strip() -> None:
+    path = MODELS / "pytorch/two_losses.onnx"
+    with pytest.raises(ModelFileError, match=r"two_losses\.onnx has nothing to strip"):
+        gs.strip(path)
+
+
+@pytest.mark.parametrize("damage", ["record", "base64", "input", "state"])
+def test_a_model_that_was_changed_since(damage: str) -> None:
+    model = gs.scale(onnx.load(MODELS / "pytorch/mlp_momentum.onnx")).model
+    record = next(entry for entry in model.metadata_props if entry.key == "graphscale.undo")
+    if damage == "record":
+        record.value = record.value[:40]
+    elif damage == "base64":
+        record.value = "not base64"
+    elif damage == "input":
+        next(value for value in model.graph.input if value.name == "x").name = "another"
+    else:
+        state = next(tensor for tensor in model.graph.initializer if tensor.name == "current_loss_scale")
+        model.graph.initializer.remove(state)
+    with pytest.raises(ModelFileError, match="cannot be stripped: it was changed"):
+        gs.strip(model)
+
+
+def test_what_was_added_since_stays() -> None:
+    """A node that a user put in afterwards, and that reads nothing of graphscale's, is kept."""
+    model = gs.scale(MODELS / "pytorch/mlp_momentum.onnx").model
+    loss = next(value for value in model.graph.outputs if value.name == "loss")
+    model.graph.append(ir.node("Identity", [loss], name="mine", outputs=[ir.Value(name="copy")]))
+    stripped = gs.strip(model)
+    assert [node.name for node in stripped.graph][-1] == "mine"
+    assert not any(name.startswith("graphscale") for name in stripped.metadata_props)
