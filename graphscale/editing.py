@@ -11,12 +11,9 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.values import subgraphs
+from graphscale.marks import PASS_KEY
 
 __all__ = ["PASS_KEY", "Editor", "Position", "inserted", "replace_reads", "shape_like"]
-
-# The metadata property of every inserted node: the pass that inserted it.
-PASS_KEY = "graphscale.pass"
-
 
 # Where to put a new node: after or before another one, or, with None, at the end of the graph.
 Position = tuple[Literal["after", "before"], ir.Node] | None

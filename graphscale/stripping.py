@@ -11,10 +11,9 @@ import onnx_ir as ir
 
 from graphscale import io
 from graphscale.analysis.values import subgraphs
-from graphscale.casting.casts import WAS_FLOAT
 from graphscale.collector import paused_collector
-from graphscale.editing import PASS_KEY
 from graphscale.errors import ModelFileError
+from graphscale.marks import PASS_KEY, WAS_FLOAT
 from graphscale.pipeline import Model, open_copy
 from graphscale.undo import UNDO_KEY, Record, own_nodes, stands_for, unpack
 

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from graphscale.analysis.values import subgraphs
-from graphscale.editing import PASS_KEY
+from graphscale.marks import PASS_KEY
 
 __all__ = ["UNDO_KEY", "Record", "Snapshot", "own_nodes", "stands_for", "unpack"]
 

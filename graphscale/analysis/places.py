@@ -23,6 +23,7 @@ from graphscale.analysis.values import (
     rule_of,
     uses_of,
 )
+from graphscale.marks import is_rounding
 
 __all__ = ["certain_cotangents", "find_places"]
 
@@ -95,7 +96,7 @@ def find_places(topology: Topology, plan: Plan, value: ir.Value, use: Use, *, fo
     if not force:
         return ()
     if topology.is_backward(value):
-        return (Place(value),)
+        return (Place(_unrounded(topology, value)),)
     # The cotangent is a forward value itself, as in the gradient of sum(y*y)/2: its backward readers see it scaled.
     readers = (reader for reader in uses_of(value) if reader.node in topology.backward and _keeps_degree(reader))
     return tuple(Place(value, reader) for reader in dict.fromkeys((use, *readers)))
@@ -210,6 +211,14 @@ def _viewed(topology: Topology, value: ir.Value) -> ir.Value:
         if len(data) != 1 or node.inputs[data[0]] is None:
             break
         value = read(Use(node, data[0]))
+    return value
+
+
+def _unrounded(topology: Topology, value: ir.Value) -> ir.Value:
+    """What mixed precision has rounded: what the scale makes of it is rounded, too."""
+    node = value.producer()
+    while node is not None and is_rounding(node) and topology.is_backward(source := read(Use(node, 0))):
+        value, node = source, source.producer()
     return value
 
 

@@ -7,6 +7,7 @@ from collections.abc import Container, Hashable, Iterable
 import onnx_ir as ir
 
 from graphscale.analysis.values import constant_tensor, subgraphs
+from graphscale.marks import WAS_FLOAT, is_rounding
 
 __all__ = ["recomputed_values"]
 
@@ -29,7 +30,8 @@ def recomputed_values(
     """Return the values outside of forward that equal a forward value, each with that value.
 
     Two nodes compute the same if operator, attributes and operands are the same (value numbering); small constants
-    are compared by content.
+    are compared by content. Casts that mixed precision put in are looked through: of two equal nodes, one may read the
+    rounded value alone.
 
     Args:
         nodes: the nodes in graph order.
@@ -41,11 +43,16 @@ def recomputed_values(
     for node in nodes:
         if node.op_type in _RANDOM or any(subgraphs(node)):
             continue
+        if is_rounding(node) and node.inputs[0] is not None:
+            numbers[node.outputs[0]] = _number(node.inputs[0], numbers)
+            continue
         operands = [None if value is None else _number(value, numbers) for value in node.inputs]
         if node.op_type in _COMMUTATIVE:
             operands.sort(key=hash)
         found_attributes = node.attributes.data.items()
         attributes = sorted((name, _attribute(value)) for name, value in found_attributes) if found_attributes else ()
+        if WAS_FLOAT in node.metadata_props:
+            attributes = [("to", repr(int(ir.DataType.FLOAT)))]
         key = (node.domain, node.op_type, tuple(attributes), tuple(operands))
         members = classes.setdefault(key, [])
         members.append(node)

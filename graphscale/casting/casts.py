@@ -11,18 +11,16 @@ import onnx_ir as ir
 from graphscale.analysis.values import constant_tensor, uses_of
 from graphscale.casting.lists import Colour, default_rules
 from graphscale.casting.paint import Painting, reads_shape
-from graphscale.editing import PASS_KEY, Editor, replace_reads, shape_like
+from graphscale.editing import Editor, replace_reads, shape_like
+from graphscale.marks import AUTOCAST, PASS_KEY, WAS_FLOAT
 
-__all__ = ["NAME", "WAS_FLOAT", "CastInserter"]
+__all__ = ["NAME", "CastInserter"]
 
 # Operators that give the numbers that they get, elsewhere: whatever list a user puts them on.
 _MOVES = frozenset(operator for operator, rule in default_rules().items() if rule.colour is Colour.CLEAR)
 _MOST = 2**12  # elements of a constant that is rounded at once: larger ones are cast in the graph
 
-NAME = "autocast"
-# The metadata property of a cast of the original that gave float32 and gives the small type, and, with its tensor as a
-# TensorProto in base64, of a constant that was float32.
-WAS_FLOAT = "graphscale.was_float"
+NAME = AUTOCAST
 
 
 @dataclasses.dataclass

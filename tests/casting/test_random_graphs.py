@@ -64,9 +64,14 @@ def test_scaled(data: st.DataObject) -> None:
     assert_scales_alike(step, rendered, wide, mixed if data.draw(st.booleans()) else Autocast())
 
 
-# Their backward passes compute forward values again, which are then no longer the same to the bit.
-@pytest.mark.xfail(reason="the places of the scale can differ then", strict=False)
-@pytest.mark.parametrize("seed", [155, 1005, 1273, 2141, 2408])
+# Their backward passes compute forward values again, which are then no longer the same to the bit. In the last one, the
+# cotangent of a contraction is an input of the graph.
+CONSTANT_COTANGENT = pytest.param(
+    1273, marks=pytest.mark.xfail(reason="the scale does not reach a contraction of two inputs", strict=True)
+)
+
+
+@pytest.mark.parametrize("seed", [155, 1005, 2141, 2408, CONSTANT_COTANGENT])
 @pytest.mark.parametrize("emulate", [False, True], ids=["typed", "emulated"])
 def test_recomputed_values(seed: int, emulate: bool) -> None:
     choices = random.Random(seed)

@@ -59,6 +59,9 @@ class TestSmallAlready:
         result = cast(model)
         assert ops(result)["MatMul"] == (3, 0)
         assert any("small type already" in warning for warning in result.report.warnings)
+        untyped = onnx.ModelProto.FromString(model.SerializeToString())
+        del untyped.graph.value_info[:]
+        assert gs.autocast(untyped).report.warnings == result.report.warnings
         actual, _ = run_once(gs.autocast(model, emulate=True).model, feeds_for(model), Level.ORT_DISABLE_ALL)
         expected, _ = run_once(model, feeds_for(model), Level.ORT_DISABLE_ALL)
         for name, value in expected.items():

@@ -1,0 +1,20 @@
+"""The metadata properties by which nodes and values say what a rewrite did to them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+__all__ = ["AUTOCAST", "PASS_KEY", "WAS_FLOAT", "is_rounding"]
+
+# Of every inserted node: the pass that inserted it.
+PASS_KEY = "graphscale.pass"
+# The name of the pass that inserts casts for mixed precision.
+AUTOCAST = "autocast"
+# Of a cast of the original that gave float32 and gives a small type, and, with its tensor as a TensorProto in base64,
+# of a constant that was float32.
+WAS_FLOAT = "graphscale.was_float"
+
+
+def is_rounding(node: ir.Node) -> bool:
+    """Whether a node only changes the precision of a value of the original: a cast that mixed precision put in."""
+    return node.metadata_props.get(PASS_KEY) == AUTOCAST and node.op_type == "Cast"

@@ -1,0 +1,144 @@
+"""`graphscale diff`, and the pages that it and `graphscale inspect` write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphscale as gs
+from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.test_scale import rows
+from tests.conftest import MODELS
+
+MOMENTUM = MODELS / "pytorch" / "mlp_momentum.onnx"
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("diff") / "scaled.onnx"
+    gs.scale(MOMENTUM).save(path)
+    return path
+
+
+def run(folder: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    return graphscale_in_process(*arguments, folder=folder)
+
+
+def test_the_table(scaled: Path) -> None:
+    result = graphscale("diff", MOMENTUM, scaled)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"{MOMENTUM} -> {scaled}"
+    cells = [[cell.strip() for cell in line.split("│")] for line in lines]
+    assert ["Div", "2", "7", "+5"] in cells
+    assert ["all nodes", "60", "104", "+44"] in cells
+    table = rows(result.stdout)
+    assert table["scale-loss (1)"] == ["Mul graphscale/scale-loss/ones_like.scaled"]
+    assert len(table["unscale-gradients (4)"]) == 4
+    assert "node_div_1:0: ones_like -> ones_like.scaled" in table["edges rewired (13)"]
+    assert table["functions added (1)"] == ["graphscale::UpdateLossScale"]
+    assert "removed" not in " ".join(table)
+
+
+def test_json_is_the_report(scaled: Path, tmp_path: Path) -> None:
+    result = run(tmp_path, "diff", MOMENTUM, scaled, "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout) == json.loads(json.dumps(gs.diff(MOMENTUM, scaled).to_dict()))
+
+
+def test_exit_codes(scaled: Path, tmp_path: Path) -> None:
+    assert run(tmp_path, "diff", MOMENTUM, scaled).returncode == 0
+    assert run(tmp_path, "diff", MOMENTUM, scaled, "--exit-code").returncode == 1
+    same = run(tmp_path, "diff", MOMENTUM, MOMENTUM, "--exit-code")
+    assert same.returncode == 0
+    assert same.stdout.splitlines()[1:] == ["no difference"]
+
+
+def test_unrelated_models_are_told(tmp_path: Path) -> None:
+    result = run(tmp_path, "diff", MOMENTUM, MODELS / "ort" / "conv.onnx")
+    assert result.returncode == 0
+    assert "the models have little to do with each other" in result.stdout
+
+
+class TestPages:
+    def test_of_diff(self, scaled: Path, tmp_path: Path) -> None:
+        result = run(tmp_path, "diff", MOMENTUM, scaled, "--html", "diff.html", "--json")
+        assert (result.returncode, result.stderr) == (0, "")
+        assert json.loads(result.stdout)["different"]
+        page = (tmp_path / "diff.html").read_text(encoding="utf-8")
+        assert f"What changed from {MOMENTUM.name}" in page
+        assert 'class="box node backward pass-scale-loss multiple"' in page
+
+    @pytest.mark.parametrize("with_scale", [True, False])
+    def test_of_inspect(self, scaled: Path, tmp_path: Path, with_scale: bool) -> None:
+        model = scaled if with_scale else MOMENTUM
+        result = run(tmp_path, "inspect", model, "--html", "page.html")
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.splitlines()[0] == f"{model} drawn -> page.html"
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert ("pass-scale-loss multiple" in page) == with_scale
+        assert ('class="badge enters"' in page) != with_scale
+
+    def test_options_reach_the_drawing(self, tmp_path: Path) -> None:
+        clipped = MODELS / "pytorch" / "attention_adamw_clip.onnx"
+        run(tmp_path, "inspect", clipped, "--html", "page.html", "--loss=loss", "--seed=node_div_1:0")
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "node_div_1</button>" in page
+
+    def test_an_inference_graph_is_drawn_by_diff(self, tmp_path: Path) -> None:
+        evaluated = MODELS / "ort" / "artifacts" / "digits_sgd" / "eval_model.onnx"
+        result = run(tmp_path, "diff", evaluated, evaluated, "--html", "page.html")
+        assert result.returncode == 0
+        assert "Drawn without phases and degrees" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+    def test_a_page_is_replaced(self, scaled: Path, tmp_path: Path) -> None:
+        page = tmp_path / "page.html"
+        page.write_text("old")
+        assert run(tmp_path, "inspect", scaled, "--html", page).returncode == 0
+        assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+        assert set(contents(tmp_path)) == {"page.html"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["diff", "{model}", "missing.onnx"], "cannot read missing.onnx"),
+        (["diff", "missing.onnx", "{model}"], "cannot read missing.onnx"),
+        (["diff", "{model}", "."], "is a folder"),
+        (["diff", "{model}", "text.onnx"], "text.onnx is not an ONNX model"),
+        (["diff", "{model}", "cut.onnx"], "cut.onnx is not an ONNX model"),
+        (["diff", "{model}"], "Missing argument"),
+        (["diff", "{model}", "{model}", "--html", "no/page.html"], "does not exist; create it"),
+        (["diff", "{model}", "{model}", "--html", "."], "is a folder; name the file"),
+        (["diff", "{model}", "copy.onnx", "--html", "copy.onnx"], "copy.onnx is the model itself"),
+        (["diff", "{model}", "missing.onnx", "--html", "page.html"], "cannot read missing.onnx"),
+        (["inspect", "copy.onnx", "--html", "./copy.onnx"], "copy.onnx is the model itself"),
+        (["inspect", "text.onnx", "--html", "page.html"], "text.onnx is not an ONNX model"),
+        (["inspect", "{eval}", "--html", "page.html"], "inference"),
+        (["inspect", "{model}", "--html", "no/page.html"], "does not exist; create it"),
+        (["inspect", "{model}", "--html", "page.html", "--loss", "nothing"], "--loss nothing"),
+        (["inspect", "stamped.onnx", "--html", "page.html"], "damaged graphscale metadata"),
+        (["diff", "{model}", "stamped.onnx", "--html", "page.html", "--loss", "x"], "No such option"),
+    ],
+)
+def test_bad_input(arguments: list[str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "text.onnx").write_text("this is no model, whatever its name says")
+    (tmp_path / "cut.onnx").write_bytes(MOMENTUM.read_bytes()[:5000])
+    (tmp_path / "copy.onnx").write_bytes(MOMENTUM.read_bytes())
+    model = gs.scale(MOMENTUM).model
+    model.metadata_props["graphscale.names"] = "{"
+    gs.pipeline.io.save(model, tmp_path / "stamped.onnx")
+    before = contents(tmp_path)
+    evaluated = MODELS / "ort" / "artifacts" / "digits_sgd" / "eval_model.onnx"
+    words = [word.format(model=MOMENTUM, eval=evaluated) for word in arguments]
+    result = run(tmp_path, *words)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("graphscale: ")
+    assert told in result.stderr
+    assert contents(tmp_path) == before

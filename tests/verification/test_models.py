@@ -1,0 +1,84 @@
+"""Every training graph of models/, scaled for every target, is verified; so are the variants of a scaling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import graphscale as gs
+from tests.conftest import HAS_TRAINING, MODEL_NAMES, NEEDS_TRAINING, load_example
+
+# Runs on stock onnxruntime; the com.microsoft gradient operators of the others do not.
+PORTABLE = [name for name in MODEL_NAMES if not name.startswith("ort/")] + ["ort/gradbuilder_regression"]
+IN_PLACE = ("ort-training", "ort-training-cuda")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "telemetry": {"telemetry": True},
+    "scaled-loss": {"expose_scaled_loss": True},
+    "torch": {"loss_scale": gs.presets.torch()},
+    "megatron": {"loss_scale": gs.presets.megatron(), "telemetry": True},
+    "deepspeed": {"loss_scale": gs.presets.deepspeed()},
+    "accept": {"loss_scale": gs.DynamicLossScale(on_stuck="accept", max_consecutive_skips=3)},
+    "reset": {"loss_scale": gs.DynamicLossScale(on_stuck="reset", max_consecutive_skips=3)},
+    "fixed": {"loss_scale": 1024},
+    "fixed-and-checked": {"loss_scale": 1024, "skip_nonfinite": True},
+    "float16": {"autocast": "float16"},
+}
+
+
+def require(name: str, target: str) -> None:
+    if not HAS_TRAINING and (name not in PORTABLE or target in IN_PLACE):
+        pytest.skip(NEEDS_TRAINING)
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-cuda", *IN_PLACE])
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_every_graph_and_target(name: str, target: str) -> None:
+    require(name, target)
+    model = load_example(name).model()
+    report = gs.verify(model, gs.scale(model, target=target), runs=1)
+    assert report.ok, report.failures
+    assert {check.status for check in report.checks} == {"holds"}
+    assert report.counterexample is None
+    # A step at each scale, and each kind of number in each gradient, at least.
+    gradients = len(gs.inspect(model).gradients)
+    assert report.runs >= 3 + 3 * gradients
+    replaced = [note for note in report.notes if "IsAllFinite" in note]
+    assert len(replaced) == (target == "ort-training-cuda")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "pytorch/weight_decay_in_loss"])
+def test_variants(name: str, variant: str) -> None:
+    model = load_example(name).model()
+    report = gs.verify(model, gs.scale(model, **VARIANTS[variant]), runs=2)
+    assert report.ok, report.failures
+    checked = "fixed" not in variant or variant == "fixed-and-checked"
+    status = {check.name: check.status for check in report.checks}
+    assert status["a non-finite gradient is skipped"] == ("holds" if checked else "skipped")
+    assert status["the loss scale follows its rule"] == ("skipped" if "fixed" in variant else "holds")
+    assert any("float16" in note for note in report.notes) == (variant == "float16")
+
+
+def test_the_samples_can_be_fed() -> None:
+    example = load_example("pytorch/kl_div")
+    model = example.model()
+    report = gs.verify(model, gs.scale(model), feeds=example.path.with_suffix(".npz"), runs=1)
+    assert report.ok, report.failures
+
+
+@pytest.mark.training
+def test_random_numbers_from_seeds_are_compared() -> None:
+    model = load_example("ort/transformer").model()
+    report = gs.verify(model, gs.scale(model), runs=1)
+    assert report.ok
+    assert any("seeds of its own" in note for note in report.notes)
+
+
+def test_models_of_every_kind_are_taken() -> None:
+    example = load_example("pytorch/mse_tanh")
+    import onnx_ir as ir
+
+    scaled = gs.scale(example.path)
+    assert gs.verify(ir.from_proto(example.model()), scaled.model, runs=1).ok
+    assert gs.verify(example.path, scaled, runs=0).runs == 0
