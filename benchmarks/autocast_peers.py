@@ -19,7 +19,8 @@ models  The whole training steps: does what each tool makes of them load and run
         same for graphscale, also emulated, with a dynamic loss scale: the CPU provider computes in float32 between
         casts, and takes pairs of casts away, so that only emulation shows what float16 rounds. "No masters": a next
         weight or moment is computed in float16. Constants that float16 does not hold are looked up.
-time    CPU time on the training step that pass_cost.py generates, ModelProto in, ModelProto out, in one process;
+time    CPU time on the training step that pass_cost.py generates, ModelProto in, ModelProto out, in one process, and of
+        graphscale on an onnx_ir model as well, which is what it works on (half of the rest is conversion);
         medians of the repeats; a job that takes more than 30 s runs once. The peer that grows with the square is left
         out above 10,000 nodes.
 """
@@ -229,20 +230,24 @@ def seconds(job: Callable[[], Any], repeats: int) -> float:
 
 def measure_time(peers: Sequence[str], sizes: Sequence[int], repeats: int) -> None:
     peers = [peer for peer in peers if peer != "auto"]  # it searches, by running the graph
-    table("nodes", "graphscale", "casts", *(name for peer in peers for name in (peer, "ratio", "casts")))
+    columns = (name for peer in peers for name in (peer, "ratio", "ratio to onnx_ir", "casts"))
+    table("nodes", "graphscale", "on onnx_ir", "casts", *columns)
     for size in sizes:
-        model = ir.to_proto(training_graph(max(1, round(size / NODES_PER_LAYER))))
+        graph = training_graph(max(1, round(size / NODES_PER_LAYER)))
+        model = ir.to_proto(graph)
         before = casts(model)
         job = functools.partial(convert, "graphscale", model, {})
         ours = seconds(job, repeats)
-        cells = [f"{len(model.graph.node):,}", f"{ours:.2f} s", casts(job()) - before]
+        inside = seconds(lambda g=graph: gs.autocast(g), repeats)
+        cells = [f"{len(model.graph.node):,}", f"{ours:.2f} s", f"{inside:.2f} s", casts(job()) - before]
         for peer in peers:
             if peer == "common" and size > LARGEST_OF_SQUARE:
-                cells += ["left out", "", ""]
+                cells += ["left out", "", "", ""]
                 continue
             results: list[onnx.ModelProto] = []
             theirs = seconds(lambda p=peer, m=model, r=results: r.append(convert(p, m, {})), repeats)
-            cells += [f"{theirs:.2f} s", f"{theirs / ours:.1f}", casts(results[0]) - before]
+            ratios = (f"{theirs / own:.1f}" for own in (ours, inside))
+            cells += [f"{theirs:.2f} s", *ratios, casts(results[0]) - before]
         row(*cells)
 
 

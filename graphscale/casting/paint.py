@@ -41,6 +41,7 @@ class Painting:
         reasons: why each other one does not.
         rules: how to treat each node.
         floats: the float32 values.
+        typed: the dtypes of all results that can be told.
     """
 
     nodes: list[ir.Node]
@@ -48,6 +49,7 @@ class Painting:
     reasons: dict[ir.Node, str]
     rules: dict[ir.Node, OpRule]
     floats: set[ir.Value]
+    typed: Mapping[ir.Value, ir.DataType]
     _slots: dict[ir.Node, tuple[tuple[int, ...], tuple[ir.Value, ...]]] = dataclasses.field(default_factory=dict)
 
     def low_inputs(self, node: ir.Node) -> tuple[int, ...]:
@@ -103,8 +105,8 @@ def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops
     floats = _floats(everything, typed)
     nodes = [node for node in everything if not reads_shape(node) and not floats.isdisjoint(_touched(node))]
     rules = {node: _rule(settings, node) for node in nodes}
-    painting = Painting(nodes, set(), {}, rules, floats)
-    _deny(painting, found, settings, dtype, wide_ops, typed)
+    painting = Painting(nodes, set(), {}, rules, floats, typed)
+    _deny(painting, found, settings, dtype, wide_ops)
     _propagate_denial(painting)
     _take_between(painting)
     _save_casts(painting)
@@ -120,12 +122,7 @@ def _rule(settings: Settings, node: ir.Node) -> OpRule:
 
 
 def _deny(
-    painting: Painting,
-    found: TrainingGraph,
-    settings: Settings,
-    dtype: ir.DataType,
-    wide_ops: Collection[str],
-    typed: Mapping[ir.Value, ir.DataType],
+    painting: Painting, found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str]
 ) -> None:
     reasons, rules = painting.reasons, painting.rules
 
@@ -145,7 +142,7 @@ def _deny(
             reason = "kept by the user"
         if reason is None and subgraphs(node):
             reason = "its bodies are treated by themselves"
-        if reason is None and any(v is not None and _is_untyped(v, typed) for v in node.inputs):
+        if reason is None and any(v is not None and _is_untyped(v, painting.typed) for v in node.inputs):
             reason = "the type of an operand is not known"
         if reason is None and not painting.low_inputs(node):
             reason = "it makes float32 numbers of others"

@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from graphscale.analysis.hazards import ancestors
 from graphscale.analysis.training_graph import TrainingGraph
-from graphscale.analysis.types import dtypes_of
 from graphscale.analysis.values import node_name, op_name, uses_of
 from graphscale.casting.paint import Painting
 from graphscale.casting.region import OPTIMIZER
@@ -101,8 +100,7 @@ def _warnings(found: TrainingGraph, painting: Painting, dtype: ir.DataType) -> l
     if not painting.low:
         warnings.append("no node was put into the small type: no allowed operator computes on float32 numbers")
     small = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    typed = dtypes_of(found.graph)
-    already = [n for n in found.graph if any(typed.get(v) in small for v in n.outputs)]
+    already = [n for n in found.graph if any(painting.typed.get(v) in small for v in n.outputs)]
     if already:
         warnings.append(
             f"{len(already)} nodes compute in a small type already, {node_name(already[0])!r} the first; they were left"
