@@ -5,6 +5,7 @@ from graphscale.artifacts import resume_artifacts, scale_artifacts
 from graphscale.diffing import DiffReport, diff
 from graphscale.errors import GraphscaleError
 from graphscale.fusing import export_weights, fuse
+from graphscale.linting import Finding, LintReport, lint
 from graphscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale, get
 from graphscale.mixed_precision import AutocastModel, autocast
 from graphscale.pipeline import ScaledModel, inspect, scale
@@ -17,8 +18,10 @@ __all__ = [
     "AutocastModel",
     "DiffReport",
     "DynamicLossScale",
+    "Finding",
     "FixedLossScale",
     "GraphscaleError",
+    "LintReport",
     "LossScale",
     "Report",
     "ScaledModel",
@@ -31,6 +34,7 @@ __all__ = [
     "fuse",
     "get",
     "inspect",
+    "lint",
     "presets",
     "resume_artifacts",
     "scale",

@@ -110,7 +110,10 @@ class BoundLossScale:
         """
         self.editor.refresh()
         assert isinstance(self.policy, DynamicLossScale)
-        self.updated = add_update_rule(self.editor, self.model, self.policy.rule, self.states, finite, UPDATE)
+        in_place = self.target.in_place
+        self.updated = add_update_rule(
+            self.editor, self.model, self.policy.rule, self.states, finite, UPDATE, in_place=in_place
+        )
         self.next_state = {self.states[role]: value for role, value in self.updated.next.items()}
         for state, value in self.next_state.items():
             self.editor.output(value, f"{state.name}.next")

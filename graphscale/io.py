@@ -12,7 +12,7 @@ import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
-from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError
+from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError, one_line
 
 __all__ = ["check_output", "from_proto", "load", "replacing", "save", "to_proto"]
 
@@ -178,3 +178,6 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
             os.replace(written, target)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    except ir.serde.SerdeError as error:
+        cause = one_line(error.__cause__ or "a part of it has the wrong type")[:200]
+        raise ModelFileError(f"cannot write {path}: the model cannot be serialized: {cause}") from error

@@ -78,11 +78,31 @@ def read_stamp(metadata: Mapping[str, str], name: str) -> Stamp:
         raise ModelFileError(f"{name} carries no loss scale; scale it first: graphscale scale MODEL -o OUT")
     texts = {field.name: metadata.get(f"graphscale.{field.name}", "") for field in dataclasses.fields(Stamp)}
     try:
-        return Stamp(
+        stamp = Stamp(
             version=texts["version"],
             target=texts["target"],
             **{key: json.loads(texts[key]) for key in ("policy", "state", "names", "report")},
             telemetry=json.loads(texts["telemetry"] or "{}"),
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{name} has damaged graphscale metadata: {error}") from error
+    wrong = _wrong_field(stamp)
+    if wrong is not None:
+        raise ModelFileError(f"{name} has damaged graphscale metadata: graphscale.{wrong} is not what it should be")
+    return stamp
+
+
+def _wrong_field(stamp: Stamp) -> str | None:
+    """The first field of a stamp that was read whose parts have not their types."""
+    for field in ("policy", "state", "names", "report", "telemetry"):
+        if not isinstance(getattr(stamp, field), dict):
+            return field
+    for field in ("state", "names"):
+        if not all(isinstance(text, str) for text in getattr(stamp, field).values()):
+            return field
+    if not isinstance(stamp.policy.get("class_name"), str) or not isinstance(stamp.policy.get("config"), dict):
+        return "policy"
+    gradients = stamp.telemetry.get("gradients", [])
+    if not isinstance(gradients, list) or not all(isinstance(name, str) for name in gradients):
+        return "telemetry"
+    return None

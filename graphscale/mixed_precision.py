@@ -14,6 +14,7 @@ from graphscale import io
 from graphscale.casting.report import AutocastReport
 from graphscale.casting.settings import make_settings
 from graphscale.collector import paused_collector
+from graphscale.diagnosis import explains_damage
 from graphscale.errors import AutocastError
 from graphscale.metadata import is_scaled
 from graphscale.passes import Autocast
@@ -48,6 +49,7 @@ class AutocastModel:
         io.save(self.model if isinstance(self.model, ir.Model) else io.from_proto(self.model), path)
 
 
+@explains_damage
 @paused_collector()
 def autocast(
     model: Model,

@@ -20,8 +20,9 @@ from graphscale.analysis.proof import prove
 from graphscale.analysis.training_graph import analyse
 from graphscale.analysis.values import node_name
 from graphscale.collector import paused_collector
+from graphscale.diagnosis import explains_damage
 from graphscale.editing import PASS_KEY, inserted
-from graphscale.errors import AutocastError, InvalidLossScaleError, ProofError
+from graphscale.errors import AutocastError, InvalidLossScaleError, ModelFileError, ProofError
 from graphscale.loss_scale import LossScale, get
 from graphscale.metadata import Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.passes import (
@@ -78,6 +79,7 @@ class ScaledModel:
         io.save(self.model if isinstance(self.model, ir.Model) else io.from_proto(self.model), path)
 
 
+@explains_damage
 @paused_collector()
 def scale(
     model: Model,
@@ -164,6 +166,7 @@ def scale(
     return ScaledModel(io.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
+@explains_damage
 @paused_collector()
 def inspect(
     model: Model,
@@ -179,7 +182,7 @@ def inspect(
     """
     work, name = open_copy(model)
     if is_scaled(work):
-        return _stored_report(read_stamp(work.metadata_props, name).report)
+        return _stored_report(read_stamp(work.metadata_props, name).report, name)
     warnings = prepare(work)
     graph = analyse(work.graph, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates)
     found = describe(graph)
@@ -334,10 +337,13 @@ def _checked_names(rewrite: Rewrite) -> list[str]:
     return [names.get(value, value.name or "") for value in rewrite.checked]
 
 
-def _stored_report(stored: Mapping[str, Any]) -> Report:
+def _stored_report(stored: Mapping[str, Any], name: str) -> Report:
     values = dict(stored)
-    for key, kind in (("places", PlaceReport), ("gradients", GradientReport), ("state", StateReport)):
-        values[key] = tuple(kind(**item) for item in values[key])
-    for key in ("missed", "accumulators", "warnings"):
-        values[key] = tuple(values[key])
-    return Report(**values)
+    try:
+        for key, kind in (("places", PlaceReport), ("gradients", GradientReport), ("state", StateReport)):
+            values[key] = tuple(kind(**item) for item in values[key])
+        for key in ("missed", "accumulators", "warnings"):
+            values[key] = tuple(values[key])
+        return Report(**values)
+    except (KeyError, TypeError) as error:
+        raise ModelFileError(f"{name} has damaged graphscale metadata: its report is not one") from error

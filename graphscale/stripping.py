@@ -12,6 +12,7 @@ import onnx_ir as ir
 from graphscale import io
 from graphscale.analysis.values import subgraphs
 from graphscale.collector import paused_collector
+from graphscale.diagnosis import explains_damage
 from graphscale.errors import ModelFileError
 from graphscale.marks import PASS_KEY, WAS_FLOAT
 from graphscale.pipeline import Model, open_copy
@@ -20,6 +21,7 @@ from graphscale.undo import UNDO_KEY, Record, own_nodes, stands_for, unpack
 __all__ = ["is_rewritten", "strip", "strip_in_place"]
 
 
+@explains_damage
 @paused_collector()
 def strip(model: Model) -> ir.Model | onnx.ModelProto:
     """Take the loss scale, or mixed precision, out of a model again. The model given is not changed.

@@ -57,6 +57,8 @@ def add_update_rule(
     states: Mapping[str, ir.Value],
     finite: ir.Value,
     pass_name: str,
+    *,
+    in_place: bool,
 ) -> UpdatedScale:
     """Add the rule to a graph: as one node that calls a function of the model, or spelled out in nodes.
 
@@ -68,7 +70,11 @@ def add_update_rule(
             counts.
         finite: whether all gradients of the step are finite, a scalar bool value.
         pass_name: the mark of the nodes.
+        in_place: the states will be written in place. Then nothing that reads them may hide in a function's body,
+            where order-writes does not look: of what tells that the scale is stuck, the next state need not depend.
     """
+    if in_place and rule.on_stuck != "hold":
+        return _inline(editor, rule, states, finite, pass_name)
     if model is None or model.ir_version < _FUNCTION_IR_VERSION:
         return _inline(editor, rule, states, finite, pass_name)
     if model.opset_imports.get("", 0) < _FUNCTION_OPSET:

@@ -13,6 +13,7 @@ from graphscale.artifacts.output import check_output_folder, new_folder
 from graphscale.artifacts.scale import repair_versions, scale_artifacts, snapshots_of, sort_others, write_folder
 from graphscale.casting.report import AutocastReport
 from graphscale.casting.settings import make_settings
+from graphscale.diagnosis import explains_damage
 from graphscale.errors import TargetError
 from graphscale.passes import Autocast
 from graphscale.pipeline import prepare, run_passes, small_type
@@ -21,6 +22,7 @@ from graphscale.targets import get_target
 __all__ = ["autocast_artifacts"]
 
 
+@explains_damage
 def autocast_artifacts(
     folder: str | os.PathLike[str],
     out: str | os.PathLike[str] | None,

@@ -11,6 +11,7 @@ from graphscale.artifacts.checkpoint import read_checkpoint, write_checkpoint
 from graphscale.artifacts.folder import CHECKPOINT, TRAINING_MODEL, check_parameters
 from graphscale.artifacts.scale import with_states
 from graphscale.artifacts.window import WINDOW_FINITE
+from graphscale.diagnosis import explains_damage
 from graphscale.errors import ModelFileError
 from graphscale.loss_scale import DynamicLossScale, get
 from graphscale.metadata import read_stamp
@@ -40,6 +41,7 @@ class ResumedArtifacts:
     step: int | None
 
 
+@explains_damage
 def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLike[str]) -> ResumedArtifacts:
     """Let a scaled artifact folder start from a checkpoint: it becomes the `checkpoint` of the folder.
 

@@ -27,6 +27,7 @@ from graphscale.artifacts.folder import (
 from graphscale.artifacts.optimizer_model import GuardOptimizer
 from graphscale.artifacts.output import check_output_folder, new_folder
 from graphscale.artifacts.training_model import ScaledTraining, scale_training_model
+from graphscale.diagnosis import explains_damage
 from graphscale.editing import inserted
 from graphscale.errors import InvalidLossScaleError, ModelFileError, TargetError
 from graphscale.loss_scale import DynamicLossScale, LossScale, get
@@ -66,6 +67,7 @@ class ScaledArtifacts:
         return self.report.to_dict()
 
 
+@explains_damage
 def scale_artifacts(
     folder: str | os.PathLike[str],
     out: str | os.PathLike[str] | None,

@@ -20,6 +20,7 @@ from graphscale.artifacts.folder import (
 )
 from graphscale.artifacts.output import check_output_folder, new_folder
 from graphscale.artifacts.scale import further_checkpoint, write_folder
+from graphscale.diagnosis import explains_damage
 from graphscale.errors import ModelFileError
 from graphscale.metadata import is_scaled, read_stamp
 from graphscale.stripping import is_rewritten, strip_in_place
@@ -29,6 +30,7 @@ __all__ = ["strip_artifacts"]
 _MODELS = (TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL)
 
 
+@explains_damage
 def strip_artifacts(
     folder: str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False
 ) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ def _begin(bound: BoundLossScale, rule: DynamicRule, states: Mapping[str, ir.Val
     first = make("Less", [finite, zero], "first_window", flag)
     updates = make("And", [begins, make("Not", [first], "not_first_window", flag)], "updates_loss_scale", flag)
     was_finite = make("Greater", [finite, zero], "last_window_finite", flag)
-    updated = add_update_rule(editor, bound.model, rule, bound.states, was_finite, UPDATE)
+    updated = add_update_rule(editor, bound.model, rule, bound.states, was_finite, UPDATE, in_place=True)
     following = dict(updated.next)
     if updated.stuck is not None:
         number = editor.node(UPDATE, "Cast", [updated.stuck], [("stuck.number", real, [])], attributes={"to": real})

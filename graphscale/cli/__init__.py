@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from typing import Any, NoReturn
 
 import typer
@@ -17,11 +18,13 @@ from graphscale.cli.diff import diff
 from graphscale.cli.export_weights import export_weights
 from graphscale.cli.fuse import fuse
 from graphscale.cli.inspect import inspect
+from graphscale.cli.lint import lint
 from graphscale.cli.plot import plot
 from graphscale.cli.scale import scale
 from graphscale.cli.strip import strip
 from graphscale.cli.train import train
 from graphscale.cli.verify import verify
+from graphscale.diagnosis import damage_in
 from graphscale.errors import GraphscaleError
 
 __all__ = ["app", "main"]
@@ -42,6 +45,7 @@ app.command()(export_weights)
 app.command()(train)
 app.command()(plot)
 app.command()(verify)
+app.command()(lint)
 app.command()(diff)
 
 
@@ -51,7 +55,9 @@ _UsageError: Any = typer.BadParameter.__base__
 
 def main() -> None:
     """Run the command line: the console script `graphscale`."""
-    logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)  # what it warns of is checked, and said, here
+    # What onnx_ir warns of is checked, and said, here.
+    logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module=r"onnx_ir\.")
     try:
         code = app(standalone_mode=False) if len(sys.argv) > 1 else app(["--help"], standalone_mode=False)
     except GraphscaleError as error:
@@ -60,6 +66,12 @@ def main() -> None:
         _refuse(f"{error.format_message()} (graphscale --help shows what there is)")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    except Exception:
+        # On a sound model, this is a defect of graphscale: show it.
+        damage = damage_in(sys.argv[1:])
+        if damage is None:
+            raise
+        _refuse(damage)
     sys.exit(code or 0)
 
 

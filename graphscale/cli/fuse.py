@@ -46,8 +46,8 @@ def fuse(
         if given:
             raise InvalidLossScaleError(f"--{given[0]} goes with --loss-scale dynamic")
         step = fuse_folder(folder, target=target)
-        step.save(output)
         report = pipeline.inspect(step.model, loss=step.loss, updates=step.updates)
+        step.save(output)
         show_report(report, json, f"{folder} fused -> {output}")
         _show_renamed(step)
         return

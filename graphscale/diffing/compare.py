@@ -11,15 +11,13 @@ import onnx_ir as ir
 
 from graphscale.analysis.values import node_name, op_name, subgraphs
 from graphscale.collector import paused_collector
-from graphscale.diffing.match import Graph, Matching, Scope, attribute_text, match_models, same_attribute
+from graphscale.diagnosis import explains_damage
+from graphscale.diffing.match import Graph, Matching, Scope, attribute_text, match_models, same_attribute, tensor_text
 from graphscale.diffing.report import Change, DiffReport, NodeEntry, OpCount, Rewiring, ValueEntry
 from graphscale.editing import PASS_KEY
 from graphscale.pipeline import Model, open_copy
 
 __all__ = ["Comparison", "compare", "diff"]
-
-# Initializers up to this many elements are compared by content.
-_TINY = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +35,7 @@ class Comparison:
     added: frozenset[ir.Node]
 
 
+@explains_damage
 def diff(before: Model, after: Model) -> DiffReport:
     """Tell what changed from one model to another. Neither is changed, and no weight is read.
 
@@ -196,6 +195,8 @@ def _giver(value: ir.Value) -> str:
 def _is_same(matching: Matching, one: ir.Value | None, other: ir.Value | None) -> bool:
     if one is None or other is None:
         return one is other or not (one or other) or not _name(one or other)
+    if one not in matching.values and one.producer() is None and other.producer() is None:
+        return one.name == other.name  # in a damaged graph: read, and nowhere given
     return matching.values.get(one) is other
 
 
@@ -249,16 +250,9 @@ def _changed_initializers(before: ir.Graph, after: ir.Graph) -> Iterator[Change]
         if kinds[0] != kinds[1]:
             yield Change(name, *kinds)
             continue
-        contents = [_content(tensor) for tensor in (one.const_value, other.const_value)]
+        contents = [tensor_text(tensor) for tensor in (one.const_value, other.const_value)]
         if None not in contents and contents[0] != contents[1]:
             yield Change(name, *(str(content) for content in contents))
-
-
-def _content(tensor: ir.TensorProtocol) -> str | None:
-    """A small tensor's elements; None for what is too large, or would have to be read from another file."""
-    if tensor.size > _TINY or isinstance(tensor, ir.ExternalTensor):
-        return None
-    return str(tensor.numpy().tolist())
 
 
 # --- the model ------------------------------------------------------------------------------------------------------

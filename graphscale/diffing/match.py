@@ -16,9 +16,11 @@ import onnx_ir as ir
 from graphscale.analysis.values import subgraphs
 from graphscale.editing import PASS_KEY
 
-__all__ = ["Graph", "Matching", "Scope", "attribute_text", "match_models", "same_attribute"]
+__all__ = ["Graph", "Matching", "Scope", "attribute_text", "match_models", "same_attribute", "tensor_text"]
 
 Graph = ir.Graph | ir.Function
+# Tensors up to this many elements are compared by content.
+_TINY = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +177,19 @@ def attribute_text(attribute: ir.Attr) -> str:
     if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
         return "graph"
     if isinstance(value, ir.TensorProtocol):
-        number = f" {value.numpy().tolist()}" if value.size <= 16 and not isinstance(value, ir.ExternalTensor) else ""
-        return f"{value.dtype.name.lower()}{list(value.shape)}{number}"
-    return str(value)
+        elements = tensor_text(value)
+        return f"{value.dtype.name.lower()}{list(value.shape)}" + (f" {elements}" if elements is not None else "")
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def tensor_text(tensor: ir.TensorProtocol) -> str | None:
+    """A small tensor's elements as text; None for what is large, stands in another file, or is damaged."""
+    if tensor.size > _TINY or isinstance(tensor, ir.ExternalTensor):
+        return None
+    try:
+        return str(tensor.numpy().tolist())
+    except (TypeError, ValueError):  # its data do not fit its shape
+        return None
 
 
 def same_attribute(one: ir.Attr | None, other: ir.Attr | None) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.values import constant_tensor, node_name, op_name, subgraphs
+from graphscale.diffing.match import attribute_text, tensor_text
 from graphscale.drawing.scene import Box, Scene
 from graphscale.drawing.subject import Phase, Subject
 
@@ -97,8 +97,8 @@ def degree_of(subject: Subject, value: ir.Value) -> str:
 
 def _origin(value: ir.Value) -> str:
     tensor = constant_tensor(value)
-    if tensor is not None and tensor.size == 1 and not isinstance(tensor, ir.ExternalTensor):
-        return f"constant {tensor.numpy().reshape(-1)[0]}"
+    if tensor is not None and tensor.size == 1 and (text := tensor_text(tensor)) is not None:
+        return f"constant {text.strip('[]')}"
     if tensor is not None:
         return "constant" if value.producer() is not None else "initializer"
     if value.is_graph_input():
@@ -111,12 +111,7 @@ def _is_graph(attribute: ir.Attr) -> bool:
 
 
 def _attribute(attribute: ir.Attr) -> str:
-    if attribute.is_ref():
-        return f"@{attribute.ref_attr_name}"
-    value = attribute.value
-    if isinstance(value, ir.TensorProtocol):
-        return f"tensor {value.dtype.name.lower()} {list(value.shape.numpy()) if value.size else '[]'}"
-    text = str(list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else value)
+    text = attribute_text(attribute)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 

@@ -16,7 +16,7 @@ from graphscale.drawing.subject import Phase
 __all__ = ["BOX_HEIGHT", "Lane", "Layout", "lay_out"]
 
 BOX_HEIGHT, ROW = 36.0, 62.0
-_GAP_X, _GAP_Y, _COLUMN_GAP, _LANE_GAP = 26.0, 16.0, 56.0, 84.0
+_GAP_X, _GAP_Y, _COLUMN_GAP, _LANE_GAP = 26.0, 16.0, 46.0, 78.0
 # A lane is wide enough for its heading.
 _NARROWEST = 130.0
 _CHARACTER, _SMALL_CHARACTER, _LONGEST = 7.1, 5.7, 24

@@ -176,6 +176,7 @@
   const near = (i) => {
     for (const element of svg.querySelectorAll(".near")) element.classList.remove("near");
     svg.classList.toggle("focus", i !== null);
+    svg.classList.toggle("pinned", pinned !== null);
     if (i === null) return;
     boxes[i].classList.add("near");
     for (const link of linksOf[i]) {
@@ -183,12 +184,16 @@
     }
   };
   const hideTip = () => { tip.hidden = true; };
-  const showTip = (i, x, y) => {
+  const showTip = (i) => {
     tip.replaceChildren(describe(i, false));
     tip.hidden = false;
+    const area = main.getBoundingClientRect();
+    const box = boxes[i].querySelector(".body").getBoundingClientRect();
     const [w, h] = [tip.offsetWidth, tip.offsetHeight];
-    tip.style.left = `${Math.max(8, x + 18 + w > main.clientWidth ? x - w - 14 : x + 18)}px`;
-    tip.style.top = `${Math.max(8, Math.min(y + 14, main.clientHeight - h - 8))}px`;
+    const right = box.right - area.left + 14;
+    const x = right + w > main.clientWidth ? box.left - area.left - w - 14 : right;
+    tip.style.left = `${Math.max(8, x)}px`;
+    tip.style.top = `${Math.max(8, Math.min(box.top - area.top - 8, main.clientHeight - h - 8))}px`;
   };
   const boxAt = (event) => {
     const box = event.target.closest && event.target.closest(".box");
@@ -215,8 +220,7 @@
   svg.addEventListener("pointerover", (event) => {
     const i = boxAt(event);
     if (i === null || pointers.size) return;
-    const area = main.getBoundingClientRect();
-    showTip(i, event.clientX - area.left, event.clientY - area.top);
+    showTip(i);
     if (pinned === null) near(i);
   });
   svg.addEventListener("pointerout", (event) => {
@@ -234,8 +238,7 @@
     const i = boxAt(event);
     if (i === null || !boxes[i].matches(":focus-visible")) return;
     if (!isSeen(i)) look(i);
-    const [x, y] = middle(i);
-    showTip(i, left + x * scale + 40, top + y * scale);
+    showTip(i);
     if (pinned === null) near(i);
   });
   svg.addEventListener("focusout", () => {
@@ -319,7 +322,7 @@
       item.id = `result-${n}`;
       item.setAttribute("role", "option");
       item.setAttribute("aria-selected", String(n === selected));
-      item.append(make("small", kind));
+      item.append(" ", make("small", kind));
       item.addEventListener("pointerdown", (event) => { event.preventDefault(); choose(n); });
       return item;
     }));
@@ -348,4 +351,7 @@
   });
 
   fit(0.5);
+  // A link to one box: page.html#box-12.
+  const named = /^#box-(\d+)$/.exec(location.hash);
+  if (named && boxes[named[1]]) visit(Number(named[1]));
 })();

@@ -162,7 +162,7 @@ _PHASES = {
 def _legend(scene: Scene) -> Iterator[str]:
     boxes = scene.boxes
     for phase, text in _PHASES.items():
-        if any(box.phase is phase for box in boxes):
+        if any(box.phase is phase and box.output is None and box.mark is None for box in boxes):
             yield _entry(
                 f"box {phase.value} pass-none", "", text, f".{phase.value}.pass-none:not(.multiple):not(.output)"
             )

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.analysis.values import constant_tensor, subgraphs
+from graphscale.diffing.match import tensor_text
 from graphscale.drawing.select import Wiring, chosen_boxes
 from graphscale.drawing.subject import Phase, Subject
 
@@ -49,14 +50,12 @@ class Link:
     Attributes:
         source: the index of the box that gives.
         target: the index of the box that reads.
-        degree: the highest degree among the values; None if one's degree does not follow.
-        values: the values.
+        degree: the highest degree with which one is read; None if one's degree does not follow.
     """
 
     source: int
     target: int
     degree: Degree
-    values: tuple[ir.Value, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +74,11 @@ def make_scene(subject: Subject) -> Scene:
     folded = chosen_boxes(subject, wiring)
     boxes = [_box(subject, wiring, nodes) for nodes in folded]
     box_of = {node: i for i, nodes in enumerate(folded) for node in nodes}
-    values: dict[tuple[int, int], dict[ir.Value, None]] = {}
+    degrees: dict[tuple[int, int], list[Degree]] = {}
     for source, target, value in wiring.links:
         ends = box_of[source], box_of[target]
         if ends[0] != ends[1]:
-            values.setdefault(ends, {})[value] = None
+            degrees.setdefault(ends, []).append(subject.degree_read(value, target))
     is_whole = len(folded) == len(wiring.nodes)
     for i, value in enumerate(subject.model.graph.outputs):
         producer = value.producer()
@@ -87,14 +86,14 @@ def make_scene(subject: Subject) -> Scene:
             continue
         giver = box_of[producer]
         if is_whole or value is subject.loss:
-            values[giver, len(boxes)] = {value: None}
+            degrees[giver, len(boxes)] = [subject.degree_read(value, None)]
             boxes.append(_output(subject, value, boxes[giver], len(wiring.nodes) + i))
         elif len(boxes[giver].nodes) == 1:
             # A large drawing is kept small: the box itself says what it gives.
             count = sum(output.is_graph_output() for output in producer.outputs)
             text = f"→ {value.name}" if count == 1 else f"→ {count} outputs"
             boxes[giver] = dataclasses.replace(boxes[giver], subtitle=text)
-    links = tuple(Link(*ends, _degree(subject, list(carried)), tuple(carried)) for ends, carried in values.items())
+    links = tuple(Link(*ends, _highest(found)) for ends, found in degrees.items())
     return Scene(subject, tuple(boxes), links, box_of)
 
 
@@ -140,7 +139,7 @@ def _badges(subject: Subject, nodes: tuple[ir.Node, ...]) -> tuple[str, ...]:
             here = place.value in outputs if at is not None else any(node in members for node, _ in place.value.uses())
         if here:
             found.append("enters")
-    found += ["leaves" for value in subject.gradients if value in outputs][:1]
+    found += ["leaves" for value in subject.unscales if value in outputs][:1]
     found += ["missed"] if members & subject.missed else []
     return tuple(dict.fromkeys(found))
 
@@ -160,15 +159,14 @@ def _operands(subject: Subject, node: ir.Node) -> str:
 def _number(value: ir.Value) -> str:
     """A floating-point constant by its number, an input or a weight by its name, an index or a shape by nothing."""
     tensor = constant_tensor(value)
-    if tensor is None or tensor.size > 1:
-        is_index = tensor is not None and not tensor.dtype.is_floating_point()
-        return "" if is_index else value.name or ""
-    if not tensor.dtype.is_floating_point() or isinstance(tensor, ir.ExternalTensor):
+    if tensor is None:
+        return value.name or ""
+    if not tensor.dtype.is_floating_point():
         return ""
-    return f"{float(tensor.numpy().reshape(-1)[0]):.4g}" if tensor.size else ""
+    elements = tensor_text(tensor) if tensor.size == 1 else None
+    return value.name or "" if elements is None else f"{float(elements.strip('[]')):.4g}"
 
 
-def _degree(subject: Subject, values: list[ir.Value]) -> Degree:
-    if any(value in subject.unclear for value in values):
-        return None
-    return max((subject.degrees.get(value, 0) or 0 for value in values), default=0)
+def _highest(degrees: list[Degree]) -> Degree:
+    known = [degree for degree in degrees if degree is not None]
+    return max(known, default=0) if len(known) == len(degrees) else ZERO

@@ -104,7 +104,7 @@ def _centre(subject: Subject, wiring: Wiring) -> Iterator[ir.Node]:
     yield from (node for node in subject.passes if node in wiring.index)
     yield from (node for node in _landmarks(subject) if node in wiring.index)
     yield from (node for node in subject.missed if node in wiring.index)
-    for value in subject.gradients:
+    for value in subject.unscales:
         node = value.producer()
         if node is not None and node in wiring.index:
             yield node

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import Conflict, Degree, Degrees, evaluate
+from graphscale.analysis.degrees import ZERO, Conflict, Degree, Degrees, evaluate
 from graphscale.analysis.hazards import ancestors
-from graphscale.analysis.plan import Place, Plan
+from graphscale.analysis.plan import Place, Plan, Unscale
 from graphscale.analysis.training_graph import TrainingGraph, analyse
+from graphscale.analysis.values import Use
 from graphscale.editing import PASS_KEY
-from graphscale.errors import GraphscaleError
+from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.metadata import is_scaled, read_stamp
 from graphscale.pipeline import prepare
 
@@ -45,7 +46,7 @@ class Subject:
         loss: the loss.
         scale: the loss scale, in a model that has one.
         places: where the loss scale would enter, in a model without one.
-        gradients: the values that would be unscaled, in a model without a loss scale.
+        unscales: where it would come out, in a model without one, by the value.
         missed: the backward contractions that the loss scale would not reach.
         note: why there are no phases and degrees; None where there are.
     """
@@ -58,7 +59,7 @@ class Subject:
     loss: ir.Value | None = None
     scale: ir.Value | None = None
     places: tuple[Place, ...] = ()
-    gradients: tuple[ir.Value, ...] = ()
+    unscales: Mapping[ir.Value, Unscale] = dataclasses.field(default_factory=dict)
     missed: frozenset[ir.Node] = frozenset()
     note: str | None = None
 
@@ -66,6 +67,22 @@ class Subject:
     def is_scaled(self) -> bool:
         """Whether the model carries a loss scale."""
         return self.scale is not None
+
+    def degree_read(self, value: ir.Value, reader: ir.Node | None) -> Degree:
+        """The degree with which a node reads a value, or with None the graph's output; ZERO where it does not follow.
+
+        Before scaling, that is the degree which the node would see.
+        """
+        if value in self.unclear:
+            return ZERO
+        unscale = self.unscales.get(value)
+        if unscale is not None:
+            uses = [] if reader is None else [Use(reader, i) for i, v in enumerate(reader.inputs) if v is value]
+            if unscale.everywhere or (
+                unscale.output if reader is None else bool(uses) and all(map(unscale.covers, uses))
+            ):
+                return 0
+        return self.degrees.get(value, 0) or 0
 
 
 def understand(
@@ -113,6 +130,8 @@ def understand(
 
 def _scaled(model: ir.Model, name: str, passes: Mapping[ir.Node, str]) -> Subject:
     names = read_stamp(model.metadata_props, name).names
+    if not isinstance(names, dict) or not all(isinstance(text, str) for text in names.values()):
+        raise ModelFileError(f"{name} has damaged graphscale metadata: graphscale.names is no object of names")
     values = {value.name: value for value in _values(model.graph)}
     scale, loss = values.get(names.get("loss_scale")), values.get(names.get("loss"))
     degrees, unclear = _degrees(model.graph, scale, passes)
@@ -143,7 +162,7 @@ def _degrees(
         if isinstance(result, Conflict):
             unclear.update(node.outputs)
         else:
-            degrees.values.update((v, d) for v, d in zip(node.outputs, result, strict=True) if d != 0)
+            degrees.values.update((v, d) for v, d in zip(node.outputs, result, strict=False) if d != 0)
     return degrees.values, frozenset(unclear)
 
 
@@ -156,7 +175,7 @@ def _unscaled(model: ir.Model, found: TrainingGraph, passes: Mapping[ir.Node, st
         degrees,
         loss=found.loss,
         places=found.places,
-        gradients=found.gradients,
+        unscales={unscale.value: unscale for unscale in found.unscales},
         missed=frozenset(found.coverage.missed),
     )
 
@@ -173,7 +192,7 @@ def _planned_degrees(found: TrainingGraph) -> dict[ir.Value, Degree]:
         result = evaluate(node, plan)
         if isinstance(result, Conflict):  # the solver settled them all
             continue
-        for value, degree in zip(node.outputs, result, strict=True):
+        for value, degree in zip(node.outputs, result, strict=False):
             entered = 1 if value in plan.scaled_values and degree == 0 else degree
             if entered != 0:
                 plan.values[value] = entered

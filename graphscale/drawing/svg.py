@@ -193,7 +193,8 @@ def _path(start: Point, bends: list[Point], end: Point, horizontal: bool) -> str
 
 
 def _box(index: int, box: Box, centre: Point, width: float) -> str:
-    classes = f"box {kind_of(box)} {box.phase.value} pass-{identifier(box.mark)}" + (" multiple" if box.scaled else "")
+    mark = identifier(box.mark if box.output is None else None)
+    classes = f"box {kind_of(box)} {box.phase.value} pass-{mark}" + (" multiple" if box.scaled else "")
     classes += " loss" if "loss" in box.badges else ""
     x, y = centre[0] - width / 2, centre[1] - BOX_HEIGHT / 2
     radius = BOX_HEIGHT / 2 if box.output is not None else 7

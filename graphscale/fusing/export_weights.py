@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from graphscale import io
 from graphscale.artifacts.checkpoint import Checkpoint, OptimizerGroup, is_checkpoint, read_checkpoint, write_checkpoint
+from graphscale.diagnosis import explains_damage
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.fusing.fuse import MOMENTS, STEP
 from graphscale.fusing.weights import read_weights
@@ -55,6 +56,7 @@ class ExportedWeights:
             io.save(self.destination, path)
 
 
+@explains_damage
 def export_weights(
     source: str | os.PathLike[str] | Mapping[str, Any], destination: str | os.PathLike[str], *, partial: bool = False
 ) -> ExportedWeights:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from graphscale import io
 from graphscale.artifacts.checkpoint import Checkpoint
 from graphscale.artifacts.folder import CHECKPOINT, OPTIMIZER_MODEL, TRAINING_MODEL, read_folder
+from graphscale.diagnosis import explains_damage
 from graphscale.editing import Editor, shape_like
 from graphscale.errors import UnsupportedModelError
 from graphscale.fusing.formulas import AdamWRule, Formula, clip_by_norm
@@ -53,6 +54,7 @@ class FusedStep:
         io.save(self.model, path)
 
 
+@explains_damage
 def fuse(folder: str | os.PathLike[str], *, target: str = "onnx") -> FusedStep:
     """Turn an artifact folder into a single training step for a plain InferenceSession.
 

@@ -49,15 +49,12 @@ def evaluate(node: ir.Node, degrees: Sequence[Degree]) -> list[Degree] | Mismatc
     carrying = tuple(i for i, degree in enumerate(degrees) if degree not in (0, ZERO))
     rule = rule_of(node)
     if rule is None:
-        return Mismatch(carrying, unknown=True) if carrying else _all(node, 0)
+        degree = _largest(degrees, carrying)
+        return Mismatch(carrying, unknown=True, degree=degree) if carrying else [0] * len(node.outputs)
     result = _apply(node, rule, degrees, carrying)
     if isinstance(result, Mismatch):
         return result
     return [result if rule.has_degree(i) else 0 for i in range(len(node.outputs))]
-
-
-def _all(node: ir.Node, degree: Degree) -> list[Degree]:
-    return [degree] * len(node.outputs)
 
 
 def _apply(node: ir.Node, rule: Rule, degrees: Sequence[Degree], carrying: tuple[int, ...]) -> Degree | Mismatch:

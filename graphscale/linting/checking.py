@@ -10,6 +10,7 @@ from graphscale.analysis.rules import IN_PLACE, Kind
 from graphscale.analysis.values import op_name, rule_of
 from graphscale.linting.checks import INF, NAN, Check
 from graphscale.linting.report import Finding, found
+from graphscale.linting.steps import Outcomes
 from graphscale.linting.subject import Rule, Subject
 from graphscale.linting.view import number_of
 
@@ -17,7 +18,12 @@ __all__ = ["RULES"]
 
 
 def _coverage(subject: Subject) -> Iterator[Finding]:
-    check = subject.check
+    yield from _covered(subject, subject.check)
+    if subject.window_check is not None:
+        yield from _covered(subject, subject.window_check)
+
+
+def _covered(subject: Subject, check: Check | None) -> Iterator[Finding]:
     if check is None or not subject.roots:
         if subject.scale is not None and subject.scale.adjusts:
             name = subject.scale.value.name
@@ -49,8 +55,10 @@ def _escaping(subject: Subject, check: Check) -> list[ir.Value]:
         first = next((origin[value] for value in reached if origin[value] is not None), None)
         if (node.domain, node.op_type) in IN_PLACE and not any(check.covers(value) for value in node.outputs):
             ends[first or reached[-1]] = None
+        # What the scale divides is no more doubtful than it was before.
+        only_scale = all(operand in subject.roots for operand in reached) and subject.flow is not None
         for value in node.outputs:
-            if value is check.value or check.covers(value):
+            if value is check.value or check.covers(value) or (only_scale and not subject.carries_scale(value)):
                 continue
             origin[value] = value if value in unscaled or (first is None and value in check.sees) else first
     for value in subject.view.graph.outputs:
@@ -81,7 +89,9 @@ def _missing(check: Check, value: ir.Value) -> Iterator[tuple[str, ir.Node | Non
 def _describe(code: str, node: ir.Node | None, values: list[ir.Value], check: Check) -> Finding:
     names = ", ".join(repr(value.name) for value in values[:3]) + (" ..." if len(values) > 3 else "")
     if code == "GS301":
-        return found(code, f"{names} is used, and {check.value.name!r} does not test it", values[0].producer(), values[0])
+        return found(
+            code, f"{names} is used, and {check.value.name!r} does not test it", values[0].producer(), values[0]
+        )
     assert node is not None
     kind = NAN if code == "GS302" else INF
     return found(code, f"{op_name(node)} does not tell of {kind} in {names}", node, values[0])
@@ -111,10 +121,45 @@ def _scale_reacts(subject: Subject) -> Iterator[Finding]:
     following = scale.nexts[scale.value]
     # A scale that is chosen where a window of steps begins follows the check of the window before.
     direct = scale.scalars.symbol is scale.value
-    nexts = [following] if direct else list(scale.nexts.values())
-    if not any(value in check.dependent for value in nexts):
+    if subject.window_check is None and direct and following not in check.dependent:
         message = f"{following.name!r} does not depend on {check.value.name!r}"
         yield found("GS305", message, following.producer(), following)
+    elif direct and subject.good is not None and subject.bad is not None:
+        holds, fails = (_directions(outcomes, following, scale.value) for outcomes in (subject.good, subject.bad))
+        if holds is not None and fails is not None and "down" not in fails:
+            where = f"falls where {check.value.name!r} holds, and not" if "down" in holds else "does not fall"
+            message = f"{scale.value.name!r} {where} where the check fails"
+            yield found("GS305", message, following.producer(), following)
+
+
+_PASSED = frozenset({"Where", "Max", "Min", "Cast", "Identity", "Reshape", "Clip"})
+
+
+def _directions(outcomes: Outcomes, following: ir.Value, scale: ir.Value) -> set[str] | None:
+    """Whether the next scale may go "up" or "down" on a step; None if it is computed in a way that does not tell."""
+    found_ways: set[str] = set()
+    pending, seen = [following], set[ir.Value]()
+    while pending:
+        value = outcomes.of(pending.pop())
+        if not isinstance(value, ir.Value) or value in seen or value is scale or number_of(value) is not None:
+            continue
+        seen.add(value)
+        node = value.producer()
+        if node is None:
+            return None
+        if node.op_type in _PASSED:
+            pending += [v for v in node.inputs[node.op_type == "Where" :] if v is not None]
+            continue
+        factor = next((n for v in node.inputs if (n := number_of(_uncast(v))) is not None), None)
+        if node.op_type not in ("Mul", "Div") or factor is None:
+            return None
+        found_ways.add("up" if (factor > 1) == (node.op_type == "Mul") else "down")
+    return found_ways
+
+
+def _uncast(value: ir.Value | None) -> ir.Value | None:
+    node = None if value is None else value.producer()
+    return node.inputs[0] if node is not None and node.op_type == "Cast" else value
 
 
 RULES = (

@@ -13,13 +13,13 @@ from graphscale.analysis.values import rule_of, subgraphs
 from graphscale.linting.states import State
 from graphscale.linting.view import View, is_constant_zero, number_of
 
-__all__ = ["INF", "NAN", "Check", "find_check", "is_flag_test"]
+__all__ = ["INF", "NAN", "TESTS", "Check", "find_check", "is_contradiction"]
 
 NAN, INF = "NaN", "infinity"
 _BOTH = frozenset({NAN, INF})
 _NOTHING: frozenset[str] = frozenset()
 
-_TESTS = frozenset({"IsNaN", "IsInf", "IsAllFinite", "IsFinite"})
+TESTS = frozenset({"IsNaN", "IsInf", "IsAllFinite", "IsFinite"})
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 # ONNX Runtime's CPU kernels return the number beside a NaN, unless that is the first element.
 _LOSES_NAN = frozenset({"ReduceMax", "ReduceMin", "TopK", "MaxPool", "GlobalMaxPool", "ArgMax", "ArgMin"})
@@ -31,9 +31,17 @@ _EXACT = frozenset(
 _SINGLE = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten"})
 
 
-def is_flag_test(node: ir.Node) -> bool:
-    """Whether an operator tests numbers for finiteness."""
-    return node.op_type in _TESTS
+def is_contradiction(value: ir.Value) -> bool:
+    """Whether a flag is the conjunction of a flag and its negation: never true, it only makes a value wait."""
+    node = value.producer()
+    if node is None or node.op_type != "And":
+        return False
+    first, second = node.inputs[0], node.inputs[1]
+    for one, other in ((first, second), (second, first)):
+        above = None if one is None else one.producer()
+        if above is not None and above.op_type == "Not" and above.inputs[0] is other:
+            return True
+    return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +68,11 @@ class Check:
 
 
 def find_check(
-    view: View, given: ir.Value | None, sources: Collection[ir.Value], states: Iterable[State], numbers: Iterable[ir.Value]
+    view: View,
+    given: ir.Value | None,
+    sources: Collection[ir.Value],
+    states: Iterable[State],
+    numbers: Iterable[ir.Value],
 ) -> Check | None:
     """Find the finite check and what it covers.
 
@@ -117,7 +129,7 @@ class _Search:
         """The flag that a condition is made of, past views, negations and what else it depends on."""
         while value in self.flags:
             node = value.producer()
-            if node is None or node.op_type in _TESTS or node.op_type in _COMPARISONS:
+            if node is None or node.op_type in TESTS or node.op_type in _COMPARISONS:
                 return value
             operands = [operand for operand in node.inputs if operand is not None and operand in self.flags]
             if node.op_type in ("And", "Or") and len(operands) == 2:
@@ -125,11 +137,20 @@ class _Search:
                 if above is None:
                     return value
                 value = above
-            elif node.op_type in _SINGLE or (node.op_type == "Not" and not _tests(operands[0])) or (node.op_type in ("And", "Or") and len(operands) == 1):
+            elif (
+                node.op_type in _SINGLE
+                or (node.op_type == "Not" and not _tests(operands[0]))
+                or (node.op_type in ("And", "Or") and len(operands) == 1)
+            ):
                 value = operands[0]
             else:
                 return value
         return None
+
+    def _is_passed(self, node: ir.Node, operands: list[ir.Value]) -> bool:
+        if node.op_type == "Not":
+            return not _tests(operands[0])
+        return node.op_type in _SINGLE or (node.op_type in ("And", "Or") and len(operands) == 1)
 
     def _is_above(self, value: ir.Value, other: ir.Value) -> bool:
         return value in self.view.ancestors([other], stop=lambda v: v is value)
@@ -137,7 +158,7 @@ class _Search:
 
 def _tests(value: ir.Value) -> bool:
     node = value.producer()
-    return node is not None and (node.op_type in _TESTS or node.op_type in _COMPARISONS)
+    return node is not None and (node.op_type in TESTS or node.op_type in _COMPARISONS)
 
 
 def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Value]:
@@ -145,7 +166,8 @@ def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Valu
     optimizer = optimizer_of(node)
     signal = None if optimizer is None else optimizer.update_signal
     if node.op_type == "Where" and node.inputs[0] is not None:
-        if any(_viewed(value) in states for value in node.inputs[1:] if value is not None):
+        branches = [_viewed(value) for value in node.inputs[1:] if value is not None]
+        if not is_contradiction(node.inputs[0]) and any(value in states for value in branches):
             yield node.inputs[0]
     elif node.op_type == "If" and node.inputs[0] is not None:
         yield node.inputs[0]
@@ -166,7 +188,7 @@ def _viewed(value: ir.Value) -> ir.Value:
 def _is_test(node: ir.Node, operands: list[ir.Value], sources: Collection[ir.Value]) -> bool:
     if not any(operand in sources for operand in operands):
         return False
-    return node.op_type in _TESTS or node.op_type in _COMPARISONS
+    return node.op_type in TESTS or node.op_type in _COMPARISONS
 
 
 def _is_logic(node: ir.Node, operands: list[ir.Value], flags: Collection[ir.Value]) -> bool:
@@ -265,7 +287,7 @@ class _Walk:
 
     def _through_flags(self, node: ir.Node, meanings: set[bool | None]) -> None:
         flags = [v for v in node.inputs if v is not None and (self._is_flag(v) or v in self._numbers)]
-        if node.op_type in _TESTS:
+        if node.op_type in TESTS:
             self._test(node)
         elif node.op_type in _COMPARISONS and not self._counts(node) and not any(self._is_flag(v) for v in flags):
             self._compare(node, meanings)
@@ -329,7 +351,7 @@ class _Walk:
                 kinds |= {INF} if false_fails else set()
             elif (greater and meanings & {True, None}) or (not greater and false_fails):
                 kinds.add(INF)
-        lost = {kind: node for kind in _BOTH - kinds}
+        lost = dict.fromkeys(_BOTH - kinds, node)
         for value in {first, second}:
             if value in self.sources:
                 self._see(value, frozenset(kinds), lost)
@@ -349,7 +371,7 @@ class _Walk:
             if value not in self.sources:
                 continue
             passed = _operand_kinds(node, value, kinds)
-            gone = {kind: node for kind in kinds - passed}
+            gone = dict.fromkeys(kinds - passed, node)
             self._see(value, passed, {**{k: n for k, n in lost.items() if k not in passed}, **gone})
 
 

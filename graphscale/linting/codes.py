@@ -207,9 +207,9 @@ _TABLE = (
         "GS305",
         "scale-ignores-check",
         "error",
-        "The next loss scale does not depend on the finite check",
+        "The next loss scale does not follow the finite check",
         "After an overflow the scale stays where it is, so that every following step overflows and is skipped.",
-        "Lower the scale where the check fails.",
+        "Lower the scale where the check fails, and only there.",
     ),
     # --- the guards of carried state ---
     Code(

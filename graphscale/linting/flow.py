@@ -147,7 +147,9 @@ class Flow:
         rule = rule_of(node)
         if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or self.degree(node.outputs[0]) != 0:
             return
-        first = next((v for v, d in zip(node.inputs, degrees, strict=True) if v is not None and d not in (0, ZERO)), None)
+        first = next(
+            (v for v, d in zip(node.inputs, degrees, strict=True) if v is not None and d not in (0, ZERO)), None
+        )
         if first is not None and self._by(node) is not None:
             self.unscaled[node.outputs[0]] = node
 
@@ -159,14 +161,15 @@ class Flow:
     def _by_scale(self, node: ir.Node, degrees: Sequence[Degree], result: Sequence[Degree]) -> Event | None:
         """A product or quotient with the scale that leads away from degrees 0 and 1."""
         rule, index, degree = rule_of(node), self._by(node), result[0]
-        if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or index is None or degree is ZERO:
+        if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or index is None or degree is None:
             return None
         data = tuple(v for i, v in enumerate(node.inputs) if i != index and v is not None)
         others = [degrees[i] or 0 for i, v in enumerate(node.inputs) if i != index and v is not None]
         if not data or all(self.scalars.is_constant(v) or v in self.scalars.values for v in data):
             return None
         # A numerator that is the scale divides nothing.
-        if degree > 1 and max(others) >= 1 and degree > max(others):
+        own = degrees[index] or 0
+        if degree > 1 and degree > max(others) and (max(others) >= 1 or own > 1):
             return Event(Fault.TWICE, node, data, degree=degree, certain=False)
         divides = degree < min(others) and not (rule.kind is Kind.QUOTIENT and index == 0)
         if degree < 0 and divides:

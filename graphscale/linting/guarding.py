@@ -19,108 +19,124 @@ __all__ = ["RULES"]
 
 _VIEWS = frozenset({"Cast", "Identity", "Reshape"})
 _ADAM = "AdamOptimizer"
-_ADAM_SIGNAL = 9
+# Selections one behind the other.
+_DEPTH = 8
 
 
 def _guards(subject: Subject) -> Iterator[Finding]:
-    check, good, bad = subject.check, subject.good, subject.bad
-    if check is None or good is None or bad is None:
+    if subject.check is None or subject.good is None or subject.bad is None:
         return
-    kept = {state: _is_kept(subject, state, bad) for state in subject.states}
+    guards = _Guards(subject, subject.check, subject.good, subject.bad)
+    kept = {state: guards.keeps(state) for state in subject.states}
     adjusts = subject.scale is not None and subject.scale.adjusts
     # Where nothing depends on the check, somebody outside of the graph decides what to do with a step.
-    if not adjusts and not any(kept.values()) and not any(_depends(state, check) for state in subject.states):
-        return
-    guards = _Guards(subject, check, good, bad)
-    for state, is_kept in kept.items():
-        if not is_kept:
+    if adjusts or any(kept.values()) or any(guards.depends(state) for state in subject.states):
+        for state in (state for state, is_kept in kept.items() if not is_kept):
             finding = guards.explain(state)
             if finding is not None:
                 yield finding
 
 
-def _depends(state: State, check: Check) -> bool:
-    operands = state.node.inputs if state.node is not None else (state.next,)
-    return any(value in check.dependent for value in operands if value is not None)
-
-
-def _is_kept(subject: Subject, state: State, bad: Outcomes) -> bool:
-    """Whether a skipped step leaves a state as it is."""
-    outcome = bad.of(state.next)
-    if state.carry is Carry.ADD:
-        assert state.node is not None
-        if _is_examined(subject, state.node):
-            return True
-        return outcome is state.value or (not isinstance(outcome, ir.Value) and outcome == 0)
-    if state.carry is Carry.OPTIMIZER:
-        optimizer = None if state.node is None else optimizer_of(state.node)
-        index = None if optimizer is None else optimizer.update_signal
-        signal = None if index is None or state.node is None or index >= len(state.node.inputs) else state.node.inputs[index]
-        return signal is not None and bad.of(signal) is False
-    return outcome is state.value
-
-
-def _is_examined(subject: Subject, node: ir.Node) -> bool:
-    """Whether the buffer of an accumulator is what is tested, so that it keeps what is not finite."""
-    sums = [value for value in node.outputs[1:] if value.name]
-    return bool(sums) and any(value in _examined(subject) for value in sums)
-
-
-def _examined(subject: Subject) -> set[ir.Value]:
-    nexts = () if subject.scale is None else tuple(subject.scale.nexts.values())
-    return _ancestors(subject, nexts)
-
-
-@functools.lru_cache(maxsize=4)
-def _ancestors(subject: Subject, values: tuple[ir.Value, ...]) -> set[ir.Value]:
-    return subject.view.ancestors(values)
-
-
 class _Guards:
-    """Says of a state that is not kept on a skipped step what is the matter with its guard."""
+    """What a skipped step does to carried state.
+
+    Args:
+        subject: the model.
+        check: its finite check.
+        good: the step on which it holds.
+        bad: the step on which it fails.
+    """
 
     def __init__(self, subject: Subject, check: Check, good: Outcomes, bad: Outcomes) -> None:
         self.subject = subject
         self.check = check
         self.good = good
         self.bad = bad
-        self.flags = {value for value, dtype in subject.view.dtypes.items() if dtype is ir.DataType.BOOL}
+        self._flags = {value for value, dtype in subject.view.dtypes.items() if dtype is ir.DataType.BOOL}
         products = [value for node in bad.products for value in node.outputs]
-        self.after_products = subject.view.descendants(products)
+        self._after_products = subject.view.descendants(products)
+
+    def depends(self, state: State) -> bool:
+        """Whether the next value of a state depends on the check."""
+        operands = (state.next,) if state.node is None else state.node.inputs
+        return any(value in self.check.dependent for value in operands if value is not None)
+
+    def keeps(self, state: State) -> bool:
+        """Whether a skipped step leaves a state as it is."""
+        outcome = self.bad.of(state.next)
+        if state.carry is Carry.ADD:
+            return self._adds_nothing(state) or self._is_examined(state) or self._only_accumulates
+        if state.carry is Carry.OPTIMIZER:
+            signal = _signal(state.node)
+            return signal is not None and self.bad.of(signal) is False
+        return outcome is state.value
+
+    def _adds_nothing(self, state: State) -> bool:
+        outcome = self.bad.of(state.next)
+        return outcome is state.value or (not isinstance(outcome, ir.Value) and outcome == 0)
+
+    def _is_examined(self, state: State) -> bool:
+        """Whether the buffer of an accumulator is what is tested, so that it keeps what is not finite."""
+        return state.node is not None and any(value in self._tested_later for value in state.node.outputs[1:])
+
+    @functools.cached_property
+    def _tested_later(self) -> set[ir.Value]:
+        nexts = () if self.subject.scale is None else self.subject.scale.nexts.values()
+        return self.subject.view.ancestors(nexts)
+
+    @functools.cached_property
+    def _only_accumulates(self) -> bool:
+        """Whether the graph adds up gradients, unguarded, until its caller resets them, and updates no weight itself.
+
+        Whoever applies the sums tests them: in a training session the optimizer model does.
+        """
+        for state in self.subject.states:
+            if state.carry is not Carry.ADD:
+                if self._is_fed(state.next):
+                    return False
+            elif state.node is not None:
+                flag = state.node.inputs[2] if len(state.node.inputs) > 2 else None
+                if flag is None or not flag.is_graph_input() or self._adds_nothing(state):
+                    return False
+        return True
 
     def explain(self, state: State) -> Finding | None:
+        """What is the matter with the guard of a state that is not kept; None if it is right so."""
         name, value, new = repr(state.value.name), state.value, state.next
         check = repr(self.check.value.name)
         node = state.node or new.producer()
-        adam = self._adam(state)
+        adam = _adam(state)
         if adam is not None:
             return found("GS406", f"{name} is updated by AdamOptimizer whatever update_signal says", adam, value)
-        if _depends(state, self.check) and self._is_own_bookkeeping(state):
+        if self._is_own_bookkeeping(state):
             return None
         if state.carry not in (Carry.ADD, Carry.OPTIMIZER) and self.good.of(new) is value:
             return found("GS403", f"{name} keeps its value if {check} holds, and changes if not", node, value)
-        if new in self.after_products:
+        if new in self._after_products:
             return found("GS405", f"{name} is changed by 0 times a gradient that may not be finite", node, value)
         select = self._other_select(state)
         if select is not None:
             condition = select.inputs[0]
-            assert condition is not None
-            what = "a constant" if constant_tensor(condition) is not None else repr(condition.name)
+            what = (
+                "a constant" if constant_tensor(condition) is not None else repr(condition.name if condition else "?")
+            )
             return found("GS402", f"{name} is selected by {what}, which is not {check}", select, value)
-        if self._is_counter(state):
+        if self._is_counter(state) and not self.depends(state):
             return found("GS404", f"{name} counts on whether or not {check} holds", node, value)
         how = "" if state.node is None else f" by {op_name(state.node)}"
         return found("GS401", f"{name} changes{how} also if {check} fails", node, value)
 
     def _is_own_bookkeeping(self, state: State) -> bool:
         """Whether a state counts steps or skips on purpose: a scalar that no weight or moment depends on."""
-        if not self._is_counter(state):
+        if not self._is_counter(state) or not self.depends(state):
             return False
-        reach = self.subject.view.descendants([state.value], stop=self.flags)
+        reach = self.subject.view.descendants([state.value], stop=self._flags)
         return not any(other.next in reach and not is_scalar(other.value) for other in self.subject.states)
 
     def _is_counter(self, state: State) -> bool:
-        return state.carry in (Carry.OUTPUT, Carry.WRITE) and is_scalar(state.value) and not self._is_fed(state.next)
+        if state.carry not in (Carry.OUTPUT, Carry.WRITE) or not is_scalar(state.value):
+            return False
+        return not self._is_fed(state.next)
 
     def _is_fed(self, value: ir.Value) -> bool:
         """Whether numbers computed from gradients flow into a value, other than by way of a condition."""
@@ -130,24 +146,20 @@ class _Guards:
             if node is None or node.op_type in ("IsNaN", "IsInf"):
                 continue
             for operand in node.inputs:
-                if operand is None or operand in seen or self.subject.dtype(operand) is ir.DataType.BOOL:
+                if operand is None or operand in seen or operand in self._flags:
                     continue
-                if operand in self.subject.sources and not self._from_flags(operand):
+                if operand in self.subject.sources and not self._is_of_check(operand):
                     return True
                 seen.add(operand)
                 pending.append(operand)
         return False
 
-    def _from_flags(self, value: ir.Value) -> bool:
+    def _is_of_check(self, value: ir.Value) -> bool:
+        """Whether the check, rather than a gradient itself, has an effect on a value."""
         scale = self.subject.scale
-        return value in self.check.dependent and (is_scalar(value) or (scale is not None and value in scale.scalars.values))
-
-    def _adam(self, state: State) -> ir.Node | None:
-        """The AdamOptimizer that updates a state, told to skip by an input that its CPU kernel ignores."""
-        node = _viewed(state.next).producer()
-        if node is None or node.op_type != _ADAM or len(node.inputs) <= _ADAM_SIGNAL:
-            return None
-        return node if node.inputs[_ADAM_SIGNAL] is not None else None
+        if value not in self.check.dependent:
+            return False
+        return is_scalar(value) or (scale is not None and value in scale.scalars.values)
 
     def _other_select(self, state: State) -> ir.Node | None:
         """A selection between the state and something else that the check does not decide."""
@@ -159,9 +171,10 @@ class _Guards:
             if node is None or node.op_type != "Where":
                 return None
             condition, *branches = (v for v in node.inputs if v is not None)
-            own = [i for i, branch in enumerate(branches) if _viewed(branch) is state.value]
-            decided = isinstance(self.bad.of(condition), bool) and condition in self.check.dependent
-            if own and not decided and not self._is_never(condition):
+            outcome = self.bad.of(condition)
+            decided = isinstance(outcome, bool) and condition in self.check.dependent
+            never = outcome is False and self.good.of(condition) is False and condition.producer() is not None
+            if any(_viewed(branch) is state.value for branch in branches) and not decided and not never:
                 return node
             following = [branch for branch in branches if _viewed(branch) is not state.value]
             if len(following) != 1:
@@ -169,12 +182,19 @@ class _Guards:
             value = _viewed(following[0])
         return None
 
-    def _is_never(self, condition: ir.Value) -> bool:
-        return self.bad.of(condition) is False and self.good.of(condition) is False and condition.producer() is not None
+
+def _signal(node: ir.Node | None) -> ir.Value | None:
+    """The input that tells an optimizer operator whether to take the step, if it is given."""
+    optimizer = None if node is None else optimizer_of(node)
+    if node is None or optimizer is None or optimizer.update_signal is None:
+        return None
+    return node.inputs[optimizer.update_signal] if optimizer.update_signal < len(node.inputs) else None
 
 
-# Selections one behind the other.
-_DEPTH = 8
+def _adam(state: State) -> ir.Node | None:
+    """The AdamOptimizer that updates a state, told to skip by an input that its CPU kernel ignores."""
+    node = _viewed(state.next).producer()
+    return node if node is not None and node.op_type == _ADAM and _signal(node) is not None else None
 
 
 def _viewed(value: ir.Value) -> ir.Value:
@@ -187,10 +207,8 @@ def _viewed(value: ir.Value) -> ir.Value:
 
 def _ignored_signals(subject: Subject) -> Iterator[Finding]:
     """Where no check was found, an AdamOptimizer whose update_signal comes from elsewhere."""
-    if subject.check is not None:
-        return
-    for node in subject.view.nodes:
-        signal = node.inputs[_ADAM_SIGNAL] if node.op_type == _ADAM and len(node.inputs) > _ADAM_SIGNAL else None
+    for node in subject.view.nodes if subject.check is None else ():
+        signal = _signal(node) if node.op_type == _ADAM else None
         if signal is None or constant_tensor(signal) is not None:
             continue
         if any(value.is_graph_output() for value in node.outputs):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import onnx_ir as ir
+
+from graphscale.analysis.values import node_name
 from graphscale.collector import paused_collector
+from graphscale.diagnosis import explains_damage
 from graphscale.errors import LintError
 from graphscale.linting import checking, guarding, keeping, precision, scaling
 from graphscale.linting.codes import CODES
 from graphscale.linting.report import Finding, LintReport
 from graphscale.linting.subject import Subject
+from graphscale.passes.lower_optimizers import DOMAIN as LOWERED
 from graphscale.pipeline import Model, open_copy, prepare
 
 __all__ = ["RULES", "lint"]
@@ -18,6 +23,7 @@ __all__ = ["RULES", "lint"]
 RULES = (*scaling.RULES, *checking.RULES, *guarding.RULES, *keeping.RULES, *precision.RULES)
 
 
+@explains_damage
 @paused_collector()
 def lint(
     model: Model, *, scale: str | None = None, select: Sequence[str] = (), ignore: Sequence[str] = ()
@@ -39,12 +45,10 @@ def lint(
         UnsupportedModelError: the model carries `training_info`.
     """
     chosen = _codes(select, ignore)
-    work, name = open_copy(model)
-    nodes = len(work.graph)
-    prepare(work)
+    work, name, nodes = _open(model)
     subject = Subject(work, name, scale)
     found = [finding for rule in RULES if chosen.intersection(rule.codes) for finding in rule.find(subject)]
-    order = {node.name: i for i, node in enumerate(subject.view.nodes)}
+    order = {node_name(node): i for i, node in enumerate(subject.view.nodes)}
     unique = dict.fromkeys(finding for finding in found if finding.code in chosen)
     return LintReport(
         findings=tuple(sorted(unique, key=lambda f: _key(f, order))),
@@ -56,8 +60,19 @@ def lint(
     )
 
 
-def _key(finding: Finding, order: dict[str | None, int]) -> tuple[int, str]:
-    return order.get(finding.node, -1), finding.code
+def _open(model: Model) -> tuple[ir.Model, str, int]:
+    """A model to look at, in which nothing hides the gradient path; what to call it, and its number of nodes."""
+    if isinstance(model, ir.Model) and not model.functions and not any(node.domain == LOWERED for node in model.graph):
+        # Nothing would be changed: no copy is needed.
+        return model, "the model", len(model.graph)
+    work, name = open_copy(model)
+    nodes = len(work.graph)
+    prepare(work)
+    return work, name, nodes
+
+
+def _key(finding: Finding, order: Mapping[str, int]) -> tuple[int, str]:
+    return order.get(finding.node or "", -1), finding.code
 
 
 def _codes(select: Sequence[str], ignore: Sequence[str]) -> set[str]:

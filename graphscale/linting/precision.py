@@ -61,7 +61,9 @@ def _accumulation(subject: Subject) -> Iterator[Finding]:
                 yield found("GS602", f"{node.inputs[0].name!r} adds up gradients in float16", node, node.inputs[0])
     for state in subject.states:
         if subject.dtype(state.value) is _HALF and _is_sum_of_gradients(subject, state):
-            yield found("GS602", f"{state.value.name!r} adds up gradients in float16", state.next.producer(), state.value)
+            yield found(
+                "GS602", f"{state.value.name!r} adds up gradients in float16", state.next.producer(), state.value
+            )
 
 
 def _is_sum_of_gradients(subject: Subject, state: State) -> bool:
@@ -98,7 +100,9 @@ def _bfloat16(subject: Subject) -> Iterator[Finding]:
         return
     found_types = {subject.dtype(value): value for value in subject.flow.touched if subject.carries_scale(value)}
     if _BRAIN in found_types and _HALF not in found_types:
-        yield found("GS606", "the gradients are computed in bfloat16", value=subject.scale.value if subject.scale else None)
+        yield found(
+            "GS606", "the gradients are computed in bfloat16", value=subject.scale.value if subject.scale else None
+        )
 
 
 RULES = (

@@ -1,7 +1,7 @@
 """Finding the loss scale of a graph: by its metadata, by its name, or by what is done with it.
 
-By hand, a loss scale is a scalar that multiplies a value, and by which something behind that value is divided, while the
-loss does not depend on it.
+By hand, a loss scale is a scalar that multiplies a value, and by which something behind that value is divided, while
+the loss does not depend on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ __all__ = ["Scale", "find_scale", "named_scale"]
 
 # Candidates that are looked at closely, the most promising first.
 _CANDIDATES = 8
-_REDUCTIONS = frozenset({"IsNaN", "IsInf", "IsAllFinite", "If", "Loop", "Scan"})
+_TESTS = frozenset({"IsNaN", "IsInf", "IsAllFinite"})
+_REDUCTIONS = _TESTS | {"If", "Loop", "Scan"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,23 +77,35 @@ def find_scale(
     nexts = {state.value: state.next for state in states}
     if given is not None:
         return _complete(view, given, roles, nexts)
-    found = sorted(_candidates(view), key=lambda c: (constant_tensor(c.leaf) is not None, -len(c.divisions)))
+    found = sorted(_candidates(view), key=_doubt)
     for candidate in found[:_CANDIDATES]:
+        if not candidate.products:
+            if _is_tested(view, nexts.get(candidate.leaf)):
+                return _complete(view, candidate.leaf, roles, nexts)
+            continue
         reach = view.descendants(candidate.products, shapes=False)
         if not any(value in reach for node in candidate.divisions for value in node.outputs):
             continue
         if losses and all(loss in reach and not _is_product(loss, candidate) for loss in losses):
             continue
-        scale = _complete(view, candidate.leaf, roles, nexts)
+        scale = _complete(view, candidate.leaf, roles, nexts, candidate.symbol)
         if constant_tensor(candidate.leaf) is None or _is_consistent(view, scale):
             return scale
     return None
 
 
-def _complete(view: View, value: ir.Value, roles: Sequence[ir.Value], nexts: Mapping[ir.Value, ir.Value]) -> Scale:
+def _complete(
+    view: View,
+    value: ir.Value,
+    roles: Sequence[ir.Value],
+    nexts: Mapping[ir.Value, ir.Value],
+    symbol: ir.Value | None = None,
+) -> Scale:
     leaves = {value, *roles} if value.producer() is None else {*roles}
     if not roles and value in nexts:
         leaves.update(leaf for leaf in _bookkeeping_leaves(nexts[value]) if leaf in nexts)
+    if symbol is not None and symbol is not value:
+        return Scale(value, Scalars(view, leaves, symbol), {leaf: nexts[leaf] for leaf in leaves if leaf in nexts})
     scalars = Scalars(view, leaves, value)
     effective = _effective(view, scalars)
     if effective is not None:
@@ -140,24 +153,43 @@ def _may_be_scalar(value: ir.Value) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
+    """A scalar, or one computed from it alone such as a power of two, with what it multiplies and divides."""
+
     leaf: ir.Value
+    symbol: ir.Value
     products: list[ir.Value]
     divisions: list[ir.Node]
+    bent: list[ir.Value]
 
 
 def _candidates(view: View) -> Iterator[_Candidate]:
     for leaf in view.leaves():
         if is_float(leaf) and is_scalar(leaf) and leaf.uses():
-            candidate = _uses(leaf)
-            if candidate.products and candidate.divisions:
-                yield candidate
+            pending, seen = [leaf], {leaf}
+            while pending:
+                candidate = _uses(leaf, pending.pop())
+                if candidate.divisions and (candidate.products or constant_tensor(leaf) is None):
+                    yield candidate
+                pending += [value for value in candidate.bent if value not in seen and value.uses()]
+                seen.update(candidate.bent)
 
 
-def _uses(leaf: ir.Value) -> _Candidate:
+def _doubt(candidate: _Candidate) -> tuple[bool, bool, int]:
+    """The least for what is most likely a loss scale."""
+    return not candidate.products, constant_tensor(candidate.leaf) is not None, -len(candidate.divisions)
+
+
+def _is_tested(view: View, following: ir.Value | None) -> bool:
+    """Whether the next value of a scalar depends on a test for finiteness: a loss scale that multiplies nothing."""
+    above = () if following is None else view.ancestors([following])
+    return any((node := value.producer()) is not None and node.op_type in _TESTS for value in above)
+
+
+def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
     """How data uses a scalar, directly or by its powers: 1 / s, a cast, s times a constant."""
-    degrees: dict[ir.Value, Degree] = {leaf: 1}
-    found = _Candidate(leaf, [], [])
-    pending = [leaf]
+    degrees: dict[ir.Value, Degree] = {symbol: 1}
+    found = _Candidate(leaf, symbol, [], [], [])
+    pending = [symbol]
     while pending:
         value = pending.pop()
         for node, index in value.uses():
@@ -171,6 +203,8 @@ def _uses(leaf: ir.Value) -> _Candidate:
                 continue
             if all(constant_tensor(v) is not None or v in degrees for v in others) and node.domain == "":
                 result = evaluate(node, [0 if v is None else degrees.get(v, 0) for v in node.inputs])
+                if isinstance(result, Mismatch) and constant_tensor(leaf) is None:
+                    found.bent.extend(node.outputs)
                 if not isinstance(result, Mismatch) and node.outputs[0] not in degrees and result[0] not in (0, None):
                     degrees[node.outputs[0]] = result[0]
                     pending.append(node.outputs[0])

@@ -18,6 +18,7 @@ from graphscale.linting.view import initial_number
 __all__ = ["RULES"]
 
 _BOUNDS = frozenset({"Clip", "Max", "Min"})
+_VIEWS = frozenset({"Cast", "Identity", "Reshape", "Squeeze"})
 
 
 def _degrees(subject: Subject) -> Iterator[Finding]:
@@ -46,7 +47,9 @@ def _mixed(subject: Subject, event: Event) -> Finding:
         if not _is_threshold(node):
             return _leak(subject, event)
     if _is_threshold(node) or all(_is_number(subject, value) for value in others):
-        return found("GS205", f"{what}, which does not: a threshold or a constant meets a scaled gradient", node, scaled[0])
+        return found(
+            "GS205", f"{what}, which does not: a threshold or a constant meets a scaled gradient", node, scaled[0]
+        )
     missing = next((value for value in others if _misses_scale(subject, value)), None)
     if missing is not None:
         return found("GS101", f"{what}: that share of the gradient never met the loss scale", node, missing)
@@ -73,6 +76,8 @@ def _leak(subject: Subject, event: Event) -> Finding:
 
 def _twice(subject: Subject, event: Event) -> Finding:
     message = f"{_names(event.scaled)} carries the loss scale already and is multiplied by it again"
+    if not any(subject.carries_scale(value) for value in event.scaled):
+        message = f"{_names(event.scaled)} is multiplied by the loss scale{_power(event)}"
     return found("GS103", message, event.node, event.scaled[0])
 
 
@@ -95,7 +100,9 @@ def _other_scale(subject: Subject, event: Event) -> Finding:
 
 def _unknown(subject: Subject, event: Event) -> Finding:
     assert event.node is not None
-    message = f"{op_name(event.node)} reads {_names(event.scaled)}, which carries the loss scale, and has no degree rule"
+    message = (
+        f"{op_name(event.node)} reads {_names(event.scaled)}, which carries the loss scale, and has no degree rule"
+    )
     return found("GS206", message, event.node, event.scaled[0] if event.scaled else None)
 
 
@@ -151,7 +158,9 @@ def _is_scaled_loss(subject: Subject, value: ir.Value) -> bool:
     """Whether a value is a scalar that the scale had no effect on, times the scale."""
     flow, node = subject.flow, value.producer()
     assert flow is not None and subject.scale is not None
-    while node is not None and node.op_type in ("Cast", "Identity", "Reshape", "Squeeze") and node.inputs[0] is not None:
+    while (
+        node is not None and node.op_type in ("Cast", "Identity", "Reshape", "Squeeze") and node.inputs[0] is not None
+    ):
         node = node.inputs[0].producer()
     if node is None or node.op_type not in ("Mul", "Div") or not (value.shape is None or is_scalar(value)):
         return False
@@ -180,8 +189,10 @@ def _unprotected(subject: Subject) -> Iterator[Finding]:
 
 
 def _float16_without_scale(subject: Subject) -> Iterator[Finding]:
+    if subject.scale is not None or subject.stamp is not None or not subject.roots:
+        return
     topology = subject.topology
-    if subject.scale is not None or subject.stamp is not None or topology is None:
+    if topology is None:
         return
     low = [
         node
@@ -209,7 +220,7 @@ def _initial_value(subject: Subject) -> Iterator[Finding]:
     if subject.scale is None:
         return
     value = subject.scale.value
-    number = initial_number(value)
+    number = initial_number(value) if value is subject.scale.scalars.symbol else None
     if number is not None and not (math.isfinite(number) and number >= 1):
         yield found("GS107", f"the loss scale {_name(value)} begins with {number:g}", value=value)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.optimizers import OPTIMIZERS, optimizer_of
-from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS, MICROSOFT
+from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS
 from graphscale.analysis.updates import NEXT_STATE, own_coefficients
 from graphscale.analysis.values import constant_tensor, is_scalar
 from graphscale.linting.view import View
@@ -82,8 +82,8 @@ def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
         if output in not_states or output.producer() is None:
             continue
         best = _held(output, inputs, taken) or _held(output, weights, taken)
-        if best is None and _depends_on_constants(output):
-            best = _held(output, {value for value in scalars if _is_computed_with(value)}, taken)
+        if best is None and _depends_on_constants(view, output):
+            best = _held(output, {value for value in scalars if _is_like_state(value)}, taken)
         if best is not None:
             taken.add(best)
             yield State(best, output, Carry.OUTPUT)
@@ -98,20 +98,22 @@ def _held(output: ir.Value, states: Collection[ir.Value], taken: Collection[ir.V
     return max(near, key=lambda value: near[value], default=None)
 
 
-def _is_computed_with(value: ir.Value) -> bool:
-    """Whether anything but a selection reads a value."""
-    return any(use.node.op_type not in ("Where", "Identity") for use in value.uses())
+def _is_like_state(value: ir.Value) -> bool:
+    """Whether a number is kept by a selection, or counted up, and computed with: a constant is rarely all of that."""
+    uses = [(use.node.op_type, use.idx) for use in value.uses()]
+    kept = any(op == "Add" or (op == "Where" and index > 0) for op, index in uses)
+    return kept and any(op not in ("Where", "Identity") for op, _ in uses)
 
 
-def _depends_on_constants(output: ir.Value) -> bool:
+def _depends_on_constants(view: View, output: ir.Value) -> bool:
     """Whether a scalar is computed from constants alone, by way of flags that may depend on anything."""
     pending, seen = [output], {output}
     while pending and len(seen) < _BOOKKEEPING:
         node = pending.pop().producer()
         for operand in () if node is None else node.inputs:
-            if operand is None or operand in seen or operand.dtype is ir.DataType.BOOL:
+            if operand is None or operand in seen or view.dtypes.get(operand) is ir.DataType.BOOL:
                 continue
-            if operand.is_graph_input() or not is_scalar(operand):
+            if operand.is_graph_input() or (operand.shape is not None and not is_scalar(operand)):
                 return False
             seen.add(operand)
             pending.append(operand)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.optimizers import optimizer_of
 from graphscale.analysis.values import constant_tensor, subgraphs
+from graphscale.linting.checks import is_contradiction
 from graphscale.linting.view import View, is_constant_zero
 
 __all__ = ["Outcomes"]
@@ -20,7 +21,9 @@ __all__ = ["Outcomes"]
 Outcome = bool | int | ir.Value
 
 _VIEWS = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Tile"})
-_KEEPS_ZERO = frozenset({"Neg", "Abs", "Relu", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "Transpose", "Sqrt"})
+_KEEPS_ZERO = frozenset(
+    {"Neg", "Abs", "Relu", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "Transpose", "Sqrt"}
+)
 
 
 class Outcomes:
@@ -126,20 +129,12 @@ class Outcomes:
             return decides
         if len(flags) == len(known):
             return not decides
-        if node.op_type == "And" and self._contradict(values):
+        if is_contradiction(node.outputs[0]):
             return False
         unknown = next(value for value, outcome in zip(values, known, strict=True) if not isinstance(outcome, bool))
         # A policy may accept a step that is stuck at the lowest scale: the check decides otherwise.
         overridden = flags and unknown in self._dependent
         return (not decides) if overridden else self.of(unknown) if flags else None
-
-    def _contradict(self, values: Sequence[ir.Value]) -> bool:
-        """Whether a conjunction is of a flag and its negation."""
-        for one, other in (values, values[::-1]):
-            node = one.producer()
-            if node is not None and node.op_type == "Not" and node.inputs[0] is other:
-                return True
-        return False
 
     def _view(self, node: ir.Node, outcome: Outcome) -> Outcome | None:
         if isinstance(outcome, bool) and node.op_type == "Cast":
@@ -153,9 +148,6 @@ class Outcomes:
         condition = known[0]
         if isinstance(condition, bool):
             return known[1] if condition else known[2]
-        node = values[0].producer()
-        if node is not None and node.op_type == "And" and self._contradict([v for v in node.inputs if v is not None]):
-            return known[2]
         same = known[1] is known[2] or (isinstance(known[1], int) and known[1] == known[2])
         return known[1] if same else None
 

@@ -10,22 +10,23 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.loss import loss_candidates
-from graphscale.analysis.rules import IN_PLACE
 from graphscale.analysis.topology import Topology, contains_contraction
 from graphscale.analysis.training_graph import analyse
 from graphscale.analysis.values import rule_of
 from graphscale.errors import GraphscaleError
-from graphscale.linting.checks import Check, find_check
+from graphscale.linting.checks import TESTS, find_check
 from graphscale.linting.flow import Flow
 from graphscale.linting.report import Finding
-from graphscale.linting.scale import Scale, find_scale, named_scale
-from graphscale.linting.states import State, find_states
+from graphscale.linting.scale import find_scale, named_scale
+from graphscale.linting.states import find_states
 from graphscale.linting.steps import Outcomes
 from graphscale.linting.view import View
-from graphscale.metadata import Stamp, is_scaled, read_stamp
+from graphscale.metadata import is_scaled, read_stamp
 
 __all__ = ["Rule", "Subject", "is_backward_operator"]
 
+# The sequence of gradients of the optimizers of training sessions.
+_GRADIENTS = {"AdamWOptimizer": 3, "SGDOptimizerV2": 2}
 # What a stamp names that is no state of the loss scale.
 _OUTPUTS = frozenset({"loss", "loss_scale", "all_finite", "stuck", "cause", "offender", "zero_fraction"})
 
@@ -47,18 +48,18 @@ class Subject:
         roots: what gradients begin with: the scale; without one, what backward contractions give.
         sources: what depends on these.
         check: the finite check, or None.
+        window_check: where the scale does not follow that check but one of what was accumulated, that one.
     """
 
     def __init__(self, model: ir.Model, name: str, scale: str | None = None) -> None:
         self.view = View(model, name)
         self.stamp = read_stamp(model.metadata_props, name) if is_scaled(model) else None
-        self._outputs = {value for value in self.view.graph.outputs}
         stamped = None if self.stamp is None else self.stamp.state
         found = find_states(self.view, stamped, self._named("loss", "all_finite"))
         given = named_scale(self.view, scale) if scale is not None else next(iter(self._named("loss_scale")), None)
         self._losses = self._named("loss") or self._loss_candidates()
         self.scale = None
-        if given is not None or self.stamp is None:
+        if given is not None or self.stamp is None or "loss_scale" not in self.stamp.names:
             self.scale = find_scale(self.view, found, given, self._roles(), self._losses)
         own = set() if self.scale is None else {*self.scale.nexts, *self._roles()}
         self.states = [state for state in found if state.value not in own]
@@ -70,6 +71,9 @@ class Subject:
         numbers = () if self.scale is None else tuple(self.scale.nexts.values())
         given = next(iter(self._named("all_finite")), None)
         self.check = find_check(self.view, given, self.sources, found, numbers)
+        self.window_check = None
+        if self.check is not None and numbers and not self.check.dependent.intersection(numbers):
+            self.window_check = find_check(self.view, None, self.sources, (), numbers)
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """The dtype of a value, if it can be told."""
@@ -141,7 +145,7 @@ class Subject:
         if self.scale is not None:
             scalars = self.scale.scalars
             return {value for value in scalars.values if scalars.degree(value) not in (0, ZERO)}
-        topology = self.topology
+        topology = self.topology if self._may_concern else None
         if topology is None:
             return self._gradient_inputs()
         return {
@@ -155,17 +159,22 @@ class Subject:
     def _find_sources(self) -> set[ir.Value]:
         return self.view.descendants(self.roots, shapes=False) if self.flow is None else self.flow.touched
 
+    @property
+    def _may_concern(self) -> bool:
+        """Whether a graph without a loss scale has anything to do with one: a test for finiteness, a small type."""
+        small = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+        return any(node.op_type in TESTS for node in self.view.nodes) or not small.isdisjoint(self.view.dtypes.values())
+
     def _gradient_inputs(self) -> set[ir.Value]:
         """Of an optimizer model: the gradients that it is fed."""
         fed: set[ir.Value] = set()
         for node in self.view.nodes:
-            if (node.domain, node.op_type) in IN_PLACE:
-                fed.update(v for v in node.inputs if v is not None and v.is_graph_input() and _is_sequence(v))
+            index = _GRADIENTS.get(node.op_type)
+            gradients = None if index is None or index >= len(node.inputs) else node.inputs[index]
+            if gradients is not None:
+                above = self.view.ancestors([gradients])
+                fed.update(v for v in above if v.is_graph_input() and isinstance(v.type, ir.SequenceType))
         return fed
-
-
-def _is_sequence(value: ir.Value) -> bool:
-    return isinstance(value.type, ir.SequenceType)
 
 
 def is_backward_operator(node: ir.Node) -> bool:

@@ -120,7 +120,9 @@ class View:
             for value in self.operands(node):
                 producer = value.producer()
                 if producer is None and not (value.is_graph_input() or value.is_initializer()):
-                    raise ModelFileError(f"{name}: node {node_name(node)!r} reads {value.name!r}, which nothing computes")
+                    raise ModelFileError(
+                        f"{name}: node {node_name(node)!r} reads {value.name!r}, which nothing computes"
+                    )
                 if producer is not None and self.index.get(producer, i) >= i:
                     raise ModelFileError(
                         f"{name} is not in topological order: node {node_name(node)!r} reads {value.name!r} before it "

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from graphscale import io
 from graphscale.analysis.hazards import in_place_writes, late_failures, may_share_buffer
+from graphscale.diagnosis import explains_damage
 from graphscale.errors import SessionError
 from graphscale.metadata import read_stamp
 from graphscale.pipeline import ScaledModel
@@ -66,6 +67,7 @@ class Session:
         SessionError: the state is incomplete, a provider is missing, or ONNX Runtime cannot load the model.
     """
 
+    @explains_damage
     def __init__(
         self,
         model: str | os.PathLike[str] | ScaledModel | ir.Model | onnx.ModelProto,

@@ -13,8 +13,8 @@ from graphscale.analysis.values import uses_of
 from graphscale.verification.guards import unordered
 from graphscale.verification.oracle import Oracle
 from graphscale.verification.pair import Pair
-from graphscale.verification.private import Copy, Results, Runner
-from graphscale.verification.report import Case, Difference, differing
+from graphscale.verification.private import Copy, Results, Runner, unseeded
+from graphscale.verification.report import Case, Difference
 from graphscale.verification.states import Roles
 
 __all__ = ["Bench"]
@@ -43,6 +43,7 @@ class Bench:
         original: runs the original, with its gradients among the outputs.
         scaled: runs the scaled graph, with its unscaled gradients among the outputs.
         gradients: the names of the gradients that can be told apart in both graphs, in the original.
+        seeds: how many random operators without a seed were given one; None if some could not be.
         replaced: how many `IsAllFinite` were spelled out for the CPU.
         last_was_finite: whether the last step of both graphs had finite gradients.
     """
@@ -55,21 +56,30 @@ class Bench:
         self.gradients = tuple(self._raw)
         self.replaced = 0
         self.last_was_finite = True
+        self._shown = [value.name or "" for value in pair.original.graph.outputs]
         self._shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}
         copy = Copy(pair.original)
         copy.feed(state.name for state in pair.states)
         copy.show(self._raw)
+        self.seeds, mine, self._seeds = self._find_random()
+        copy.give_seeds(mine)
         self.original = Runner(copy.model, providers, "the original")
         self.scaled = Runner(self._scaled_copy().model, providers, "the scaled graph")
 
     @property
     def runs(self) -> int:
         """How many times the scaled graph was run, in whatever copy."""
-        made = [self.scaled]
-        for name in ("_disturbed", "_rule"):
-            if name in self.__dict__:
-                made.append(self.__dict__[name][0])
-        return sum(runner.runs for runner in made)
+        return sum(runner.runs for runner in self._copies())
+
+    def close(self) -> None:
+        """Free all sessions."""
+        for runner in (self.original, *self._copies()):
+            runner.close()
+
+    def _copies(self) -> list[Runner]:
+        """What runs the scaled graph, or copies of it."""
+        made = (self.__dict__.get(name) for name in ("_disturbed", "_rule"))
+        return [self.scaled, *(found[0] for found in made if found is not None)]
 
     def evaluate(self, case: Case) -> list[Difference]:
         """Run a case, and return what is not as it should be.
@@ -98,13 +108,12 @@ class Bench:
         applies = self.oracle.applies(case.feeds, finite)
         loss = self.pair.found.loss.name or ""
         states = {state.output for state in self.pair.states}
-        for name, value in expected.outputs.items():
+        for name in self._shown:
             if name in got.outputs and name not in states and (finite or name == loss):
-                yield from _compare(name, value, got.outputs[name], ORIGINAL, case.tolerance)
-        # Gradients that stay inside.
+                yield from _compare(name, expected.outputs[name], got.outputs[name], ORIGINAL, case.tolerance)
         for name, array in gradients.items() if finite else ():
-            if name in expected.outputs and name not in got.outputs:
-                wanted = np.asarray(expected.outputs[name]).astype(array.dtype) if name in expected.outputs else array
+            if name in expected.outputs and name not in self._shown:
+                wanted = np.asarray(expected.outputs[name]).astype(array.dtype)
                 yield from _compare(name, wanted, array, ORIGINAL, case.tolerance)
         # A step that is applied though it is not finite writes what it computed, NaN or not.
         for state in self.pair.states if finite or not applies else ():
@@ -116,7 +125,8 @@ class Bench:
         yield from self._scale_and_telemetry(case, got, finite, gradients)
         exposed = self.roles.scaled_loss
         if exposed is not None and loss in got.outputs:
-            product = got.outputs[loss].astype(np.float32) * np.float32(case.feeds[self.roles.scale.name or ""])
+            with np.errstate(over="ignore"):
+                product = got.outputs[loss].astype(np.float32) * np.float32(case.feeds[self.roles.scale.name or ""])
             wanted, name = product.astype(got.outputs[loss].dtype), exposed.name or ""
             yield from _compare(name, wanted, got.outputs[name], "loss times scale", case.tolerance)
 
@@ -140,9 +150,10 @@ class Bench:
     def _all_finite(gradients: Mapping[str, np.ndarray[Any, Any]]) -> bool:
         return all(np.isfinite(array.astype(np.float64)).all() for array in gradients.values())
 
-    def _next(self, state: str, got: Results) -> np.ndarray[Any, Any]:
+    def _next(self, state: str, got: Results) -> np.ndarray[Any, Any] | None:
+        """The next value of a state; None where the graph does not give it, which the proof has found."""
         output = self.roles.following.get(state)
-        return got.left[state] if output is None else got.outputs[output]
+        return got.left.get(state) if output is None else got.outputs.get(output)
 
     # --- a gradient that is not finite ------------------------------------------------------------------------------
 
@@ -210,8 +221,21 @@ class Bench:
         if not self._on_gpu:
             self.replaced = copy.spell_out_finite_checks()
         copy.feed([self.roles.scale.name or "", *(state.name for state in self.pair.states)])
-        copy.show([*self._quotients.values(), *self.pair.stamp.telemetry.get("gradients", ())])
+        inner = [name for name in self.pair.stamp.telemetry.get("gradients", ()) if name not in self._quotients]
+        copy.show([*self._quotients.values(), *inner])
+        copy.give_seeds(self._seeds)
         return copy
+
+    def _find_random(self) -> tuple[int | None, dict[str, int], dict[str, int]]:
+        """Seeds for random operators that have none, in both graphs: how many, None if some cannot get one."""
+        mine: dict[str, int] = {}
+        theirs: dict[str, int] = {}
+        for i, node in enumerate(unseeded(self.pair.original.graph), 1):
+            other = self.pair.nodes.get(node)
+            if other is not None:
+                mine[node.outputs[0].name or ""] = theirs[other.outputs[0].name or ""] = i
+        everywhere = list(unseeded(self.pair.original.graph.all_nodes()))
+        return len(mine) if len(mine) == len(everywhere) else None, mine, theirs
 
     def _find_gradients(self) -> tuple[dict[str, str], dict[str, str]]:
         """The gradients by their names in the original: in the scaled graph, with the scale in them and without."""
@@ -247,15 +271,17 @@ def _is_scale(value: ir.Value, scale: ir.Value) -> bool:
 
 
 def _compare(
-    name: str, expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], source: str, tolerance: float = 0.0
+    name: str, expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any] | None, source: str, tolerance: float = 0.0
 ) -> Iterator[Difference]:
+    if got is None:
+        return
     expected, got = np.asarray(expected), np.asarray(got)
     if (expected.dtype, expected.shape) != (got.dtype, got.shape):
         yield Difference(name, expected, got, source)
     elif tolerance and expected.dtype.kind not in "biu":
         if not _close(expected.astype(np.float64), got.astype(np.float64), tolerance):
             yield Difference(name, expected, got, source)
-    elif differing(expected, got).any():
+    elif expected.tobytes() != got.tobytes():
         yield Difference(name, expected, got, source)
 
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from graphscale import io
-from graphscale.errors import ModelFileError, VerifyError
+from graphscale.errors import ModelFileError
 from graphscale.verification.report import Case
 
 __all__ = ["load_arrays", "load_case", "save_case"]
@@ -84,9 +84,10 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
         ModelFileError: the file is missing, damaged, or of another format.
     """
     try:
-        with np.load(Path(path), allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise VerifyError(f"{path} holds one array; save them by name: numpy.savez(FILE, name=array)")
+        stored = np.load(Path(path), allow_pickle=False)
+        if isinstance(stored, np.ndarray):
+            raise ModelFileError(f"{path} holds one array; save arrays by name: numpy.savez(FILE, name=array)")
+        with stored:
             return {name: stored[name] for name in stored.files}
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error

@@ -67,7 +67,6 @@ class Feeder:
         self._given = {name: np.asarray(array) for name, array in given.items() if name in self._values}
         self._sizes = self._known_sizes(dims)
         self._resets = _reset_flags(graph)
-        self._buffers = {state.name for state in pair.states if state.output is None}
         self._positive = self._moments(pair, states)
         self._limits = self._index_limits()
         if self._measure_labels(pair.original, dims):
@@ -97,8 +96,6 @@ class Feeder:
                 found[name] = _vary(self._first[name], random)
             else:
                 found[name] = self._random(name, value, random, style)
-                if name in self._buffers and found[name].size and found[name].dtype.kind == "f":
-                    found[name].flat[-1] = -0.0  # which is no longer that if something is added to it
         return found
 
     def _random(self, name: str, value: ir.Value, random: np.random.Generator, style: _Style) -> Any:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from graphscale.analysis.rules import MICROSOFT
 from graphscale.analysis.values import is_known_zero
 
-__all__ = ["tested_values"]
+__all__ = ["noticed_values"]
 
 _NAN, _INFINITE = 1, 2
 _BOTH = _NAN | _INFINITE
@@ -29,7 +29,7 @@ _FIRST_OPERAND = frozenset(
 _KEEPS_INFINITY = frozenset({"Abs", "Cast", "Expand", "Flatten", "Identity", "Neg", "Reshape", "Squeeze", "Tile"})
 
 
-def tested_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[ir.Value]:
+def noticed_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[ir.Value]:
     """The values of which every element that is NaN or infinite makes a flag false, as far as that can be proved.
 
     Args:

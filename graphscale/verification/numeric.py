@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ POWERS = (1.0, 2.0**10, 2.0**15)
 HUGE = 2.0**126  # of two, and more than most backward passes take
 # Rounding to float16 here and there: its unit is 2**-11, and what underflows without a scale is lost there.
 SMALL_TOLERANCE = 2.0**-5
+_MANY = 100  # gradients, from which on each is forced once, not in every way
 _KINDS = (math.nan, math.inf, -math.inf)
 
 
@@ -70,13 +72,18 @@ def measure(
     found = Measured()
     feeder = Feeder(pair, given, dims)
     found.notes += feeder.notes
-    bench = Bench(pair, roles, providers)
+    with contextlib.closing(Bench(pair, roles, providers)) as bench:
+        _measure(bench, feeder, found, runs=runs, tolerance=tolerance, seed=seed)
+    return found
+
+
+def _measure(bench: Bench, feeder: Feeder, found: Measured, *, runs: int, tolerance: float, seed: int) -> None:
     if bench.replaced:
         found.notes.append("IsAllFinite, which has no kernel for the CPU, was replaced by standard operators to run it")
     random = np.random.default_rng(seed)
     batches = _batches(bench, feeder, runs, random)
     comparable = _settle_randomness(bench, batches[0], found)
-    if pair.small:
+    if bench.pair.small:
         tolerance = max(tolerance, SMALL_TOLERANCE)
         found.notes.append(
             f"the graph computes in a type smaller than float32: values are compared within {tolerance:g} of the "
@@ -87,22 +94,36 @@ def measure(
     _try_rule(bench, found)
     found.runs = bench.runs
     found.notes += _zeros(bench, batches)
-    return found
 
 
 def replay(pair: Pair, roles: Roles, case: Case, providers: Sequence[Any] | None) -> Measured:
     """Run one case again."""
     found = Measured()
-    bench = Bench(pair, roles, providers)
+    with contextlib.closing(Bench(pair, roles, providers)) as bench:
+        _check_case(bench, case)
+        if case.kind != "rule":
+            _settle_randomness(bench, case.feeds, found)
+        found.try_all("the case again", iter([case]), bench, "run")
+        found.runs = bench.runs
+    return found
+
+
+def _check_case(bench: Bench, case: Case) -> None:
+    """Refuse a case of other graphs."""
     if case.kind == "skip" and case.gradient not in bench.gradients:
         raise VerifyError(f"the case forces a gradient {case.gradient!r}, which the original does not have")
-    missing = sorted((bench.scaled.inputs | bench.original.inputs) - set(case.feeds)) if case.kind != "rule" else []
+    wanted = set(bench.oracle.starts()[0])
+    if case.kind != "rule":
+        wanted |= bench.original.required | bench.scaled.required | {state.name for state in bench.pair.states}
+        missing = sorted(wanted - set(case.feeds))
+    else:
+        missing = sorted({value.name or "" for value in bench.roles.scale_states.values()} - set(case.feeds))
     if missing:
-        raise VerifyError(f"the case holds no value for input {missing[0]!r}: it is of other graphs")
-    _settle_randomness(bench, case.feeds, found) if case.kind != "rule" else None
-    found.try_all("the case again", iter([case]), bench, "run")
-    found.runs = bench.runs
-    return found
+        raise VerifyError(f"the case holds no value for {missing[0]!r}: it is of other graphs")
+    if case.kind == "rule" and bench.oracle.rule is None:
+        raise VerifyError("the case is of the rule of a dynamic loss scale, and this one is fixed")
+    if case.kind == "skip" and not 0 <= (case.position or 0) < math.prod(bench.shape(case.gradient or "", case.feeds)):
+        raise VerifyError(f"the case forces element {case.position} of {case.gradient!r}, which does not have so many")
 
 
 def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generator) -> list[Arrays]:
@@ -121,11 +142,15 @@ def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generato
 
 def _settle_randomness(bench: Bench, feeds: Arrays, found: Measured) -> bool:
     """See whether the original gives the same twice, and say what follows; whether values can be compared."""
-    if _same(bench, feeds):
+    if bench.seeds:
+        found.notes.append(
+            f"{bench.seeds} operators that draw random numbers without a seed were given one to run them"
+        )
+    if bench.seeds is not None and _same(bench, feeds):
         return True
     bench.original.fresh = bench.scaled.fresh = True
-    if _same(bench, feeds):
-        found.notes.append("the original draws random numbers from seeds of its own: each run is a session of its own")
+    if bench.seeds is not None and _same(bench, feeds):
+        found.notes.append("the original draws random numbers from seeds: each run is a session of its own")
         return True
     found.notes.append(
         "the original gives other values in each run on the same feeds (it draws random numbers without a seed): "
@@ -191,13 +216,17 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
         found.checks.append(Check(name, FAILS, f"the gradient {lost[0]!r} of the original is not in the scaled graph"))
         return
 
+    many = len(bench.gradients) > _MANY
+
     def cases() -> Iterator[Case]:
         starts, count = bench.oracle.starts(), 0
-        for i, batch in enumerate(batches):
+        for i, batch in enumerate(batches[:1] if many else batches):
             feeds = feeder.without_resets(batch)
-            for gradient in bench.gradients:
+            for j, gradient in enumerate(bench.gradients):
                 size = math.prod(bench.shape(gradient, feeds))
-                for k, number in enumerate(_KINDS) if size else ():
+                for k, number in enumerate(_KINDS):
+                    if size == 0 or (many and (j - k) % 3):
+                        continue
                     position = (0, size // 2, size - 1)[(i + k) % 3]
                     start = starts[count % len(starts)]
                     # Each start comes with each kind of number in turn.
@@ -205,7 +234,8 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
                     yield Case("skip", {**feeds, **start}, gradient=gradient, number=number, position=position)
 
     states = len(bench.pair.states)
-    what = f"runs, nan, inf and -inf in each of {len(bench.gradients)} gradients: {states} states kept, scale lowered"
+    kinds = "nan, inf or -inf" if many else "nan, inf and -inf"
+    what = f"runs, {kinds} in each of {len(bench.gradients)} gradients: {states} states kept, scale lowered"
     found.try_all(name, cases(), bench, what)
 
 

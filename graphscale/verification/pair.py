@@ -11,13 +11,22 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.analysis.training_graph import TrainingGraph, analyse
-from graphscale.analysis.values import describe
-from graphscale.errors import AlreadyScaledError, GraphscaleError, InvalidLossScaleError, VerifyError
+from graphscale.analysis.values import captured_values, describe, main_node, main_nodes, node_name
+from graphscale.errors import (
+    AlreadyScaledError,
+    GraphscaleError,
+    InvalidLossScaleError,
+    ModelFileError,
+    VerifyError,
+    one_line,
+)
 from graphscale.loss_scale import LossScale, get
 from graphscale.metadata import Stamp, is_scaled, read_stamp
 from graphscale.passes import Autocast
 from graphscale.passes.guard_in_place import WRITES_INPUTS
 from graphscale.pipeline import Model, open_copy, prepare, run_passes
+from graphscale.report import GradientReport, PlaceReport, StateReport
+from graphscale.verification.guards import in_place_nodes, unordered
 
 __all__ = ["Pair", "State", "open_pair", "values_by_name"]
 
@@ -97,10 +106,17 @@ def open_pair(
     if is_scaled(first):
         raise AlreadyScaledError(f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED")
     stamp = read_stamp(second.metadata_props, second_name)
+    _check_stamp(stamp, second_name)
+    if "loss" not in stamp.names or "window_finite" in stamp.names:
+        raise VerifyError(
+            f"{second_name} is one of the two models of an artifact folder, which work on one state; verify takes "
+            "single graphs, and artifacts are proved as they are scaled"
+        )
     policy = _policy(stamp, second_name)
     prepare(first)
+    _check_order(second.graph, second_name)
     _check_interface(first.graph, second.graph, stamp, (first_name, second_name))
-    hints = _hints(stamp, loss, gradients, updates)
+    hints = _hints(second.graph, stamp, loss, gradients, updates)
     notes = _repeat_autocast(first, stamp, hints)
     found, more = _analyse(first.graph, hints, stamp)
     nodes = _match(first.graph, second.graph)
@@ -126,6 +142,25 @@ def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
     return values
 
 
+def _check_stamp(stamp: Stamp, name: str) -> None:
+    """Refuse metadata that are JSON, but not of the form that scaling writes."""
+    report = stamp.report
+    try:
+        for key, kind in (("state", StateReport), ("places", PlaceReport), ("gradients", GradientReport)):
+            for item in report.get(key, ()):
+                kind(**item)
+        autocast = report.get("autocast")
+        if autocast is not None:
+            tuple(autocast[key] for key in ("dtype", "emulate", "casts", "low_nodes", "kept_nodes"))
+        texts: list[tuple[Any, ...]] = [*stamp.state.items(), *stamp.names.items()]
+        texts += [(name,) for name in (*stamp.telemetry.get("gradients", ()), *report.get("missed", ()))]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise VerifyError(f"{name} has damaged graphscale metadata: {one_line(error)}") from error
+    wrong = next((text for pair in texts for text in pair if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise VerifyError(f"{name} has damaged graphscale metadata: {wrong!r} is no name")
+
+
 def _policy(stamp: Stamp, name: str) -> LossScale:
     try:
         policy = get(stamp.policy)
@@ -134,6 +169,24 @@ def _policy(stamp: Stamp, name: str) -> LossScale:
     if policy is None:
         raise VerifyError(f"{name} has damaged graphscale metadata: it has no policy")
     return policy
+
+
+def _check_order(graph: ir.Graph, name: str) -> None:
+    """Refuse a graph that reads what nothing computes, or before it is computed."""
+    owners, done = main_nodes(graph), set[ir.Node]()
+    for node in graph:
+        for value in (*node.inputs, *captured_values(node)):
+            producer = None if value is None else value.producer()
+            if value is None or (producer is not None and main_node(owners, producer) in done):
+                continue
+            if producer is not None or not (value.is_graph_input() or value.is_initializer()):
+                raise ModelFileError(
+                    f"{name} is damaged: {node_name(node)!r} reads {value.name!r} before it is computed"
+                )
+        done.add(node)
+    for value in graph.outputs:
+        if value.producer() is None and not (value.is_graph_input() or value.is_initializer()):
+            raise ModelFileError(f"{name} is damaged: its output {value.name!r} is computed by no node")
 
 
 def _check_interface(original: ir.Graph, scaled: ir.Graph, stamp: Stamp, names: tuple[str, str]) -> None:
@@ -170,13 +223,21 @@ def _same_type(one: ir.Value, other: ir.Value) -> bool:
 
 
 def _hints(
-    stamp: Stamp, loss: str | None, gradients: Sequence[str] | None, updates: Mapping[str, str] | None
+    graph: ir.Graph, stamp: Stamp, loss: str | None, gradients: Sequence[str] | None, updates: Mapping[str, str] | None
 ) -> dict[str, Any]:
     """What the user said, else what the report of the scaling says that the user said then."""
     report = stamp.report
     if loss is None and report.get("loss_found") == "named":
         loss = report.get("loss")
-    named = {s["output"]: s["input"] for s in report.get("state", ()) if s.get("how") == "named" and s.get("output")}
+    named = {}
+    # What is written in place has the name of the output that it was.
+    written = {
+        n.inputs[0].name: unordered(n.inputs[1]).name for n in in_place_nodes(graph) if n.inputs[0] and n.inputs[1]
+    }
+    for state in report.get("state", ()):
+        output = state.get("output") or written.get(state["input"])
+        if state["how"] == "named" and output:
+            named[output] = state["input"]
     return {"loss": loss, "gradients": tuple(gradients or ()), "updates": {**named, **(updates or {})}}
 
 

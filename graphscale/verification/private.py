@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +22,25 @@ from graphscale.session.interface import as_ort_value
 from graphscale.session.loading import device_of, quiet_options
 from graphscale.verification.pair import values_by_name
 
-__all__ = ["Copy", "Results", "Runner"]
+__all__ = ["Copy", "Results", "Runner", "unseeded"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _CUDA = "CUDAExecutionProvider"
 _LARGE = 2**30  # bytes that are no longer handed over in memory
 PASS = "verify"
+
+
+# Operators that draw random numbers; without a seed ONNX Runtime takes one from the node's place in the graph.
+_RANDOM = frozenset(
+    {"Bernoulli", "BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "Dropout", "Multinomial", "RandomNormal"}
+    | {"RandomNormalLike", "RandomUniform", "RandomUniformLike", "SoftmaxDropout"}
+)
+
+
+def unseeded(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """The nodes that draw random numbers without a seed of their own."""
+    return (node for node in nodes if node.op_type in _RANDOM and "seed" not in node.attributes)
 
 
 class Results(NamedTuple):
@@ -76,6 +88,14 @@ class Copy:
                 value = self.values[name]
                 value.dtype = dtype_of(value) if value.dtype is None else value.dtype
                 self.graph.outputs.append(value)
+
+    def give_seeds(self, seeds: Mapping[str, int]) -> None:
+        """Give random operators a seed: `{name of the first output: seed}`."""
+        for name, seed in seeds.items():
+            node = self.values[name].producer()
+            assert node is not None
+            whole = "Dropout" in node.op_type
+            node.attributes["seed"] = ir.AttrInt64("seed", seed) if whole else ir.AttrFloat32("seed", float(seed))
 
     def disturb(self, name: str) -> str:
         """Add an input to a value, before anything reads it; return the input's name. Adding -0.0 changes nothing."""
@@ -177,8 +197,9 @@ class Runner:
         self._what = what
         self.fresh = fresh
         self.runs = 0
-        self._session = self._open()
-        self.inputs = {value.name for value in self._session.get_inputs()}
+        self._session: Any = self._open()
+        self.required = {value.name for value in self._session.get_inputs()}
+        self.inputs = set(self.required)
         self.inputs |= {value.name for value in self._session.get_overridable_initializers()}
         self.outputs = tuple(value.name for value in self._session.get_outputs())
         self._written = {n.inputs[0].name for n in model.graph if n.domain == MICROSOFT and n.inputs and n.inputs[0]}
@@ -197,6 +218,11 @@ class Runner:
             return self._bound(copies) if self._cuda or _has_bfloat16(copies) else self._plain(copies)
         except Exception as error:  # ORT's exceptions share no public base class
             raise VerifyError(f"ONNX Runtime cannot run {self._what}: {one_line(error)}") from error
+
+    def close(self) -> None:
+        """Free the session, and what was written for it."""
+        self._session = None
+        self._folder.cleanup()
 
     def _plain(self, feeds: Arrays) -> Results:
         values = self._session.run(list(self.outputs), feeds)

@@ -32,6 +32,7 @@ class Roles:
         next_values: the next values of these by role, as they are written or leave the graph.
         following: `{state: output}` for everything carried, None where it is written in place.
         buffers: the buffers that the original itself writes.
+        written: the states that are written in place.
         told: the names of the outputs that tell of a step.
         scaled_loss: the output that is the loss times the scale, where it was asked for.
     """
@@ -44,6 +45,7 @@ class Roles:
     next_values: dict[str, ir.Value]
     following: dict[str, str | None]
     buffers: frozenset[str]
+    written: frozenset[str]
     told: frozenset[str]
     scaled_loss: ir.Value | None
 
@@ -59,8 +61,10 @@ def find_roles(pair: Pair) -> tuple[Roles | None, str | None]:
         wanted += [] if pair.policy.rule.on_stuck == "hold" else ["stuck"]
     wanted += [role for role in (*COUNTERS, *_TOLD) if role in names]
     for role in wanted:
-        if names.get(role) not in values:
-            return None, f"there is no value {names.get(role)!r}, which the metadata call the {role.replace('_', ' ')}"
+        if role not in names:
+            return None, f"the metadata name no value for the {role.replace('_', ' ')}"
+        if names[role] not in values:
+            return None, f"there is no value {names[role]!r}, which the metadata call the {role.replace('_', ' ')}"
     outputs = {value.name: value for value in graph.outputs}
     for role in _TOLD:
         if role in names and names[role] not in outputs:
@@ -94,6 +98,7 @@ def find_roles(pair: Pair) -> tuple[Roles | None, str | None]:
         next_values=next_values,
         following=following,
         buffers=frozenset(item.name for item in pair.states if item.output is None),
+        written=frozenset(value.name or "" for value in written),
         told=frozenset({names[role] for role in _TOLD if role in names} | shown),
         scaled_loss=next((v for v in graph.outputs if _is_scaled_loss(v) and v.name not in originals), None),
     ), None

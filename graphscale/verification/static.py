@@ -13,7 +13,7 @@ from graphscale.analysis.proof import prove
 from graphscale.analysis.values import captured_values, constant_tensor, node_name, uses_of
 from graphscale.errors import ProofError
 from graphscale.loss_scale import DynamicLossScale
-from graphscale.verification.finite_check import tested_values
+from graphscale.verification.finite_check import noticed_values
 from graphscale.verification.guards import (
     assigns,
     in_place_nodes,
@@ -84,13 +84,25 @@ def _metadata(pair: Pair, roles: Roles) -> list[str]:
     problems = [f"node {node_name(node)!r} of the original is gone" for node in pair.lost]
     told = dict(pair.stamp.state)
     in_place = {s["input"] for s in pair.stamp.report.get("state", ()) if s.get("output") is None}
+    outputs = {value.name for value in pair.scaled.graph.outputs}
     for name, output in roles.following.items():
+        if output is None and name in pair.stamp.names.values() and name not in roles.written:
+            problems.append(f"the metadata name no next value of {name!r}, and nothing writes it in place")
         if output is None and name not in in_place and name not in roles.buffers:
             problems.append(f"the state {name!r} is written in place, and the metadata do not say so")
+        if output is not None and output not in outputs:
+            problems.append(f"the next value {output!r} of {name!r} is gone")
         if output is not None and told.pop(name, None) != output:
             problems.append(f"the metadata do not say that {output!r} is the next value of {name!r}")
     for name, output in told.items():
         problems.append(f"the metadata call {output!r} the next value of {name!r}, which it is not")
+    moved = {state.output for state in pair.states if state.name in roles.written}
+    for value in pair.found.graph.outputs:
+        if value.name not in outputs | moved:
+            problems.append(f"the output {value.name!r} of the original is gone")
+    for value in (*roles.scale_states.values(), *roles.counters.values()):
+        if not value.is_graph_input() or value.const_value is None:
+            problems.append(f"the state {value.name!r} is not an input with an initial value")
     known = {value.name for value in pair.found.graph.outputs} | set(roles.following.values()) | roles.told
     for value in pair.scaled.graph.outputs:
         if value.name not in known and value is not roles.scaled_loss:
@@ -165,7 +177,7 @@ def _tested(graph: ir.Graph, roles: Roles) -> set[ir.Value]:
     """The unscaled gradients of which the check notices every element that is not finite."""
     assert roles.all_finite is not None
     quotients = frozenset(_quotients(graph, roles.scale))
-    return tested_values(roles.all_finite, quotients) & quotients
+    return noticed_values(roles.all_finite, quotients) & quotients
 
 
 def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested: set[ir.Value]) -> list[str]:
@@ -219,7 +231,9 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> list[str]:
     known = {state.name for state in pair.states} | set(roles.following)
     for name, node in written.items():
         if name not in known:
-            problems.append(f"{node_name(node)!r} writes {name!r}, which is no state of the original")
+            problems.append(
+                f"{node_name(node)!r} writes {name!r}, which is no state of the original (--update OUT={name})"
+            )
     for node, value in unprotected_operands(graph):
         problems.append(f"{node_name(node)!r} may overwrite {value.name!r} whether the step is applied or not")
     return problems

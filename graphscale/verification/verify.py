@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.collector import paused_collector
+from graphscale.diagnosis import explains_damage
 from graphscale.errors import VerifyError
 from graphscale.pipeline import Model
 from graphscale.verification.counterexample import load_arrays, load_case
@@ -23,6 +24,7 @@ from graphscale.verification.static import prove_again
 __all__ = ["verify"]
 
 
+@explains_damage
 @paused_collector()
 def verify(
     original: Model,
@@ -110,6 +112,6 @@ def _refuse_folders(*models: Any) -> None:
     for model in models:
         if isinstance(model, str | os.PathLike) and Path(model).is_dir():
             raise VerifyError(
-                f"{model} is a folder; verify takes two ONNX files, of artifacts for example "
-                "ORIGINAL/training_model.onnx SCALED/training_model.onnx"
+                f"{model} is a folder; verify takes two single graphs, ORIGINAL.onnx SCALED.onnx (the two models of an "
+                "artifact folder work on one state, and are proved as they are scaled)"
             )

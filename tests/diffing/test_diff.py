@@ -64,6 +64,15 @@ def test_scaling_inserts_and_removes_nothing(name: str) -> None:
         assert op.difference >= 0
 
 
+def test_outputs_that_another_node_computes_are_told() -> None:
+    scaled = scaled_model(MOMENTUM)
+    state = {s.output for s in gs.inspect(scaled).state} - {"current_loss_scale.next", "good_steps.next"}
+    edges = {edge.reader: edge for edge in gs.diff(momentum(), scaled).rewired if edge.input is None}
+    assert edges.keys() == state and len(state) == 8
+    edge = edges["fc1.weight.next"]
+    assert (edge.before, edge.after) == ("node_sub_1", "graphscale/guard-updates/fc1.weight.next.guarded")
+
+
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_a_model_does_not_differ_from_itself(name: str) -> None:
     path = MODELS / f"{name}.onnx"
@@ -89,6 +98,16 @@ class TestMatching:
         assert (found.matched, found.added, found.removed) == (60, (), ())
         assert sum(map(len, found.inserted.values())) == 25
 
+    def test_by_what_they_give_alone(self) -> None:
+        """No names, and other operands: what is left are the names of the outputs."""
+        one, other = momentum(), momentum()
+        swap_inputs(other)
+        for model in (one, other):
+            drop_node_names(model)
+        found = gs.diff(one, other)
+        assert (found.matched, found.added, found.removed) == (60, (), ())
+        assert [(edge.reader, edge.input) for edge in found.rewired] == [("MatMul -> mm", 0), ("MatMul -> mm", 1)]
+
     def test_renamed_values_are_told(self) -> None:
         renamed = momentum()
         rename_values(renamed)
@@ -97,9 +116,14 @@ class TestMatching:
         assert ("node_addmm", "addmm", "v1") in [(c.name, c.before, c.after) for c in found.renamed]
 
     def test_what_was_inlined_is_recognised(self) -> None:
-        text = "<opset_import: [\"\" : 20]> local.twice (a) => (b) { b = Add(a, a) }"
+        text = '<opset_import: ["" : 20]> local.twice (a) => (b) { b = Add(a, a) }'
         call = "twice = local.twice(dw1)"
-        model = step(call, outputs="float[4,5] twice", domains=["local"], functions=text.replace("<", "<domain: \"local\", ").replace("local.twice", "twice"))
+        model = step(
+            call,
+            outputs="float[4,5] twice",
+            domains=["local"],
+            functions=text.replace("<", '<domain: "local", ').replace("local.twice", "twice"),
+        )
         found = gs.diff(model, gs.scale(model).model)
         assert found.removed and found.removed[0].op == "local::twice"
         assert [entry.op for entry in found.added] == ["Add"]
@@ -163,7 +187,7 @@ def reorder(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("change", "field", "told"),
     [
-        (change_attribute, "attributes", [{"name": "node_t.perm", "before": "(1, 0)", "after": "(0, 1)"}]),
+        (change_attribute, "attributes", [{"name": "node_t.perm", "before": "[1, 0]", "after": "[0, 1]"}]),
         (
             swap_inputs,
             "rewired",
@@ -184,9 +208,7 @@ def reorder(model: onnx.ModelProto) -> None:
         (reorder, "reordered", True),
     ],
 )
-def test_one_change_is_told_and_nothing_else(
-    change: Callable[[onnx.ModelProto], None], field: str, told: Any
-) -> None:
+def test_one_change_is_told_and_nothing_else(change: Callable[[onnx.ModelProto], None], field: str, told: Any) -> None:
     model = momentum()
     change(model)
     found = gs.diff(momentum(), model).to_dict()
@@ -236,6 +258,7 @@ def test_no_weight_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = gs.diff(momentum(), path)
     assert found.initializers_added == (found.initializers_added[0],)
     assert found.initializers_added[0].shape == "[2147483648]"
+    assert not gs.diff(path, path).different
 
 
 def test_neither_model_is_changed() -> None:

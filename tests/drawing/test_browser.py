@@ -141,7 +141,7 @@ class TestOneBox:
         assert "inserted by scale-loss" in text
         assert "float32 [], constant 1.0" in text
         assert any(line.startswith("out ones_like.scaled") for line in lines)
-        assert text.count("× S") == 2  # the loss scale itself, and the product
+        assert text.count("\u00d7 S") == 2  # the loss scale itself, and the product
         assert page.hover("h1") == ""
 
     def test_hover_shows_what_it_is_linked_to(self, page: Page) -> None:

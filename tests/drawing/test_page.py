@@ -136,7 +136,6 @@ def pages() -> list[str]:
 
 
 class TestHostileNames:
-
     def test_they_stay_text(self, pages: list[str]) -> None:
         for text in pages:
             page = Page(text)

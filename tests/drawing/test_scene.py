@@ -16,6 +16,7 @@ from tests.build import step
 from tests.cli.bad_graphs import inference
 from tests.conftest import MODEL_NAMES, MODELS
 from tests.drawing.graphs import deep_network, scaled_model, scene_of
+from tests.passes.cases import cross_entropy
 
 
 def named(values: dict[str, str]) -> dict[str, str]:
@@ -43,6 +44,17 @@ def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
     assert len(shared) >= 0.6 * len(before)
     assert {n: before[n] for n in shared} == {n: after[n] for n in shared}
     assert named({n: before[n] for n in shared})
+
+
+def test_a_value_that_the_scale_would_enter_at_has_it_for_all_readers() -> None:
+    model = gs.pipeline.io.from_proto(cross_entropy())
+    subject = understand(model, "the model")
+    [place] = subject.places
+    assert place.edge is None and place.value.producer() is not None
+    found = degrees(subject)
+    assert {name for name, degree in found.items() if degree == "1"} == {place.value.name, "dw"}
+    scene = make_scene(subject)
+    assert "enters" in scene.boxes[scene.box_of[place.value.producer()]].badges
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
@@ -97,7 +109,20 @@ def test_links_carry_what_nodes_read() -> None:
     }
     assert drawn == read
     for link in scene.links:
-        assert (link.degree == 1) == any(scene.subject.degrees.get(value) == 1 for value in link.values)
+        [giver] = scene.boxes[link.source].nodes
+        read_by = scene.boxes[link.target]
+        values = [v for v in giver.outputs if v is read_by.output or v in [i for n in read_by.nodes for i in n.inputs]]
+        assert (link.degree == 1) == any(scene.subject.degrees.get(value) == 1 for value in values)
+
+
+def test_before_scaling_links_end_where_the_scale_would_come_out() -> None:
+    scene = scene_of("pytorch/mlp_momentum", scaled=False)
+    leaving = [i for i, box in enumerate(scene.boxes) if "leaves" in box.badges]
+    assert len(leaving) == 4
+    assert [link.degree for link in scene.links if link.source in leaving] == [0] * 4
+    assert any(link.degree == 1 and link.target in leaving for link in scene.links)
+    for link in scene.links:
+        assert link.degree == 0 or scene.boxes[link.target].phase is Phase.BACKWARD
 
 
 def test_a_huge_graph_is_folded_but_for_a_few_gradients() -> None:
