@@ -12,6 +12,9 @@ from collections.abc import Iterator
 
 __all__ = ["paused_collector"]
 
+_ENOUGH = 2_000_000  # objects
+_handed_over: list[int] = []  # how many objects each time, since the last collection
+
 
 @contextlib.contextmanager
 def paused_collector() -> Iterator[None]:
@@ -22,9 +25,22 @@ def paused_collector() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if gc.get_freeze_count() == 0:
-                # What was built goes straight to the oldest generation: else the first thing that the collector does is
-                # to look through all of it.
-                gc.freeze()
-                gc.unfreeze()
+            _hand_over()
             gc.enable()
+
+
+def _hand_over() -> None:
+    """Let what was built go straight to the oldest generation: else the collector looks through all of it at once.
+
+    There nothing would ask for its collection any more, once it is garbage: it is collected when enough has come
+    together.
+    """
+    if gc.get_freeze_count():
+        return
+    _handed_over.append(gc.get_count()[0])
+    if sum(_handed_over) > _ENOUGH:
+        _handed_over.clear()
+        gc.collect()
+    else:
+        gc.freeze()
+        gc.unfreeze()

@@ -90,7 +90,7 @@ def damage_of(model: onnx.ModelProto) -> str | None:
     Looked at are, in this order: texts, tensors, operands and results, subgraphs, functions, and what ONNX's checker
     looks at.
     """
-    looks = (_texts, _tensors, _nodes, _references, _checker, _functions, _stamp)
+    looks = (_texts, _tensors, _nodes, _references, _checker, _functions, _stamp, _ends)
     return next((damage for look in looks for damage in look(model)), None)
 
 
@@ -171,10 +171,28 @@ def _nodes(model: onnx.ModelProto) -> Iterator[str]:
         yield from _bodies(node, name)
 
 
+def _ends(model: onnx.ModelProto) -> Iterator[str]:
+    """The inputs and outputs of the graph: their types, and that each is there once."""
+    for kind, ends in (("input", model.graph.input), ("output", model.graph.output)):
+        seen: set[str] = set()
+        for value in ends:
+            if value.name in seen:
+                yield f"{kind} {value.name!r} is there twice"
+            seen.add(value.name)
+            if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
+                yield f"{kind} {value.name!r} has no data type"
+            elif not value.type.WhichOneof("value"):
+                yield f"{kind} {value.name!r} has no type"
+
+
 def _references(model: onnx.ModelProto) -> Iterator[str]:
-    """Attributes that refer to those of a function, outside of any."""
+    """Attributes without a type, and those that refer to attributes of a function, outside of any."""
     for place, attribute in _messages(model.graph, "the model"):
-        if isinstance(attribute, onnx.AttributeProto) and attribute.ref_attr_name:
+        if not isinstance(attribute, onnx.AttributeProto):
+            continue
+        if not attribute.type:
+            yield f"attribute {attribute.name!r} near {place!r} has no type"
+        if attribute.ref_attr_name:
             yield f"attribute {attribute.name!r} near {place!r} refers to an attribute of a function, and is in none"
 
 
@@ -227,9 +245,13 @@ def _stamp(model: onnx.ModelProto) -> Iterator[str]:
     for role in roles:
         if role not in stamp.names:
             yield f"its metadata does not name the {role.replace('_', ' ')}"
-    for name in (*stamp.names.values(), *stamp.state.keys(), *stamp.state.values()):
+    for name in stamp.names.values():
         if name not in known:
             yield f"its metadata speaks of {name!r}, which the graph does not have"
+    inputs, outputs = ({value.name for value in ends} for ends in (graph.input, graph.output))
+    for name, output in stamp.state.items():
+        if name not in inputs or output not in outputs:
+            yield f"its metadata says that {output!r} is the next {name!r}, and the graph has not both"
 
 
 def _functions(model: onnx.ModelProto) -> Iterator[str]:

@@ -43,8 +43,7 @@ def diff(
         names = [before.name, after.name] if before.name != after.name else [str(before), str(after)]
         drawing.write_page(drawing.comparison_page(comparison, *names), html)
     if json:
-        json_module.dump(report.to_dict(), sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        sys.stdout.write(json_module.dumps(report.to_dict(), indent=2) + "\n")
     else:
         _show(report, f"{before} -> {after}" + (f", drawn -> {html}" if html is not None else ""))
     if exit_code and report.different:

@@ -53,4 +53,6 @@ def _summary(report: LintReport) -> str:
     found = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for count, severity in counts if count)
     scale = f"loss scale {report.loss_scale}" if report.loss_scale else "no loss scale"
     check = f"finite check {report.check}" if report.check else "no finite check"
-    return f"{found or 'nothing found'} ({report.nodes} nodes, {scale}, {check}, {report.states} states)"
+    size = f"{report.nodes} node{'s' * (report.nodes != 1)}"
+    states = f"{report.states} state{'s' * (report.states != 1)}"
+    return f"{found or 'nothing found'} ({size}, {scale}, {check}, {states})"

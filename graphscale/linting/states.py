@@ -48,7 +48,9 @@ class State:
     node: ir.Node | None = None
 
 
-def find_states(view: View, stamped: Mapping[str, str] | None, not_states: Collection[ir.Value]) -> list[State]:
+def find_states(
+    view: View, stamped: Mapping[str, str] | None, not_states: Collection[ir.Value], losses: Collection[ir.Value]
+) -> list[State]:
     """Find the carried state, in graph order of the outputs, then of the operators that write in place.
 
     Args:
@@ -57,8 +59,12 @@ def find_states(view: View, stamped: Mapping[str, str] | None, not_states: Colle
             whose outputs are paired with the inputs, and the weights among the initializers, that they hold with a
             coefficient of at least 0.5, as `analysis.updates` does.
         not_states: outputs that are no state: the loss, the finite check.
+        losses: the outputs that could be the loss.
     """
-    found = [*_stamped(view, stamped)] if stamped is not None else [*_paired(view, not_states)]
+    if stamped is not None:
+        found = [*_stamped(view, stamped)]
+    else:
+        found = _without_constants(view, [*_paired(view, not_states)], losses)
     known = {state.value for state in found}
     found += [state for state in _in_place(view) if state.value not in known]
     return found
@@ -87,6 +93,14 @@ def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
         if best is not None:
             taken.add(best)
             yield State(best, output, Carry.OUTPUT)
+
+
+def _without_constants(view: View, states: list[State], losses: Collection[ir.Value]) -> list[State]:
+    """Without initializers that are no inputs, unless a loss depends on one of them: a gradient may hold a constant."""
+    weights = {state.value for state in states if not state.value.is_graph_input() and not is_scalar(state.value)}
+    if not weights or not weights.isdisjoint(view.ancestors(losses)):
+        return states
+    return [state for state in states if state.value not in weights]
 
 
 def _held(output: ir.Value, states: Collection[ir.Value], taken: Collection[ir.Value]) -> ir.Value | None:

@@ -55,9 +55,9 @@ class Subject:
         self.view = View(model, name)
         self.stamp = read_stamp(model.metadata_props, name) if is_scaled(model) else None
         stamped = None if self.stamp is None else self.stamp.state
-        found = find_states(self.view, stamped, self._named("loss", "all_finite"))
-        given = named_scale(self.view, scale) if scale is not None else next(iter(self._named("loss_scale")), None)
         self._losses = self._named("loss") or self._loss_candidates()
+        found = find_states(self.view, stamped, self._named("loss", "all_finite"), self._losses)
+        given = named_scale(self.view, scale) if scale is not None else next(iter(self._named("loss_scale")), None)
         self.scale = None
         if given is not None or self.stamp is None or "loss_scale" not in self.stamp.names:
             self.scale = find_scale(self.view, found, given, self._roles(), self._losses)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import random
 import zlib
@@ -11,7 +12,7 @@ from typing import Any
 
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto, helper
 
 __all__ = ["damage_model", "random_model"]
@@ -50,7 +51,9 @@ def damage_model(model: onnx.ModelProto, other: onnx.ModelProto, choices: random
         *((2 if own else 0) * [_insertion]),
     ]
     for _ in range(choices.choice((1, 1, 1, 2, 3))):
-        choices.choice(kinds)(copy, other, choices)
+        # Bodies in bodies may be nested deeper than a protocol buffer can be read; then that was the last damage.
+        with contextlib.suppress(DecodeError):
+            choices.choice(kinds)(copy, other, choices)
     return copy.SerializeToString()
 
 
@@ -199,10 +202,11 @@ def _node(model: onnx.ModelProto, other: onnx.ModelProto, choices: random.Random
 
 
 def _order(model: onnx.ModelProto, other: onnx.ModelProto, choices: random.Random) -> None:
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+    nodes = list(model.graph.node)
     choices.shuffle(nodes) if choices.random() < 0.5 else nodes.reverse()
+    graph = onnx.GraphProto(node=nodes)
     del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    model.graph.node.extend(graph.node)
 
 
 def _infos(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -291,22 +295,26 @@ def _body(model: onnx.ModelProto, other: onnx.ModelProto, choices: random.Random
     elif inside == 1:
         body.CopyFrom(helper.make_graph([helper.make_node("Neg", ["ghost"], ["r"])], "b", [], []))
     elif inside == 2:
-        body = helper.make_graph([helper.make_node("Identity", [choices.choice(_names(model))], ["r"])], "b", [], [])
-        body.output.add(name="r")
-        for _ in range(choices.choice((0, 3, 60))):
-            node = helper.make_node("If", ["ghost"], ["r"], then_branch=body, else_branch=body) if False else None
-            deeper = onnx.GraphProto(name="d")
-            outer = deeper.node.add(op_type="If", input=[choices.choice(_names(model))], output=["r"])
-            outer.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH).g.CopyFrom(body)
-            deeper.output.add(name="r")
-            body = deeper
-            del node
+        body = _nested(choices.choice((1, 3, 20)), choices.choice(_names(model)))
     node = choices.choice((_some_node(model, choices), model.graph.node.add()))
     node.op_type = choices.choice(("If", "Loop", "Scan", "SequenceMap", node.op_type))
     if not node.output:
         node.output.append("of_the_body")
     name = choices.choice(("then_branch", "else_branch", "body", "odd"))
     node.attribute.add(name=name, type=onnx.AttributeProto.GRAPH).g.CopyFrom(body)
+
+
+def _nested(depth: int, read: str) -> onnx.GraphProto:
+    """Conditions within conditions, the innermost of which gives a value of the graph around all of them."""
+    body = helper.make_graph([helper.make_node("Identity", [read], ["r"])], "innermost", [], [])
+    body.output.add(name="r")
+    for _ in range(depth):
+        outer = onnx.GraphProto(name="outer")
+        node = outer.node.add(op_type="If", input=[read], output=["r"])
+        node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH).g.CopyFrom(body)
+        outer.output.add(name="r")
+        body = outer
+    return body
 
 
 def _imports(model: onnx.ModelProto, other: onnx.ModelProto, choices: random.Random) -> None:
