@@ -252,6 +252,10 @@ def _stamp(model: onnx.ModelProto) -> Iterator[str]:
     for name, output in stamp.state.items():
         if name not in inputs or output not in outputs:
             yield f"its metadata says that {output!r} is the next {name!r}, and the graph has not both"
+    for value in graph.input:
+        tensor = value.type.tensor_type
+        if value.name in stamp.state and not (tensor.elem_type and tensor.HasField("shape")):
+            yield f"the state {value.name!r} has no type or no shape"
 
 
 def _functions(model: onnx.ModelProto) -> Iterator[str]:

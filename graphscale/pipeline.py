@@ -132,6 +132,7 @@ def scale(
     first = () if mixed is None else (mixed,)
     told = (AddTelemetry(),) if telemetry else ()
     marked = frozenset(node for node in work.graph if PASS_KEY in node.metadata_props)
+    outputs = {value.name for value in work.graph.outputs}
     run_passes(
         work,
         *first,
@@ -146,7 +147,9 @@ def scale(
     if isinstance(autocast, Autocast) and mixed is not None:
         autocast.report = mixed.report
     rewrite = Rewrite.detach(work)
-    _prove(work, rewrite, marked)
+    new = [value for value in work.graph.outputs if value.name not in outputs]
+    exposed = [value for value in new if expose_scaled_loss and (value.name or "").startswith("scaled_loss")]
+    _prove(work, rewrite, marked, exposed)
     found = rewrite.report
     report = dataclasses.replace(
         found,
@@ -271,7 +274,7 @@ def _autocast_pass(autocast: Any, found_by: tuple[Any, ...]) -> Autocast | None:
     return chosen
 
 
-def _prove(model: ir.Model, rewrite: Rewrite, marked: frozenset[ir.Node]) -> None:
+def _prove(model: ir.Model, rewrite: Rewrite, marked: frozenset[ir.Node], exposed: Sequence[ir.Value]) -> None:
     """Prove the result; nodes that were marked before, as those of a fused step are, are nodes like all others."""
     graph, bound = rewrite.training_graph, rewrite.bound
     states = set(bound.next_state)
@@ -284,7 +287,7 @@ def _prove(model: ir.Model, rewrite: Rewrite, marked: frozenset[ir.Node]) -> Non
         checked=rewrite.checked,
         all_finite=rewrite.all_finite,
         applies=rewrite.applies,
-        exempt=[value for value in model.graph.outputs if value.name and value.name.startswith("scaled_loss")],
+        exempt=exposed,
         rule_nodes=frozenset(node for node in model.graph if node.metadata_props.get(PASS_KEY) in marks) - marked,
     )
     covered = {node_name(node) for node in graph.coverage.nodes} - {node_name(n) for n in graph.coverage.missed}

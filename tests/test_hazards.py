@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnxruntime as ort
 import pytest
 
@@ -302,3 +303,40 @@ def test_int32_state_is_not_written_in_place() -> None:
     written = {node.input[0] for node in result.model.graph.node if node.op_type == "InPlaceAccumulatorV2"}
     assert written == {item.input for item in result.report.state} - {"count"}
     assert {"current_loss_scale", "good_steps", "fc1.weight", "mu.fc1.weight"} <= written
+
+
+PRESETS = ("torch", "apex", "deepspeed", "megatron", "paddle", "mindspore", "flax", "keras")
+STUCK = [gs.DynamicLossScale(1024, 3, on_stuck=how, max_consecutive_skips=3) for how in ("flag", "reset", "accept")]
+POLICIES = [*(getattr(gs.presets, name)() for name in PRESETS), *STUCK]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=[*PRESETS, *("flag", "reset", "accept")])
+def test_readers_are_ordered_where_the_update_rule_is_inlined(policy: gs.LossScale) -> None:
+    """ONNX Runtime inlines the rule's function: what reads the state in its body is a reader like all others."""
+    model = gs.scale(load_example("pytorch/mse_tanh").model(), policy, target="ort-training").model
+    inlined = onnx.inliner.inline_local_functions(model)
+    assert not inlined.functions
+    assert list(unordered(inlined)) == []
+
+
+@pytest.mark.training
+@each_level
+def test_a_step_that_is_not_stuck_is_not_accepted(level: Level) -> None:
+    """Whether the scale is stuck is told from the scale of before the step, not from the one that overwrites it."""
+    example = load_example("ort/digits_mlp")
+    policy = gs.DynamicLossScale(on_stuck="accept", max_consecutive_skips=3)
+    session = make_session(gs.scale(example.model(), policy, target="ort-training").model, level)
+    feeds = {name: np.array(value) for name, value in {**example.feeds, **example.after}.items()}
+    feeds["lazy_reset_grad"] = np.array([False])
+    feeds["input"][0] = np.nan
+    # Halved, this scale is at the floor.
+    feeds |= {
+        "current_loss_scale": np.array(1.25, np.float32),
+        "good_steps": np.array(0, np.float32),
+        "bad_steps": np.array(0, np.float32),
+    }
+    buffer = feeds["fc1.weight_grad.accumulation.buffer"]
+    before = buffer.copy()
+    outputs = dict(zip([output.name for output in session.get_outputs()], session.run(None, feeds), strict=True))
+    assert not outputs["stuck"]
+    assert (buffer == before).all()
