@@ -29,12 +29,12 @@ from graphscale.analysis.values import (
     rule_of,
     uses_of,
 )
-from graphscale.errors import NonlinearGradientError, ProofError, UnknownOperatorError
+from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError
 
 __all__ = ["Solver"]
 
 # Visits a node, on average, before the search counts as astray. Seen on real graphs: below 3.
-_PATIENCE = 100
+_PATIENCE = 30
 
 _VIEWS = {"Identity", "Cast", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"}
 
@@ -125,7 +125,10 @@ class Solver:
             self._queued.discard(index)
             node = self.topology.nodes[index]
             if self._visits > _PATIENCE * (len(self.topology.nodes) + 1):
-                raise ProofError(f"the search for the places of the loss scale does not settle at {node_name(node)!r}")
+                raise SeedNotFoundError(
+                    f"the search for the places of the loss scale does not settle at {node_name(node)!r}; name where it "
+                    "enters with --seed NODE:INDEX, or what the gradients are with --gradient"
+                )
             self._visit(node)
 
     def _visit(self, node: ir.Node) -> None:

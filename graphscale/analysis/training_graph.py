@@ -224,6 +224,8 @@ def _finish(
             f"--update {wrong.output.name}={wrong.input.name}: the output is a gradient, it scales with the loss; it "
             "cannot be the next value of a weight"
         )
+    if attempt.coverage.total == 0:
+        _refuse_held(gradients - chosen, topology)
     updates = find_updates(graph, named, gradients | {topology.loss}, topology.states)
     _refuse_unpaired(attempt, updates, gradients, chosen)
     order = topology.index
@@ -246,6 +248,18 @@ def _finish(
 def _order(value: ir.Value, index: Mapping[ir.Node, int]) -> int:
     producer = value.producer()
     return -1 if producer is None else index.get(producer, -1)
+
+
+def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
+    """Where no contraction tells the backward pass from the optimizer, a gradient that holds a state may be its next."""
+    for value in gradients:
+        held = own_coefficients(value, set(topology.states))
+        state = next((state for state, c in held.items() if c >= NEXT_STATE), None)
+        if state is not None:
+            raise UpdateError(
+                f"output {describe(value)} could be the next value of {state.name!r}, or a gradient with a share of it, "
+                f"and no contraction tells; say which: --update {value.name}={state.name} or --gradient {value.name}"
+            )
 
 
 def _refuse_unpaired(

@@ -58,8 +58,17 @@ def _unscale(editor: Editor, unscale: Unscale, value: ir.Value, scale: ir.Value)
     if is_output:
         editor.take_over_output(value, result, "scaled")
     wholes = tuple(sorted(unscale.wholes, key=lambda whole: whole.name or ""))
-    only_a_share = len(wholes) == 1 and not is_output and len(uses) == 1
+    only_a_share = len(wholes) == 1 and not is_output and _leads_only_to(uses, wholes[0])
     return Gradient(name, value, quotient, wholes if only_a_share else (quotient, *wholes))
+
+
+def _leads_only_to(uses: Sequence[Use], whole: ir.Value) -> bool:
+    """Whether all that reads a gradient, past factors and views, is the sum that it is a share of."""
+    readers = [use.node for use in uses]
+    while len(readers) == 1 and readers[0].outputs[0] is not whole:
+        value = readers[0].outputs[0]
+        readers = [] if value.is_graph_output() else [use.node for use in value.uses()]
+    return len(readers) == 1
 
 
 def _hand_out(editor: Editor, value: ir.Value, quotient: ir.Value, uses: Sequence[Use], is_output: bool) -> ir.Value:
