@@ -126,8 +126,8 @@ class Solver:
             node = self.topology.nodes[index]
             if self._visits > _PATIENCE * (len(self.topology.nodes) + 1):
                 raise SeedNotFoundError(
-                    f"the search for the places of the loss scale does not settle at {node_name(node)!r}; name where it "
-                    "enters with --seed NODE:INDEX, or what the gradients are with --gradient"
+                    f"the search for the places of the loss scale does not settle at {node_name(node)!r}; name where "
+                    "it enters with --seed NODE:INDEX, or what the gradients are with --gradient"
                 )
             self._visit(node)
 

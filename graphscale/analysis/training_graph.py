@@ -251,14 +251,15 @@ def _order(value: ir.Value, index: Mapping[ir.Node, int]) -> int:
 
 
 def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
-    """Where no contraction tells the backward pass from the optimizer, a gradient that holds a state may be its next."""
+    """A gradient that holds a state may be its next value, where no contraction tells backward pass from optimizer."""
     for value in gradients:
         held = own_coefficients(value, set(topology.states))
         state = next((state for state, c in held.items() if c >= NEXT_STATE), None)
         if state is not None:
             raise UpdateError(
-                f"output {describe(value)} could be the next value of {state.name!r}, or a gradient with a share of it, "
-                f"and no contraction tells; say which: --update {value.name}={state.name} or --gradient {value.name}"
+                f"output {describe(value)} could be the next value of {state.name!r}, or a gradient, and no contraction "
+                f"tells where the optimizer begins; name the gradient: --gradient {value.name}, or what the optimizer "
+                "reads"
             )
 
 
