@@ -71,7 +71,7 @@ def _apply(node: ir.Node, rule: Rule, degrees: Sequence[Degree], carrying: tuple
         return 0 if rule.kind is Kind.COMPARE and not isinstance(agreed, Mismatch) else agreed
     if any(degrees[i] is ZERO for i in data):
         return ZERO
-    if rule.kind is Kind.QUOTIENT:
+    if rule.kind is Kind.QUOTIENT and len(data) == 2:
         return (degrees[data[0]] or 0) - (degrees[data[1]] or 0)
     total = sum(degrees[i] or 0 for i in data)
     addend = rule.addend

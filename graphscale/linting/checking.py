@@ -8,8 +8,9 @@ import onnx_ir as ir
 
 from graphscale.analysis.rules import IN_PLACE, Kind
 from graphscale.analysis.values import op_name, rule_of
-from graphscale.linting.checks import INF, NAN, Check
+from graphscale.linting.checks import INF, NAN, PARTIAL, Check
 from graphscale.linting.report import Finding, found
+from graphscale.linting.states import Carry
 from graphscale.linting.steps import Outcomes
 from graphscale.linting.subject import Rule, Subject
 from graphscale.linting.view import number_of
@@ -79,6 +80,10 @@ def _is_exempt(subject: Subject, value: ir.Value) -> bool:
 def _missing(check: Check, value: ir.Value) -> Iterator[tuple[str, ir.Node | None]]:
     lost = check.lost.get(value, {})
     sees = check.sees.get(value, frozenset())
+    part = next((node for node in lost.values() if node.op_type in PARTIAL), None)
+    if part is not None:
+        yield "GS301", part
+        return
     for kind, code in ((NAN, "GS302"), (INF, "GS303")):
         if kind in lost and kind not in sees:
             yield code, lost[kind]
@@ -89,9 +94,9 @@ def _missing(check: Check, value: ir.Value) -> Iterator[tuple[str, ir.Node | Non
 def _describe(code: str, node: ir.Node | None, values: list[ir.Value], check: Check) -> Finding:
     names = ", ".join(repr(value.name) for value in values[:3]) + (" ..." if len(values) > 3 else "")
     if code == "GS301":
-        return found(
-            code, f"{names} is used, and {check.value.name!r} does not test it", values[0].producer(), values[0]
-        )
+        part = "it" if node is None else f"more of it than {op_name(node)} takes"
+        message = f"{names} is used, and {check.value.name!r} does not test {part}"
+        return found(code, message, node or values[0].producer(), values[0])
     assert node is not None
     kind = NAN if code == "GS302" else INF
     return found(code, f"{op_name(node)} does not tell of {kind} in {names}", node, values[0])
@@ -118,6 +123,11 @@ def _scale_reacts(subject: Subject) -> Iterator[Finding]:
     scale, check = subject.scale, subject.check
     if scale is None or check is None or not scale.adjusts:
         return
+    for state in subject.scale_states:
+        if state.carry is Carry.ADD:
+            yield found(
+                "GS305", f"{state.value.name!r} is added to, where it should be assigned", state.node, state.value
+            )
     following = scale.nexts[scale.value]
     # A scale that is chosen where a window of steps begins follows the check of the window before.
     direct = scale.scalars.symbol is scale.value

@@ -8,26 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.optimizers import optimizer_of
-from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS, Kind
-from graphscale.analysis.values import rule_of, subgraphs
 from graphscale.linting.states import State
-from graphscale.linting.view import View, is_constant_zero, number_of
+from graphscale.linting.tested import BOTH, COMPARISONS, INF, NAN, PARTIAL, TESTS, Walk
+from graphscale.linting.view import View, number_of
 
-__all__ = ["INF", "NAN", "TESTS", "Check", "find_check", "is_contradiction"]
+__all__ = ["INF", "NAN", "PARTIAL", "TESTS", "Check", "find_check", "is_contradiction"]
 
-NAN, INF = "NaN", "infinity"
-_BOTH = frozenset({NAN, INF})
-_NOTHING: frozenset[str] = frozenset()
-
-TESTS = frozenset({"IsNaN", "IsInf", "IsAllFinite", "IsFinite"})
-_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
-# ONNX Runtime's CPU kernels return the number beside a NaN, unless that is the first element.
-_LOSES_NAN = frozenset({"ReduceMax", "ReduceMin", "TopK", "MaxPool", "GlobalMaxPool", "ArgMax", "ArgMin"})
-_BOUNDED = frozenset({"Clip", "Tanh", "Sigmoid", "Sign", "Erf", "Min", "Softsign", "Atan", "Reciprocal"})
-# What changes no finite number into one that is not, and the reverse: a test of the result is one of the operand.
-_EXACT = frozenset(
-    {"Identity", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Neg", "Abs", "Tile"}
-)
 _SINGLE = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten"})
 
 
@@ -64,7 +50,7 @@ class Check:
 
     def covers(self, value: ir.Value) -> bool:
         """Whether a value is tested for NaN and infinity."""
-        return self.sees.get(value) == _BOTH
+        return self.sees.get(value) == BOTH
 
 
 def find_check(
@@ -86,7 +72,7 @@ def find_check(
     value = given if given is not None else _Search(view, sources).best(list(states), list(numbers))
     if value is None:
         return None
-    walk = _Walk(view, value, sources)
+    walk = Walk(view, value, sources)
     walk.run()
     dependent = frozenset(view.descendants([value]))
     return Check(value, walk.fails_as, walk.sees, walk.lost, dependent)
@@ -129,7 +115,7 @@ class _Search:
         """The flag that a condition is made of, past views, negations and what else it depends on."""
         while value in self.flags:
             node = value.producer()
-            if node is None or node.op_type in TESTS or node.op_type in _COMPARISONS:
+            if node is None or node.op_type in TESTS or node.op_type in COMPARISONS:
                 return value
             operands = [operand for operand in node.inputs if operand is not None and operand in self.flags]
             if node.op_type in ("And", "Or") and len(operands) == 2:
@@ -158,7 +144,7 @@ class _Search:
 
 def _tests(value: ir.Value) -> bool:
     node = value.producer()
-    return node is not None and (node.op_type in TESTS or node.op_type in _COMPARISONS)
+    return node is not None and (node.op_type in TESTS or node.op_type in COMPARISONS)
 
 
 def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Value]:
@@ -188,219 +174,13 @@ def _viewed(value: ir.Value) -> ir.Value:
 def _is_test(node: ir.Node, operands: list[ir.Value], sources: Collection[ir.Value]) -> bool:
     if not any(operand in sources for operand in operands):
         return False
-    return node.op_type in TESTS or node.op_type in _COMPARISONS
+    return node.op_type in TESTS or node.op_type in COMPARISONS
 
 
 def _is_logic(node: ir.Node, operands: list[ir.Value], flags: Collection[ir.Value]) -> bool:
     """Whether a node computes with flags alone: logic, counting, selecting between constants."""
-    if node.op_type in ("Not", "And", "Or", "Xor", *_SINGLE, *_COMPARISONS):
+    if node.op_type in ("Not", "And", "Or", "Xor", *_SINGLE, *COMPARISONS):
         return True
     if node.op_type.startswith("Reduce") or node.op_type in ("Add", "Sum", "Mul", "Max", "Min", "Concat", "Where"):
         return all(operand in flags or number_of(operand) is not None for operand in node.inputs if operand is not None)
-    return False
-
-
-class _Walk:
-    """From the result of a check up to what it tests, against the order of the nodes."""
-
-    def __init__(self, view: View, value: ir.Value, sources: Collection[ir.Value]) -> None:
-        self.view = view
-        self.value = value
-        self.sources = sources
-        self.fails_as = False
-        self.sees: dict[ir.Value, frozenset[str]] = {}
-        self.lost: dict[ir.Value, dict[str, ir.Node]] = {}
-        # Of a flag, or a number made of flags: the values that mean failure; None where that is not known.
-        self._meanings: dict[ir.Value, set[bool | None]] = {}
-        self._numbers = self._made_of_flags()
-
-    def run(self) -> None:
-        self.fails_as = self._polarity()
-        self._meanings = {self.value: {self.fails_as}}
-        needed = self._needed()
-        end = self.value.producer()
-        for node in reversed(self.view.nodes[: 0 if end is None else self.view.index[end] + 1]):
-            meanings = set().union(*(self._meanings.get(value, ()) for value in node.outputs))
-            if meanings:
-                self._through_flags(node, meanings)
-                continue
-            kinds = frozenset().union(*(self.sees.get(value, _NOTHING) for value in node.outputs))
-            lost: dict[str, ir.Node] = {}
-            for value in node.outputs:
-                lost.update(self.lost.get(value, {}))
-            if kinds or lost:
-                self._through_numbers(node, kinds, lost, any(value in needed for value in node.outputs))
-
-    def _needed(self) -> set[ir.Value]:
-        """What is computed for more than the check: the gradients, and what they are made of."""
-        ends = [value for value in self.view.graph.outputs if value is not self.value]
-        for node in self.view.nodes:
-            if node.domain and rule_of(node) is not None and (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS:
-                ends.extend(value for value in node.inputs if value is not None)
-        return self.view.ancestors(ends, stop=lambda value: value is self.value)
-
-    def _made_of_flags(self) -> set[ir.Value]:
-        """Numbers computed from flags alone, such as the count of those that are true."""
-        found: set[ir.Value] = set()
-        for node in self.view.nodes:
-            inputs = [value for value in node.inputs if value is not None]
-            if not inputs or not all(self._is_flag(v) or v in found or number_of(v) is not None for v in inputs):
-                continue
-            if any(self._is_flag(v) or v in found for v in inputs):
-                found.update(value for value in node.outputs if not self._is_flag(value))
-        return found
-
-    def _is_flag(self, value: ir.Value) -> bool:
-        return self.view.dtypes.get(value) is ir.DataType.BOOL
-
-    def _polarity(self) -> bool:
-        """Whether true or false means failure, told by the tests themselves."""
-        pending: list[tuple[ir.Value, bool]] = [(self.value, True)]
-        seen = {self.value}
-        while pending:
-            value, sign = pending.pop()
-            node = value.producer()
-            if node is None:
-                continue
-            if node.op_type in ("IsNaN", "IsInf", "Greater", "GreaterOrEqual") and not self._counts(node):
-                return sign
-            if node.op_type in ("IsAllFinite", "IsFinite", "Less", "LessOrEqual") and not self._counts(node):
-                return not sign
-            flips = node.op_type == "Not" or (node.op_type in _COMPARISONS and self._is_negation(node))
-            for operand in node.inputs:
-                if operand is not None and operand not in seen and (self._is_flag(operand) or operand in self._numbers):
-                    seen.add(operand)
-                    pending.append((operand, sign != flips))
-        return False
-
-    def _counts(self, node: ir.Node) -> bool:
-        return any(value in self._numbers for value in node.inputs)
-
-    def _is_negation(self, node: ir.Node) -> bool:
-        """Whether a comparison of a count is true where there is nothing to count."""
-        first = node.inputs[0]
-        bound = next((n for v in node.inputs if (n := number_of(v)) is not None), None)
-        if node.op_type == "Equal":
-            return bound == 0
-        less = node.op_type in ("Less", "LessOrEqual")
-        return less == (first in self._numbers)
-
-    def _through_flags(self, node: ir.Node, meanings: set[bool | None]) -> None:
-        flags = [v for v in node.inputs if v is not None and (self._is_flag(v) or v in self._numbers)]
-        if node.op_type in TESTS:
-            self._test(node)
-        elif node.op_type in _COMPARISONS and not self._counts(node) and not any(self._is_flag(v) for v in flags):
-            self._compare(node, meanings)
-        elif node.op_type in ("And", "Or") and self._needs_both(node, meanings):
-            return
-        else:
-            flips = node.op_type == "Not" or (node.op_type in _COMPARISONS and self._is_negation(node))
-            passed = {None} if node.op_type == "Where" else {m if m is None else m != flips for m in meanings}
-            for value in flags:
-                self._meanings.setdefault(value, set()).update(passed)
-        for body in subgraphs(node):
-            for value in self._tested_in(body):
-                self._see(value, _BOTH, {})
-
-    def _tested_in(self, body: ir.Graph) -> Iterator[ir.Value]:
-        """What the bodies of an If read from around: they are taken to test it."""
-        for inner in body:
-            yield from (v for v in inner.inputs if v is not None and v.graph is not body and v in self.sources)
-
-    def _needs_both(self, node: ir.Node, meanings: set[bool | None]) -> bool:
-        """Whether a failure shows only if both operands fail: `finite_1 or finite_2`."""
-        fails_as = node.op_type == "And"
-        if meanings != {fails_as}:
-            return False
-        first, second = node.inputs[0], node.inputs[1]
-        if first is None or second is None:
-            return False
-        tested = [v for v in (first, second) if self._is_tested(v)]
-        return len(tested) == 2 and first is not second
-
-    def _is_tested(self, value: ir.Value) -> bool:
-        above = self.view.ancestors([value])
-        other = any(v in above for v in (self.value,))
-        return not other and any(v in self.sources for v in above)
-
-    def _test(self, node: ir.Node) -> None:
-        if node.op_type in ("IsAllFinite", "IsFinite"):
-            kinds, lost = _BOTH, {}
-        elif node.op_type == "IsNaN":
-            kinds, lost = frozenset({NAN}), {INF: node}
-        else:
-            kinds, lost = frozenset({INF}), {NAN: node}
-            if any((a := node.attributes.get(f"detect_{sign}")) is not None and a.as_int() == 0 for sign in _SIGNS):
-                kinds, lost = _NOTHING, {NAN: node, INF: node}
-        for value in node.inputs:
-            if value is not None:
-                self._see(value, kinds, lost)
-
-    def _compare(self, node: ir.Node, meanings: set[bool | None]) -> None:
-        """Every comparison with NaN is false."""
-        first, second = node.inputs[0], node.inputs[1]
-        if first is None or second is None:
-            return
-        false_fails = bool(meanings & {False, None})
-        kinds: set[str] = {NAN} if false_fails else set()
-        if first is not second:
-            data_first = first in self.sources
-            greater = node.op_type.startswith("Greater") == data_first
-            # A comparison for equality fails for infinity too; x < c is false for it, and x > c true.
-            if node.op_type == "Equal":
-                kinds |= {INF} if false_fails else set()
-            elif (greater and meanings & {True, None}) or (not greater and false_fails):
-                kinds.add(INF)
-        lost = dict.fromkeys(_BOTH - kinds, node)
-        for value in {first, second}:
-            if value in self.sources:
-                self._see(value, frozenset(kinds), lost)
-
-    def _see(self, value: ir.Value, kinds: frozenset[str], lost: Mapping[str, ir.Node]) -> None:
-        seen = self.sees.get(value, _NOTHING) | kinds
-        self.sees[value] = seen
-        self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
-
-    def _through_numbers(self, node: ir.Node, kinds: frozenset[str], lost: dict[str, ir.Node], needed: bool) -> None:
-        rule = rule_of(node)
-        if needed and not _is_exact(node, self.sources):
-            return
-        if rule is not None and rule.kind is Kind.SHAPE:
-            return
-        for value in dict.fromkeys(self.view.operands(node)):
-            if value not in self.sources:
-                continue
-            passed = _operand_kinds(node, value, kinds)
-            gone = dict.fromkeys(kinds - passed, node)
-            self._see(value, passed, {**{k: n for k, n in lost.items() if k not in passed}, **gone})
-
-
-_SIGNS = ("positive", "negative")
-
-
-def _operand_kinds(node: ir.Node, value: ir.Value, kinds: frozenset[str]) -> frozenset[str]:
-    """What a check that sees `kinds` of a node's result sees of an operand."""
-    others = [v for v in node.inputs if v is not None and v is not value]
-    rule = rule_of(node)
-    if rule is not None and rule.kind is Kind.PRODUCT and any(is_constant_zero(v) for v in others):
-        # 0 * infinity is NaN.
-        return _BOTH if NAN in kinds else _NOTHING
-    if node.op_type == "Sub" and not others:
-        return _BOTH if NAN in kinds else _NOTHING
-    if node.op_type in _LOSES_NAN:
-        return kinds - {NAN}
-    if node.op_type in _BOUNDED or (node.op_type == "Div" and node.inputs[0] is not value):
-        return kinds - {INF}
-    if node.op_type == "Cast" and not ir.DataType(node.attributes["to"].as_int()).is_floating_point():
-        return _NOTHING
-    return kinds
-
-
-def _is_exact(node: ir.Node, sources: Collection[ir.Value]) -> bool:
-    """Whether a node's result is finite exactly if its operand is: a view, a cast, a product with a scalar."""
-    if node.op_type in _EXACT or (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS:
-        return True
-    if node.op_type in ("Mul", "Div"):
-        data = [v for v in node.inputs if v in sources]
-        return len(data) == 1 and data[0] is node.inputs[0] if node.op_type == "Div" else len(data) == 1
     return False

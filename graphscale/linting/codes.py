@@ -285,7 +285,7 @@ _TABLE = (
         "GS503",
         "metadata-mismatch",
         "error",
-        "The metadata of the loss scale name a value that the graph does not have",
+        "The metadata of the loss scale do not fit the graph",
         "Sessions find the state by these names: they refuse the file, or lose the state between steps.",
         "Scale the original graph again.",
     ),

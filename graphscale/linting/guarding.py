@@ -31,8 +31,8 @@ def _guards(subject: Subject) -> Iterator[Finding]:
     adjusts = subject.scale is not None and subject.scale.adjusts
     # Where nothing depends on the check, somebody outside of the graph decides what to do with a step.
     if adjusts or any(kept.values()) or any(guards.depends(state) for state in subject.states):
-        for state in (state for state, is_kept in kept.items() if not is_kept):
-            finding = guards.explain(state)
+        for state, is_kept in kept.items():
+            finding = guards.never_changes(state) if is_kept else guards.explain(state)
             if finding is not None:
                 yield finding
 
@@ -72,8 +72,12 @@ class _Guards:
         return outcome is state.value
 
     def _adds_nothing(self, state: State) -> bool:
-        outcome = self.bad.of(state.next)
-        return outcome is state.value or (not isinstance(outcome, ir.Value) and outcome == 0)
+        outcome, node = self.bad.of(state.next), state.node
+        if outcome is state.value:
+            # The buffer is overwritten with itself; without the flag it would be doubled.
+            flag = node.inputs[2] if node is not None and len(node.inputs) > 2 else None
+            return flag is not None and self.bad.of(flag) is True
+        return not isinstance(outcome, ir.Value) and outcome == 0
 
     def _is_examined(self, state: State) -> bool:
         """Whether the buffer of an accumulator is what is tested, so that it keeps what is not finite."""
@@ -99,6 +103,15 @@ class _Guards:
                 if flag is None or not flag.is_graph_input() or self._adds_nothing(state):
                     return False
         return True
+
+    def never_changes(self, state: State) -> Finding | None:
+        """A selection between a state and itself."""
+        node = _viewed(state.next).producer()
+        if node is None or node.op_type != "Where" or state.carry not in (Carry.OUTPUT, Carry.WRITE):
+            return None
+        if self.good.of(state.next) is not state.value or not self.depends(state):
+            return None
+        return found("GS403", f"{state.value.name!r} keeps its value whether or not the check holds", node, state.value)
 
     def explain(self, state: State) -> Finding | None:
         """What is the matter with the guard of a state that is not kept; None if it is right so."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import unordered_readers
+from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS
 from graphscale.analysis.values import node_name
 from graphscale.linting.report import Finding, found
 from graphscale.linting.states import Carry
@@ -47,6 +48,26 @@ def _metadata(subject: Subject) -> Iterator[Finding]:
     missing += [name for name in stamp.state.values() if name not in outputs]
     for name in dict.fromkeys(missing):
         yield found("GS503", f"the metadata name {name!r}, which the graph does not have{_where(view.value(name))}")
+    for value in _forgotten(subject, stamp.state) if stamp.state else ():
+        yield found(
+            "GS503", f"{value.name!r} is carried, and the metadata do not say what its next value is", value=value
+        )
+
+
+def _forgotten(subject: Subject, state: Mapping[str, str]) -> Iterator[ir.Value]:
+    """The state that a graph carries through an output, and its metadata do not name."""
+    check, graph = subject.check, subject.view.graph
+    in_place = {node.inputs[0] for node in graph if (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS}
+    own = () if subject.scale is None else subject.scale.scalars.leaves
+    found_values = dict.fromkeys(value for value in graph.inputs if value in own and value.uses())
+    for output in graph.outputs if check is not None else ():
+        node = output.producer()
+        if check is None or node is None or node.op_type != "Where" or node.inputs[0] not in check.dependent:
+            continue
+        old = node.inputs[1 if check.fails_as else 2]
+        if old is not None and old.is_graph_input() and old.dtype is output.dtype and old.shape == output.shape:
+            found_values[old] = None
+    return (value for value in found_values if value.name not in state and value not in in_place)
 
 
 def _where(value: ir.Value | None) -> str:

@@ -71,8 +71,8 @@ def _open(model: Model) -> tuple[ir.Model, str, int]:
     return work, name, nodes
 
 
-def _key(finding: Finding, order: Mapping[str, int]) -> tuple[int, str]:
-    return order.get(finding.node or "", -1), finding.code
+def _key(finding: Finding, order: Mapping[str, int]) -> tuple[int, str, str, str]:
+    return order.get(finding.node or "", -1), finding.code, finding.value or "", finding.message
 
 
 def _codes(select: Sequence[str], ignore: Sequence[str]) -> set[str]:

@@ -15,6 +15,7 @@ from graphscale.analysis.rules import Kind
 from graphscale.analysis.values import constant_tensor, describe, is_float, is_scalar, rule_of
 from graphscale.errors import LossError
 from graphscale.linting.algebra import Degree, Mismatch, evaluate
+from graphscale.linting.checks import is_contradiction
 from graphscale.linting.flow import Flow
 from graphscale.linting.scalars import Scalars
 from graphscale.linting.states import State
@@ -80,7 +81,7 @@ def find_scale(
     found = sorted(_candidates(view), key=_doubt)
     for candidate in found[:_CANDIDATES]:
         if not candidate.products:
-            if _is_tested(view, nexts.get(candidate.leaf)):
+            if candidate.symbol is candidate.leaf and _is_tested(view, nexts.get(candidate.leaf)):
                 return _complete(view, candidate.leaf, roles, nexts)
             continue
         reach = view.descendants(candidate.products, shapes=False)
@@ -181,7 +182,8 @@ def _doubt(candidate: _Candidate) -> tuple[bool, bool, int]:
 
 def _is_tested(view: View, following: ir.Value | None) -> bool:
     """Whether the next value of a scalar depends on a test for finiteness: a loss scale that multiplies nothing."""
-    above = () if following is None else view.ancestors([following])
+    # A flag that is never true only makes a write wait.
+    above = () if following is None else view.ancestors([following], stop=is_contradiction)
     return any((node := value.producer()) is not None and node.op_type in _TESTS for value in above)
 
 

@@ -106,17 +106,17 @@ class Outcomes:
         values = [value for value in node.inputs if value is not None]
         known = [self.of(value) for value in values]
         kind = node.op_type
-        if kind in ("Not", "And", "Or"):
+        if kind in ("Not", "And", "Or") and known:
             return self._logic(node, values, known)
-        if kind in _VIEWS:
+        if kind in _VIEWS and known:
             return self._view(node, known[0])
-        if kind == "Where":
+        if kind == "Where" and len(known) == 3:
             return self._select(values, known)
         if kind in ("Add", "Sum", "Sub"):
             return self._sum(node, known)
-        if kind == "Mul":
+        if kind == "Mul" and len(known) == 2:
             return self._product(node, values, known)
-        if kind in _KEEPS_ZERO or (kind == "Div" and len(known) == 2):
+        if known and (kind in _KEEPS_ZERO or (kind == "Div" and len(known) == 2)):
             return 0 if known[0] is not False and known[0] == 0 else None
         return None
 

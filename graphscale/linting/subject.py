@@ -43,6 +43,7 @@ class Subject:
         view: its main graph.
         stamp: what graphscale wrote into its metadata, if it did.
         states: the carried state, that of the loss scale not among it.
+        scale_states: the state of the loss scale.
         scale: the loss scale, or None.
         flow: how the scale flows; None without one.
         roots: what gradients begin with: the scale; without one, what backward contractions give.
@@ -63,6 +64,7 @@ class Subject:
             self.scale = find_scale(self.view, found, given, self._roles(), self._losses)
         own = set() if self.scale is None else {*self.scale.nexts, *self._roles()}
         self.states = [state for state in found if state.value not in own]
+        self.scale_states = [state for state in found if state.value in own]
         self.flow = None
         if self.scale is not None:
             self.flow = Flow(self.view, self.scale.scalars, self._exempt())

@@ -1,0 +1,123 @@
+"""Large graphs: the work grows with the graph, and weights stay where they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from tests.build import parse
+
+LAYER = """
+    z{i} = MatMul(h{i}, w{i})
+    a{i} = Tanh(z{i})
+    h{n} = Add(h{i}, a{i})
+"""
+BACK = """
+    aa{i} = Mul(a{i}, a{i})
+    slope{i} = Sub(one, aa{i})
+    dz{i} = Mul(g{n}, slope{i})
+    ht{i} = Transpose<perm = [1, 0]>(h{i})
+    dw{i} = MatMul(ht{i}, dz{i})
+    wt{i} = Transpose<perm = [1, 0]>(w{i})
+    dh{i} = MatMul(dz{i}, wt{i})
+    g{i} = Add(g{n}, dh{i})
+    u{i} = Mul(dw{i}, rate)
+    w{i}_next = Sub(w{i}, u{i})
+"""
+
+
+def deep(layers: int) -> onnx.ModelProto:
+    """A residual network with SGD inside."""
+    forward = "".join(LAYER.format(i=i, n=i + 1) for i in range(layers))
+    backward = "".join(BACK.format(i=i, n=i + 1) for i in reversed(range(layers)))
+    weights = ", ".join(f"float[4,4] w{i}" for i in range(layers))
+    nexts = ", ".join(f"float[4,4] w{i}_next" for i in range(layers))
+    return parse(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        deep (float[8,4] h0, float[8,4] t, {weights}) => (float loss, {nexts})
+            <float two_over_n = {{0.0625}}, float one = {{1}}, float rate = {{0.1}}>
+        {{
+            {forward}
+            d = Sub(h{layers}, t)
+            square = Mul(d, d)
+            loss = ReduceMean<keepdims = 0>(square)
+            g{layers} = Mul(d, two_over_n)
+            {backward}
+        }}
+    """)
+
+
+def calls(function: Callable[[], Any]) -> int:
+    """How many calls of Python functions something takes: time without the noise."""
+    count = 0
+
+    def tick(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(tick)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def damaged(model: ir.Model) -> ir.Model:
+    """Every second gradient is not unscaled, and every second guard a constant."""
+    for mark, operator in (("unscale-gradients", "Div"), ("guard-updates", "Where")):
+        nodes = [n for n in model.graph if n.metadata_props.get("graphscale.pass") == mark and n.op_type == operator]
+        for node in nodes[::2]:
+            value = node.inputs[0] if operator == "Div" else node.inputs[1]
+            assert value is not None
+            if operator == "Div":
+                node.outputs[0].replace_all_uses_with(value)
+            else:
+                node.replace_input_with(2, value)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["unscaled", "onnx", "ort-training", "damaged"])
+def test_the_work_grows_with_the_graph(kind: str) -> None:
+    costs = []
+    for layers in (50, 200):
+        model = ir.from_proto(deep(layers))
+        if kind != "unscaled":
+            scaled = gs.scale(model, target="onnx" if kind == "damaged" else kind).model
+            assert isinstance(scaled, ir.Model)
+            model = damaged(scaled) if kind == "damaged" else scaled
+        costs.append(calls(lambda model=model: gs.lint(model)))  # type: ignore[misc]
+    assert costs[1] < 5 * costs[0]
+
+
+def test_weights_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = deep(2)
+    for i in range(2):
+        weight = onnx.helper.make_tensor(f"w{i}", onnx.TensorProto.FLOAT, [4, 4], np.zeros(16))
+        weight.ClearField("float_data")
+        weight.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", "weights.bin"), ("offset", str(64 * i)), ("length", "64")):
+            weight.external_data.add(key=key, value=value)
+        model.graph.initializer.append(weight)
+    (tmp_path / "weights.bin").write_bytes(bytes(128))
+    path = tmp_path / "deep.onnx"
+    path.write_bytes(model.SerializeToString())
+    gs.scale(path).save(tmp_path / "scaled.onnx")
+
+    def refuse(self: ir.ExternalTensor, *arguments: Any) -> None:
+        raise AssertionError(f"{self.name} was read")
+
+    for method in ("numpy", "tobytes", "_load", "__array__"):
+        monkeypatch.setattr(ir.ExternalTensor, method, refuse)
+    for file in (path, tmp_path / "scaled.onnx"):
+        assert gs.lint(file).findings == ()
