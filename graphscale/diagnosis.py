@@ -158,11 +158,8 @@ def _nodes(model: onnx.ModelProto) -> Iterator[str]:
         if not isinstance(node, onnx.NodeProto):
             continue
         name = f"{node.op_type} node {node.name or next(iter(node.output), '?')!r}"
-        rule = rule_for(node.domain, node.op_type)
-        needed = [] if rule is None else [i for i in rule.data if i >= 0][:1] or [0]
-        if rule is not None and rule.data == (-1,) and not node.input and node.op_type not in ("If", "Loop", "Scan"):
-            needed = [] if _takes_nothing(node) else [0]
-        if any(i >= len(node.input) or not node.input[i] for i in needed) and not _takes_nothing(node):
+        needed = _needed(node)
+        if len(node.input) < needed or not all(node.input[:needed]):
             yield f"{name} lacks an operand"
         if not node.output:
             yield f"{name} has no result"
@@ -196,11 +193,12 @@ def _references(model: onnx.ModelProto) -> Iterator[str]:
             yield f"attribute {attribute.name!r} near {place!r} refers to an attribute of a function, and is in none"
 
 
-def _takes_nothing(node: onnx.NodeProto) -> bool:
-    """Whether an operator may have no operand at all."""
-    if not onnx.defs.has(node.op_type, node.domain):
-        return False
-    return bool(onnx.defs.get_schema(node.op_type, node.domain).min_input == 0)
+def _needed(node: onnx.NodeProto) -> int:
+    """How many operands a node needs at least: by ONNX's definition, else by what its degree rule speaks of."""
+    if onnx.defs.has(node.op_type, node.domain):
+        return int(onnx.defs.get_schema(node.op_type, node.domain).min_input)
+    rule = rule_for(node.domain, node.op_type)
+    return 0 if rule is None else 1
 
 
 def _bodies(node: onnx.NodeProto, name: str) -> Iterator[str]:

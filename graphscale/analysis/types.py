@@ -66,6 +66,8 @@ def _own_dtype(value: ir.Value) -> ir.DataType | None:
     if node is None:
         return None
     rule = rule_of(node)
+    if node.domain not in ("", "ai.onnx"):
+        return ir.DataType.BOOL if rule is not None and rule.kind is Kind.COMPARE else None
     if node.op_type in _FLAGS or (rule is not None and rule.kind is Kind.COMPARE):
         return ir.DataType.BOOL
     if node.op_type in _INDICES:

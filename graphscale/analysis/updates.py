@@ -78,6 +78,8 @@ def _terms(node: ir.Node, value: ir.Value) -> list[tuple[ir.Value, float]]:
         source = optimizer.source(value.index() or 0)
         state = None if source is None or source >= len(node.inputs) else node.inputs[source]
         return [] if state is None else [(state, 1.0)]
+    if node.domain not in ("", "ai.onnx") and node.op_type != "BatchNormInternal":
+        return []
     inputs = [operand for operand in node.inputs if operand is not None]
     if node.op_type in _DIRECT or node.op_type == "Where":
         return [(operand, 1.0) for operand in (inputs[1:] if node.op_type == "Where" else inputs)]
@@ -104,7 +106,7 @@ def _number(value: ir.Value, depth: int = 8) -> float:
     if tensor is not None:
         return float(np.ravel(tensor.numpy())[0]) if 0 < tensor.size <= 1 else _uniform(tensor)
     node = value.producer()
-    if node is None or depth == 0:
+    if node is None or depth == 0 or node.domain not in ("", "ai.onnx"):
         return 0.0
     inputs = [operand for operand in node.inputs if operand is not None]
     if node.op_type in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Expand"):

@@ -1,0 +1,87 @@
+"""Unexpected errors: on a damaged model one line that says what is damaged, on a sound one the error itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+import graphscale as gs
+from graphscale.diagnosis import damage_of, explains_damage
+from graphscale.errors import ModelFileError
+from tests.conftest import MODELS
+
+STEP = MODELS / "pytorch/mlp_momentum.onnx"
+
+
+@pytest.mark.parametrize("path", sorted(MODELS.rglob("*.onnx")), ids=lambda path: path.relative_to(MODELS).as_posix())
+def test_sound_models(path: Path) -> None:
+    assert damage_of(onnx.load(path)) is None
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-training"])
+def test_scaled_models_are_sound(target: str) -> None:
+    scaled = gs.scale(onnx.load(STEP), gs.presets.deepspeed(), target=target, telemetry=True, autocast="float16").model
+    assert damage_of(scaled) is None
+
+
+def _node(model: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
+    return next(node for node in model.graph.node if node.op_type == op_type)
+
+
+def _shorten(model: onnx.ModelProto) -> None:
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.raw_data)
+    tensor.raw_data = tensor.raw_data[:-1]
+
+
+def _untype(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].data_type = 0
+
+
+DAMAGE: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
+    "operand": (lambda model: _node(model, "Sub").input.pop(), "Sub node 'node_.*' lacks an operand"),
+    "result": (lambda model: _node(model, "Where").ClearField("output"), "has no result"),
+    "content": (_shorten, "the content of tensor .* does not fit"),
+    "type": (_untype, "has no data type"),
+    "attribute": (lambda model: _node(model, "LogSoftmax").attribute[0].ClearField("type"), "has no type"),
+    "twice": (lambda model: model.graph.output.append(model.graph.output[0]), "is there twice"),
+    "order": (lambda model: model.graph.node.append(model.graph.node.pop(3)), "topological"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage(kind: str) -> None:
+    model = onnx.load(STEP)
+    damage, message = DAMAGE[kind]
+    damage(model)
+    found = damage_of(model)
+    assert found is not None
+    assert "\n" not in found
+    with pytest.raises(ModelFileError, match=f"the model is damaged: .*{message}"):
+        _fails(model)
+
+
+@explains_damage
+def _fails(model: onnx.ModelProto) -> None:
+    raise IndexError(model.graph.name)
+
+
+def test_a_defect_of_our_own_stays_what_it_is() -> None:
+    with pytest.raises(IndexError):
+        _fails(onnx.load(STEP))
+
+
+def test_paths_and_folders(tmp_path: Path) -> None:
+    model = onnx.load(STEP)
+    _untype(model)
+    onnx.save(model, tmp_path / "bad.onnx")
+    for argument in (tmp_path, tmp_path / "bad.onnx"):
+        with pytest.raises(ModelFileError, match=r"bad\.onnx is damaged: tensor .* has no data type"):
+            _of_a_path(argument)
+
+
+@explains_damage
+def _of_a_path(path: Path) -> None:
+    raise KeyError(path)
