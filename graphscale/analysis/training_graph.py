@@ -258,8 +258,8 @@ def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
         if state is not None:
             raise UpdateError(
                 f"output {describe(value)} could be the next value of {state.name!r}, or a gradient, and no "
-                f"contraction tells where the optimizer begins; name the gradient: --gradient {value.name}, or what the optimizer "
-                "reads"
+                f"contraction tells where the optimizer begins; name the gradient: --gradient {value.name}, or what "
+                "the optimizer reads"
             )
 
 

@@ -23,6 +23,7 @@ from graphscale.errors import (
 from graphscale.loss_scale import LossScale, get
 from graphscale.metadata import Stamp, is_scaled, read_stamp
 from graphscale.passes import Autocast
+from graphscale.passes.autocast import AUTOCAST_KEY
 from graphscale.passes.guard_in_place import WRITES_INPUTS
 from graphscale.pipeline import Model, open_copy, prepare, run_passes
 from graphscale.report import GradientReport, PlaceReport, StateReport
@@ -62,6 +63,7 @@ class Pair:
         nodes: `{node of the original: the same node in the scaled graph}`.
         lost: nodes of the original that the scaled graph does not have.
         small: whether the scaled graph computes in a type smaller than float32.
+        alike: whether both compute in the same types.
         notes: what a user should know.
     """
 
@@ -74,6 +76,7 @@ class Pair:
     nodes: Mapping[ir.Node, ir.Node]
     lost: tuple[ir.Node, ...]
     small: bool
+    alike: bool
     notes: tuple[str, ...]
 
     def counterpart(self, value: ir.Value) -> ir.Value | None:
@@ -117,10 +120,9 @@ def open_pair(
     _check_order(second.graph, second_name)
     _check_interface(first.graph, second.graph, stamp, (first_name, second_name))
     hints = _hints(second.graph, stamp, loss, gradients, updates)
-    notes = _repeat_autocast(first, stamp, hints)
+    alike, notes = _repeat_autocast(first, stamp, hints)
     found, more = _analyse(first.graph, hints, stamp)
     nodes = _match(first.graph, second.graph)
-    small = any(value.dtype in _SMALL or _casts_small(node) for node in second.graph for value in node.outputs)
     return Pair(
         original=first,
         scaled=second,
@@ -130,7 +132,8 @@ def open_pair(
         states=tuple(_states(found)),
         nodes=nodes,
         lost=tuple(node for node in first.graph if node not in nodes),
-        small=small,
+        small=any(v.dtype in _SMALL or _casts_small(node) for node in second.graph for v in node.outputs),
+        alike=alike,
         notes=(*notes, *more),
     )
 
@@ -271,11 +274,15 @@ def _named_gradients(graph: ir.Graph, stamp: Stamp) -> tuple[str, ...]:
     return tuple(g["value"] for g in stamp.report.get("gradients", ()) if g["value"] in outputs)
 
 
-def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Mapping[str, Any]) -> list[str]:
-    """Put the original into the mixed precision of the scaled graph, as far as its report tells."""
+def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Mapping[str, Any]) -> tuple[bool, list[str]]:
+    """Put the original into the mixed precision of the scaled graph, as far as its report tells.
+
+    Returns:
+        whether both compute in the same types, and what a user should know.
+    """
     told = stamp.report.get("autocast")
-    if told is None:
-        return []
+    if told is None or AUTOCAST_KEY in model.metadata_props:
+        return True, []
     again = Autocast(
         told["dtype"],
         told["emulate"],
@@ -290,10 +297,10 @@ def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Mapping[str, Any]) ->
     same = again.report.to_dict()
     if all(same[key] == told[key] for key in ("casts", "low_nodes", "kept_nodes")):
         run_passes(model, dataclasses.replace(again))
-        return [f"the original was put through the same autocast ({told['dtype']}) before it was compared"]
-    return [
-        f"the autocast ({told['dtype']}) of the scaled graph had settings of its own, which are not known: it is "
-        "compared with the original in float32"
+        return True, [f"the original was put through the same autocast ({told['dtype']}) before it was compared"]
+    return False, [
+        f"the autocast ({told['dtype']}) of the scaled graph had settings of its own, which are not known; to compare "
+        "values, pass the original after graphscale autocast with these settings"
     ]
 
 

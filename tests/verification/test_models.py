@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 
 import graphscale as gs
@@ -36,28 +37,54 @@ def require(name: str, target: str) -> None:
 def test_every_graph_and_target(name: str, target: str) -> None:
     require(name, target)
     model = load_example(name).model()
-    report = gs.verify(model, gs.scale(model, target=target), runs=1)
+    scaled = gs.scale(model, target=target)
+    report = gs.verify(model, scaled, runs=1)
     assert report.ok, report.failures
     assert {check.status for check in report.checks} == {"holds"}
     assert report.counterexample is None
     # A step at each scale, and each kind of number in each gradient, at least.
-    gradients = len(gs.inspect(model).gradients)
-    assert report.runs >= 3 + 3 * gradients
+    assert report.runs >= 3 + 3 * len(scaled.report.gradients)
     replaced = [note for note in report.notes if "IsAllFinite" in note]
     assert len(replaced) == (target == "ort-training-cuda")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "pytorch/weight_decay_in_loss"])
-def test_variants(name: str, variant: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("pytorch/mlp_momentum", "onnx"),
+        ("pytorch/weight_decay_in_loss", "onnx"),
+        pytest.param("ort/digits_mlp", "ort-training", marks=pytest.mark.training),
+    ],
+)
+def test_variants(name: str, target: str, variant: str) -> None:
     model = load_example(name).model()
-    report = gs.verify(model, gs.scale(model, **VARIANTS[variant]), runs=2)
+    report = gs.verify(model, gs.scale(model, target=target, **VARIANTS[variant]), runs=2)
     assert report.ok, report.failures
     checked = "fixed" not in variant or variant == "fixed-and-checked"
     status = {check.name: check.status for check in report.checks}
     assert status["a non-finite gradient is skipped"] == ("holds" if checked else "skipped")
     assert status["the loss scale follows its rule"] == ("skipped" if "fixed" in variant else "holds")
     assert any("float16" in note for note in report.notes) == (variant == "float16")
+
+
+@pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "pytorch/attention_adamw_clip"])
+@pytest.mark.parametrize("emulate", [False, True], ids=["real", "emulated"])
+@pytest.mark.parametrize("settings", [{}, {"deny": ["Transpose", "Add"]}], ids=["default", "own-settings"])
+def test_mixed_precision(name: str, emulate: bool, settings: dict[str, Any]) -> None:
+    """Against the same autocast; with settings of its own, against the original that was given them, too."""
+    model = load_example(name).model()
+    scaled = gs.autocast(model, "float16", emulate=emulate, loss_scale="dynamic", **settings).model
+    report = gs.verify(model, scaled, runs=1)
+    assert report.ok, report.failures
+    status = {check.name: check.status for check in report.checks}
+    assert status["values as in the original"] == ("skipped" if settings else "holds")
+    assert any("settings of its own" in note for note in report.notes) == bool(settings)
+
+    mixed = gs.autocast(model, "float16", emulate=emulate, **settings).model
+    report = gs.verify(mixed, scaled, runs=1)
+    assert {check.status for check in report.checks} == {"holds"}, report.failures
+    assert any("within" in note for note in report.notes)
 
 
 def test_the_samples_can_be_fed() -> None:
@@ -72,13 +99,11 @@ def test_random_numbers_from_seeds_are_compared() -> None:
     model = load_example("ort/transformer").model()
     report = gs.verify(model, gs.scale(model), runs=1)
     assert report.ok
-    assert any("seeds of its own" in note for note in report.notes)
+    assert any("from seeds" in note for note in report.notes)
 
 
 def test_models_of_every_kind_are_taken() -> None:
     example = load_example("pytorch/mse_tanh")
-    import onnx_ir as ir
-
     scaled = gs.scale(example.path)
     assert gs.verify(ir.from_proto(example.model()), scaled.model, runs=1).ok
     assert gs.verify(example.path, scaled, runs=0).runs == 0
