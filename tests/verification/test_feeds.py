@@ -1,0 +1,181 @@
+"""Random feeds are made from what a graph does with its inputs; what cannot be known must be given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.errors import VerifyError
+from graphscale.verification.ranges import axis_length, index_limit
+from tests.build import LINEAR_BACKWARD, linear_step, parse
+from tests.conftest import load_example
+
+# An integer input, what the graph does with it, and the number it must be below.
+INDEXED = {
+    "gather": ("int64[6] i", "y = Gather(table, i)", 7),
+    "gather-along-an-axis": ("int64[6] i", "y = Gather<axis = 1>(table, i)", 5),
+    "cast-before": ("int32[6] i", "j = Cast<to = 7>(i) y = Gather(table, j)", 7),
+    "float-cast-to-an-index": ("float[6] i", "j = Cast<to = 7>(i) y = Gather(table, j)", 7),
+    "moved-about": ("int64[2,3] i", "j = Reshape(i, flat) k = Unsqueeze(j, zero) y = Gather(table, k)", 7),
+    "two-uses": ("int64[6] i", "y = Gather(table, i) z = Gather<axis = 1>(table, i)", 5),
+    "gather-elements": ("int64[7,2] i", "y = GatherElements<axis = 1>(table, i)", 5),
+    "gather-nd": ("int64[6,2] i", "y = GatherND(table, i)", 5),
+    "scatter-elements": (
+        "int64[7,2] i",
+        "u = Slice(table, zero, two, zero) y = ScatterElements<axis = 1>(table, i, i)",
+        5,
+    ),
+    "one-hot": ("int64[6] i", "y = OneHot(i, nine, ends)", 9),
+    "compared-with-a-range": ("int64[6,1] i", "y = Equal(i, range)", 4),
+    "ignored-numbers": ("int64[6] i", "keep = Equal(i, hundred) j = Where(keep, hundred, i) y = Gather(table, j)", 7),
+    "class-numbers": ("int64[7] i", "y = SoftmaxCrossEntropyLoss(table, i)", 5),
+    "no-index": ("int64[6] i", "y = Add(i, hundred)", None),
+}
+CONSTANTS = (
+    "float[7,5] table, int64[1] flat = {-1}, int64[1] zero = {0}, int64[1] two = {2}, int64 nine = {9}, "
+    "float[2] ends = {0, 1}, int64[4] range = {0, 1, 2, 3}, int64 hundred = {-100}"
+)
+
+
+@pytest.mark.parametrize("case", INDEXED)
+def test_limits_of_indices(case: str) -> None:
+    declared, nodes, limit = INDEXED[case]
+    inputs, constants = CONSTANTS.split(", ", 1)
+    model = parse(
+        f'<ir_version: 10, opset_import: ["" : 17]> g ({declared}, {inputs}) => (y) <{constants}> {{ {nodes} }}'
+    )
+    graph = ir.from_proto(model).graph
+    assert index_limit(graph.inputs[0], axis_length({})) == limit
+
+
+def test_symbolic_axes_limit_too() -> None:
+    model = parse('<ir_version: 10, opset_import: ["" : 17]> g (int64[n] i, float[v,5] t) => (y) { y = Gather(t, i) }')
+    graph = ir.from_proto(model).graph
+    assert index_limit(graph.inputs[0], axis_length({"v": 11})) == 11
+
+
+def classifier(forward: str = "", **options: Any) -> Any:
+    """A linear map of an embedding, with labels."""
+    return linear_step(
+        inputs="float[4,3] w, int64[8] i",
+        constants="float[1] unused = {0}",
+        forward="""
+            z = Gather(x, i)
+            y = MatMul(z, w)
+            d = Sub(y, t)
+            square = Mul(d, d)
+            loss = ReduceMean<keepdims = 0>(square)
+        """,
+        backward=LINEAR_BACKWARD.replace("Transpose<perm = [1, 0]>(x)", "Transpose<perm = [1, 0]>(z)"),
+        **options,
+    )
+
+
+def test_indices_stay_in_range() -> None:
+    model = classifier()
+    assert gs.verify(model, gs.scale(model), runs=8).ok
+
+
+def test_given_feeds_are_used() -> None:
+    """With all-zero data the gradient is zero, and the report says that nothing can be seen of it."""
+    model = classifier()
+    zeros = {"x": np.zeros((8, 4), np.float32)}
+    notes = gs.verify(model, gs.scale(model), runs=1, feeds=zeros).notes
+    assert any("'dw' is zero" in note for note in notes)
+    assert not any("zero" in note for note in gs.verify(model, gs.scale(model), runs=1).notes)
+
+
+@pytest.mark.parametrize(
+    ("feeds", "words"),
+    [
+        ({"x": np.zeros((8, 5), np.float32)}, ["'x'", "[8, 5]", "[8, 4]"]),
+        ({"x": np.zeros((8, 4))}, ["'x'", "float64", "float32"]),
+        ({"i": np.full(8, 99)}, ["could not be tried", "--feeds"]),
+        ({"x": np.full((8, 4), np.nan, np.float32)}, ["not finite", "--feeds"]),
+    ],
+    ids=["shape", "dtype", "out-of-range", "nan"],
+)
+def test_feeds_that_do_not_fit(feeds: dict[str, Any], words: list[str]) -> None:
+    model = classifier()
+    with pytest.raises(VerifyError) as error:
+        gs.verify(model, gs.scale(model), feeds=feeds)
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_names_that_are_no_inputs_are_told() -> None:
+    model = classifier()
+    notes = gs.verify(model, gs.scale(model), runs=1, feeds={"batch": np.zeros(3), "expected/loss": np.zeros(1)}).notes
+    assert any("'batch'" in note and "expected" not in note for note in notes)
+
+
+def test_symbolic_axes_get_one_size() -> None:
+    example = load_example("pytorch/mse_tanh")
+    model = example.model()
+    scaled = gs.scale(model)
+    assert any("batch=4" in note for note in gs.verify(model, scaled, runs=1).notes)
+    assert not any("batch=" in note for note in gs.verify(model, scaled, runs=1, dims={"batch": 9}).notes)
+    assert not any("batch=" in note for note in gs.verify(model, scaled, runs=1, feeds=example.feeds).notes)
+    with pytest.raises(VerifyError, match="no input has an axis of this name"):
+        gs.verify(model, scaled, dims={"rows": 9})
+    other = {**example.feeds, "x": example.feeds["x"][:2]}
+    with pytest.raises(VerifyError, match="'batch'"):
+        gs.verify(model, scaled, feeds=other)
+
+
+@pytest.mark.training
+def test_labels_with_an_axis_of_their_own() -> None:
+    """batch * tokens: the scores are looked at."""
+    model = load_example("ort/transformer").model()
+    notes = gs.verify(model, gs.scale(model, 1024), runs=1, dims={"batch": 3}).notes
+    assert any("tokens=24" in note for note in notes)
+
+
+def noisy(noise: str, before: str = "") -> Any:
+    """A linear map of a batch with noise."""
+    return linear_step(
+        forward=f"""
+            {before}
+            {noise}
+            z = Add(x, noise)
+            y = MatMul(z, w)
+            d = Sub(y, t)
+            square = Mul(d, d)
+            loss = ReduceMean<keepdims = 0>(square)
+        """,
+        backward=LINEAR_BACKWARD.replace("Transpose<perm = [1, 0]>(x)", "Transpose<perm = [1, 0]>(z)"),
+    )
+
+
+def test_random_numbers_without_a_seed_get_one() -> None:
+    """ONNX Runtime takes a seed from the node's place, which is another one in the scaled graph."""
+    model = noisy("noise = RandomNormalLike(x)")
+    report = gs.verify(model, _moved(gs.scale(model)), runs=2)
+    assert report.ok, report.failures
+    assert any("were given one" in note for note in report.notes)
+    assert {check.status for check in report.checks} == {"holds"}
+
+
+def _moved(scaled: gs.ScaledModel) -> Any:
+    """The same graph with a node before all others."""
+    model = scaled.model
+    model.graph.node.insert(0, onnx.helper.make_node("Identity", ["x"], ["unread"]))
+    return model
+
+
+def test_values_that_change_from_run_to_run_are_not_compared() -> None:
+    """What is left to check is checked, and it is said what is not."""
+    branch = "<then_branch = a () => (float[8,4] n1) { n1 = RandomNormalLike(x) }, "
+    branch += "else_branch = b () => (float[8,4] n2) { n2 = Identity(x) }>"
+    model = noisy(f"noise = If {branch}(yes)", "yes = Constant<value = bool {1}>()")
+    report = gs.verify(model, gs.scale(model), runs=2)
+    assert report.ok, report.failures
+    status = {check.name: check.status for check in report.checks}
+    assert status["values as in the original"] == "skipped"
+    assert status["a non-finite gradient is skipped"] == "holds"
+    assert any("cannot be compared" in note for note in report.notes)

@@ -1,0 +1,96 @@
+"""What a finite check is proved to notice, against what it does notice when it is run."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from graphscale.verification.finite_check import noticed_values
+from tests.build import parse
+from tests.conftest import run_once
+
+# The nodes from a gradient g to the flag, and whether every NaN and infinity of g is noticed for certain.
+CHECKS = {
+    "zeroed-and-summed": ("z = Mul(g, zero) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)", True),
+    "zero-on-the-left": ("z = Mul(zero, g) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)", True),
+    "cast-first": (
+        "h = Cast<to = 11>(g) z = Mul(h, wide) s = ReduceSum<keepdims = 0>(z) f = Cast<to = 1>(s) n = IsNaN(f) "
+        "ok = Not(n)",
+        True,
+    ),
+    "moved-first": (
+        "a = Transpose(g) b = Neg(a) z = Mul(b, zero) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)",
+        True,
+    ),
+    "of-a-sum-with-decay": (
+        "a = Add(g, one) z = Mul(a, zero) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)",
+        True,
+    ),
+    "nan-or-infinite": (
+        "s = ReduceSum<keepdims = 0>(g) n = IsNaN(s) i = IsInf(s) bad = Or(n, i) ok = Not(bad)",
+        True,
+    ),
+    "both-good": (
+        "s = ReduceSum<keepdims = 0>(g) n = IsNaN(s) a = Not(n) i = IsInf(s) b = Not(i) ok = And(a, b)",
+        True,
+    ),
+    "nan-alone": ("s = ReduceSum<keepdims = 0>(g) n = IsNaN(s) ok = Not(n)", False),
+    "one-infinity-alone": (
+        "s = ReduceSum<keepdims = 0>(g) n = IsNaN(s) i = IsInf<detect_negative = 0>(s) bad = Or(n, i) ok = Not(bad)",
+        False,
+    ),
+    "either-good": (
+        "s = ReduceSum<keepdims = 0>(g) n = IsNaN(s) a = Not(n) i = IsInf(s) b = Not(i) ok = Or(a, b)",
+        False,
+    ),
+    "inverted": ("z = Mul(g, zero) s = ReduceSum<keepdims = 0>(z) ok = IsNaN(s)", False),
+    "clipped": (
+        "c = Clip(g, low, high) z = Mul(c, zero) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)",
+        False,
+    ),
+    "one-element": (
+        "c = Slice(g, at, to) z = Mul(c, zero) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)",
+        False,
+    ),
+    "times-one": ("z = Mul(g, one) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)", False),
+    "positive-part": ("c = Relu(g) z = Mul(c, zero) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)", False),
+}
+CONSTANTS = (
+    "float zero = {0}, double wide = {0}, float one = {1}, float low = {-9}, float high = {9}, int64[1] at = {0}, "
+    "int64[1] to = {1}"
+)
+
+
+@pytest.mark.parametrize("case", CHECKS)
+def test_what_is_proved(case: str) -> None:
+    nodes, proved = CHECKS[case]
+    model = parse(f'<ir_version: 10, opset_import: ["" : 18]> g (float[3] g) => (bool ok) <{CONSTANTS}> {{ {nodes} }}')
+    graph = ir.from_proto(model).graph
+    assert (graph.inputs[0] in noticed_values(graph.outputs[0], frozenset())) == proved
+    noticed = []
+    for number in (np.nan, np.inf, -np.inf):
+        for place in range(3):
+            gradient = np.ones(3, np.float32)
+            gradient[place] = number
+            noticed.append(not run_once(model, {"g": gradient})[0]["ok"])
+    finite = run_once(model, {"g": np.ones(3, np.float32)})[0]["ok"]
+    assert (all(noticed) and bool(finite)) == proved
+
+
+def test_nothing_is_looked_for_behind_a_stop() -> None:
+    nodes = "q = Div(g, one) z = Mul(q, zero) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)"
+    model = parse(f'<ir_version: 10, opset_import: ["" : 18]> g (float[3] g) => (bool ok) <{CONSTANTS}> {{ {nodes} }}')
+    graph = ir.from_proto(model).graph
+    quotient = next(node for node in graph if node.op_type == "Div").outputs[0]
+    assert quotient in noticed_values(graph.outputs[0], frozenset({quotient}))
+    assert graph.inputs[0] not in noticed_values(graph.outputs[0], frozenset({quotient}))
+
+
+def test_the_kernel() -> None:
+    model = parse(
+        '<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]> g (float[3] g, float[3] h) => (bool ok)'
+        " { ok = com.microsoft.IsAllFinite(g, h) }"
+    )
+    graph = ir.from_proto(model).graph
+    assert noticed_values(graph.outputs[0], frozenset()) == set(graph.inputs)
