@@ -252,7 +252,7 @@ def _stamp(model: onnx.ModelProto) -> Iterator[str]:
             yield f"its metadata says that {output!r} is the next {name!r}, and the graph has not both"
     for value in graph.input:
         tensor = value.type.tensor_type
-        if value.name in stamp.state and not (tensor.elem_type and tensor.HasField("shape")):
+        if value.name in {*stamp.state, *stamp.names.values()} and not (tensor.elem_type and tensor.HasField("shape")):
             yield f"the state {value.name!r} has no type or no shape"
 
 

@@ -10,7 +10,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
+from graphscale.analysis.values import node_name
 from graphscale.editing import Editor, Position, shape_like
+from graphscale.errors import ModelFileError
 
 __all__ = ["LowerOptimizers"]
 
@@ -54,6 +56,11 @@ def _lower(editor: Editor, node: ir.Node) -> None:
     rate, count, *tensors = node.inputs
     groups, lowering = _LOWERINGS[node.op_type]
     n = len(tensors) // groups
+    if len(tensors) != n * groups or len(node.outputs) != n * (groups - 1):
+        raise ModelFileError(
+            f"{node.op_type} node {node_name(node)!r} has {len(tensors)} tensors and {len(node.outputs)} results; for "
+            f"each weight it needs {groups} and {groups - 1}"
+        )
     for i in range(n):
         operands = [tensors[i + n * k] for k in range(groups)]
         results = lowering(_Formula(editor, node, operands[0]), rate, count, *operands)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.dynamic_rule import DynamicRule, ScaleState
+from graphscale.errors import VerifyError
 from graphscale.loss_scale import DynamicLossScale
 from graphscale.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
 from graphscale.update_rule import initial_values
@@ -146,4 +147,6 @@ class Oracle:
 
 
 def _dtype(value: Any) -> Any:
+    if value.dtype is None:
+        raise VerifyError(f"the counter {value.name!r} of the scaled graph has no type")
     return value.dtype.numpy()
