@@ -1,0 +1,276 @@
+"""Hooks of MkDocs: the parts of pages that are made from the code, and files of the project as pages.
+
+In a page, `<!-- generated: NAME -->` becomes what the function NAME of `GENERATORS` returns, and
+`<!-- include: FILE -->` the content of a Markdown file of the project, its links made to fit, and
+`<!-- source: FILE [NAME ...] -->` a script, or functions of it, as code. In the `nav`,
+`lint/` stands for the pages of all lint codes.
+"""
+
+# ruff: noqa: D103
+
+from __future__ import annotations
+
+import ast
+import inspect
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from typer.models import ArgumentInfo, OptionInfo
+
+from graphscale import errors, presets
+from graphscale.casting.lists import Colour, default_rules
+from graphscale.cli import app
+from graphscale.linting.codes import CODES, GROUPS
+from graphscale.loss_scale import DynamicLossScale
+from graphscale.targets import TARGETS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+
+# Where files of the project are to be found on the site.
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/RESULTS.md": "performance.md",
+    "models/README.md": "models.md",
+}
+MARKER = re.compile(r"^<!-- (generated|include|source): (.+) -->$", re.MULTILINE)
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def expand(markdown: str, page: str) -> str:
+    """Replace the markers of a page; `page` is its path in docs/."""
+
+    def made(match: re.Match[str]) -> str:
+        kind, name = match.groups()
+        if kind == "generated":
+            return GENERATORS[name]()
+        return include(name, page) if kind == "include" else source(*name.split())
+
+    return MARKER.sub(made, markdown)
+
+
+def include(name: str, page: str) -> str:
+    """A Markdown file of the project, without its title where the page has one of its own."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if (DOCS / page).read_text(encoding="utf-8").startswith("# "):
+        text = re.sub(r"^# .*\n", "", text)
+
+    def fitted(match: re.Match[str]) -> str:
+        label, link, anchor = match[1], match[2], match[3] or ""
+        if "://" in link:
+            return match[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
+        if target in PAGES:
+            return f"[{label}]({posixpath.relpath(PAGES[target], posixpath.dirname(page) or '.')}{anchor})"
+        return label if label.startswith("`") else f"`{label}`"
+
+    return LINK.sub(fitted, text)
+
+
+def source(name: str, *functions: str) -> str:
+    """A script of the project, or functions and constants of it, as they stand there."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    found = dict(_definitions(text))
+    shown = "\n\n\n".join(found[function] for function in functions) if functions else text.rstrip()
+    title = name.removeprefix("docs/examples/")
+    return f'```python title="{title}"\n{shown}\n```'
+
+
+def _definitions(text: str) -> Iterator[tuple[str, str]]:
+    for node in ast.parse(text).body:
+        segment = ast.get_source_segment(text, node) or ""
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            decorators = "".join(f"@{ast.get_source_segment(text, item)}\n" for item in node.decorator_list)
+            yield node.name, decorators + segment
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield node.targets[0].id, segment
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            yield ast.unparse(node.value.func), segment
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def operators(colour: Colour) -> str:
+    """The operators of one list, by domain; the denied ones by reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for (domain, name), rule in default_rules().items():
+        if rule.colour is colour:
+            groups.setdefault((rule.reason, domain), []).append(name + ("*" if _is_wide(rule) else ""))
+    if colour is not Colour.DENY:
+        rows = [[f"`{domain or 'ai.onnx'}`", _codes(names)] for (_, domain), names in sorted(groups.items())]
+        return table(["domain", "operators"], rows)
+    reasons: dict[str, list[str]] = {}
+    for (reason, _), names in groups.items():
+        reasons.setdefault(reason, []).extend(names)
+    return table(["operators", "why"], [[_codes(sorted(names)), reason] for reason, names in reasons.items()])
+
+
+def _is_wide(rule: Any) -> bool:
+    return bool(rule.wide_inputs or rule.wide_outputs)
+
+
+def _codes(names: list[str]) -> str:
+    return ", ".join(f"`{name.removesuffix('*')}`" + ("\\*" if name.endswith("*") else "") for name in names)
+
+
+def preset_table() -> str:
+    """The presets: what each sets otherwise than DynamicLossScale."""
+    policies = {"DynamicLossScale()": DynamicLossScale()}
+    policies |= {name: getattr(presets, name)() for name in presets.__all__ if name != "PolicyOptions"}
+    columns = ["initial_loss_scale", "increment_period", "min_loss_scale", "max_loss_scale"]
+    default = vars(policies["DynamicLossScale()"].rule)
+    rows = []
+    for name, policy in policies.items():
+        rule = vars(policy.rule)
+        others = [f"`{key}={rule[key]!r}`" for key in rule if key not in columns and rule[key] != default[key]]
+        rows.append([f"`{name}`", *(_number(rule[key]) for key in columns), " ".join(others)])
+    return table(["preset", "start", "period", "floor", "ceiling", "other options"], rows)
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return f"`{value}`"
+    if value == float(2**127 * (2 - 2**-23)):
+        return "largest float32"
+    exponent = len(bin(int(value))) - 3
+    if value >= 1024 and value == 2**exponent:
+        return f"2<sup>{exponent}</sup>"
+    return "smallest normal float32" if 0 < value < 1e-30 else f"{value:g}"
+
+
+def target_table() -> str:
+    """What the code knows of each target."""
+    rows = [
+        [
+            f"`{target.name}`",
+            "`com.microsoft.IsAllFinite`" if target.is_all_finite else "standard operators",
+            "written in place" if target.in_place else "inputs and outputs",
+            str(target.max_ir_version),
+            f"10 to {target.max_opset}",
+            "yes" if target.bfloat16 else "no",
+            target.runs_on,
+        ]
+        for target in TARGETS.values()
+    ]
+    return table(["target", "finite check", "state", "IR version, at most", "opset", "bfloat16", "read off"], rows)
+
+
+def wide_operators() -> str:
+    """The operators that stay float32 on the CPU whatever the lists say."""
+    return ", ".join(f"`{name}`" for name in sorted(TARGETS["onnx"].wide_ops))
+
+
+def option_table() -> str:
+    """The arguments of DynamicLossScale, from its docstring."""
+    text = inspect.cleandoc(DynamicLossScale.__doc__ or "").split("Args:\n")[1].split("\n\n")[0]
+    said = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)
+    defaults = inspect.signature(DynamicLossScale).parameters
+    rows = [[f"`{name}`", _number(defaults[name].default), _sentence(meaning)] for name, meaning in said]
+    assert [name for name, _ in said] == list(defaults)
+    return table(["option", "default", "meaning"], rows)
+
+
+def _sentence(text: str) -> str:
+    text = re.sub(r"2\*\*(\d+)", r"2<sup>\1</sup>", " ".join(text.split()))
+    return re.sub(r'"(\w+)"', r"`\1`", text[0].upper() + text[1:])
+
+
+# --- command line ----------------------------------------------------------------------------------------------------
+
+KINDS = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
+
+
+def command_line() -> str:
+    """Every command with its arguments and options, read off the annotations that typer reads."""
+    return "\n\n".join(_command(registered.callback) for registered in app.registered_commands)
+
+
+def _command(function: Any) -> str:
+    name = function.__name__.replace("_", "-")
+    usage = ["graphscale", name]
+    groups: dict[str | None, list[list[str]]] = {None: []}
+    hints = get_type_hints(function, include_extras=True)
+    for parameter in inspect.signature(function).parameters.values():
+        kind, info = get_args(hints[parameter.name])
+        if isinstance(info, ArgumentInfo):
+            usage.append(info.metavar or parameter.name.upper())
+            shown = f"`{usage[-1]}`"
+        else:
+            shown = _option(parameter.name, kind, info)
+        groups.setdefault(info.rich_help_panel, []).append([shown, f"{info.help}{_default(parameter, info)}"])
+    tables = [(f"**{title}**\n\n" if title else "") + table(["", ""], rows) for title, rows in groups.items()]
+    described = inspect.cleandoc(function.__doc__)
+    return "\n\n".join([f"## {name}", described, f"```text\n{' '.join(usage)} [OPTIONS]\n```", *tables])
+
+
+def _option(name: str, kind: Any, info: OptionInfo) -> str:
+    # In an annotation, the first name that is declared stands where a default would.
+    declared = [option for option in (info.default, *(info.param_decls or ())) if isinstance(option, str)]
+    names = sorted(declared or ["--" + name.replace("_", "-")], key=len, reverse=True)
+    said = ", ".join(f"`{option}`" for option in names)
+    kinds = [kind, *get_args(kind), *(inner for outer in get_args(kind) for inner in get_args(outer))]
+    return said if bool in kinds else f"{said} `{info.metavar or next(KINDS[kind] for kind in kinds if kind in KINDS)}`"
+
+
+def _default(parameter: inspect.Parameter, info: Any) -> str:
+    if parameter.default is parameter.empty:
+        return "" if isinstance(info, ArgumentInfo) else " **Required.**"
+    told = info.show_default and parameter.default not in (None, False) and "Default:" not in info.help
+    return f" Default: {parameter.default}." if told else ""
+
+
+def error_table() -> str:
+    """The classes of errors, with the first sentence of each docstring."""
+    found = [getattr(errors, name) for name in errors.__all__]
+    rows = [[f"`{kind.__name__}`", (kind.__doc__ or "").split("\n\n")[0].replace("\n    ", " ")] for kind in found]
+    return table(["class", "when"], rows)
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "command-line": command_line,
+    "dynamic-options": option_table,
+    "errors": error_table,
+    "operators-allow": lambda: operators(Colour.ALLOW),
+    "operators-clear": lambda: operators(Colour.CLEAR),
+    "operators-deny": lambda: operators(Colour.DENY),
+    "operators-infer": lambda: operators(Colour.INFER),
+    "operators-wide": wide_operators,
+    "presets": preset_table,
+    "targets": target_table,
+}
+
+
+# --- what MkDocs calls ----------------------------------------------------------------------------------------------
+
+
+def spelled_out(nav: list[Any]) -> list[Any]:
+    """The nav, `lint/` replaced by the pages of all codes."""
+    return [{title: lint_pages() if entry == "lint/" else entry for title, entry in item.items()} for item in nav]
+
+
+def lint_pages() -> list[Any]:
+    pages: dict[str, list[dict[str, str]]] = {title: [] for title in GROUPS.values()}
+    for code in CODES.values():
+        pages[GROUPS[code.code[2]]].append({f"{code.code} {code.name}": code.page})
+    return ["lint/index.md", *({title: entries} for title, entries in pages.items())]
+
+
+def on_config(config: Any) -> None:
+    config["nav"] = spelled_out(config["nav"])
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    return expand(markdown, page.file.src_uri)
