@@ -114,10 +114,11 @@ def autocast(
     if is_scaled(work):
         raise AutocastError(f"{name} carries a loss scale already; autocast the original, then scale it")
     check_versions(work, get_target(target))
-    snapshot = Snapshot(work, whole=needs_preparation(work))
+    snapshot = Snapshot.begin(work, whole=needs_preparation(work))
     warnings = prepare(work)
     run_passes(work, mixed)
-    snapshot.record(work, small_type(mixed)).write(work)
+    assert snapshot is not None
+    snapshot.finish(work, small_type(mixed))
     assert mixed.report is not None
     report = dataclasses.replace(mixed.report, warnings=(*warnings, *mixed.report.warnings))
     return AutocastModel(io.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)

@@ -123,7 +123,7 @@ def scale(
     refuse_scaled(work, name)
     check_versions(work, chosen)
     nodes_before = len(work.graph)
-    snapshot = Snapshot(work, whole=needs_preparation(work))
+    snapshot = Snapshot.begin(work, whole=needs_preparation(work))
     warnings = [*prepare(work), *advise(work, chosen)]
     scale_loss = ScaleLoss(
         policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss
@@ -165,7 +165,8 @@ def scale(
         autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
     )
     _stamp(work, rewrite, policy, report)
-    snapshot.record(work, small_type(mixed)).write(work)
+    assert snapshot is not None
+    snapshot.finish(work, small_type(mixed))
     return ScaledModel(io.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 

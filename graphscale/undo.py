@@ -25,6 +25,8 @@ __all__ = ["UNDO_KEY", "Record", "Snapshot", "own_nodes", "stands_for", "unpack"
 # The metadata property of a rewritten model that holds the record.
 UNDO_KEY = "graphscale.undo"
 
+_KEY = "graphscale.snapshot"  # in `model.meta`, while a rewrite is under way
+
 # The operand that the result of an inserted node stands for, by pass and operator.
 _STANDS_FOR = {
     ("scale-loss", "Mul"): 0,
@@ -121,6 +123,19 @@ class Snapshot:
         own = (item for item in model.metadata_props.items() if item[0].startswith("graphscale."))
         self._metadata = dict(own)
         self._whole = _pack(model) if whole else None
+
+    @staticmethod
+    def begin(model: ir.Model, *, whole: bool = False) -> Snapshot | None:
+        """Take a snapshot, unless one is taken already by who runs this pass among others; None then."""
+        if _KEY in model.meta:
+            return None
+        snapshot = model.meta[_KEY] = Snapshot(model, whole=whole)
+        return snapshot
+
+    def finish(self, model: ir.Model, small: ir.DataType | None = None) -> None:
+        """Put the record of what was done since the snapshot into the model's metadata."""
+        del model.meta[_KEY]
+        self.record(model, small).write(model)
 
     def record(self, model: ir.Model, small: ir.DataType | None = None) -> Record:
         """The record of what was done to the model since.

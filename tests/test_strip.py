@@ -11,7 +11,15 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import ModelFileError
-from graphscale.passes import Autocast
+from graphscale.passes import (
+    Autocast,
+    CheckFinite,
+    GuardUpdates,
+    OrderWrites,
+    ScaleLoss,
+    UnscaleGradients,
+    UpdateLossScale,
+)
 from graphscale.targets import TARGETS
 from tests.analysis.recurrent import recurrent_step
 from tests.analysis.test_control_flow import TestFunctions as WithFunctions
@@ -160,3 +168,16 @@ def test_what_was_added_since_stays() -> None:
     stripped = gs.strip(model)
     assert [node.name for node in stripped.graph][-1] == "mine"
     assert not any(name.startswith("graphscale") for name in stripped.metadata_props)
+
+
+@pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "jax/attention", "ort/digits_mlp"])
+def test_passes_in_a_sequence_of_ones_own(name: str) -> None:
+    """The passes record what they did where nobody else does."""
+    original = ir.load(MODELS / f"{name}.onnx")
+    model = original.clone()
+    passes = (ScaleLoss("dynamic"), UnscaleGradients(), CheckFinite(), UpdateLossScale(), GuardUpdates(), OrderWrites())
+    ir.passes.Sequential(Autocast(), *passes)(model)
+    mixed = original.clone()
+    Autocast()(mixed)
+    assert_strips(model, mixed)
+    assert_strips(gs.strip(model), original)

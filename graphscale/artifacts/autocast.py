@@ -79,7 +79,7 @@ def autocast_artifacts(
         if name != TRAINING_MODEL and model.ir_version == versions[name]:
             unchanged.add(name)
         else:
-            snapshots[name].record(model, small_type(mixed) if name == TRAINING_MODEL else None).write(model)
+            snapshots[name].finish(model, small_type(mixed) if name == TRAINING_MODEL else None)
     others, left_out = sort_others(artifacts, {})
     if written is not None:
         with new_folder(written) as temporary:

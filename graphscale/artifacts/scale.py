@@ -124,7 +124,7 @@ def scale_artifacts(
     )
     _stamp(artifacts, scaled, policy, report)
     for name, model in artifacts.models():
-        snapshots[name].record(model, small_type(mixed) if name == TRAINING_MODEL else None).write(model)
+        snapshots[name].finish(model, small_type(mixed) if name == TRAINING_MODEL else None)
     if written is not None:
         with new_folder(written) as temporary:
             write_folder(artifacts, scaled.states, others, temporary)
@@ -133,11 +133,13 @@ def scale_artifacts(
 
 def snapshots_of(artifacts: ArtifactFolder) -> dict[str, Snapshot]:
     """Snapshots of all models of a folder, by file name."""
-    # Of the optimizer model nodes are replaced; it has but a few.
-    return {
-        name: Snapshot(model, whole=name == OPTIMIZER_MODEL or needs_preparation(model))
-        for name, model in artifacts.models()
-    }
+    found = {}
+    for name, model in artifacts.models():
+        # Of the optimizer model nodes are replaced; it has but a few.
+        snapshot = Snapshot.begin(model, whole=name == OPTIMIZER_MODEL or needs_preparation(model))
+        assert snapshot is not None
+        found[name] = snapshot
+    return found
 
 
 def with_states(checkpoint: Checkpoint, states: Mapping[str, float]) -> Checkpoint:

@@ -19,6 +19,7 @@ from graphscale.errors import AutocastError, TargetError
 from graphscale.metadata import is_scaled
 from graphscale.passes.rewrite import Rewrite
 from graphscale.targets import Target, get_target
+from graphscale.undo import Snapshot
 
 __all__ = ["AUTOCAST_KEY", "Autocast"]
 
@@ -65,6 +66,7 @@ class Autocast(InPlacePass):
             raise AutocastError(f"{NAME}: the model carries a loss scale already; autocast the original, then scale it")
         if AUTOCAST_KEY in model.metadata_props:
             raise AutocastError(f"{NAME}: the model is in mixed precision already; autocast the original graph")
+        snapshot = Snapshot.begin(model)
         dtype, target = _DTYPES[self.dtype], get_target(self.target)
         _check_target(dtype, target, self.emulate)
         _refuse_double(model.graph)
@@ -79,6 +81,8 @@ class Autocast(InPlacePass):
         inserter.insert()
         self.report = dataclasses.replace(report, casts=inserter.casts)
         model.metadata_props[AUTOCAST_KEY] = json.dumps({"dtype": self.dtype, "emulate": self.emulate})
+        if snapshot is not None:
+            snapshot.finish(model, dtype)
         return PassResult(model, modified=True)
 
 

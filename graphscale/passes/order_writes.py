@@ -21,8 +21,13 @@ class OrderWrites(InPlacePass):
     ancestor of the written value, one element of its result is led there in a way that cannot change it:
 
     After:  `seen = IsNaN(first element of r); never = And(seen, Not(seen)); w.ordered = Where(never, state, w)`
+
+    The last pass of a sequence: it also records what it takes to strip the model again.
     """
 
     def call(self, model: ir.Model) -> PassResult:
         rewrite = rewrite_of(model, NAME, after="guard-updates")
-        return PassResult(model, modified=order_writes(rewrite.bound.editor))
+        modified = order_writes(rewrite.bound.editor)
+        if rewrite.snapshot is not None:
+            rewrite.snapshot.finish(model)
+        return PassResult(model, modified=modified or rewrite.snapshot is not None)

@@ -10,6 +10,7 @@ from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.bound import BoundLossScale
 from graphscale.errors import PassOrderError
 from graphscale.report import Report
+from graphscale.undo import Snapshot
 
 __all__ = ["Carried", "Gradient", "Rewrite", "rewrite_of"]
 
@@ -57,6 +58,7 @@ class Rewrite:
         report: the analysis as a report, made before anything was renamed.
         bound: the loss scale in graph mode.
         skip_nonfinite: a fixed loss scale is checked and guarded as well.
+        snapshot: the model before, where these passes are to record what they did; None where their caller does.
         scaled: the values where the scale enters, each with its product; filled by `ScaleLoss`.
         gradients: filled by `UnscaleGradients`.
         all_finite: the scalar bool value, set by `CheckFinite`.
@@ -72,6 +74,7 @@ class Rewrite:
     report: Report
     bound: BoundLossScale
     skip_nonfinite: bool
+    snapshot: Snapshot | None = None
     scaled: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
     gradients: list[Gradient] = dataclasses.field(default_factory=list)
     all_finite: ir.Value | None = None

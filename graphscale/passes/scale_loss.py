@@ -20,6 +20,7 @@ from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
 from graphscale.loss_scale import get
 from graphscale.metadata import is_scaled
 from graphscale.passes.rewrite import Rewrite
+from graphscale.undo import Snapshot
 
 __all__ = ["ScaleLoss"]
 
@@ -62,9 +63,10 @@ class ScaleLoss(InPlacePass):
         policy = get(self.loss_scale)
         if policy is None:
             raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
+        snapshot = Snapshot.begin(model)
         graph = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
         bound = BoundLossScale(policy, model, self.target)
-        rewrite = Rewrite(graph, describe(graph), bound, self.skip_nonfinite)
+        rewrite = Rewrite(graph, describe(graph), bound, self.skip_nonfinite, snapshot)
         by_value: dict[ir.Value, list[Place]] = {}
         for place in graph.places:
             by_value.setdefault(place.value, []).append(place)
