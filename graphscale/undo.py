@@ -25,6 +25,7 @@ __all__ = ["UNDO_KEY", "Record", "Snapshot", "own_nodes", "stands_for", "unpack"
 # The metadata property of a rewritten model that holds the record.
 UNDO_KEY = "graphscale.undo"
 
+_LONGEST = 64  # inserted nodes in a row: more are a cycle
 _KEY = "graphscale.snapshot"  # in `model.meta`, while a rewrite is under way
 
 # The operand that the result of an inserted node stands for, by pass and operator.
@@ -203,16 +204,19 @@ def stands_for(value: ir.Value | None, kept: Container[str] = ()) -> ir.Value | 
     Args:
         value: the value that a node of the original reads.
         kept: the names of nodes that a rewrite before had inserted, which belong to the original.
+
+    Raises:
+        ValueError: the inserted nodes are a cycle.
     """
-    while value is not None:
-        node = value.producer()
+    for _ in range(_LONGEST):
+        node = None if value is None else value.producer()
         if node is None or PASS_KEY not in node.metadata_props or node.name in kept:
-            break
+            return value
         operand = _STANDS_FOR.get((node.metadata_props[PASS_KEY], node.op_type))
         if operand is None:
-            break
+            return value
         value = node.inputs[operand]
-    return value
+    raise ValueError(f"what {None if value is None else value.name!r} stands for has no end")
 
 
 def own_nodes(graph: ir.Graph, kept: Container[str] | None = None) -> Iterator[ir.Node]:

@@ -153,11 +153,15 @@ def _match_by_inputs(before: Graph, after: Graph, matching: Matching) -> None:
 
 def _origin(value: ir.Value, matching: Matching) -> ir.Value | None:
     """The value of the first model that a value of the second is, looking through what a pass inserted."""
+    seen = {value}  # nodes of a damaged model may be a cycle
     while value not in matching.values_back:
         node = value.producer()
         if node is None or PASS_KEY not in node.metadata_props or not node.inputs or node.inputs[0] is None:
             return None
         value = node.inputs[0]
+        if value in seen:
+            return None
+        seen.add(value)
     return matching.values_back[value]
 
 
