@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
-import gc
 import os
 import random
 import resource
@@ -115,7 +114,9 @@ def summary(error: BaseException) -> str:
     return f"{type(error).__name__} at {', '.join(dict.fromkeys(places))}: {' '.join(str(error).split())[:160]}"
 
 
-def hold(arguments: Sequence[Any], folder: Path, where: str, codes: Sequence[int] = (0, 2)) -> tuple[int | None, list[Broken]]:
+def hold(
+    arguments: Sequence[Any], folder: Path, where: str, codes: Sequence[int] = (0, 2)
+) -> tuple[int | None, list[Broken]]:
     """As `complaint`, and keep the folder where something is wrong and files are to be kept."""
     code, what = complaint(arguments, folder, codes)
     if what is None:
@@ -130,4 +131,3 @@ def keep(folder: Path, where: str, arguments: Sequence[str], what: str) -> None:
         target = Path(KEEP, where)
         shutil.copytree(folder, target, dirs_exist_ok=True)
         (target / "command.txt").write_text(f"graphscale {' '.join(arguments)}\n{what}\n")
-

@@ -40,9 +40,7 @@ def write_arrays(scaled: onnx.ModelProto, folder: Path) -> None:
 
 @pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("name", ["session", "verify"])
-def test_at_work(
-    name: str, part: int, worker: Worker, tmp_path: Path, record_property: pytest.RecordProperty
-) -> None:
+def test_at_work(name: str, part: int, worker: Worker, tmp_path: Path, record_property: pytest.RecordProperty) -> None:
     codes, broken = collections.Counter[int | None](), list[Broken]()
     for number in range(FILES * TIMES):
         choices, where = choices_for(name, part, number), f"{name}-{part}-{number}"
@@ -51,7 +49,9 @@ def test_at_work(
         original, scaled = choices.choice(seeds.portable_pairs())
         write_arrays(scaled, folder)
         (folder / "good.onnx").write_bytes(original.SerializeToString())
-        data = scaled.SerializeToString() if number == 0 else damaged(scaled, choices.choice(seeds.rewritten()), choices)
+        data = (
+            scaled.SerializeToString() if number == 0 else damaged(scaled, choices.choice(seeds.rewritten()), choices)
+        )
         (folder / "bad.onnx").write_bytes(data)
         files = ["bad.onnx"] if name == "session" else ["good.onnx", "bad.onnx", "--runs=1"]
         code, what = worker.run([name, *files], folder)

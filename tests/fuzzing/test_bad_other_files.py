@@ -1,4 +1,4 @@
-"""Damaged files of the other kinds: artifact folders, checkpoints, state files, training data, metrics, JSON options."""
+"""Damaged files of the other kinds: artifact folders, checkpoints, state files, training data, metrics, JSON."""
 
 from __future__ import annotations
 
@@ -159,7 +159,9 @@ KINDS = {
         80,
         training,
         ("kept/step-00000002.safetensors",),
-        command("train", "step.onnx", "--data=data.npz", "--max-steps=3", "--quiet", "--checkpoint-dir=kept", "--resume"),
+        command(
+            "train", "step.onnx", "--data=data.npz", "--max-steps=3", "--quiet", "--checkpoint-dir=kept", "--resume"
+        ),
     ),
     "metrics in JSON": Kind(100, training, ("run.jsonl",), calling(lambda folder: read_metrics(folder / "run.jsonl"))),
     "metrics in CSV": Kind(100, training, ("run.csv",), calling(lambda folder: read_metrics(folder / "run.csv"))),
