@@ -91,11 +91,12 @@ class Plan(Degrees):
         if value is None:
             return 0
         degree = self.values.get(value, 0)
-        use = Use(node, index)
-        if use in self.scaled_edges:
+        if (node, index) in self.scaled_edges:
             return None if degree is None else degree + 1
         unscaled = self.unscaled.get(value)
-        return 0 if unscaled is not None and degree is not None and unscaled.covers(use) else degree
+        if unscaled is not None and degree is not None and unscaled.covers(Use(node, index)):
+            return 0
+        return degree
 
     def output(self, value: ir.Value) -> Degree:
         """The degree with which a value leaves the graph."""

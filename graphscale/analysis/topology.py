@@ -136,7 +136,7 @@ class Topology:
     def _descendants(self, values: set[ir.Value]) -> set[ir.Value]:
         found = set(values)
         for node in self.nodes if found else ():
-            if any(operand in found for operand in self.operands(node)):
+            if not found.isdisjoint(self.operands(node)):
                 found.update(node.outputs)
         return found
 
@@ -151,8 +151,7 @@ class Topology:
         return {
             node
             for node in self.nodes
-            if any(value in reached for value in node.outputs)
-            and not any(value in self.forward for value in node.outputs)
+            if not reached.isdisjoint(node.outputs) and self.forward.isdisjoint(node.outputs)
         }
 
     def may_be_state(self, value: ir.Value) -> bool:
@@ -191,7 +190,7 @@ class Topology:
     def _spread(self) -> None:
         for value in self.states:
             self._roots[value] = len(self._roots) + 1 if value not in self._roots else self._roots[value]
-            readers = [node for node in self.consumers(value) if any(v in self.forward for v in node.outputs)]
+            readers = [node for node in self.consumers(value) if not self.forward.isdisjoint(node.outputs)]
             if readers and value not in self.late and all(any(v in self.tail for v in n.outputs) for n in readers):
                 self.late[value] = 1 << len(self.late)
         for node in self.nodes:
@@ -206,7 +205,7 @@ class Topology:
             depth = max(depth, self.depth.get(operand, 0))
             activation = activation or operand in self.activation_dependent
             tail = tail or operand in self.tail_dependent
-        is_forward = any(value in self.forward for value in node.outputs)
+        is_forward = not self.forward.isdisjoint(node.outputs)
         mixes = is_forward and root == _MANY
         for value in node.outputs:
             if root:
@@ -220,15 +219,18 @@ class Topology:
                 self.tail_dependent.add(value)
 
     def _propagate(self, node: ir.Node) -> None:
-        rule = rule_of(node)
-        if (node in self.backward and (contains_contraction(node) or (rule is not None and rule.gradient))) or any(
-            operand in self.propagated for operand in self.operands(node)
-        ):
+        if not self.propagated.isdisjoint(self.operands(node)) or (node in self.backward and _propagates(node)):
             self.propagated.update(node.outputs)
 
 
 def _operands(node: ir.Node) -> tuple[ir.Value, ...]:
     return (*(value for value in node.inputs if value is not None), *captured_values(node))
+
+
+def _propagates(node: ir.Node) -> bool:
+    """Whether a backward node is one through which gradients go for certain."""
+    rule = rule_of(node)
+    return (rule is not None and rule.gradient) or contains_contraction(node)
 
 
 def contains_contraction(node: ir.Node) -> bool:

@@ -114,8 +114,12 @@ class CastInserter:
 
     def _to_wide(self, value: ir.Value) -> None:
         """Give a chosen node's result its type, and cast it back once for all other readers."""
-        low_uses = set(self._low_uses(value))
-        others = [u for u in uses_of(value) if u not in low_uses and not reads_shape(u.node)]
+        painting = self.painting
+        others = [
+            use
+            for use in uses_of(value)
+            if not (use.node in painting.low and use.idx in painting.low_inputs(use.node)) and not reads_shape(use.node)
+        ]
         is_output = value.is_graph_output()
         wide_type = value.type
         value.type = ir.TensorType(self.dtype)

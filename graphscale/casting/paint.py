@@ -200,16 +200,16 @@ def _summed(node: ir.Node) -> float:
 
 def _propagate_denial(painting: Painting) -> None:
     """Deny the infer nodes that what a denied node gave reaches through infer and clear ones."""
-    reached: set[ir.Value] = set()
+    reached: set[ir.Value | None] = set()
     for node in painting.nodes:
         if node in painting.reasons:
             # Sources (constants, casts of integers) gave nothing that was computed in float32, and the seed is kept
             # there for its range alone.
-            if painting.reasons[node] not in (SEED, LOSS) and any(value in painting.floats for value in node.inputs):
+            if painting.reasons[node] not in (SEED, LOSS) and not painting.floats.isdisjoint(node.inputs):
                 reached.update(painting.floats.intersection(node.outputs))
             continue
         colour = painting.rules[node].colour
-        if colour is Colour.ALLOW or not any(value in reached for value in node.inputs):
+        if colour is Colour.ALLOW or reached.isdisjoint(node.inputs):
             continue
         reached.update(painting.floats.intersection(node.outputs))
         if colour is Colour.INFER:
@@ -227,7 +227,7 @@ def _take_between(painting: Painting) -> None:
             behind.update(painting.low_outputs(node))
     ahead: set[ir.Value | None] = set()
     for node in reversed(free):
-        if node in low or any(value in ahead for value in painting.low_outputs(node)):
+        if node in low or not ahead.isdisjoint(painting.low_outputs(node)):
             ahead.update(node.inputs[i] for i in painting.low_inputs(node))
     for node in free:
         outputs = painting.low_outputs(node)
