@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,7 +169,13 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix=".graphscale-", dir=folder) as temporary:
             written = Path(temporary, "model.onnx")
-            if moves:
+            source = _one_file_of_weights(model) if moves else None
+            if source is not None:
+                # As a whole, by the system: faster than tensor by tensor, and without a page of it in this process.
+                shutil.copyfile(source, Path(temporary, data))
+                with _located_in(model, folder, data):
+                    ir.save(model, written, format="protobuf")
+            elif moves:
                 ir.save(model, written, format="protobuf", external_data=data)
             else:
                 ir.save(model, written, format="protobuf")
@@ -181,3 +188,39 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     except ir.serde.SerdeError as error:
         cause = one_line(error.__cause__ or "a part of it has the wrong type")[:200]
         raise ModelFileError(f"cannot write {path}: the model cannot be serialized: {cause}") from error
+
+
+def _one_file_of_weights(model: ir.Model) -> Path | None:
+    """The file that holds all external weights of a model, if it is one and holds little else."""
+    tensors = _external_tensors(model)
+    files = {Path(tensor.base_dir, tensor.location) for tensor in tensors}
+    if len(files) != 1 or _bytes_in_memory(model) > _LARGEST:
+        return None
+    (file,) = files
+    used = sum(tensor.length or tensor.nbytes for tensor in tensors)
+    return file if 2 * used > file.stat().st_size else None
+
+
+@contextlib.contextmanager
+def _located_in(model: ir.Model, folder: Path, name: str) -> Iterator[None]:
+    """Let the external weights of a model be in another file, at the same offsets, in a `with` block."""
+    values = [v for v in model.graph.initializers.values() if isinstance(v.const_value, ir.ExternalTensor)]
+    before = [value.const_value for value in values]
+    try:
+        for value in values:
+            old = value.const_value
+            assert isinstance(old, ir.ExternalTensor)
+            value.const_value = ir.ExternalTensor(
+                name,
+                old.offset,
+                old.length,
+                old.dtype,
+                shape=old.shape,
+                name=value.name or "",
+                doc_string=old.doc_string,
+                base_dir=folder,
+            )
+        yield
+    finally:
+        for value, tensor in zip(values, before, strict=True):
+            value.const_value = tensor

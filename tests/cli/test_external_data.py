@@ -92,6 +92,28 @@ def test_into_another_folder(model: Path, tmp_path: Path) -> None:
     assert_right(model, tmp_path / "out" / "scaled.onnx")
 
 
+def test_a_file_that_holds_much_else(model: Path, tmp_path: Path) -> None:
+    """The weights alone go along, not the rest of a file that others use, too."""
+    weights = model.with_name("weights.bin")
+    used = weights.stat().st_size
+    with weights.open("ab") as file:
+        file.write(bytes(3 * used))
+    (tmp_path / "out").mkdir()
+    assert graphscale("scale", model, "-o", tmp_path / "out" / "scaled.onnx").returncode == 0
+    assert (tmp_path / "out" / "scaled.onnx.data").stat().st_size <= 2 * used
+    assert_right(model, tmp_path / "out" / "scaled.onnx")
+
+
+def test_saving_leaves_the_model_as_it_is(model: Path, tmp_path: Path) -> None:
+    """Its weights are still in the file that they were read from."""
+    result = gs.scale(model)
+    before = {name: value.const_value for name, value in result.model.graph.initializers.items()}
+    (tmp_path / "out").mkdir()
+    result.save(tmp_path / "out" / "scaled.onnx")
+    assert {name: value.const_value for name, value in result.model.graph.initializers.items()} == before
+    assert_right(model, tmp_path / "out" / "scaled.onnx")
+
+
 def test_over_the_model_itself(model: Path, tmp_path: Path) -> None:
     original = tmp_path / "original"
     original.mkdir()
