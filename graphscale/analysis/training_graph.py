@@ -148,9 +148,13 @@ def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...
         and other.topology.loss not in topology.forward
         for other in attempts
     )
+    # A scale that enters at another choice's weights does so in that one's forward pass.
+    weights = frozenset().union(*(other.topology.states for other in attempts)) - topology.states
+    at_weights = sum(place.value in weights for place in plan.places)
     return (
         topology.loss in topology.activation_dependent,
         -below_places,
+        -at_weights,
         -len(others & plan.unscaled.keys()),
         attempt.coverage.covered > 0,
         -len(attempt.coverage.missed),

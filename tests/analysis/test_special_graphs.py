@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 import graphscale as gs
@@ -358,3 +360,11 @@ def test_double_precision() -> None:
         actual, _ = run_once(gs.scale(model, loss_scale).model, feeds_for(model), EXACT)
         assert_all_same_bits(actual, run_once(model, feeds_for(model), EXACT)[0])
         assert actual["dw1"].dtype == np.float64
+
+
+def test_a_linear_loss_beside_a_metric_of_its_gradients() -> None:
+    """Seen from the metric, the loss's weights are constants, and its forward pass a backward pass."""
+    model = onnx.parser.parse_model(Path(__file__).with_name("linear_loss.onnxtxt").read_text(encoding="utf-8"))
+    report = gs.scale(model).report
+    assert (report.loss, report.coverage) == ("v25", 1.0)
+    assert [place.value for place in report.places] == ["c1"]

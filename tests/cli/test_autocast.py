@@ -170,8 +170,7 @@ def test_a_folder(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "python")
     assert set(contents(FOLDER)) == set(contents(tmp_path / "out"))
     for file in ("eval_model.onnx", "optimizer_model.onnx"):
-        before, after = (onnx.load(folder / file) for folder in (FOLDER, tmp_path / "out"))
-        assert ir.to_proto(ir.from_proto(before)) == after
+        assert (tmp_path / "out" / file).read_bytes() == (FOLDER / file).read_bytes()
     before, after = (read_checkpoint(folder / "checkpoint") for folder in (FOLDER, tmp_path / "out"))
     assert before.trainable.keys() == after.trainable.keys()
     assert_all_same_bits(after.trainable, before.trainable)
