@@ -23,7 +23,7 @@ from graphscale.analysis.updates import (
     named_updates,
     own_coefficients,
 )
-from graphscale.analysis.values import Use, describe, is_float, is_scalar, rule_of
+from graphscale.analysis.values import Use, constant_tensor, describe, is_float, is_scalar, rule_of
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError, UpdateError
 
 __all__ = ["TrainingGraph", "analyse"]
@@ -127,9 +127,10 @@ class _Attempt:
 def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...]:
     """How well a choice of the loss explains the backward pass, to be compared with other choices.
 
-    A loss depends on activations, and no other candidate has to be unscaled beside it. Its backward pass covers the
-    most contractions and reads the most values of its forward pass; what is computed from another candidate in a
-    non-linear way (a perplexity) is a metric; a total is more than its parts.
+    A loss depends on activations and on no gradients, and no other candidate has to be unscaled beside it. Its backward
+    pass covers the most contractions, begins with a constant if it can, and reads the most values of its forward pass;
+    what is computed from another candidate in a non-linear way (a perplexity) is a metric; a total is more than its
+    parts.
     """
     topology, plan = attempt.topology, attempt.solver.plan
     others = {other.topology.loss for other in attempts} - {topology.loss}
@@ -148,21 +149,27 @@ def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...
         and other.topology.loss not in topology.forward
         for other in attempts
     )
-    # A scale that enters at another choice's weights does so in that one's forward pass.
-    weights = frozenset().union(*(other.topology.states for other in attempts)) - topology.states
-    at_weights = sum(place.value in weights for place in plan.places)
+    # The norm of the gradients is computed from what another choice takes for gradients that leave the graph.
+    from_gradients = sum(_holds_gradients(topology, other) for other in attempts if other is not attempt)
     return (
         topology.loss in topology.activation_dependent,
         -below_places,
-        -at_weights,
+        -from_gradients,
         -len(others & plan.unscaled.keys()),
         attempt.coverage.covered > 0,
         -len(attempt.coverage.missed),
         attempt.coverage.covered,
+        all(constant_tensor(place.value) is not None for place in plan.places),
         len(topology.forward & read_values),
         -nonlinear,
         len(topology.forward),
     )
+
+
+def _holds_gradients(topology: Topology, other: _Attempt) -> bool:
+    """Whether a candidate for the loss depends on what leaves the graph as a gradient of another one."""
+    leaving = (value for value in other.solver.plan.unscaled if value.is_graph_output() and not is_scalar(value))
+    return any(value in topology.forward for value in leaving)
 
 
 def _attempt(
