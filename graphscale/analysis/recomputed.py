@@ -40,30 +40,54 @@ def recomputed_values(
     """
     numbers: dict[ir.Value, Hashable] = {}
     classes: dict[Hashable, list[ir.Node]] = {}
+    rest = []
     for node in nodes:
-        if node.op_type in _RANDOM or any(subgraphs(node)):
+        if not any(value in forward for value in node.outputs):
+            rest.append(node)
             continue
-        if is_rounding(node) and node.inputs[0] is not None:
-            numbers[node.outputs[0]] = _number(node.inputs[0], numbers)
-            continue
-        operands = [None if value is None else _number(value, numbers) for value in node.inputs]
-        if node.op_type in _COMMUTATIVE:
-            operands.sort(key=hash)
-        found_attributes = node.attributes.data.items()
-        attributes = sorted((name, _attribute(value)) for name, value in found_attributes) if found_attributes else ()
-        if WAS_FLOAT in node.metadata_props:
-            attributes = [("to", repr(int(ir.DataType.FLOAT)))]
-        key = (node.domain, node.op_type, tuple(attributes), tuple(operands))
-        members = classes.setdefault(key, [])
-        members.append(node)
-        numbers.update(zip(node.outputs, members[0].outputs, strict=False))
+        key = _key(node, numbers)
+        if key is not None:
+            members = classes.setdefault(key, [])
+            members.append(node)
+            numbers.update(zip(node.outputs, members[0].outputs, strict=False))
     found: dict[ir.Value, ir.Value] = {}
-    for members in classes.values():
-        for index in range(len(members[0].outputs) if len(members) > 1 else 0):
-            same = [node.outputs[index] for node in members if index < len(node.outputs)]
-            original = next((v for v in same if v in forward and v in mixing), None)
-            found.update((v, original) for v in same if original is not None and v not in forward)
+    for node in rest:
+        # What reads a value that is no forward value computed again is none itself.
+        if any(v is not None and v not in numbers and not _is_source(v) for v in node.inputs):
+            continue
+        key = _key(node, numbers)
+        members = [] if key is None else classes.get(key, [])
+        for index, value in enumerate(node.outputs):
+            same = [member.outputs[index] for member in members if index < len(member.outputs)]
+            if same:
+                numbers[value] = numbers[same[0]]
+            original = next((v for v in same if v in mixing), None)
+            if original is not None:
+                found[value] = original
     return found
+
+
+def _key(node: ir.Node, numbers: dict[ir.Value, Hashable]) -> Hashable | None:
+    """What two nodes have in common that compute the same; None for a node that is like no other."""
+    if node.op_type in _RANDOM or any(subgraphs(node)):
+        return None
+    if is_rounding(node) and node.inputs[0] is not None:
+        numbers[node.outputs[0]] = _number(node.inputs[0], numbers)
+        return None
+    operands = [None if value is None else _number(value, numbers) for value in node.inputs]
+    if node.op_type in _COMMUTATIVE:
+        operands.sort(key=hash)
+    held = node.attributes.data.items()
+    attributes = sorted((name, _attribute(value)) for name, value in held) if held else []
+    if WAS_FLOAT in node.metadata_props:
+        attributes = [("to", repr(int(ir.DataType.FLOAT)))]
+    return node.domain, node.op_type, tuple(attributes), tuple(operands)
+
+
+def _is_source(value: ir.Value) -> bool:
+    """Whether a value is an input or a constant, which both passes may read."""
+    node = value.producer()
+    return node is None or node.op_type == "Constant"
 
 
 def _number(value: ir.Value, numbers: dict[ir.Value, Hashable]) -> Hashable:

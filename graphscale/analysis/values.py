@@ -89,7 +89,7 @@ def is_scalar(value: ir.Value) -> bool:
     return all(isinstance(d, int) and d == 1 for d in value.shape)
 
 
-_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+_GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
 
 
 def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
@@ -99,9 +99,9 @@ def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
         return ()
     found: list[ir.Graph] = []
     for attribute in attributes.values():
-        if attribute.type in _GRAPHS:
-            is_one = attribute.type == ir.AttributeType.GRAPH
-            found.extend([attribute.as_graph()] if is_one else attribute.as_graphs())
+        kind = attribute.type
+        if kind is _GRAPH or kind is _GRAPHS:
+            found.extend([attribute.as_graph()] if kind is _GRAPH else attribute.as_graphs())
     return found
 
 

@@ -15,6 +15,7 @@ from graphscale.casting.casts import NAME, CastInserter
 from graphscale.casting.paint import paint
 from graphscale.casting.report import AutocastReport, report_of
 from graphscale.casting.settings import Settings, make_settings
+from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError, TargetError
 from graphscale.metadata import is_scaled
 from graphscale.passes.rewrite import Rewrite
@@ -59,6 +60,7 @@ class Autocast(InPlacePass):
     target: str = "onnx"
     report: AutocastReport | None = None
 
+    @paused_collector()
     def call(self, model: ir.Model) -> PassResult:
         if not isinstance(self.dtype, str) or self.dtype not in _DTYPES:
             raise AutocastError(f"{NAME}: the type is float16 or bfloat16; got {self.dtype!r}")
