@@ -1,14 +1,10 @@
-"""State that does not fit: one clear line, nothing has changed. State that cannot be written: the old file stays."""
+"""State files that do not fit: one clear line, nothing has changed."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import struct
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,23 +15,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import graphscale as gs
-from graphscale.errors import OutputError, SessionError
+from graphscale.errors import SessionError
 from tests.build import linear_step
-from tests.conftest import ROOT, Arrays, assert_all_same_bits
+from tests.conftest import assert_all_same_bits
 from tests.session.dangerous import CASES
-from tests.session.test_feeds import SCALED, assert_one_line, batch, first_state, make
+from tests.session.digits import SCALED, assert_one_line, batch, make
 
 STATE = "state.safetensors"
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """A good state file, of a session two steps on."""
-    session = make()
-    for seed in range(2):
-        session.step(batch(seed=seed))
-    session.save_state(tmp_path / STATE, {"epoch": "3"})
-    return tmp_path / STATE
 
 
 def assert_refused(path: Path, *fragments: str) -> None:
@@ -233,178 +219,3 @@ def test_the_state_of_another_target(tmp_path: Path) -> None:
     with pytest.raises(SessionError) as caught:
         other.load_state(tmp_path / STATE)
     assert_one_line(caught.value, (str(tmp_path / STATE), "'onnx'", "'ort-training'"))
-
-
-BAD_STATE: dict[str, tuple[Callable[[Arrays], Any], tuple[str, ...]]] = {
-    "missing": (lambda state: {name: value for name, value in state.items() if name != "fc1.bias"}, ("fc1.bias",)),
-    "empty": (lambda state: {}, ("current_loss_scale",)),
-    "unknown": (lambda state: {**state, "zebra": np.ones(1)}, ("zebra",)),
-    "dtype": (lambda state: {**state, "fc3.bias": np.ones(10)}, ("fc3.bias", "float64", "float32")),
-    "shape": (lambda state: {**state, "fc3.bias": np.ones(9, np.float32)}, ("fc3.bias", "[9]", "[10]")),
-    "rank": (lambda state: {**state, "good_steps": np.zeros(1, np.int64)}, ("good_steps", "1 ax")),
-    "None": (lambda state: None, ("NoneType",)),
-    "a list": (lambda state: list(state.items()), ("list",)),
-    "a state that is None": (lambda state: {**state, "fc3.bias": None}, ("fc3.bias",)),
-    "a name that is no text": (lambda state: {**state, 5: np.ones(1)}, ("5",)),
-    "ragged lists": (lambda state: {**state, "fc3.bias": [[1.0], [1.0, 2.0]]}, ("fc3.bias",)),
-}
-
-
-@pytest.mark.parametrize("case", BAD_STATE)
-def test_a_bad_dictionary_changes_nothing(case: str) -> None:
-    spoil, fragments = BAD_STATE[case]
-    session = make()
-    session.step(batch())
-    before = session.state_dict()
-    other = {name: np.full_like(value, 2) for name, value in before.items()}
-    with pytest.raises(SessionError) as caught:
-        session.load_state_dict(spoil(other))
-    assert_one_line(caught.value, fragments)
-    assert_all_same_bits(session.state_dict(), before)
-
-
-@pytest.mark.parametrize("case", ["unknown", "dtype", "shape", "a list", "a state that is None", "ragged lists"])
-def test_a_bad_first_state(case: str) -> None:
-    spoil, fragments = BAD_STATE[case]
-    with pytest.raises(SessionError) as caught:
-        gs.Session(SCALED, state=spoil(first_state()))
-    assert_one_line(caught.value, fragments)
-
-
-def test_a_first_state_that_is_incomplete() -> None:
-    state = first_state()
-    del state["fc1.weight"], state["fc2.bias.momentum"]
-    with pytest.raises(SessionError) as caught:
-        gs.Session(SCALED, state=state)
-    assert_one_line(caught.value, ("fc1.weight, fc2.bias.momentum", "state"))
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
-def writers(session: gs.Session) -> dict[str, Callable[[Path], None]]:
-    return {"save_state": session.save_state, "export": session.export}
-
-
-@pytest.mark.parametrize("how", ["save_state", "export"])
-@pytest.mark.parametrize("where", ["a folder", "no folder", "a file for a folder", "/proc", "a long name"])
-def test_a_place_that_cannot_be_written(where: str, how: str, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_bytes(b"kept")
-    places = {
-        "a folder": tmp_path / "folder",
-        "no folder": tmp_path / "missing" / STATE,
-        "a file for a folder": tmp_path / "file" / STATE,
-        "/proc": Path("/proc", STATE),
-        "a long name": tmp_path / ("x" * 300),
-    }
-    session = make()
-    session.step(batch())
-    with pytest.raises(OutputError) as caught:
-        writers(session)[how](places[where])
-    assert_one_line(caught.value, (str(places[where].parent),))
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
-    assert (tmp_path / "file").read_bytes() == b"kept"
-    assert os.listdir(tmp_path / "folder") == []
-    assert session.step(batch()).applied
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser may write anywhere")
-@pytest.mark.parametrize("how", ["save_state", "export"])
-def test_a_folder_without_permission(how: str, tmp_path: Path) -> None:
-    folder = tmp_path / "read-only"
-    folder.mkdir()
-    folder.chmod(0o500)
-    with pytest.raises(OutputError) as caught:
-        writers(make())[how](folder / STATE)
-    assert_one_line(caught.value, (str(folder / STATE), "Permission denied"))
-    assert os.listdir(folder) == []
-
-
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-from graphscale.errors import OutputError
-from tests.session.test_feeds import batch, make
-path, how, room = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-session = make()
-session.step(batch())
-resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-try:
-    getattr(session, how)(path)
-except OutputError as error:
-    print(error)
-assert session.step(batch()).applied
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs limits on the size of files")
-@pytest.mark.parametrize("room", [0, 100, 5000, 100_000])
-@pytest.mark.parametrize("how", ["save_state", "export"])
-def test_a_full_disk_leaves_the_old_file(how: str, room: int, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    writers(make())[how](path)
-    before = path.read_bytes()
-    assert len(before) > room
-    done = run_python(FULL_DISK, path, how, room)
-    assert (done.returncode, done.stderr) == (0, "")
-    (line,) = done.stdout.splitlines()
-    assert str(path) in line
-    assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["file"]
-
-
-def run_python(code: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
-
-
-SAVES = """
-import sys
-from tests.session.test_feeds import batch, make
-session = make()
-session.step(batch())
-session.save_state(sys.argv[1])
-print("saving", flush=True)
-while True:
-    session.step(batch())
-    session.save_state(sys.argv[1])
-"""
-
-
-@pytest.mark.parametrize("seconds", [0.01, 0.05, 0.13])
-def test_a_process_killed_while_it_saves_leaves_a_whole_file(seconds: float, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SAVES, str(tmp_path / STATE)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "saving\n"
-        time.sleep(seconds)
-        process.kill()
-    session = make()
-    session.load_state(tmp_path / STATE)
-    assert session.good_steps >= 1
-    # What it left half-written is beside it, and in nobody's way.
-    session.save_state(tmp_path / STATE)
-    left = [path for path in tmp_path.iterdir() if path.name != STATE]
-    assert all(path.is_dir() and path.name.startswith(".") for path in left)
-    assert len(left) <= 1
-
-
-BAD_EXTRA: dict[str, Any] = {"number": {"epoch": 3}, "object": {"epoch": object()}, "text": "abc", "key": {3: "epoch"}}
-
-
-@pytest.mark.parametrize("case", BAD_EXTRA)
-def test_extra_that_is_no_texts(case: str, saved: Path) -> None:
-    before = saved.read_bytes()
-    with pytest.raises(SessionError) as caught:
-        make().save_state(saved, BAD_EXTRA[case])
-    assert_one_line(caught.value, ("extra",))
-    assert saved.read_bytes() == before
-
-
-def test_moved_files(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    shutil.move(saved, tmp_path / "other" / "renamed.bin")
-    session = make()
-    assert session.load_state(tmp_path / "other" / "renamed.bin") == {"epoch": "3"}
-    assert session.good_steps == 2

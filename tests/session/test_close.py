@@ -19,8 +19,8 @@ from graphscale.errors import SessionError
 from tests.build import linear_step
 from tests.conftest import with_initializers
 from tests.session.dangerous import CASES
+from tests.session.digits import assert_one_line, batch, make
 from tests.session.plain import buffers
-from tests.session.test_feeds import assert_one_line, batch, make
 
 TARGETS = ["onnx", pytest.param("ort-training", marks=pytest.mark.training)]
 MEGABYTES, ROWS = 100, 100 * 2**20 // (4 * 1024)

@@ -19,8 +19,8 @@ from graphscale.errors import GraphscaleError
 from tests.build import feeds_for
 from tests.cli.test_external_data import STEP, WEIGHTS
 from tests.conftest import Arrays, assert_all_same_bits
+from tests.session.digits import assert_one_line
 from tests.session.plain import PlainLoop, options
-from tests.session.test_feeds import assert_one_line
 
 TARGETS = ["onnx", pytest.param("ort-training", marks=pytest.mark.training)]
 # A table that no step changes, besides the weights: the session of ONNX Runtime maps it from the file.

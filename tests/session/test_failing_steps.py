@@ -12,7 +12,7 @@ import graphscale as gs
 from graphscale.errors import SessionError
 from tests.build import linear_step
 from tests.conftest import assert_all_same_bits, with_initializers
-from tests.session.test_feeds import assert_one_line, batch, make
+from tests.session.digits import assert_one_line, batch, make
 
 TARGETS = ["onnx", pytest.param("ort-training", marks=pytest.mark.training)]
 SGD = "u = Mul(rate, dw)  w_next = Sub(w, u)"

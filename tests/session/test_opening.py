@@ -18,14 +18,14 @@ from graphscale.errors import GraphscaleError, ModelFileError, SessionError
 from tests.build import linear_step
 from tests.conftest import HAS_TRAINING, ROOT, has_cuda, load_example
 from tests.session.dangerous import CASES
+from tests.session.digits import DIGITS, SCALED, assert_one_line, batch, first_state, make
 from tests.session.plain import first_state as first_state_of
 from tests.session.plain import options
-from tests.session.test_feeds import DIGITS, SCALED, assert_one_line, batch, first_state, make
 
 OPEN = """
 import sys
 import graphscale as gs
-from tests.session.test_feeds import SCALED, batch, first_state
+from tests.session.digits import SCALED, batch, first_state
 try:
     gs.Session(SCALED, providers=eval(sys.argv[1]), state=first_state())
 except gs.GraphscaleError as error:

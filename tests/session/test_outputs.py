@@ -13,7 +13,7 @@ from graphscale.errors import SessionError
 from tests.build import linear_step
 from tests.conftest import assert_all_same_bits, assert_same_bits
 from tests.session.dangerous import CASES
-from tests.session.test_feeds import assert_one_line, batch, make
+from tests.session.digits import assert_one_line, batch, make
 
 TARGETS = ["onnx", pytest.param("ort-training", marks=pytest.mark.training)]
 

@@ -10,10 +10,9 @@ import pytest
 import graphscale as gs
 from graphscale.errors import SessionError
 from tests.conftest import HAS_TRAINING, assert_all_same_bits, assert_same_bits
-from tests.session.test_feeds import BFLOAT16, DIGITS, assert_one_line, batch, bound, first_state, make
+from tests.session.digits import BFLOAT16, DIGITS, assert_one_line, batch, first_state, make
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
-__all__ = ["bound"]  # a fixture
 
 MIXED = {"x": np.ones((8, 4), np.float32), "t": np.ones((8, 3), np.float32)}
 
