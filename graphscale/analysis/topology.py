@@ -8,25 +8,25 @@ activation, a residual of a derivative or a recomputed activation depends on sha
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
 from graphscale.analysis.recomputed import recomputed_values
 from graphscale.analysis.rules import IN_PLACE
 from graphscale.analysis.values import (
-    captured_values,
     is_float,
     is_scalar,
     main_node,
     main_nodes,
     node_name,
+    operands_of,
     rule_of,
     subgraphs,
 )
 from graphscale.errors import ModelFileError
 
-__all__ = ["Topology", "contains_contraction"]
+__all__ = ["Topology", "check_order", "contains_contraction"]
 
 
 _MANY = -1
@@ -61,8 +61,8 @@ class Topology:
         self.nodes = tuple(graph)
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.owners = main_nodes(graph)
-        self._operands = {node: _operands(node) for node in self.nodes}
-        self._check_order()
+        self._operands = {node: operands_of(node) for node in self.nodes}
+        check_order(graph, self._operands)
         self.forward = self.ancestors([loss])
         self.tail = self.ancestors([loss], stop=contains_contraction)
         self.states = frozenset(graph.inputs) | self._weights(set(held))
@@ -87,7 +87,7 @@ class Topology:
     def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """What a node reads: its inputs, and what its subgraphs capture."""
         found = self._operands.get(node)
-        return _operands(node) if found is None else found
+        return operands_of(node) if found is None else found
 
     def is_backward(self, value: ir.Value) -> bool:
         """Whether the value is computed by a backward node."""
@@ -101,21 +101,6 @@ class Topology:
             if node not in seen:
                 seen.add(node)
                 yield node
-
-    def _check_order(self) -> None:
-        for value in self.graph.outputs:
-            if value.producer() is None and not (value.is_graph_input() or value.is_initializer()):
-                raise ModelFileError(f"the graph's output {value.name!r} is computed by no node")
-        for i, node in enumerate(self.nodes):
-            for value in self.operands(node):
-                producer = value.producer()
-                if producer is None and not (value.is_graph_input() or value.is_initializer()):
-                    raise ModelFileError(f"node {node_name(node)!r} reads {value.name!r}, which nothing computes")
-                if producer is not None and self.index.get(producer, -1) >= i:
-                    raise ModelFileError(
-                        f"the graph is not in topological order: node {node.name!r} reads {value.name!r} before it "
-                        "is computed; sort the graph before scaling it"
-                    )
 
     def ancestors(
         self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] = lambda node: False
@@ -223,8 +208,32 @@ class Topology:
             self.propagated.update(node.outputs)
 
 
-def _operands(node: ir.Node) -> tuple[ir.Value, ...]:
-    return (*(value for value in node.inputs if value is not None), *captured_values(node))
+def check_order(graph: ir.Graph, operands: Mapping[ir.Node, Iterable[ir.Value]], name: str = "the graph") -> None:
+    """Refuse a graph that reads a value before it is computed.
+
+    Args:
+        graph: the main graph.
+        operands: what each of its nodes reads, in graph order.
+        name: what to call the graph in messages.
+
+    Raises:
+        ModelFileError: with the first value that nothing computes, or that comes too late.
+    """
+    for value in graph.outputs:
+        if value.producer() is None and not (value.is_graph_input() or value.is_initializer()):
+            raise ModelFileError(f"output {value.name!r} of {name} is computed by no node")
+    seen: set[ir.Node] = set()
+    for node, values in operands.items():
+        for value in values:
+            producer = value.producer()
+            if producer is None and not (value.is_graph_input() or value.is_initializer()):
+                raise ModelFileError(f"node {node_name(node)!r} of {name} reads {value.name!r}, which nothing computes")
+            if producer is not None and producer not in seen:
+                raise ModelFileError(
+                    f"{name} is not in topological order: node {node_name(node)!r} reads {value.name!r} before it is "
+                    "computed; sort the graph first"
+                )
+        seen.add(node)
 
 
 def _propagates(node: ir.Node) -> bool:

@@ -22,6 +22,7 @@ __all__ = [
     "main_nodes",
     "node_name",
     "op_name",
+    "operands_of",
     "read",
     "rule_of",
     "subgraphs",
@@ -124,6 +125,11 @@ def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
     for body in bodies:
         walk(body)
     return tuple(value for value in found if value.graph not in own)
+
+
+def operands_of(node: ir.Node) -> tuple[ir.Value, ...]:
+    """What a node reads: its inputs, and what its subgraphs capture."""
+    return (*(value for value in node.inputs if value is not None), *captured_values(node))
 
 
 def main_nodes(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:

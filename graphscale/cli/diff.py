@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +13,7 @@ from rich.text import Text
 
 from graphscale import drawing
 from graphscale.cli.options import Json
+from graphscale.cli.show import print_json
 from graphscale.diffing.compare import compare
 from graphscale.diffing.report import Change, DiffReport, NodeEntry, ValueEntry
 from graphscale.drawing.pages import unrelated
@@ -43,7 +42,7 @@ def diff(
         names = [before.name, after.name] if before.name != after.name else [str(before), str(after)]
         drawing.write_page(drawing.comparison_page(comparison, *names), html)
     if json:
-        sys.stdout.write(json_module.dumps(report.to_dict(), indent=2) + "\n")
+        print_json(report.to_dict())
     else:
         _show(report, f"{before} -> {after}" + (f", drawn -> {html}" if html is not None else ""))
     if exit_code and report.different:

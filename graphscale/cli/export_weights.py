@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +11,7 @@ from rich.text import Text
 
 from graphscale import io
 from graphscale.cli.options import Json
+from graphscale.cli.show import print_json
 from graphscale.fusing import export_weights as export
 
 __all__ = ["export_weights"]
@@ -45,8 +44,7 @@ def export_weights(
     result.save(output)
     if json:
         found = {"written": result.written, "kept": result.kept, "unused": result.unused}
-        json_module.dump(found, sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json(found)
         return
     console = Console(highlight=False)
     console.print(Text(f"{len(result.written)} weights from {source} -> {output}"), soft_wrap=True)

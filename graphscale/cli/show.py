@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,16 +11,20 @@ from rich.text import Text
 
 from graphscale.report import Report
 
-__all__ = ["show_report"]
+__all__ = ["print_json", "show_report"]
 
 _SHOWN = 12
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Print a report on stdout as JSON, whole or, if a part of it cannot be told in JSON, not at all."""
+    print(json.dumps(data, indent=2))
 
 
 def show_report(report: Report, as_json: bool, title: str) -> None:
     """Print a report on stdout, its warnings on stderr."""
     if as_json:
-        json.dump(report.to_dict(), sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json(report.to_dict())
         return
     table = Table(show_header=False, show_edge=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from graphscale.casting.report import AutocastReport
+from graphscale.cli.show import print_json
 
 __all__ = ["show_autocast"]
 
@@ -17,8 +15,7 @@ __all__ = ["show_autocast"]
 def show_autocast(report: AutocastReport, as_json: bool, title: str) -> None:
     """Print a report on stdout, its warnings on stderr."""
     if as_json:
-        json.dump(report.to_dict(), sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json(report.to_dict())
         return
     console = Console(highlight=False)
     console.print(Text(title), soft_wrap=True)

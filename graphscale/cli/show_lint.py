@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from graphscale.cli.show import print_json
 from graphscale.linting import Finding, LintReport
 from graphscale.linting.codes import CODES, Code, Severity
 
@@ -20,8 +18,7 @@ _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note"
 def show_lint(report: LintReport, as_json: bool, title: str) -> None:
     """Print the findings on stdout: by code, with what is wrong where, why it matters, and what to do."""
     if as_json:
-        json.dump(report.to_dict(), sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json(report.to_dict())
         return
     console = Console(highlight=False)
     console.print(Text(title), soft_wrap=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from graphscale.cli.show import print_json
 from graphscale.verification.report import Difference, VerifyReport
 
 __all__ = ["replay_command", "show_differences", "show_verification"]
@@ -30,8 +29,7 @@ def show_verification(report: VerifyReport, as_json: bool, title: str, command: 
         command: what runs the counterexample again, if there is one.
     """
     if as_json:
-        json.dump({**report.to_dict(), "replay": command}, sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json({**report.to_dict(), "replay": command})
         return
     console = Console(highlight=False)
     console.print(Text(title), soft_wrap=True)

@@ -14,7 +14,7 @@ from graphscale.analysis.plan import Place, Plan, Unscale
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.values import Use
 from graphscale.editing import PASS_KEY
-from graphscale.errors import GraphscaleError, ModelFileError
+from graphscale.errors import GraphscaleError
 from graphscale.metadata import is_scaled, read_stamp
 from graphscale.pipeline import prepare
 
@@ -130,8 +130,6 @@ def understand(
 
 def _scaled(model: ir.Model, name: str, passes: Mapping[ir.Node, str]) -> Subject:
     names = read_stamp(model.metadata_props, name).names
-    if not isinstance(names, dict) or not all(isinstance(text, str) for text in names.values()):
-        raise ModelFileError(f"{name} has damaged graphscale metadata: graphscale.names is no object of names")
     values = {value.name: value for value in _values(model.graph)}
     scale, loss = values.get(names.get("loss_scale")), values.get(names.get("loss"))
     degrees, unclear = _degrees(model.graph, scale, passes)

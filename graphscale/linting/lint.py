@@ -15,8 +15,7 @@ from graphscale.linting import checking, guarding, keeping, precision, scaling
 from graphscale.linting.codes import CODES
 from graphscale.linting.report import Finding, LintReport
 from graphscale.linting.subject import Subject
-from graphscale.passes.lower_optimizers import DOMAIN as LOWERED
-from graphscale.pipeline import Model, open_copy, prepare
+from graphscale.pipeline import Model, needs_preparation, open_copy, prepare
 
 __all__ = ["RULES", "lint"]
 
@@ -62,7 +61,7 @@ def lint(
 
 def _open(model: Model) -> tuple[ir.Model, str, int]:
     """A model to look at, in which nothing hides the gradient path; what to call it, and its number of nodes."""
-    if isinstance(model, ir.Model) and not model.functions and not any(node.domain == LOWERED for node in model.graph):
+    if isinstance(model, ir.Model) and not needs_preparation(model):
         # Nothing would be changed: no copy is needed.
         return model, "the model", len(model.graph)
     work, name = open_copy(model)

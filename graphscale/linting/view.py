@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.rules import Kind
+from graphscale.analysis.topology import check_order
 from graphscale.analysis.types import dtypes_of
-from graphscale.analysis.values import captured_values, constant_tensor, node_name, rule_of, subgraphs
-from graphscale.errors import ModelFileError
+from graphscale.analysis.values import constant_tensor, operands_of, rule_of
 
 __all__ = ["View", "is_constant_zero", "number_of"]
 
@@ -40,15 +40,12 @@ class View:
         self.graph = model.graph
         self.nodes = tuple(self.graph)
         self.index = {node: i for i, node in enumerate(self.nodes)}
-        self._captured = {node: captured_values(node) for node in self.nodes if any(subgraphs(node))}
-        self._check_order(name)
+        self._operands = {node: operands_of(node) for node in self.nodes}
+        check_order(self.graph, self._operands, name)
 
-    def operands(self, node: ir.Node) -> Iterator[ir.Value]:
+    def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """What a node reads: its inputs, and what its subgraphs capture."""
-        for value in node.inputs:
-            if value is not None:
-                yield value
-        yield from self._captured.get(node, ())
+        return self._operands[node]
 
     def leaves(self) -> Iterator[ir.Value]:
         """The graph's inputs, and the initializers that are none."""
@@ -111,23 +108,6 @@ class View:
             if dtype is not None:
                 found[value] = dtype
         return found
-
-    def _check_order(self, name: str) -> None:
-        for value in self.graph.outputs:
-            if value.producer() is None and not (value.is_graph_input() or value.is_initializer()):
-                raise ModelFileError(f"{name}: the graph's output {value.name!r} is computed by no node")
-        for i, node in enumerate(self.nodes):
-            for value in self.operands(node):
-                producer = value.producer()
-                if producer is None and not (value.is_graph_input() or value.is_initializer()):
-                    raise ModelFileError(
-                        f"{name}: node {node_name(node)!r} reads {value.name!r}, which nothing computes"
-                    )
-                if producer is not None and self.index.get(producer, i) >= i:
-                    raise ModelFileError(
-                        f"{name} is not in topological order: node {node_name(node)!r} reads {value.name!r} before it "
-                        "is computed; sort the graph first"
-                    )
 
 
 def _is_shape(node: ir.Node) -> bool:
