@@ -69,8 +69,10 @@ class CastInserter:
         return list(found)
 
     def _low_uses(self, value: ir.Value) -> list[ir.usage.Usage]:  # type: ignore[name-defined]
-        painting = self.painting
-        return [u for u in uses_of(value) if u.node in painting.low and u.idx in painting.low_inputs(u.node)]
+        return [use for use in uses_of(value) if self._reads_low(use.node, use.idx)]
+
+    def _reads_low(self, node: ir.Node, index: int) -> bool:
+        return node in self.painting.low and index in self.painting.sides[node].inputs
 
     def _to_low(self, value: ir.Value) -> None:
         """Cast a float32 value once for all chosen nodes that read it."""
@@ -114,12 +116,7 @@ class CastInserter:
 
     def _to_wide(self, value: ir.Value) -> None:
         """Give a chosen node's result its type, and cast it back once for all other readers."""
-        painting = self.painting
-        others = [
-            use
-            for use in uses_of(value)
-            if not (use.node in painting.low and use.idx in painting.low_inputs(use.node)) and not reads_shape(use.node)
-        ]
+        others = [use for use in uses_of(value) if not (self._reads_low(use.node, use.idx) or reads_shape(use.node))]
         is_output = value.is_graph_output()
         wide_type = value.type
         value.type = ir.TensorType(self.dtype)

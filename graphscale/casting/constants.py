@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
@@ -32,14 +32,14 @@ class Misfit:
 
 
 def misfits(
-    nodes: Iterable[ir.Node], floats: set[ir.Value], moves: Mapping[ir.Node, bool], dtype: ir.DataType
+    nodes: Iterable[ir.Node], floats: set[ir.Value], moving: set[ir.Node], dtype: ir.DataType
 ) -> dict[ir.Value, Misfit]:
     """The constants that do not fit into a small type, and the values that only hold their numbers.
 
     Args:
         nodes: in execution order.
         floats: the float32 values.
-        moves: whether a node gives the numbers that it gets, elsewhere.
+        moving: the nodes that give the numbers that they get, elsewhere.
         dtype: float16 or bfloat16. An infinity is exact in both, and fits.
     """
     found: dict[ir.Value, Misfit] = {}
@@ -61,14 +61,15 @@ def misfits(
             if tensor is not None:
                 look(node.outputs[0], tensor)
             continue
-        for value in (*node.inputs, *node.outputs):
-            if value is not None and value in floats and value not in seen:
-                seen.add(value)
-                tensor = constant_tensor(value)
-                if tensor is not None:
-                    look(value, tensor)
+        for value in floats.intersection(node.inputs) - seen:
+            seen.add(value)
+            tensor = constant_tensor(value)
+            if tensor is not None:
+                look(value, tensor)
+        if node not in moving:
+            continue
         operands = [value for value in node.inputs if value is not None and value in floats]
-        if operands and moves.get(node, False) and derived.issuperset(operands):
+        if operands and derived.issuperset(operands):
             derived.update(node.outputs)
             problem = next((found[value] for value in operands if value in found), None)
             if problem is not None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -27,8 +28,25 @@ from graphscale.errors import AutocastError
 __all__ = ["Painting", "paint", "reads_shape"]
 
 UNKNOWN = "the operator is unknown"
+_UNKNOWN_RULE = OpRule(Colour.DENY, UNKNOWN)
 _LONG = 256  # elements: a longer sum is computed in float32
 _ROUNDS = 8  # of changing sides
+
+
+class Sides(NamedTuple):
+    """The float32 operands and results of a node.
+
+    Attributes:
+        inputs: the indices of the operands that are float16 if the node is.
+        outputs: the results that are float16 if the node is.
+        low: the indices of these operands, and of these results.
+        wide: the indices of the other float32 operands and results.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[ir.Value, ...]
+    low: Slots
+    wide: Slots
 
 
 @dataclasses.dataclass
@@ -50,41 +68,36 @@ class Painting:
     rules: dict[ir.Node, OpRule]
     floats: set[ir.Value]
     typed: Mapping[ir.Value, ir.DataType]
-    _slots: dict[ir.Node, tuple[tuple[int, ...], tuple[ir.Value, ...]]] = dataclasses.field(default_factory=dict)
+    sides: dict[ir.Node, Sides] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sides = {node: _sides(node, rule, self.floats) for node, rule in self.rules.items()}
 
     def low_inputs(self, node: ir.Node) -> tuple[int, ...]:
         """The indices of a node's operands that are float16 if the node is."""
-        return self._slots_of(node)[0]
+        return self.sides[node].inputs
 
     def low_outputs(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """A node's results that are float16 if the node is."""
-        return self._slots_of(node)[1]
+        return self.sides[node].outputs
 
-    def _slots_of(self, node: ir.Node) -> tuple[tuple[int, ...], tuple[ir.Value, ...]]:
-        found = self._slots.get(node)
-        if found is None:
-            rule, floats = self.rules[node], self.floats
-            wide = rule.wide_inputs
-            inputs = tuple(i for i, v in enumerate(node.inputs) if v in floats and i not in wide)
-            wide = rule.wide_outputs
-            outputs = tuple(v for i, v in enumerate(node.outputs) if v.name and v in floats and i not in wide)
-            found = self._slots[node] = (inputs, outputs)
-        return found
+    def on(self, colour: Colour) -> set[ir.Node]:
+        """The nodes on a list."""
+        return {node for node, rule in self.rules.items() if rule.colour is colour}
 
-    def sides(self, node: ir.Node) -> tuple[Slots, Slots]:
-        """The indices of a node's float32 operands and results that are float16 if the node is, and of the others."""
-        rule, floats = self.rules[node], self.floats
-        inputs = [i for i, value in enumerate(node.inputs) if value in floats]
-        outputs = [i for i, value in enumerate(node.outputs) if value.name and value in floats]
-        low = (
-            tuple(i for i in inputs if i not in rule.wide_inputs),
-            tuple(i for i in outputs if i not in rule.wide_outputs),
-        )
+
+def _sides(node: ir.Node, rule: OpRule, floats: set[ir.Value]) -> Sides:
+    inputs = tuple(i for i, value in enumerate(node.inputs) if value in floats)
+    outputs = tuple((i, value) for i, value in enumerate(node.outputs) if value in floats and value.name)
+    wide: Slots = ((), ())
+    if rule.wide_inputs or rule.wide_outputs:
         wide = (
             tuple(i for i in inputs if i in rule.wide_inputs),
-            tuple(i for i in outputs if i in rule.wide_outputs),
+            tuple(i for i, _ in outputs if i in rule.wide_outputs),
         )
-        return low, wide
+        inputs = tuple(i for i in inputs if i not in rule.wide_inputs)
+        outputs = tuple(pair for pair in outputs if pair[0] not in rule.wide_outputs)
+    return Sides(inputs, tuple(value for _, value in outputs), (inputs, tuple(i for i, _ in outputs)), wide)
 
 
 def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str] = ()) -> Painting:
@@ -103,7 +116,7 @@ def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops
     everything = list(nodes_of(graph))
     typed = dtypes_of(everything)
     floats = _floats(everything, typed)
-    nodes = [node for node in everything if not reads_shape(node) and not floats.isdisjoint(_touched(node))]
+    nodes = [node for node in everything if _touches(node, floats) and not reads_shape(node)]
     rules = {node: _rule(settings, node) for node in nodes}
     painting = Painting(nodes, set(), {}, rules, floats, typed)
     _deny(painting, found, settings, dtype, wide_ops)
@@ -118,23 +131,19 @@ def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops
 
 def _rule(settings: Settings, node: ir.Node) -> OpRule:
     domain = "" if node.domain == "ai.onnx" else node.domain
-    return settings.rules.get((domain, node.op_type), OpRule(Colour.DENY, UNKNOWN))
+    return settings.rules.get((domain, node.op_type), _UNKNOWN_RULE)
 
 
 def _deny(
     painting: Painting, found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str]
 ) -> None:
-    reasons, rules = painting.reasons, painting.rules
-
-    def on(colour: Colour) -> Callable[[ir.Node], bool]:
-        return lambda node: node in rules and rules[node].colour is colour
-
-    stays = pinned(found, on(Colour.ALLOW), on(Colour.CLEAR))
+    reasons, rules, typed = painting.reasons, painting.rules, painting.typed
+    moving = painting.on(Colour.CLEAR)
+    stays = pinned(found, painting.on(Colour.ALLOW), moving)
     opset = found.graph.opset_imports
     _check_kept(settings, found.graph)
     owners = _owners(found.graph)
-    moves = {node: rule.colour is Colour.CLEAR for node, rule in rules.items()}
-    unfit = misfits(painting.nodes, painting.floats, moves, dtype)
+    unfit = misfits(painting.nodes, painting.floats, moving, dtype)
     for node in painting.nodes:
         rule = rules[node]
         reason = stays.get(owners.get(node, node))
@@ -142,7 +151,7 @@ def _deny(
             reason = "kept by the user"
         if reason is None and subgraphs(node):
             reason = "its bodies are treated by themselves"
-        if reason is None and any(v is not None and _is_untyped(v, painting.typed) for v in node.inputs):
+        if reason is None and any(v not in typed and v is not None and _is_untyped(v) for v in node.inputs):
             reason = "the type of an operand is not known"
         if reason is None and not painting.low_inputs(node):
             reason = "it makes float32 numbers of others"
@@ -151,7 +160,8 @@ def _deny(
         if reason is None and rule.colour is Colour.DENY:
             reason = rule.reason
         if reason is None:
-            reason = _own_reason(painting, node, unfit) or takes(node, *painting.sides(node), dtype, opset)
+            sides = painting.sides[node]
+            reason = _own_reason(painting, node, unfit) or takes(node, sides.low, sides.wide, dtype, opset)
         if reason is not None:
             reasons[node] = reason
 
@@ -165,8 +175,8 @@ def _check_kept(settings: Settings, graph: ir.Graph) -> None:
         raise AutocastError(f"there is no node {name!r} to keep in float32{hint}")
 
 
-def _is_untyped(value: ir.Value, typed: Mapping[ir.Value, ir.DataType]) -> bool:
-    return value.dtype is None and value.const_value is None and value not in typed
+def _is_untyped(value: ir.Value) -> bool:
+    return value.dtype is None and value.const_value is None
 
 
 def _own_reason(painting: Painting, node: ir.Node, unfit: Mapping[ir.Value, Misfit]) -> str | None:
@@ -252,13 +262,12 @@ def _save_casts(painting: Painting) -> None:
             is_low = node in painting.low
             if not is_low and painting.rules[node].colour is Colour.INFER:
                 continue
-            inputs = (node.inputs[i] for i in painting.low_inputs(node))
-            values = {value for value in (*inputs, *painting.low_outputs(node)) if value is not None}
-            before = sum(_casts(painting, value) for value in values)
+            values = _values_between(painting, node)
+            before = _casts(painting, values)
             if before == 0:
                 continue
             painting.low.symmetric_difference_update({node})
-            if sum(_casts(painting, value) for value in values) < before:
+            if _casts(painting, values) < before:
                 pending.update(_around(values))
             else:
                 painting.low.symmetric_difference_update({node})
@@ -268,11 +277,9 @@ def _save_casts(painting: Painting) -> None:
 
 
 def _around(values: Iterable[ir.Value]) -> Iterable[ir.Node]:
-    """The nodes that give or read some values; constants, which many may read, take no casts."""
+    """The nodes that give or read some values."""
     for value in values:
         producer = value.producer()
-        if _is_constant(value, producer):
-            continue
         if producer is not None:
             yield producer
         yield from (use.node for use in value.uses())
@@ -284,19 +291,29 @@ def _is_constant(value: ir.Value, producer: ir.Node | None) -> bool:
     return producer.op_type == "Constant"
 
 
-def _casts(painting: Painting, value: ir.Value) -> int:
-    """How many casts a value takes: one if some reader wants the other type. Constants are cast offline."""
-    producer = value.producer()
-    if _is_constant(value, producer):
-        return 0
-    is_low = producer in painting.low and value in painting.low_outputs(producer)
-    if is_low and value.is_graph_output():
-        return 1
-    for use, index in value.uses():
-        reads_low = use in painting.low and index in painting.low_inputs(use)
-        if reads_low != is_low and (reads_low or use in painting.rules):
-            return 1
-    return 0
+def _values_between(painting: Painting, node: ir.Node) -> dict[ir.Value, None]:
+    """The operands and results of a node that may take casts: constants are cast offline."""
+    sides, inputs = painting.sides[node], node.inputs
+    values = dict.fromkeys((*(inputs[i] for i in sides.inputs), *sides.outputs))
+    return {v: None for v in values if v is not None and not _is_constant(v, v.producer())}
+
+
+def _casts(painting: Painting, values: Iterable[ir.Value]) -> int:
+    """How many casts some values take: one each, if some reader wants the other type."""
+    low, sides = painting.low, painting.sides
+    count = 0
+    for value in values:
+        producer = value.producer()
+        is_low = producer in low and value in sides[producer].outputs
+        if is_low and value.is_graph_output():
+            count += 1
+            continue
+        for node, index in value.uses():
+            reads_low = node in low and index in sides[node].inputs
+            if reads_low != is_low and (reads_low or node in sides):
+                count += 1
+                break
+    return count
 
 
 def _owners(graph: ir.Graph) -> Mapping[ir.Node, ir.Node]:
@@ -321,6 +338,7 @@ def reads_shape(node: ir.Node) -> bool:
     return node.domain == "" and node.op_type in ("Shape", "Size")
 
 
-def _touched(node: ir.Node) -> Iterable[ir.Value]:
-    yield from (value for value in (*node.inputs, *captured_values(node)) if value is not None)
-    yield from node.outputs
+def _touches(node: ir.Node, floats: set[ir.Value]) -> bool:
+    """Whether a node, or a body of it, reads or gives one of these values."""
+    own = floats.isdisjoint(node.inputs) and floats.isdisjoint(node.outputs)
+    return not own or not floats.isdisjoint(captured_values(node))

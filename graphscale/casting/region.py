@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import ancestors
 from graphscale.analysis.training_graph import TrainingGraph
-from graphscale.analysis.values import captured_values, is_scalar, subgraphs
+from graphscale.analysis.values import is_scalar, operands_of, subgraphs
 
 __all__ = ["LOSS", "OPTIMIZER", "SEED", "nodes_of", "pinned"]
 
@@ -26,84 +26,77 @@ def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
             yield from nodes_of(body)
 
 
-def pinned(
-    found: TrainingGraph, on_allow_list: Callable[[ir.Node], bool], on_clear_list: Callable[[ir.Node], bool]
-) -> dict[ir.Node, str]:
+def pinned(found: TrainingGraph, on_allow_list: set[ir.Node], on_clear_list: set[ir.Node]) -> dict[ir.Node, str]:
     """The nodes of the main graph that stay float32 wherever they are on the lists, with the reason.
 
     Args:
         found: the analysis of the graph.
-        on_allow_list: whether a node is.
+        on_allow_list: the nodes that are.
         on_clear_list: likewise; the numbers of the seed may be moved about in a small type.
     """
-
-    chosen = set(_contractions(found.graph, on_allow_list))
+    allowed = set(_contractions(found.graph, on_allow_list))
     giver = _giver(found.loss, on_clear_list)
     if giver is not None:
-        chosen.discard(giver)
-
-    def allowed(node: ir.Node) -> bool:
-        return node in chosen
-
+        allowed.discard(giver)
     forward = ancestors(found.loss)
     backward = ancestors(*found.gradients)
     reasons = {node: OPTIMIZER for node in found.graph if node not in forward and node not in backward}
-    reasons |= dict.fromkeys(_head(found.graph, forward, allowed), LOSS)
-    reasons |= {node: SEED for node in _seed(found, allowed) if node not in forward and not on_clear_list(node)}
+    reasons |= dict.fromkeys(_head([node for node in found.graph if node in forward], allowed), LOSS)
+    reasons |= {node: SEED for node in _seed(found, allowed) if node not in forward and node not in on_clear_list}
     return reasons
 
 
-def _giver(value: ir.Value, on_clear_list: Callable[[ir.Node], bool]) -> ir.Node | None:
+def _giver(value: ir.Value, on_clear_list: set[ir.Node]) -> ir.Node | None:
     """The node that computes a value, which others may only have moved since."""
     node = value.producer()
-    while node is not None and on_clear_list(node) and node.inputs and node.inputs[0] is not None:
+    while node is not None and node in on_clear_list and node.inputs and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node
 
 
-def _contractions(graph: ir.Graph, on_allow_list: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
+def _contractions(graph: ir.Graph, on_allow_list: set[ir.Node]) -> Iterator[ir.Node]:
     """The allowed nodes of the main graph: one with bodies is what these are; one that gives a scalar is a sum."""
     for node in graph:
-        if on_allow_list(node):
+        if node in on_allow_list:
             if not any(is_scalar(value) for value in node.outputs):
                 yield node
-        elif any(on_allow_list(inner) for body in subgraphs(node) for inner in nodes_of(body)):
+        elif any(inner in on_allow_list for body in subgraphs(node) for inner in nodes_of(body)):
             yield node
 
 
-def _head(graph: ir.Graph, forward: set[ir.Node], allowed: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
+def _head(forward: Sequence[ir.Node], allowed: set[ir.Node]) -> Iterator[ir.Node]:
     """The nodes of the forward pass behind its last allowed ones."""
+    leading: set[ir.Node] = set()
     leads_on: set[ir.Value] = set()
-    for node in reversed(list(graph)):
-        if node not in forward:
-            continue
-        operands = [value for value in (*node.inputs, *captured_values(node)) if value is not None]
-        if allowed(node) or any(value in leads_on for value in node.outputs):
-            leads_on.update(operands)
+    for node in reversed(forward):
+        if node in allowed or not leads_on.isdisjoint(node.outputs):
+            leading.add(node)
+            leads_on.update(operands_of(node))
     depends: set[ir.Value] = set()
-    for node in graph:
-        if node in forward:
-            if allowed(node) or any(v in depends for v in (*node.inputs, *captured_values(node)) if v is not None):
-                depends.update(node.outputs)
-                if not allowed(node) and not any(value in leads_on for value in node.outputs):
-                    yield node
+    for node in forward:
+        if node in allowed:
+            depends.update(node.outputs)
+        elif not depends.isdisjoint(operands_of(node)):
+            depends.update(node.outputs)
+            if node not in leading:
+                yield node
 
 
-def _seed(found: TrainingGraph, allowed: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
+def _seed(found: TrainingGraph, allowed: set[ir.Node]) -> Iterator[ir.Node]:
     """The nodes between the places where a loss scale enters and the first allowed ones.
 
     What an allowed one gave, joined to the seed by a residual connection, say, is the seed no longer.
     """
-    seed = {place.value for place in found.places if place.edge is None}
+    seed: set[ir.Value | None] = {place.value for place in found.places if place.edge is None}
     edges = {place.edge.node for place in found.places if place.edge is not None}
     for place in found.places:
         producer = place.value.producer()
         if place.edge is None and producer is not None:
             yield producer
-    beyond: set[ir.Value] = set()
+    beyond: set[ir.Value | None] = set()
     for node in found.graph:
-        reads_seed = node in edges or any(value in seed for value in node.inputs if value is not None)
-        if (reads_seed and allowed(node)) or any(value in beyond for value in node.inputs):
+        reads_seed = node in edges or not seed.isdisjoint(node.inputs)
+        if (reads_seed and node in allowed) or not beyond.isdisjoint(node.inputs):
             beyond.update(node.outputs)
         elif reads_seed:
             seed.update(node.outputs)

@@ -99,8 +99,9 @@ def _warnings(found: TrainingGraph, painting: Painting, dtype: ir.DataType) -> l
     warnings = []
     if not painting.low:
         warnings.append("no node was put into the small type: no allowed operator computes on float32 numbers")
-    small = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    already = [n for n in found.graph if any(painting.typed.get(v) in small for v in n.outputs)]
+    small = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+    values = {value for value, dtype in painting.typed.items() if dtype in small}
+    already = [node for node in found.graph if not values.isdisjoint(node.outputs)] if values else []
     if already:
         warnings.append(
             f"{len(already)} nodes compute in a small type already, {node_name(already[0])!r} the first; they were left"

@@ -26,17 +26,18 @@ def takes(node: ir.Node, low: Slots, wide: Slots, dtype: ir.DataType, opsets: Ma
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
     version = opsets.get(domain, opsets.get("ai.onnx", 1)) if domain == "" else opsets.get(domain, 1)
-    return _refusal((node.op_type, domain, version), low, wide, f"tensor({dtype.name.lower()})")
+    return _refusal((node.op_type, domain, version), low, wide, dtype)
 
 
 @functools.cache
-def _refusal(operator: tuple[str, str, int], low: Slots, wide: Slots, text: str) -> str | None:
+def _refusal(operator: tuple[str, str, int], low: Slots, wide: Slots, dtype: ir.DataType) -> str | None:
     schema, version = _schema(*operator), operator[2]
     if schema is None:
         return None
     inputs, outputs = ([_parameter(side, i) for i in found] for side, found in zip(_sides(schema), low, strict=True))
+    text = f"tensor({dtype.name.lower()})"
     if any(text not in parameter.types for parameter in (*inputs, *outputs)):
-        return f"opset {version} does not define it for {text[7:-1]}"
+        return f"opset {version} does not define it for {dtype.name.lower()}"
     bound = {parameter.type_str for parameter in inputs}
     if any(parameter.type_str not in bound for parameter in outputs):
         return "the type of its result does not follow from its operands"
