@@ -1,153 +1,241 @@
-"""What scaling a training graph costs, against reading and writing the same file.
+"""What scaling a training graph costs, against reading and writing the same file with onnx_ir.
 
-    python benchmarks/pass_cost.py [--nodes 1000 10000 100000] [--repeats 5]
-
-The graph is a deep residual network (MatMul, bias, ReLU, skip connection), its backward pass and SGD, 17 nodes a layer,
-written with onnx_ir. Both jobs start from the file and end with a file, alternate within one process, and are counted
-by the medians of their CPU times: both are single-threaded, and other processes disturb CPU time less than wall time.
+    python benchmarks/pass_cost.py [--nodes 1000 10000 100000] [--rounds 15] [--large-rounds 7] [--graph gpt|residual]
+        [--no-large] [--folder FOLDER] [--json FILE]
 
     bare        onnx_ir.load, onnx_ir.save
     graphscale  graphscale.scale (load, analyse, rewrite, prove, stamp), save
+
+The graphs are training steps of a GPT with clipping and AdamW (gpt_like.py), or of a residual network (residual.py),
+and one GPT with more than 2 GB of weights and moments in a file beside the model, which both jobs write anew in another
+folder.
+
+Each job is a fresh process; the two take turns, who begins changes from round to round, and what they have written is
+gone and the disk at rest before the next begins. A first round does not count. Times are those of the job alone,
+without start and imports, by the clock and of the processor; "process" is the whole process as the user sees it. Ratios
+are medians of the rounds' ratios. Peak memory is the largest resident set of the process, with what Python and the
+imports take, which is told besides. Graphs of 50,000 nodes or more, and the large one, have `--large-rounds` rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import dataclasses
+import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import onnx_ir as ir
+from graphs import Builder, constant, variable
+from residual import NODES_PER_LAYER, training_graph
 
-import graphscale as gs
+# What other benchmarks take from here.
+__all__ = ["NODES_PER_LAYER", "Builder", "constant", "training_graph", "variable"]
 
-BATCH, WIDTH = 8, 16
-NODES_PER_LAYER = 17
-
-
-class Builder:
-    """Collects the nodes of a float32 graph."""
-
-    def __init__(self) -> None:
-        self.nodes: list[ir.Node] = []
-
-    def op(self, op_type: str, *inputs: ir.Value, shape: Sequence[int], **attributes: int | list[int]) -> ir.Value:
-        dtype = ir.DataType.BOOL if op_type == "Greater" else ir.DataType.FLOAT
-        name = f"{op_type.lower()}_{len(self.nodes)}"
-        output = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        self.nodes.append(
-            ir.node(op_type, inputs, attributes=attributes, outputs=[output], name=f"node_{len(self.nodes)}")
-        )
-        return output
+JOBS = ("bare", "graphscale")
+JOB, MODELS = (Path(__file__).with_name(f"pass_cost_{name}.py") for name in ("job", "models"))
+MANY_NODES = 50_000
 
 
-def constant(name: str, array: np.ndarray) -> ir.Value:
-    tensor = ir.tensor(array, name=name)
-    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model to read, scale and write.
+
+    Attributes:
+        name: of the graph.
+        nodes: how many it has.
+        path: its file.
+        rounds: how often each job works on it.
+    """
+
+    name: str
+    nodes: int
+    path: Path
+    rounds: int
+
+    @property
+    def megabytes(self) -> float:
+        """The size of the file, and of what is beside it."""
+        return sum(file.stat().st_size for file in self.path.parent.iterdir() if file.stem == self.path.stem) / 1e6
 
 
-def variable(name: str, shape: Sequence[int]) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape))
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What the rounds took.
+
+    Attributes:
+        subject: what the jobs worked on.
+        rounds: `{job: {measure: [a number for each round]}}`; the measures are wall, cpu and process, in seconds, and
+            peak, in MB.
+    """
+
+    subject: Subject
+    rounds: dict[str, dict[str, list[float]]]
+
+    def median(self, job: str, measure: str) -> float:
+        """The median of one measure of one job."""
+        return statistics.median(self.rounds[job][measure])
+
+    def ratios(self, measure: str) -> tuple[float, float, float]:
+        """The lower quartile, the median and the upper quartile of graphscale's cost over bare's, round by round."""
+        pairs = zip(*(self.rounds[job][measure] for job in ("graphscale", "bare")), strict=True)
+        ratios = [mine / theirs for mine, theirs in pairs]
+        quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+        return quartiles[0], quartiles[1], quartiles[2]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        subject = {"graph": self.subject.name, "nodes": self.subject.nodes, "megabytes": self.subject.megabytes}
+        return {**subject, "rounds": self.rounds}
 
 
-def training_graph(layers: int) -> ir.Model:
-    """A residual network of this many layers: mean squared error, backward pass, SGD."""
-    build, rows, square = Builder(), (BATCH, WIDTH), (WIDTH, WIDTH)
-    random = np.random.default_rng(0)
-    inputs, target, rate = variable("x", rows), variable("target", rows), variable("learning_rate", ())
-    zero = constant("zero", np.float32(0).reshape(()))
-    axis = constant("batch_axis", np.asarray([0]))
-    seed = constant("two_over_n", np.asarray(2 / (BATCH * WIDTH), dtype=np.float32))
-    weights, biases = [], []
-    for i in range(layers):
-        initial = (random.standard_normal(square) / WIDTH).astype(np.float32)
-        weights.append(constant(f"layer{i}.weight", initial))
-        biases.append(constant(f"layer{i}.bias", np.zeros(WIDTH, dtype=np.float32)))
-
-    x, saved = inputs, []
-    for weight, bias in zip(weights, biases, strict=True):
-        z = build.op("Add", build.op("MatMul", x, weight, shape=rows), bias, shape=rows)
-        saved.append((x, z))
-        x = build.op("Add", x, build.op("Relu", z, shape=rows), shape=rows)
-    difference = build.op("Sub", x, target, shape=rows)
-    loss = build.op("ReduceMean", build.op("Mul", difference, difference, shape=rows), shape=(), keepdims=0)
-    loss.name = "loss"
-
-    dx, outputs = build.op("Mul", difference, seed, shape=rows), []
-    for i in reversed(range(layers)):
-        x, z = saved[i]
-        mask = build.op("Cast", build.op("Greater", z, zero, shape=rows), shape=rows, to=ir.DataType.FLOAT)
-        dz = build.op("Mul", dx, mask, shape=rows)
-        xt = build.op("Transpose", x, shape=rows[::-1], perm=[1, 0])
-        dweight = build.op("MatMul", xt, dz, shape=square)
-        dbias = build.op("ReduceSum", dz, axis, shape=(WIDTH,), keepdims=0)
-        wt = build.op("Transpose", weights[i], shape=square, perm=[1, 0])
-        dx = build.op("Add", dx, build.op("MatMul", dz, wt, shape=rows), shape=rows)
-        for state, gradient in ((weights[i], dweight), (biases[i], dbias)):
-            shape = tuple(state.shape)
-            step = build.op("Mul", rate, gradient, shape=shape)
-            output = build.op("Sub", state, step, shape=shape)
-            output.name = f"{state.name}.next"
-            outputs.append(output)
-    graph = ir.Graph(
-        [inputs, target, rate, *weights, *biases],
-        [loss, *outputs],
-        nodes=build.nodes,
-        initializers=[zero, axis, seed, *weights, *biases],
-        opset_imports={"": 20},
-        name="residual_network",
+def run(script: Path, *arguments: object) -> dict[str, float]:
+    """Run a script in a process of its own, and return what it tells, and the seconds of the process."""
+    begin = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)], capture_output=True, text=True, check=False
     )
-    return ir.Model(graph, ir_version=10, producer_name="pass_cost")
+    process = time.perf_counter() - begin
+    if done.returncode:
+        raise SystemExit(f"{script.name} {' '.join(map(str, arguments))} failed:\n{done.stderr}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return {**found, "process": process}
 
 
-def seconds(job: Callable[[], object]) -> float:
-    gc.collect()
-    begin = time.process_time()
-    job()
-    return time.process_time() - begin
+def measure(subject: Subject, folder: Path) -> Cost:
+    """Let the jobs take turns."""
+    rounds: dict[str, dict[str, list[float]]] = {job: {} for job in JOBS}
+    for i in range(subject.rounds + 1):
+        for job in JOBS if i % 2 else JOBS[::-1]:
+            with tempfile.TemporaryDirectory(dir=folder) as output:
+                os.sync()
+                found = run(JOB, job, subject.path, Path(output, "out.onnx"))
+            for name, value in found.items() if i else ():
+                rounds[job].setdefault(name, []).append(value)
+    return Cost(subject, rounds)
 
 
-def measure(nodes: int, repeats: int, folder: Path) -> tuple[int, float, list[float], list[float]]:
-    """Return the number of nodes, the file's size in MB, and the seconds of each bare and each graphscale run."""
-    source, target = folder / "step.onnx", folder / "out.onnx"
-    model = training_graph(max(1, round(nodes / NODES_PER_LAYER)))
-    count = len(model.graph)
-    ir.save(model, source)
-    del model
+def import_costs(rounds: int) -> dict[str, list[float]]:
+    """The seconds of importing onnx and onnx_ir, and on top of them graphscale, and all that scales; peaks in MB."""
+    found: dict[str, list[float]] = {key: [] for key in ("base", "graphscale", "scale", "bare peak", "graphscale peak")}
+    for _ in range(rounds):
+        seconds = run(JOB, "import", "graphscale")
+        found["base"].append(seconds["onnx"] + seconds["onnx_ir"])
+        found["graphscale"].append(seconds["graphscale"])
+        found["scale"].append(seconds["graphscale"] + seconds["graphscale.pipeline"])
+        found["graphscale peak"].append(seconds["peak"])
+        found["bare peak"].append(run(JOB, "import", "bare")["peak"])
+    return found
 
-    def bare() -> None:
-        ir.save(ir.load(source), target)
 
-    def scale() -> None:
-        result = gs.scale(source, "dynamic")
-        assert result.report.proved
-        assert result.report.coverage == 1.0
-        result.save(target)
+def help_imports() -> set[str]:
+    """The top-level modules that `graphscale --help` imports."""
+    command = [sys.executable, "-X", "importtime", "-m", "graphscale", "--help"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines if line.startswith("import time:")}
 
-    bare_times, scale_times = [], []
-    for _ in range(repeats):
-        bare_times.append(seconds(bare))
-        scale_times.append(seconds(scale))
-    return count, source.stat().st_size / 1e6, bare_times, scale_times
+
+def seconds(cost: Cost, job: str, measure: str = "wall") -> str:
+    """A median with the whole range."""
+    values = cost.rounds[job][measure]
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+def ratio(cost: Cost, measure: str) -> str:
+    """A median ratio with its quartiles."""
+    low, middle, high = cost.ratios(measure)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def print_table(costs: Sequence[Cost]) -> None:
+    print("| graph | nodes | MB | rounds | bare, s | graphscale, s | ratio | ratio of CPU time | ratio of processes |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for cost in costs:
+        subject = cost.subject
+        row = [subject.name, f"{subject.nodes:,}", f"{subject.megabytes:,.1f}", str(subject.rounds)]
+        row += [seconds(cost, job) for job in JOBS]
+        row += [ratio(cost, name) for name in ("wall", "cpu", "process")]
+        print(f"| {' | '.join(row)} |")
+    print()
+    print("| graph | nodes | peak memory: bare, MB | graphscale, MB | ratio |")
+    print("|---|---:|---:|---:|---:|")
+    for cost in costs:
+        peaks = [f"{cost.median(job, 'peak'):.0f}" for job in JOBS]
+        print(f"| {cost.subject.name} | {cost.subject.nodes:,} | {' | '.join(peaks)} | {ratio(cost, 'peak')} |")
+    print()
+
+
+def print_limits(costs: Sequence[Cost], imports: dict[str, list[float]]) -> None:
+    """What the costs must not exceed."""
+    rows: list[tuple[str, float, float]] = []
+    steps = [cost for cost in costs if not cost.subject.name.startswith("large")]
+    by_size = {round(cost.subject.nodes, -len(str(cost.subject.nodes)) + 1): cost for cost in steps}
+    if 100_000 in by_size:
+        slow = by_size[100_000]
+        rows.append(("100,000 nodes, s", slow.median("graphscale", "wall"), 20))
+        if 10_000 in by_size:
+            quick = by_size[10_000]
+            for name, word in (("wall", "the job by the clock"), ("cpu", "its CPU time"), ("process", "the process")):
+                growth = slow.median("graphscale", name) / quick.median("graphscale", name)
+                rows.append((f"100,000 nodes over 10,000, {word}", growth, 12))
+    for cost in costs:
+        if cost.subject.name.startswith("large"):
+            rows += [("large over bare", cost.ratios("wall")[1], 1), ("its CPU time", cost.ratios("cpu")[1], 1)]
+            rows += [("its process", cost.ratios("process")[1], 1), ("its peak memory", cost.ratios("peak")[1], 1.2)]
+    medians = {name: statistics.median(values) for name, values in imports.items()}
+    rows.append(("import graphscale over import onnx, onnx_ir", medians["graphscale"] / medians["base"], 0.4))
+    rows.append(("with all that scales", medians["scale"] / medians["base"], 0.4))
+    print("| | measured | at most | holds |\n|---|---:|---:|---|")
+    for what, value, limit in rows:
+        print(f"| {what} | {value:.2f} | {limit:g} | {'yes' if value <= limit else 'no'} |")
+    print(f"| graphscale --help imports onnxruntime | | no | {'no' if 'onnxruntime' in help_imports() else 'yes'} |")
+    peaks = f"{medians['bare peak']:.0f} MB with onnx and onnx_ir, {medians['graphscale peak']:.0f} MB with graphscale"
+    print(f"\nPeak memory after the imports alone: {peaks}.")
+
+
+def subjects(options: argparse.Namespace, folder: Path) -> list[Subject]:
+    """Write the models."""
+    found = []
+    for nodes in options.nodes:
+        path = folder / f"{options.graph}{nodes}" / "step.onnx"
+        path.parent.mkdir()
+        count = int(run(MODELS, options.graph, nodes, path)["nodes"])
+        found.append(
+            Subject(options.graph, count, path, options.rounds if nodes < MANY_NODES else options.large_rounds)
+        )
+    if not options.no_large:
+        path = folder / "large" / "step.onnx"
+        path.parent.mkdir()
+        count = int(run(MODELS, "large", options.large_blocks, options.large_width, path)["nodes"])
+        found.append(Subject("large gpt", count, path, options.large_rounds))
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--nodes", type=int, nargs="*", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--large-rounds", type=int, default=7)
+    parser.add_argument("--graph", choices=("gpt", "residual"), default="gpt")
+    parser.add_argument("--no-large", action="store_true")
+    parser.add_argument("--large-blocks", type=int, default=12)
+    parser.add_argument("--large-width", type=int, default=1024)
+    parser.add_argument("--folder", type=Path, help="where to write, up to 5 GB; default: a temporary folder")
+    parser.add_argument("--json", type=Path, help="write all rounds into this file as well")
     options = parser.parse_args()
-    print("| nodes | file | bare load + save | graphscale | ratio | graphscale, a node |")
-    print("|---:|---:|---:|---:|---:|---:|")
-    for nodes in options.nodes:
-        with tempfile.TemporaryDirectory() as folder:
-            count, size, bare, scale = measure(nodes, options.repeats, Path(folder))
-        plain, whole = statistics.median(bare), statistics.median(scale)
-        each = 1e6 * whole / count
-        print(f"| {count:,} | {size:.1f} MB | {plain:.3f} s | {whole:.3f} s | {whole / plain:.1f} | {each:.0f} µs |")
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        costs = [measure(subject, Path(name)) for subject in subjects(options, Path(name))]
+        imports = import_costs(options.rounds)
+        print_table(costs)
+        print_limits(costs, imports)
+        if options.json is not None:
+            options.json.write_text(json.dumps({"costs": [cost.to_dict() for cost in costs], "imports": imports}))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+from loops import ByBinding, first_values, options
 from pass_cost import Builder, constant, variable
 
 import graphscale as gs
@@ -139,51 +140,6 @@ def large() -> Workload:
 WORKLOADS = {"small": small, "medium": medium, "large": large}
 
 
-def options() -> ort.SessionOptions:
-    """ONNX Runtime's defaults, on one thread."""
-    made = ort.SessionOptions()
-    made.log_severity_level = 4
-    made.intra_op_num_threads = 1
-    return made
-
-
-class ByBinding:
-    """A loop on run_with_iobinding, by hand; all that it does in a step is what it must."""
-
-    def __init__(self, result: gs.ScaledModel, state: Arrays) -> None:
-        self._session = ort.InferenceSession(result.model.SerializeToString(), options())
-        self._carried = {s.input: s.output for s in result.report.state}
-        self._returned = [o.name for o in self._session.get_outputs() if o.name not in self._carried.values()]
-        first = first_values(result, state)
-        self._buffers = [
-            {name: ort.OrtValue.ortvalue_from_numpy(value.copy()) for name, value in first.items()} for _ in range(2)
-        ]
-        self._bindings = [self._bound(now, then) for now, then in (self._buffers, self._buffers[::-1])]
-        self._turn = 0
-
-    def _bound(self, now: dict[str, Any], then: dict[str, Any]) -> Any:
-        binding = self._session.io_binding()
-        for name, output in self._carried.items():
-            binding.bind_ortvalue_input(name, now[name])
-            binding.bind_ortvalue_output(output, then[name])
-        return binding
-
-    def step(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        binding = self._bindings[self._turn]
-        for name, value in feeds.items():
-            binding.bind_cpu_input(name, value)
-        for name in self._returned:
-            binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(binding)
-        self._turn = 1 - self._turn
-        values = binding.get_outputs_as_ortvaluevector()
-        first = len(self._carried)
-        return {name: values[first + i].numpy() for i, name in enumerate(self._returned)}
-
-    def state_dict(self) -> Arrays:
-        return {name: value.numpy() for name, value in self._buffers[self._turn].items()}
-
-
 class ByRun:
     """A loop on session.run, by hand: the state is numpy arrays, in and out."""
 
@@ -200,12 +156,6 @@ class ByRun:
 
     def state_dict(self) -> Arrays:
         return self._state
-
-
-def first_values(result: gs.ScaledModel, state: Arrays) -> Arrays:
-    """All carried state: what is given, and the initial values of the loss scale's own."""
-    initial = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in result.model.graph.initializer}
-    return {s.input: state[s.input] if s.input in state else initial[s.input] for s in result.report.state}
 
 
 Runner = gs.Session | ByBinding | ByRun
@@ -254,6 +204,11 @@ def session_on(result: gs.ScaledModel, state: Arrays) -> gs.Session:
     return gs.Session(result, state=state, session_options=options())
 
 
+def by_binding(result: gs.ScaledModel, state: Arrays) -> ByBinding:
+    carried = {s.input: s.output for s in result.report.state}
+    return ByBinding(result.model, carried, first_values(result, state))
+
+
 def measure(workload: Workload, count: int) -> None:
     """Print the rows of one graph."""
     result = gs.scale(workload.model)
@@ -262,7 +217,7 @@ def measure(workload: Workload, count: int) -> None:
     comparisons = {
         "(a) run_with_iobinding by hand": lambda: (
             session_on(result, workload.state),
-            ByBinding(result, workload.state),
+            by_binding(result, workload.state),
         ),
         "(b) session.run, state in numpy": lambda: (session_on(result, workload.state), ByRun(result, workload.state)),
         "(c) with telemetry against without": lambda: (

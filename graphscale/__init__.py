@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from graphscale.linting import Finding, LintReport, lint  # type: ignore[no-redef]  # modules are named so, too
     from graphscale.mixed_precision import AutocastModel, autocast
     from graphscale.pipeline import ScaledModel, inspect, scale
+    from graphscale.replicas import ReplicatedSession, split  # type: ignore[no-redef]  # modules are named so, too
     from graphscale.report import Report
     from graphscale.session import Session, StepResult
     from graphscale.stripping import strip
@@ -30,6 +31,7 @@ __all__ = [
     "GraphscaleError",
     "LintReport",
     "LossScale",
+    "ReplicatedSession",
     "Report",
     "ScaledModel",
     "Session",
@@ -46,6 +48,7 @@ __all__ = [
     "resume_artifacts",
     "scale",
     "scale_artifacts",
+    "split",
     "strip",
     "verify",
 ]
@@ -58,6 +61,7 @@ _MODULES = {
     "linting": ("Finding", "LintReport", "lint"),
     "mixed_precision": ("AutocastModel", "autocast"),
     "pipeline": ("ScaledModel", "inspect", "scale"),
+    "replicas": ("ReplicatedSession", "split"),
     "report": ("Report",),
     "session": ("Session", "StepResult"),
     "stripping": ("strip",),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
+from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError, one_line
 
 __all__ = ["check_output", "from_proto", "load", "replacing", "save", "to_proto"]
@@ -152,6 +153,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+@paused_collector(builds=False)
 def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     """Write a model atomically: an existing file is replaced only by a complete one.
 
@@ -171,14 +173,16 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
             written = Path(temporary, "model.onnx")
             source = _one_file_of_weights(model) if moves else None
             if source is not None:
-                # As a whole, by the system: faster than tensor by tensor, and without a page of it in this process.
-                shutil.copyfile(source, Path(temporary, data))
-                with _located_in(model, folder, data):
-                    ir.save(model, written, format="protobuf")
+                # As a whole, by the system: faster than tensor by tensor, and without a page of it in this process,
+                # which writes the graph meanwhile.
+                with ThreadPoolExecutor(max_workers=1) as system, _located_in(model, folder, data):
+                    copied = system.submit(_copy, source, Path(temporary, data))
+                    written.write_bytes(to_proto(model).SerializeToString())
+                    copied.result()
             elif moves:
                 ir.save(model, written, format="protobuf", external_data=data)
             else:
-                ir.save(model, written, format="protobuf")
+                written.write_bytes(to_proto(model).SerializeToString())
             weights = Path(temporary, data)
             if weights.exists() and weights.stat().st_size > 0:
                 os.replace(weights, folder / data)
@@ -199,6 +203,14 @@ def _one_file_of_weights(model: ir.Model) -> Path | None:
     (file,) = files
     used = sum(tensor.length or tensor.nbytes for tensor in tensors)
     return file if 2 * used > file.stat().st_size else None
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file within the kernel, where the two may even share their blocks."""
+    size = source.stat().st_size
+    content = ir.ExternalTensor(source, 0, size, ir.DataType.UINT8, shape=ir.Shape([size]), name="")
+    with target.open("wb") as file:
+        content.tofile(file)
 
 
 @contextlib.contextmanager

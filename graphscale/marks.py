@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["AUTOCAST", "PASS_KEY", "WAS_FLOAT", "is_rounding"]
+__all__ = ["AUTOCAST", "PASS_KEY", "SELECTION", "WAS_FLOAT", "is_rounding"]
 
 # Of every inserted node: the pass that inserted it.
 PASS_KEY = "graphscale.pass"
@@ -13,6 +13,9 @@ AUTOCAST = "autocast"
 # Of a cast of the original that gave float32 and gives a small type, and, with its tensor as a TensorProto in base64,
 # of a constant that was float32.
 WAS_FLOAT = "graphscale.was_float"
+# Of an If, in the copy of a graph that a session runs: its branches compute the next values of states, or hand on the
+# present ones.
+SELECTION = "graphscale.selection"
 
 
 def is_rounding(node: ir.Node) -> bool:

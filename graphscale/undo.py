@@ -28,6 +28,8 @@ UNDO_KEY = "graphscale.undo"
 _LONGEST = 64  # inserted nodes in a row: more are a cycle
 _KEY = "graphscale.snapshot"  # in `model.meta`, while a rewrite is under way
 
+# The types that a rewrite may put nodes into.
+_SMALL = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 # The operand that the result of an inserted node stands for, by pass and operator.
 _STANDS_FOR = {
     ("scale-loss", "Mul"): 0,
@@ -112,10 +114,11 @@ class Snapshot:
         self._nodes = tuple(own_nodes(graph))
         self._reads = [node.inputs for node in self._nodes]
         self._results = [len(node.outputs) for node in self._nodes]
-        self._values = [
-            (value, value.name, value.type, value.shape)
-            for value in (*graph.inputs, *graph.initializers.values(), *_results(self._nodes))
-        ]
+        values = dict.fromkeys((*graph.inputs, *graph.initializers.values(), *_results(self._nodes)))
+        self._names = {value: value.name or "" for value in values}
+        self._small = [(value, value.dtype) for value in values if value.dtype in _SMALL]
+        self._untyped = [value for value in values if value.type is None]
+        self._shapeless = [value for value in values if value.shape is None]
         self._inputs, self._outputs = tuple(graph.inputs), tuple(graph.outputs)
         self._initializers = set(graph.initializers)
         self._marked = [node.name or "" for node in self._nodes if PASS_KEY in node.metadata_props]
@@ -167,34 +170,34 @@ class Snapshot:
         return record if self._whole is not None else self._details(record, model, small)
 
     def _details(self, record: Record, model: ir.Model, small: ir.DataType | None) -> Record:
-        names = {value: name or "" for value, name, _, _ in self._values}
+        names = self._names
         index = {node: i for i, node in enumerate(self._nodes)}
         order = [index[node] for node in own_nodes(model.graph) if node in index]
         return dataclasses.replace(
             record,
             outputs=[names.get(value, value.name or "") for value in self._outputs],
             inputs=[names[value] for value in self._inputs],
-            renames={value.name or "": name or "" for value, name, _, _ in self._values if value.name != name},
-            edges=self._edges(names),
+            renames={now: name for value, name in names.items() if (now := value.name or "") != name},
+            edges=self._edges(),
             results={
                 str(i): count
                 for i, (node, count) in enumerate(zip(self._nodes, self._results, strict=True))
                 if len(node.outputs) != count
             },
             order=None if order == sorted(order) else order,
-            was_small=[n or "" for _, n, kind, _ in self._values if kind is not None and small and kind.dtype is small],
-            untyped=[n or "" for value, n, kind, _ in self._values if kind is None and value.type is not None],
-            shapeless=[n or "" for value, n, _, shape in self._values if shape is None and value.shape is not None],
+            was_small=[names[value] for value, dtype in self._small if dtype is small],
+            untyped=[names[value] for value in self._untyped if value.type is not None],
+            shapeless=[names[value] for value in self._shapeless if value.shape is not None],
         )
 
-    def _edges(self, names: Mapping[ir.Value, str]) -> dict[str, list[str | None]]:
+    def _edges(self) -> dict[str, list[str | None]]:
         found: dict[str, list[str | None]] = {}
         for i, (node, before) in enumerate(zip(self._nodes, self._reads, strict=True)):
             now = node.inputs
             if now is before:
                 continue
             if len(now) != len(before) or any(stands_for(a) is not b for a, b in zip(now, before, strict=True)):
-                found[str(i)] = [None if value is None else names[value] for value in before]
+                found[str(i)] = [None if value is None else self._names[value] for value in before]
         return found
 
 

@@ -70,6 +70,8 @@ def evaluate(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
     if rule is not None and rule.kind is Kind.BODY:
         return _evaluate_bodies(node, known)
     degrees = {i: known.edge(node, i) for i, value in enumerate(node.inputs) if value is not None}
+    if not any(degree != 0 for degree in degrees.values()):
+        return [0] * len(node.outputs)
     carrying = tuple(i for i, d in degrees.items() if d not in (0, ZERO))
     if rule is None:
         return Conflict(node, carrying, unknown=True) if carrying else [0] * len(node.outputs)

@@ -11,15 +11,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from graphscale.analysis.branches import may_overwrite
 from graphscale.analysis.failures import cannot_fail
 from graphscale.analysis.rules import MICROSOFT, Kind
-from graphscale.analysis.values import captured_values, constant_tensor, main_node, main_nodes, rule_of
+from graphscale.analysis.values import captured_values, main_node, main_nodes, operands_of, rule_of, subgraphs
+from graphscale.analysis.views import PURE_VIEWS, views_of
+from graphscale.marks import SELECTION
 
 __all__ = [
-    "SELECTION",
     "ancestors",
     "in_place_writes",
-    "is_fresh",
     "late_failures",
     "late_readers",
     "may_share_buffer",
@@ -29,23 +30,7 @@ __all__ = [
 # Its kernels read an element of each operand before they write that element of the result, and never again; and ONNX
 # Runtime fuses it into nothing that does not.
 _SELECT = "Where"
-# The metadata property of an If whose branches hand on fresh values and the old ones of the states that it gives.
-SELECTION = "graphscale.selection"
-
-# ONNX Runtime shares buffers between these and their results.
-_PURE_VIEWS = frozenset(
-    {"Flatten", "Identity", "Optional", "OptionalGetElement", "Reshape", "SequenceAt", "SequenceConstruct"}
-    | {"SequenceInsert", "SplitToSequence", "Squeeze", "Transpose", "Unsqueeze"}
-)
-# It removes these where they change nothing: casts to the same type and back, slices of everything, sums of one.
-_VIEWS = frozenset(
-    {"Cast", "Clip", "Concat", "ConcatFromSequence", "Dropout", "Expand", "Loop", "Max", "Mean", "Min", "Pad"}
-    | {"Scan", "Slice", "Split", "Sum", "Tile"}
-)
-# And these where their condition is a constant.
-_SELECTIONS = frozenset({"If", "Where"})
-# And these with a constant that changes nothing.
-_FACTORS = frozenset({"Add", "Div", "Mul", "Sub"})
+_MOST = 16  # writes whose ancestors are looked up one by one
 
 
 def in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -104,7 +89,8 @@ def late_failures(
 ) -> list[ir.Node]:
     """The nodes that could fail after one of these has overwritten a state.
 
-    Those are none if every write waits for the decision whether the step is applied, and that for all such nodes.
+    Those are none if every write waits for all such nodes, or for the decision whether the step is applied, and that
+    for all such nodes.
 
     Args:
         graph: the main graph.
@@ -115,6 +101,8 @@ def late_failures(
     if not writes:
         return []
     before = set() if decision is None or not _all_wait(graph, writes, decision) else ancestors(decision)
+    if len(writes) <= _MOST:
+        before |= set.intersection(*(ancestors(*operands_of(write)) for write in writes))
     return [node for node in graph if node not in before and not (trusted(node) or cannot_fail(node))]
 
 
@@ -139,10 +127,11 @@ def _all_wait(graph: ir.Graph, writes: Collection[ir.Node], decision: ir.Value) 
 
 
 def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value) -> bool:
-    is_select = node.domain == "" and node.op_type == _SELECT
-    if not (is_select or SELECTION in node.metadata_props) or state.is_graph_output():
+    if state.is_graph_output() or state.dtype != new.dtype or not _same_static_shape(state, new):
         return False
-    return state.dtype == new.dtype and _same_static_shape(state, new)
+    if SELECTION in node.metadata_props:
+        return all(may_overwrite(branch, state, branch.outputs[new.index() or 0]) for branch in subgraphs(node))
+    return node.domain == "" and node.op_type == _SELECT
 
 
 def _same_static_shape(one: ir.Value, other: ir.Value) -> bool:
@@ -158,7 +147,9 @@ def late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) ->
     Every pair of a state and a reader is a bit; each value carries the bits of the pairs among its ancestors. What
     depends on a value's shape alone does not wait for the value: runtimes fold known shapes into constants.
     """
-    owners = main_nodes(graph) if writes else {}
+    if not writes:
+        return []
+    owners = main_nodes(graph)
     pairs: dict[ir.Node, list[int]] = {}
     wanted: list[dict[int, ir.Node]] = []
     bit = 1
@@ -188,12 +179,6 @@ def late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) ->
     ]
 
 
-def is_fresh(value: ir.Value) -> bool:
-    """Whether a value is computed into a buffer of its own: it is no input, and no view of another value."""
-    node = value.producer()
-    return node is not None and node.domain == "" and not any(_views(node, i) for i in range(len(node.inputs)))
-
-
 def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node], write: ir.Node) -> Iterator[ir.Node]:
     """The nodes that read a state's buffer before `write`, directly or through what may be a view of it."""
     pending, seen = [state], {state}
@@ -202,22 +187,9 @@ def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node], write: ir.Node
             owner = main_node(owners, node)
             if owner is write:
                 continue
-            views = _views(node, index) + (list(owner.outputs) if owner is not node else [])
+            views = views_of(node, index) + (list(owner.outputs) if owner is not node else [])
             pending += [view for view in views if view not in seen]
             seen.update(views)
             # A view that nothing else needs is read where it is made; a sequence cannot be looked into.
-            if not (node.domain == "" and node.op_type in _PURE_VIEWS) or any(v.is_graph_output() for v in views):
+            if not (node.domain == "" and node.op_type in PURE_VIEWS) or any(v.is_graph_output() for v in views):
                 yield owner
-
-
-def _views(node: ir.Node, index: int) -> list[ir.Value]:
-    """The results of a node that may be in the buffer of one of its operands, because a runtime may remove the node."""
-    if node.domain != "":
-        return []
-    if node.op_type in _FACTORS and len(node.inputs) == 2:
-        other = node.inputs[1 - index]
-        return list(node.outputs) if other is not None and constant_tensor(other) is not None else []
-    if node.op_type in _SELECTIONS:
-        condition = node.inputs[0]
-        return list(node.outputs) if condition is not None and constant_tensor(condition) is not None else []
-    return list(node.outputs) if node.op_type in _PURE_VIEWS or node.op_type in _VIEWS else []

@@ -88,8 +88,10 @@ def prove(
 
 def _degrees(graph: ir.Graph, scale: ir.Value, rule_nodes: frozenset[ir.Node]) -> Degrees:
     degrees = Degrees({scale: 1}, symbol=scale)
+    scaled = degrees.values.keys()
     for node in graph:
-        if node in rule_nodes:
+        # What reads nothing that carries the scale gives nothing that does.
+        if node in rule_nodes or (scaled.isdisjoint(node.inputs) and not subgraphs(node)):
             continue
         result = evaluate(node, degrees)
         if isinstance(result, Conflict):
@@ -111,7 +113,7 @@ def _prove_checked(
         rule = rule_of(node)
         if node in rule_nodes or (rule is not None and rule.kind is Kind.SHAPE):
             continue
-        if any(operand in found for operand in (*node.inputs, *captured_values(node))):
+        if not found.isdisjoint((*node.inputs, *captured_values(node))):
             found.update(value for value in node.outputs if value not in checked)
             if (node.domain, node.op_type) in IN_PLACE:
                 raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
@@ -142,7 +144,7 @@ def _scaled_contractions(graph: ir.Graph, degrees: Degrees) -> Iterable[str]:
 def _descendants(graph: ir.Graph, value: ir.Value) -> set[ir.Value]:
     found = {value}
     for node in graph:
-        if any(operand in found for operand in node.inputs):
+        if not found.isdisjoint(node.inputs):
             found.update(node.outputs)
     return found
 

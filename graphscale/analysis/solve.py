@@ -46,7 +46,6 @@ class Solver:
         topology: forward, backward and dependence of every value.
         seed: None to find the places; else the only edge where the scale enters.
         gradients: values named as gradients: unscaled there, and what follows is not backward any more.
-        wanted: graph outputs that look like gradients: the scale shall reach them where it can.
 
     Attributes:
         plan: the edits, after `solve`.
@@ -54,14 +53,11 @@ class Solver:
         cotangents: each backward contraction and gradient operator, with the inputs known to be cotangents.
     """
 
-    def __init__(
-        self, topology: Topology, seed: Use | None, gradients: Sequence[ir.Value], wanted: Sequence[ir.Value]
-    ) -> None:
+    def __init__(self, topology: Topology, seed: Use | None, gradients: Sequence[ir.Value]) -> None:
         self.topology = topology
         self.plan = Plan()
         self._seed = seed
         self._gradients = tuple(gradients)
-        self._wanted = tuple(wanted)
         self._queue: list[int] = []
         self._queued: set[int] = set()
         self._visits = 0
@@ -69,8 +65,11 @@ class Solver:
         self.cotangents = self._certain_cotangents(self._behind(self._gradients))
         self._live = topology.ancestors(read(use) for uses in self.cotangents.values() for use in uses)
 
-    def solve(self) -> Plan:
+    def solve(self, wanted: Iterable[ir.Value] = ()) -> Plan:
         """Return the plan.
+
+        Args:
+            wanted: values that look like gradients, where no cotangent is known: the scale shall reach them if it can.
 
         Raises:
             NonlinearGradientError: a cotangent depends on the seed in a non-linear way.
@@ -84,7 +83,7 @@ class Solver:
             self._enqueue(node)
         self._work()
         if self._seed is None:
-            self._reach(self._gradients if self.cotangents else (*self._gradients, *self._wanted))
+            self._reach((*self._gradients, *wanted))
         self._unscale_outputs()
         self._prune()
         return self.plan
@@ -248,7 +247,7 @@ class Solver:
         unscale.reason = unscale.reason or str(conflict)
         whole = conflict.node.outputs[0]
         is_sum = conflict.node.op_type in ("Add", "Sub", "Sum") and conflict.node in self.topology.index
-        if is_sum and conflict.others and not self._is_next_state(whole):
+        if is_sum and conflict.others and not self._belongs_to_the_optimizer(whole):
             unscale.wholes.add(whole)
         if value in self._live:
             unscale.edges.add(use)
@@ -256,9 +255,11 @@ class Solver:
             unscale.everywhere = True
             self._enqueue_consumers(value)
 
-    def _is_next_state(self, value: ir.Value) -> bool:
-        """Whether a sum is the next value of a state rather than a gradient with a share of it."""
-        return any(NEXT_STATE <= c < 2 for c in own_coefficients(value, self.topology.states).values())
+    def _belongs_to_the_optimizer(self, value: ir.Value) -> bool:
+        """Whether a sum with a share of a gradient is a next state, or reads a moment: no gradient does."""
+        states = own_coefficients(value, self.topology.states)
+        moments = states.keys() - self.topology.forward
+        return bool(moments) or any(NEXT_STATE <= c < 2 for c in states.values())
 
     def _source(self, value: ir.Value) -> ir.Value:
         """Where the backward pass ends: up from a use of a gradient, past factors such as the learning rate.

@@ -82,7 +82,7 @@ def analyse(
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError:
             the message says which value or node, and what to do.
     """
-    values = _values_by_name(graph)
+    values = _values_by_name(graph) if gradients or loss is not None else {}
     named = named_updates(graph, updates or {})
     edge = None if seed is None else _seed_edge(graph, seed)
     chosen = [_named_gradient(values, name) for name in gradients]
@@ -181,8 +181,8 @@ def _attempt(
             raise GradientError(
                 f"--gradient {value.name}: the loss {loss.name!r} depends on this value, so it is no gradient of it"
             )
-    solver = Solver(topology, seed, chosen, _gradient_like_outputs(topology))
-    plan = solver.solve()
+    solver = Solver(topology, seed, chosen)
+    plan = solver.solve(() if solver.cotangents else _gradient_like_outputs(topology))
     if not plan.places:
         raise SeedNotFoundError(
             f"no place was found where the loss scale can enter the backward pass of loss {loss.name!r}: "
@@ -264,7 +264,7 @@ def _order(value: ir.Value, index: Mapping[ir.Node, int]) -> int:
 def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
     """A gradient that holds a state may be its next value, where no contraction tells backward pass from optimizer."""
     for value in gradients:
-        held = own_coefficients(value, set(topology.states))
+        held = own_coefficients(value, topology.states)
         state = next((state for state, c in held.items() if c >= NEXT_STATE), None)
         if state is not None:
             raise UpdateError(
@@ -309,7 +309,7 @@ def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:
     for value in topology.graph.outputs:
         if value is topology.loss or not topology.is_backward(value) or not is_float(value):
             continue
-        held = own_coefficients(value, set(topology.states))
+        held = own_coefficients(value, topology.states)
         node = value.producer()
         if not any(c >= NEXT_STATE for c in held.values()):
             found.extend([value] if topology.may_be_state(value) else [])

@@ -44,12 +44,20 @@ class Update:
     how: str
 
 
-def own_coefficients(output: ir.Value, states: Collection[ir.Value]) -> dict[ir.Value, float]:
+def own_coefficients(
+    output: ir.Value, states: Collection[ir.Value], factors: _Factors | None = None
+) -> dict[ir.Value, float]:
     """The states on which a value depends directly, each with its coefficient (the largest, over all paths).
 
     Direct means through sums, through products with numbers, and through selects; scalars that are not constants,
     such as a learning rate, count as 0 beside a constant and make a product with them count for nothing.
+
+    Args:
+        output: the value.
+        states: what may be a state.
+        factors: the factors that are known already, for many outputs of one graph.
     """
+    factors = _Factors() if factors is None else factors
     found: dict[ir.Value, float] = {}
     seen: set[ir.Value] = set()
     # The largest coefficient first, so that each value needs to be looked at only once.
@@ -64,14 +72,14 @@ def own_coefficients(output: ir.Value, states: Collection[ir.Value]) -> dict[ir.
             found[value] = coefficient
             continue
         node = value.producer()
-        for operand, factor in () if node is None else _terms(node, value):
+        for operand, factor in () if node is None else _terms(node, value, factors):
             c = coefficient * factor
             if abs(c) > _NOTHING:
                 heapq.heappush(pending, (-abs(c), next(order), c, operand))
     return found
 
 
-def _terms(node: ir.Node, value: ir.Value) -> list[tuple[ir.Value, float]]:
+def _terms(node: ir.Node, value: ir.Value, factors: _Factors) -> list[tuple[ir.Value, float]]:
     """The operands a node's output is a sum of, with their coefficients; empty for anything else."""
     optimizer = optimizer_of(node)
     if optimizer is not None:
@@ -90,14 +98,22 @@ def _terms(node: ir.Node, value: ir.Value) -> list[tuple[ir.Value, float]]:
     if node.op_type == "Neg":
         return [(inputs[0], -1.0)]
     if node.op_type == "Mul":
-        return [(inputs[0], _number(inputs[1])), (inputs[1], _number(inputs[0]))]
+        return [(inputs[0], factors[inputs[1]]), (inputs[1], factors[inputs[0]])]
     if node.op_type == "Div":
-        divisor = _number(inputs[1])
+        divisor = factors[inputs[1]]
         return [(inputs[0], 1.0 / divisor)] if divisor else []
     if node.op_type in ("BatchNormalization", "BatchNormInternal") and value.index() in (1, 2):
         momentum = node.attributes.get("momentum")
         return [(inputs[2 + (value.index() or 0)], 0.9 if momentum is None else momentum.as_float())]
     return []
+
+
+class _Factors(dict[ir.Value, float]):
+    """The values of scalar factors, each looked up once."""
+
+    def __missing__(self, value: ir.Value) -> float:
+        self[value] = number = _number(value)
+        return number
 
 
 def _number(value: ir.Value, depth: int = 8) -> float:
@@ -153,8 +169,9 @@ def held_initializers(graph: ir.Graph) -> set[ir.Value]:
     """The initializers, not inputs, that some output holds with a coefficient near one: weights, moments, constants."""
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
     found: set[ir.Value] = set()
+    factors = _Factors()
     for output in graph.outputs if values else ():
-        found.update(v for v, c in own_coefficients(output, values).items() if c >= NEXT_STATE)
+        found.update(v for v, c in own_coefficients(output, values, factors).items() if c >= NEXT_STATE)
     return found
 
 
@@ -177,12 +194,13 @@ def find_updates(
     weights = {v for v in states if v not in taken and not v.is_graph_input()}
     settled = not_updates | {update.output for update in named}
     candidates: dict[ir.Value, list[ir.Value]] = {}
+    factors = _Factors()
     for output in graph.outputs:
         if output in settled or output.producer() is None:
             continue
-        candidates[output] = _candidates(output, inputs)
+        candidates[output] = _candidates(output, inputs, factors)
         if not candidates[output] and not _is_constant_view(output):
-            candidates[output] = _candidates(output, weights)
+            candidates[output] = _candidates(output, weights, factors)
     found = [Update(o, c[0], "depends on its own previous value") for o, c in candidates.items() if c]
     _refuse_ambiguity(candidates)
     return [*named, *found]
@@ -193,8 +211,8 @@ def _is_constant_view(output: ir.Value) -> bool:
     return node is not None and node.op_type == "Identity" and constant_tensor(node.inputs[0]) is not None
 
 
-def _candidates(output: ir.Value, states: set[ir.Value]) -> list[ir.Value]:
-    coefficients = {v: c for v, c in own_coefficients(output, states).items() if _same_type(output, v)}
+def _candidates(output: ir.Value, states: set[ir.Value], factors: _Factors) -> list[ir.Value]:
+    coefficients = {v: c for v, c in own_coefficients(output, states, factors).items() if _same_type(output, v)}
     found = [v for v, c in coefficients.items() if c >= NEXT_STATE]
     for value, coefficient in coefficients.items():
         if not found and _DECAY < coefficient < NEXT_STATE:

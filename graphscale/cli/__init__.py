@@ -21,6 +21,7 @@ from graphscale.cli.inspect import inspect
 from graphscale.cli.lint import lint
 from graphscale.cli.plot import plot
 from graphscale.cli.scale import scale
+from graphscale.cli.split import split
 from graphscale.cli.strip import strip
 from graphscale.cli.train import train
 from graphscale.cli.verify import verify
@@ -40,6 +41,7 @@ app.command()(inspect)
 app.command()(autocast)
 app.command()(demo)
 app.command()(strip)
+app.command()(split)
 app.command()(fuse)
 app.command()(export_weights)
 app.command()(train)

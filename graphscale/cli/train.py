@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import signal
 import sys
 from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 
 from graphscale.cli import train_options as opt
 from graphscale.cli.progress import Tally, show_table
 from graphscale.errors import TrainingError
+from graphscale.replicas.launch import World, launched_size
 from graphscale.training.interrupt import Interruption
 from graphscale.training.record import StepRecord
 from graphscale.training.schedules import LearningRate
@@ -51,8 +53,16 @@ def train(
     output: opt.Output = None,
     provider: opt.Provider = None,
     quiet: opt.Quiet = False,
+    replicas: opt.Replicas = None,
+    bucket_size: opt.BucketSize = "25MiB",
+    stages: opt.Stages = 1,
+    sharded: opt.Sharded = False,
+    timeout: opt.Timeout = 300.0,
 ) -> None:
-    """Train from a scaled step: batches, learning rate, checkpoints, metrics. Ctrl-C saves and stops."""
+    """Train from a scaled step: batches, learning rate, checkpoints, metrics. Ctrl-C saves and stops.
+
+    Started by mpiexec, each process trains one replica on its share of every batch.
+    """
     from graphscale.training.run import Options, Run
 
     rate = None
@@ -92,7 +102,13 @@ def train(
         logdir=logdir,
         output=output,
     )
-    _run(options, Run(options), Console(highlight=False, quiet=quiet))
+    if replicas is None and launched_size() == 1:
+        _run(options, Run(options), Console(highlight=False, quiet=quiet))
+        return
+    world = World(replicas, bucket_bytes=bucket_size, stages=stages, sharded=sharded, timeout=timeout)
+    with world.ending_together():
+        options = dataclasses.replace(options, world=world)
+        _run(options, Run(options), Console(highlight=False, quiet=quiet or not world.is_first))
 
 
 def _refuse_without_rate(options: dict[str, object]) -> None:
@@ -108,13 +124,13 @@ def _run(options: Options, run: Run, console: Console) -> None:
     tally = Tally()
     with run.session, Interruption() as interruption:
         with run.opened() as trainer:
-            records = trainer.run(run.total, lambda: interruption.received is not None)
+            records = trainer.run(run.total, run.stops_on(interruption))
             for _ in tally.follow(records, console, run.total, done):
                 pass
         if tally.last is not None and tally.last.stuck:
-            _stop(_stuck(tally.last, trainer), 1)
-        if interruption.received is not None:
-            _stop(_interrupted(trainer, run.total), 128 + interruption.received)
+            _stop(_stuck(tally.last, trainer), 1, run.writes)
+        if run.interrupted(interruption):
+            _stop(_interrupted(trainer, run.total), 128 + (interruption.received or signal.SIGINT), run.writes)
         if options.output is not None:
             run.session.export(options.output)
     rows = tally.rows() or [("steps", f"none left to train: the checkpoint is at step {done} of {run.total}")]
@@ -147,6 +163,7 @@ def _interrupted(trainer: Trainer, total: int) -> str:
     )
 
 
-def _stop(message: str, code: int) -> None:
-    print(f"graphscale: {' '.join(message.split())}", file=sys.stderr)
-    raise typer.Exit(code)
+def _stop(message: str, code: int, speaks: bool) -> None:
+    if speaks:
+        print(f"graphscale: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(code)

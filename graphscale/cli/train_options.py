@@ -11,6 +11,7 @@ from graphscale.training.schedules import SCHEDULES
 
 __all__ = [
     "BatchSize",
+    "BucketSize",
     "CheckpointDir",
     "CheckpointEvery",
     "Data",
@@ -31,11 +32,15 @@ __all__ = [
     "Power",
     "Provider",
     "Quiet",
+    "Replicas",
     "Resume",
     "Schedule",
     "Seed",
+    "Sharded",
+    "Stages",
     "State",
     "Step",
+    "Timeout",
     "Warmup",
 ]
 
@@ -56,12 +61,30 @@ def _files(*names: str, help: str, **more: Any) -> Any:
     return _option("Checkpoints, logs, output", *names, help=help, **more)
 
 
+def _replicas(*names: str, help: str, **more: Any) -> Any:
+    return _option("Replicas (mpiexec -n N graphscale train ...)", *names, help=help, **more)
+
+
 Step = Annotated[Path, typer.Argument(metavar="STEP.onnx", help="A scaled training step.", show_default=False)]
 Provider = Annotated[
     list[str] | None,
     typer.Option(help="An execution provider. May be repeated. Default: the CPU.", show_default=False),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors and interruptions only.")]
+
+Replicas = Annotated[
+    int | None, _replicas(metavar="N", help="Refuse another number of processes. Default: as many as mpiexec starts.")
+]
+BucketSize = Annotated[
+    str, _replicas(metavar="SIZE", help="Of a message at most: bytes, or like 25MiB.", show_default=True)
+]
+Stages = Annotated[
+    int, _replicas(metavar="N", help="Parts of the backward pass that overlap with messages.", show_default=True)
+]
+Sharded = Annotated[
+    bool, _replicas("--sharded", help="Each replica keeps and updates a share of weights and moments (ZeRO, stage 1).")
+]
+Timeout = Annotated[float, _replicas(metavar="SECONDS", help="To wait for the other replicas.", show_default=True)]
 
 Data = Annotated[
     Path,

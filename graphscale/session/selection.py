@@ -1,58 +1,72 @@
-"""One selection for all states, instead of one for each: what a CPU does faster.
+"""One branch for the whole update of the state, instead of a guard for each state: what a CPU does faster.
 
-ONNX Runtime's `Where` goes over its operands three times on a CPU. An `If` copies the chosen ones once.
+ONNX Runtime's `Where` goes over its operands three times on a CPU. An `If` computes the next values where they belong,
+or leaves the old ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import SELECTION, is_fresh
-from graphscale.editing import PASS_KEY, Editor
+from graphscale.analysis.values import subgraphs, uses_of
+from graphscale.analysis.views import is_fresh
+from graphscale.editing import Editor, replace_reads
+from graphscale.marks import PASS_KEY, SELECTION
 
-__all__ = ["select_at_once"]
+__all__ = ["select_step"]
 
 NAME = "session-selection"
 # Elements of all states together: below, the If costs more than it saves.
 _WORTH = 2**16
+# What draws numbers draws them in every step, whether it is applied or not.
+_DRAWS = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
 
 
-def select_at_once(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value | None]) -> None:
-    """Let one `If` give the next values of all states.
+def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value | None]) -> ir.Node | None:
+    """Let one `If` compute the next values of all states, or hand on the present ones.
 
-    Before: `w.next = Where(all_finite, w.new, w); m.next = Where(all_finite, m.new, m)`
-    After:  `w.next, m.next = If <then: Identity(w.new), Identity(m.new); else: Identity(w), Identity(m)> (all_finite)`
+    Before: `w.new = Sub(w, step); w.next = Where(all_finite, w.new, w); m.next = Where(all_finite, m.new, m)`
+    After:  `w.next, m.next = If <then: Sub(w, step), Identity(m.new); else: Identity(w), Identity(m)> (all_finite)`
+
+    What leads to next values alone, the optimizer, goes into the branch.
 
     Args:
         graph: the main graph, which is changed.
         decision: whether the step is applied, a scalar bool value.
         outputs: the next values of states. A state that is handed on, not computed, keeps its guard: the branches must
             not read what they write.
+
+    Returns:
+        the If, or None where it is not worth it.
     """
     producers = [value.producer() for value in outputs if value is not None]
     guards = [node for node in producers if node is not None and _is_guard(node, decision)]
-    sizes = [value.shape.numpy() for node in guards if (value := node.outputs[0]).shape is not None]
-    if not guards or len(sizes) < len(guards) or sum(_product(size) for size in sizes) < _WORTH:
-        return
+    shapes = [shape for node in guards if (shape := node.outputs[0].shape) is not None]
+    if not guards or sum(math.prod(shape.numpy()) for shape in shapes) < _WORTH:
+        return None
     editor = Editor(graph)
+    optimizer = _leading_only_to(graph, guards)
+    graph.remove(optimizer)
     branches = {
-        name: _branch(editor, name, [node.inputs[side] for node in guards])
-        for name, side in (("then_branch", 1), ("else_branch", 2))
+        "then_branch": _branch(editor, "then_branch", guards, 1, optimizer),
+        "else_branch": _branch(editor, "else_branch", guards, 2, []),
     }
     results = [node.outputs[0] for node in guards]
     chosen = [(f"{value.name}.chosen", value.dtype, value.shape) for value in results]
     node = editor.node(NAME, "If", [decision], chosen, attributes=branches)
     node.metadata_props[SELECTION] = NAME
     for old, new in zip(results, node.outputs, strict=True):
-        uses = tuple(old.uses())
-        for user, index in uses:
-            user.replace_input_with(index, new)
+        replace_reads(old, new, uses_of(old))
         if old.is_graph_output():
             editor.take_over_output(old, new, "selected")
     graph.remove(guards, safe=True)
     graph.sort()
+    return node
 
 
 def _is_guard(node: ir.Node, decision: ir.Value) -> bool:
@@ -65,19 +79,33 @@ def _is_guard(node: ir.Node, decision: ir.Value) -> bool:
     return all(shape is not None and shape.is_static() and shape == shapes[0] for shape in shapes)
 
 
-def _branch(editor: Editor, name: str, values: list[ir.Value | None]) -> ir.Graph:
-    nodes = []
-    for value in values:
+def _leading_only_to(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node]:
+    """The nodes whose results nothing needs but the guards, for the new value; in execution order."""
+    guarding = set(guards)
+    found: dict[ir.Node, None] = {}
+    for node in reversed(list(graph)):
+        if node in guarding or node.domain != "" or node.op_type in _DRAWS or subgraphs(node):
+            continue
+        uses = [use for value in node.outputs for use in uses_of(value)]
+        if not uses or any(value.is_graph_output() for value in node.outputs):
+            continue
+        if all(use.node in found or (use.node in guarding and use.idx == 1) for use in uses):
+            found[node] = None
+    return list(reversed(found))
+
+
+def _branch(editor: Editor, name: str, guards: Iterable[ir.Node], side: int, nodes: Sequence[ir.Node]) -> ir.Graph:
+    """A branch of some nodes, which gives what the guards read at an input."""
+    own, outputs = {value for node in nodes for value in node.outputs}, []
+    handing_on = []
+    for guard in guards:
+        value = guard.inputs[side]
         assert value is not None
-        result = ir.Value(name=editor.unique(f"{value.name}.{name}"), type=value.type, shape=value.shape)
-        node = ir.node("Identity", [value], outputs=[result], metadata_props={PASS_KEY: NAME})
-        node.name = editor.unique(f"graphscale/{NAME}/{result.name}")
-        nodes.append(node)
-    return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name=f"{NAME}.{name}")
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    found = 1
-    for size in sizes:
-        found *= int(size)
-    return found
+        if value not in own or value in outputs:
+            result = ir.Value(name=editor.unique(f"{value.name}.{name}"), type=value.type, shape=value.shape)
+            node = ir.node("Identity", [value], outputs=[result], metadata_props={PASS_KEY: NAME})
+            node.name = editor.unique(f"graphscale/{NAME}/{result.name}")
+            handing_on.append(node)
+            value = result
+        outputs.append(value)
+    return ir.Graph([], outputs, nodes=[*nodes, *handing_on], name=f"{NAME}.{name}")

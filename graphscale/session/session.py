@@ -21,9 +21,9 @@ from graphscale.session.carried import CarriedState, check_state
 from graphscale.session.fence import add_fence, is_inserted
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
 from graphscale.session.loading import create, device_of, maps_files, open_model, quiet_options, read_values
+from graphscale.session.lowering import lower_for_cpu
 from graphscale.session.plan import StepError, StepPlan
 from graphscale.session.result import StepResult
-from graphscale.session.selection import select_at_once
 from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
 
 if TYPE_CHECKING:
@@ -336,7 +336,9 @@ class Session:
         if self._device.name == "cpu":
             results = {value.name: value for value in work.graph.outputs}
             written = [node.inputs[1] for node in in_place_writes(work.graph)]
-            select_at_once(work.graph, decision, [*(results[name] for name in outputs.values()), *written])
+            states = [*(results[name] for name in outputs.values()), *written]
+            scale = next((value for value in work.graph.inputs if value.name == names["loss_scale"]), None)
+            lower_for_cpu(work.graph, decision, states, scale, self.stamp.policy)
         return work, decision
 
 

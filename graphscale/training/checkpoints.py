@@ -16,6 +16,7 @@ from graphscale.errors import GraphscaleError, OutputError, TrainingError
 from graphscale.training.arrays import Arrays, load_arrays
 
 if TYPE_CHECKING:
+    from graphscale.replicas import ReplicatedSession
     from graphscale.session import Session
 
 __all__ = ["Checkpoints", "Position"]
@@ -100,7 +101,7 @@ class Checkpoints:
         """
         return self._newest(load_arrays) or {}
 
-    def resume(self, session: Session) -> Position | None:
+    def resume(self, session: Session | ReplicatedSession) -> Position | None:
         """Give a session the state of the newest checkpoint.
 
         Returns:
@@ -144,7 +145,7 @@ class Checkpoints:
                 raise OutputError(f"cannot write to {self.folder}: {error.strerror or error}") from error
             yield
 
-    def save(self, session: Session, position: Position) -> Path:
+    def save(self, session: Session | ReplicatedSession, position: Position) -> Path:
         """Write a checkpoint, atomically and through to the disk, and remove those that are too old.
 
         Raises:
@@ -154,8 +155,11 @@ class Checkpoints:
         noted = {"position": dataclasses.asdict(position), "settings": self.settings}
         session.save_state(path, extra={_KEY: json.dumps(noted)})
         for old in self.all()[: -self._keep]:
-            old.unlink()
+            self._remove(old)
         return path
+
+    def _remove(self, path: Path) -> None:
+        path.unlink()
 
     def _newest(self, read: Callable[[Path], T]) -> T | None:
         found = self.all()

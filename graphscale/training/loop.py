@@ -18,6 +18,7 @@ from graphscale.training.schedules import LearningRate
 from graphscale.training.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
+    from graphscale.replicas import ReplicatedSession
     from graphscale.session import Session
 
 __all__ = ["Trainer"]
@@ -46,7 +47,7 @@ class Trainer:
 
     def __init__(
         self,
-        session: Session,
+        session: Session | ReplicatedSession,
         batches: Batches,
         learning_rate: LearningRate | None = None,
         rate_input: str = "learning_rate",

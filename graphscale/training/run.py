@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphscale import io
 from graphscale.errors import TrainingError
 from graphscale.metadata import read_stamp
+from graphscale.replicas.launch import World
 from graphscale.session import Session
 from graphscale.training.arrays import Arrays, load_arrays, load_npz
 from graphscale.training.checkpoints import Checkpoints, Position
 from graphscale.training.data import Batches, Data
 from graphscale.training.feeds import check_fed, find_rate_input, parse_feeds
+from graphscale.training.interrupt import Interruption
 from graphscale.training.loop import Trainer
 from graphscale.training.metrics import MetricsFile, check_metrics
 from graphscale.training.schedules import LearningRate
 from graphscale.training.tensorboard import TensorBoard, check_logdir
+
+if TYPE_CHECKING:
+    from graphscale.replicas import ReplicatedSession
 
 __all__ = ["Options", "Run"]
 
@@ -52,6 +57,7 @@ class Options:
         metrics: a .jsonl or .csv file.
         logdir: a folder for TensorBoard's event files.
         output: where the trained step goes.
+        world: the replicas that train together; None for this process alone.
     """
 
     step: Path
@@ -74,6 +80,7 @@ class Options:
     metrics: Path | None = None
     logdir: Path | None = None
     output: Path | None = None
+    world: World | None = None
 
 
 class Run:
@@ -84,6 +91,7 @@ class Run:
         batches: the batches.
         total: the steps of the whole run.
         resumed: where the run stands; None for one that begins.
+        writes: whether this process writes and draws; of several replicas one does.
 
     Raises:
         GraphscaleError: something does not fit.
@@ -92,10 +100,12 @@ class Run:
     def __init__(self, options: Options) -> None:
         self._options = options
         _check_options(options)
-        arrays = load_npz(options.data)
+        world = options.world
+        arrays = load_npz(options.data) if world is None else world.load(options.data)
         self._checkpoints: Checkpoints | None = None
         if options.checkpoint_dir is not None:
-            self._checkpoints = Checkpoints(options.checkpoint_dir, options.keep)
+            make = Checkpoints if world is None else world.checkpoints
+            self._checkpoints = make(options.checkpoint_dir, options.keep)
             if not options.resume:
                 self._checkpoints.refuse_existing()
         self.session = self._open_session()
@@ -108,14 +118,18 @@ class Run:
         self._check_rate()
         rate = [self._rate_input] if options.learning_rate and self._rate_input else []
         check_fed(inputs, list(arrays), [*self._feeds, *rate], str(options.data))
-        self.batches = Batches(data, options.batch_size, options.seed, options.shuffle)
+        cut = Batches if world is None else world.batches
+        self.batches = cut(data, options.batch_size, options.seed, options.shuffle)
         self.total = _total(options, self.batches.per_epoch)
         self._learning_rate = options.learning_rate and options.learning_rate.for_run(self.total)
         self.resumed: Position | None = None
+        if world is not None:
+            world.agree({**self._settings(), "the number of steps": self.total})
         if self._checkpoints is not None:
             self._checkpoints.settings = self._settings()
             self.resumed = self._resume(self._checkpoints) if options.resume else None
-        if options.metrics is not None:
+        self.writes = world is None or world.is_first
+        if options.metrics is not None and self.writes:
             check_metrics(options.metrics, self._metrics_bytes)
 
     @contextmanager
@@ -130,9 +144,9 @@ class Run:
         with ExitStack() as stack:
             if self._checkpoints is not None:
                 stack.enter_context(self._checkpoints.opened())
-            if options.metrics is not None:
+            if options.metrics is not None and self.writes:
                 metrics = stack.enter_context(closing(MetricsFile(options.metrics, self._metrics_bytes)))
-            if options.logdir is not None:
+            if options.logdir is not None and self.writes:
                 steps = self.resumed.steps if self.resumed else None
                 tensorboard = stack.enter_context(closing(TensorBoard(options.logdir, steps)))
             yield Trainer(
@@ -148,18 +162,37 @@ class Run:
                 every=options.checkpoint_every or self.batches.per_epoch,
             )
 
-    def _open_session(self) -> Session:
+    def stops_on(self, interruption: Interruption) -> Callable[[], bool]:
+        """What tells after each step whether the run ends with it, since there was a signal; to all replicas."""
+
+        def stop() -> bool:
+            if interruption.received is not None and not isinstance(self.session, Session):
+                self.session.ask_to_stop()
+            return self.interrupted(interruption)
+
+        return stop
+
+    def interrupted(self, interruption: Interruption) -> bool:
+        """Whether the run was interrupted."""
+        return interruption.received is not None if isinstance(self.session, Session) else self.session.stopping
+
+    def _open_session(self) -> Session | ReplicatedSession:
         options = self._options
         state: Arrays = {}
         if options.state is not None:
-            state = load_arrays(options.state)
+            # Of replicas, rank 0 gives the state to all.
+            first = options.world is None or options.world.is_first
+            state = load_arrays(options.state) if first else {}
             if options.ignore_extra:
                 stamp = read_stamp(io.load(options.step).metadata_props, str(options.step))
                 carried = {*stamp.state, *(pair["input"] for pair in stamp.report["state"])}
                 state = {name: array for name, array in state.items() if name in carried}
         elif self._checkpoints is not None and options.resume:
             state = self._checkpoints.newest_state()
-        return Session(options.step, providers=list(options.providers) or None, state=state)
+        providers = list(options.providers) or None
+        if options.world is not None:
+            return options.world.session(options.step, providers=providers, state=state)
+        return Session(options.step, providers=providers, state=state)
 
     @property
     def _metrics_bytes(self) -> int | None:

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import is_fresh
 from graphscale.analysis.optimizers import optimizer_of
 from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS
 from graphscale.analysis.values import constant_tensor, node_name
+from graphscale.analysis.views import is_fresh
 from graphscale.passes.guard_in_place import WRITES_INPUTS
 
 __all__ = ["in_place_nodes", "unguarded", "unguarded_write", "unordered", "unprotected_operands"]

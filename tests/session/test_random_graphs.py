@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import graphscale as gs
 from graphscale.errors import UpdateError
-from graphscale.session import selection
+from graphscale.session import bounded, probes, selection
 from tests.conftest import HAS_TRAINING, Arrays, Level, assert_same_bits
 from tests.random_graphs import Step, presentations, steps
 from tests.session.plain import PlainLoop, options
@@ -50,8 +50,13 @@ def test_a_session_does_what_a_loop_by_hand_does(data: st.DataObject) -> None:
         if "two nodes with same node name (/GatherSliceToSplitFusion/)" not in str(error):
             raise
         reject()
-    # From how many elements on one node selects all states.
-    with mock.patch.object(selection, "_WORTH", data.draw(st.sampled_from([0, 2**16]))):
+    # From how many elements on states and gradients are treated together, or by their bounds.
+    least = data.draw(st.sampled_from([0, 2**16]))
+    with (
+        mock.patch.object(selection, "_WORTH", least),
+        mock.patch.object(bounded, "_WORTH", least),
+        mock.patch.object(probes, "_SMALL", least),
+    ):
         session = gs.Session(result, session_options=options(level), state=state)
 
     choices = random.Random(data.draw(st.integers(0, 9999)))

@@ -41,7 +41,7 @@ def test_the_same_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def select(model: ir.Model, states: dict[str, str]) -> set[str]:
     """Select at once in a scaled model; the states that need one buffer alone then."""
     values = {value.name: value for node in model.graph for value in node.outputs}
-    selection.select_at_once(model.graph, values["all_finite"], [values[output] for output in states.values()])
+    selection.select_step(model.graph, values["all_finite"], [values[output] for output in states.values()])
     inputs = {value.name: value for value in model.graph.inputs}
     pairs = {inputs[name]: next(o for o in model.graph.outputs if o.name == new) for name, new in states.items()}
     return {value.name or "" for value in may_share_buffer(model.graph, pairs, None, lambda node: True)}

@@ -1,0 +1,250 @@
+"""What loss scaling adds to a training step on the CPU: by graphscale, by a rule on the host, and in other frameworks.
+
+    python benchmarks/step_cost.py --torch PYTHON [--tensorflow PYTHON] [--rounds 15] [--threads 2]
+        [--only mlp-8-sgd ...] [--sides onnx torch tensorflow keras] [--graphs FOLDER] [--rate constant]
+        [--spinning] [--quick]
+
+This interpreter has graphscale and ONNX Runtime; `--torch` and `--tensorflow` (with Keras) name interpreters that have
+these. PyTorch also exports the graphs that ONNX Runtime runs; `--graphs` keeps them in a folder, and takes them from
+there.
+
+Every framework trains the same model from the same weights on the same batches with the same optimizer, unscaled and
+with a dynamic loss scale. In each round each framework runs all its ways, one after the other and once more in reverse
+order, while the others wait; a ratio is the median over the rounds' ratios to the framework's own unscaled step. In the
+end all ways must have gone the same way: see benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from training_steps.onnx_sides import HOST, SESSION, maker
+from training_steps.remote import Remote
+from training_steps.sides import PLAIN, Bench, Time
+from training_steps.workloads import workloads
+
+FRAMEWORKS = {"onnx": "ONNX Runtime", "torch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras"}
+INTERPRETERS = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}  # the options that name them
+GRAPHS = ("step", "gradients", "update")
+EXPORT = Path(__file__).parent / "training_steps" / "export_graphs.py"
+ROUND = 0.25  # seconds of the unscaled step, or more
+# Of a weight, relative to the largest way of its tensor. Powers of two change no gradient, but ONNX Runtime folds a
+# constant learning rate into the MatMul of an unscaled gradient, and rounds it otherwise.
+SAME_FRAMEWORK = 2e-2
+# Of the losses of the first steps, between frameworks. TensorFlow and Keras add Adam's epsilon before the moments' bias
+# is corrected, PyTorch after: small gradients take other steps.
+COMPARED_LOSSES, OTHER_FRAMEWORK = 5, {"sgd": 1e-3, "adamw": 5e-2}
+
+Benches = Mapping[str, Bench | Remote]
+Times = dict[str, dict[str, list[Time]]]
+
+
+def measure(benches: Benches, name: str, rounds: int) -> Times:
+    """Run all ways of a workload in turns.
+
+    Returns:
+        `{framework: {side: its time in each round}}`.
+
+    Raises:
+        ValueError: the ways of a framework did not do the same, or frameworks did not train the same model.
+    """
+    times: Times = {framework: {side: [] for side in bench.prepare(name)} for framework, bench in benches.items()}
+    steps = {framework: calibrate(bench, times[framework]) for framework, bench in benches.items()}
+    for number in range(rounds):
+        order = list(benches)
+        for framework in order[number % len(order) :] + order[: number % len(order)]:
+            sides = list(times[framework])[:: 1 if number % 2 else -1]
+            found: dict[str, list[Time]] = {side: [] for side in sides}
+            for side in sides + sides[::-1]:
+                found[side].append(benches[framework].run(side, steps[framework]))
+            for side, (one, two) in found.items():
+                times[framework][side].append(Time((one.cpu + two.cpu) / 2, (one.wall + two.wall) / 2))
+    check(benches, name)
+    for framework in times:
+        for what in ("cpu", "wall"):
+            print(
+                f"{name}: {framework}: {what}: {', '.join(cells(times[framework], what))}", file=sys.stderr, flush=True
+            )
+    return times
+
+
+def calibrate(bench: Bench | Remote, sides: Sequence[str] | Mapping[str, Any]) -> int:
+    """Warm all sides up; return how many steps make a round long enough."""
+    first = {side: [bench.run(side, 1), bench.run(side, 2)][-1] for side in sides}
+    return max(2, min(100, math.ceil(ROUND / first[PLAIN].wall)))
+
+
+def check(benches: Benches, name: str) -> None:
+    """Compare what all sides have come to."""
+    losses: dict[str, list[float]] = {}
+    for framework, bench in benches.items():
+        found = bench.check()
+        for side, deviation in found["deviation"].items():
+            if not deviation <= SAME_FRAMEWORK:
+                raise ValueError(f"{name}: weights of {framework} {side} differ from the plain ones by {deviation:.1e}")
+        said = ", ".join(f"{side} {deviation:.1e}" for side, deviation in found["deviation"].items())
+        print(f"{name}: {framework}: {len(found['losses'])} steps; deviation from plain: {said}", file=sys.stderr)
+        losses[framework] = found["losses"][:COMPARED_LOSSES]
+        bench.close()
+    first, *others = losses
+    tolerance = OTHER_FRAMEWORK[workloads(True)[name].optimizer]
+    for other in others:
+        for one, two in zip(losses[first], losses[other], strict=True):
+            if not math.isclose(one, two, rel_tol=tolerance):
+                raise ValueError(f"{name}: losses of {first} and {other} differ: {losses[first]}, {losses[other]}")
+
+
+def ratio(times: dict[str, list[Time]], side: str, what: str) -> tuple[float, float, float]:
+    """The quartiles of the ratio to the unscaled step, the median in the middle."""
+    pairs = zip(times[side], times[PLAIN], strict=True)
+    low, middle, high = statistics.quantiles([getattr(one, what) / getattr(two, what) for one, two in pairs], n=4)
+    return low, middle, high
+
+
+def cells(times: dict[str, list[Time]], what: str) -> list[str]:
+    """The milliseconds of the unscaled step, and the ratio of each other way."""
+    plain = 1e3 * statistics.median(getattr(time, what) for time in times[PLAIN])
+    found = [f"{plain:,.2f}" if plain < 100 else f"{plain:,.0f}"]
+    for side in times:
+        if side != PLAIN:
+            low, middle, high = ratio(times, side, what)
+            found.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
+    return found
+
+
+def verdict(times: Times, what: str) -> list[str]:
+    """Whether `gs.Session` costs less than each peer, and less than half of what the rule on the host costs."""
+    ours = ratio(times["onnx"], SESSION, what)[1]
+    found = [f"{100 * (ours - 1):.1f} %"]
+    host = ratio(times["onnx"], HOST, what)[1]
+    found.append("yes" if ours - 1 < (host - 1) / 2 else "no")
+    for framework in times:
+        if framework in INTERPRETERS:
+            [peer] = [ratio(times[framework], side, what)[1] for side in times[framework] if side != PLAIN]
+            found.append("yes" if ours < peer else "no")
+    return found
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def report(found: Mapping[str, Times], what: str) -> str:
+    """The tables of all workloads in one measure, `wall` or `cpu`."""
+    first = next(iter(found.values()))
+    parts = []
+    for framework, times in first.items():
+        header = ["workload", f"{FRAMEWORKS[framework]}, plain, ms", *(side for side in times if side != PLAIN)]
+        parts.append(table(header, [[name, *cells(times[framework], what)] for name, times in found.items()]))
+    if "onnx" in first:
+        asked = [f"below {FRAMEWORKS[framework]}" for framework in first if framework in INTERPRETERS]
+        header = ["workload", "gs.Session adds", "below half of host", *asked]
+        parts.append(table(header, [[name, *verdict(times, what)] for name, times in found.items()]))
+    return "\n\n".join(parts)
+
+
+def machine(benches: Benches, threads: int) -> str:
+    """What it ran on."""
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    versions = [f"Python {platform.python_version()}"]
+    for package in ("onnxruntime-training", "onnxruntime"):
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue  # it has the other one
+    versions += [f"{FRAMEWORKS[name]} {bench.version}" for name, bench in benches.items() if isinstance(bench, Remote)]
+    return f"{len(names)} cores of {names[0]}, {threads} threads; {', '.join(versions)}."
+
+
+def lacking(folder: Path | None, names: Sequence[str]) -> list[str]:
+    """The workloads without all of their graphs in a folder."""
+    if folder is None:
+        return list(names)
+    return [name for name in names if any(not (folder / f"{name}.{part}.onnx").exists() for part in GRAPHS)]
+
+
+def export(python: Path, folder: Path, missing: Sequence[str], rate: str, *, quick: bool) -> None:
+    """Let PyTorch export graphs.
+
+    Raises:
+        RuntimeError: it could not.
+    """
+    command = [str(python), str(EXPORT), str(folder), *missing, "--rate", rate, *(["--quick"] if quick else [])]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the export failed:\n{done.stderr}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", type=Path, metavar="PYTHON")
+    parser.add_argument("--tensorflow", type=Path, metavar="PYTHON")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="+", choices=workloads(True), default=list(workloads(True)), metavar="WORKLOAD")
+    parser.add_argument("--sides", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
+    parser.add_argument("--graphs", type=Path, metavar="FOLDER")
+    parser.add_argument(
+        "--rate",
+        choices=["input", "constant"],
+        default="input",
+        help="what the learning rate is in graphs that are exported here",
+    )
+    parser.add_argument("--spinning", action="store_true", help="let ONNX Runtime's threads spin while they wait")
+    parser.add_argument("--quick", action="store_true", help="tiny models")
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds: quartiles need 2 or more")
+    missing = lacking(options.graphs, options.only) if "onnx" in options.sides else []
+    if missing and options.torch is None:
+        parser.error(
+            f"no graphs of {', '.join(missing)}: --torch names an interpreter with PyTorch, which exports them"
+        )
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.graphs or Path(temporary)
+        if missing:
+            export(options.torch, folder, missing, options.rate, quick=options.quick)
+        benches = start(options, folder)
+        print(machine(benches, options.threads), flush=True)
+        try:
+            found = {name: measure(benches, name, options.rounds) for name in options.only}
+        except ValueError as error:
+            sys.exit(f"step_cost.py: {error}")
+    for what, title in {"cpu": "CPU time of all threads", "wall": "Wall time"}.items():
+        print(f"\n{title}; medians of {options.rounds} rounds, with quartiles:\n\n{report(found, what)}")
+    for bench in benches.values():
+        if isinstance(bench, Remote):
+            bench.end()
+
+
+def start(options: argparse.Namespace, folder: Path) -> dict[str, Bench | Remote]:
+    """The frameworks that are asked for and there."""
+    benches: dict[str, Bench | Remote] = {}
+    if "onnx" in options.sides:
+        benches["onnx"] = Bench(maker(folder, options.threads, spinning=options.spinning), options.quick)
+    for framework, option in INTERPRETERS.items():
+        python = getattr(options, option)
+        if framework not in options.sides:
+            continue
+        if python is None:
+            print(f"Without {FRAMEWORKS[framework]}: --{option} names no interpreter.\n", flush=True)
+            continue
+        benches[framework] = Remote(framework, python, options.threads, options.quick, spinning=options.spinning)
+    return benches
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What is trained: sizes, first weights, batches and optimizers, the same for every framework. Needs numpy alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+
+INITIAL_LOSS_SCALE = 2.0**15
+INCREMENT_PERIOD = 2000
+BATCHES = 4
+SGD_RATE = 0.01
+# Not AdamW's default epsilon of 1e-8: PyTorch's ONNX exporter takes adding that for adding zero, and drops it.
+ADAMW_RATE, BETAS, EPSILON, WEIGHT_DECAY = 1e-4, (0.9, 0.999), 1e-6, 0.01
+RATES = {"sgd": SGD_RATE, "adamw": ADAMW_RATE}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mlp:
+    """A perceptron with ReLU and softmax cross-entropy.
+
+    Attributes:
+        sizes: features, the hidden layers, classes.
+    """
+
+    sizes: tuple[int, ...] = (784, 2048, 2048, 10)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The weights, as PyTorch names and lays them out: [fan_out, fan_in]."""
+        found: dict[str, tuple[int, ...]] = {}
+        for index in range(1, len(self.sizes)):
+            fan_in, fan_out = self.sizes[index - 1], self.sizes[index]
+            found |= {f"fc{index}.weight": (fan_out, fan_in), f"fc{index}.bias": (fan_out,)}
+        return found
+
+    def batch(self, random: np.random.Generator, size: int) -> Arrays:
+        """Features float32 [size, sizes[0]] and classes int64 [size]."""
+        return {
+            "x": random.standard_normal((size, self.sizes[0])).astype(np.float32),
+            "target": random.integers(self.sizes[-1], size=size),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A pre-norm, causal transformer with GELU, learned positions and a head of its own: 25.2 million weights.
+
+    Attributes:
+        vocabulary: the number of tokens.
+        length: tokens of a sequence.
+        width: of the residual stream; the feed-forward layers are four times as wide.
+        heads: of each attention.
+        layers: blocks.
+    """
+
+    vocabulary: int = 6144
+    length: int = 64
+    width: int = 512
+    heads: int = 8
+    layers: int = 6
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The weights, as PyTorch names and lays them out."""
+        width = self.width
+        found: dict[str, tuple[int, ...]] = {
+            "positions": (self.length, width),
+            "tokens.weight": (self.vocabulary, width),
+        }
+        for index in range(self.layers):
+            block = {
+                "norm1.weight": (width,),
+                "norm1.bias": (width,),
+                "attention.qkv.weight": (3 * width, width),
+                "attention.out.weight": (width, width),
+                "attention.out.bias": (width,),
+                "norm2.weight": (width,),
+                "norm2.bias": (width,),
+                "up.weight": (4 * width, width),
+                "up.bias": (4 * width,),
+                "down.weight": (width, 4 * width),
+                "down.bias": (width,),
+            }
+            found |= {f"blocks.{index}.{name}": shape for name, shape in block.items()}
+        last = {"norm.weight": (width,), "norm.bias": (width,)}
+        return found | last | {"head.weight": (self.vocabulary, width), "head.bias": (self.vocabulary,)}
+
+    def batch(self, random: np.random.Generator, size: int) -> Arrays:
+        """Tokens int64 [size, length], and those one later as targets."""
+        text = random.integers(self.vocabulary, size=(size, self.length + 1))
+        return {"tokens": np.ascontiguousarray(text[:, :-1]), "target": np.ascontiguousarray(text[:, 1:])}
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A model, a batch size and an optimizer, `sgd` or `adamw`."""
+
+    name: str
+    model: Mlp | Decoder
+    batch: int
+    optimizer: str
+
+    def weights(self) -> Arrays:
+        """The first weights, float32, drawn anew in each call from one seed."""
+        random, made = np.random.default_rng(0), {}
+        for name, shape in self.model.shapes().items():
+            if "norm" in name:
+                made[name] = np.full(shape, name.endswith("weight"), np.float32)
+            elif name.endswith("bias"):
+                made[name] = np.zeros(shape, np.float32)
+            else:
+                made[name] = (random.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32)
+        return made
+
+    def batches(self) -> list[Arrays]:
+        """What is fed, in turn."""
+        random = np.random.default_rng(1)
+        return [self.model.batch(random, self.batch) for _ in range(BATCHES)]
+
+    def size(self) -> int:
+        """The number of weights."""
+        return sum(int(np.prod(shape)) for shape in self.model.shapes().values())
+
+
+def workloads(quick: bool) -> dict[str, Workload]:
+    """All workloads by name; `quick` makes the models tiny, for a smoke test."""
+    mlp = Mlp((16, 32, 32, 10)) if quick else Mlp()
+    decoder = Decoder(vocabulary=64, length=8, width=16, heads=2, layers=1) if quick else Decoder()
+    made = {}
+    for optimizer in ("sgd", "adamw"):
+        for size in (8, 64, 256):
+            made[f"mlp-{size}-{optimizer}"] = Workload(f"mlp-{size}-{optimizer}", mlp, size, optimizer)
+    for optimizer in ("sgd", "adamw"):
+        name = f"transformer-4-{optimizer}"
+        made[name] = Workload(name, decoder, 4, optimizer)
+    return made

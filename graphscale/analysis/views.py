@@ -1,0 +1,51 @@
+"""Which values may share a buffer, because a runtime hands it on, or removes the node between them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graphscale.analysis.values import constant_tensor
+
+__all__ = ["PURE_VIEWS", "is_fresh", "views_of"]
+
+# ONNX Runtime shares buffers between these and their results.
+PURE_VIEWS = frozenset(
+    {"Flatten", "Identity", "Optional", "OptionalGetElement", "Reshape", "SequenceAt", "SequenceConstruct"}
+    | {"SequenceInsert", "SplitToSequence", "Squeeze", "Transpose", "Unsqueeze"}
+)
+# It removes these where they change nothing: casts to the same type and back, slices of everything, sums of one.
+_VIEWS = frozenset(
+    {"Cast", "Clip", "Concat", "ConcatFromSequence", "Dropout", "Expand", "Loop", "Max", "Mean", "Min", "Pad"}
+    | {"Scan", "Slice", "Split", "Sum", "Tile"}
+)
+# And these where their condition is a constant.
+_SELECTIONS = frozenset({"If", "Where"})
+# And these with a constant that changes nothing.
+_FACTORS = frozenset({"Add", "Div", "Mul", "Sub"})
+
+
+def views_of(node: ir.Node, index: int) -> list[ir.Value]:
+    """The results of a node that may be in the buffer of one of its operands, because a runtime may remove the node."""
+    if node.domain != "":
+        return []
+    if node.op_type in _FACTORS and len(node.inputs) == 2:
+        other = node.inputs[1 - index]
+        return list(node.outputs) if other is not None and constant_tensor(other) is not None else []
+    if node.op_type in _SELECTIONS:
+        condition = node.inputs[0]
+        return list(node.outputs) if condition is not None and constant_tensor(condition) is not None else []
+    return list(node.outputs) if node.op_type in PURE_VIEWS or node.op_type in _VIEWS else []
+
+
+def is_fresh(value: ir.Value, depth: int = 8) -> bool:
+    """Whether a value is computed into a buffer of its own: it is no input, and no view of another value.
+
+    Of a select whose condition is a constant, what it may choose must be fresh.
+    """
+    node = value.producer()
+    if node is None or node.domain != "" or depth == 0:
+        return False
+    viewed = [v for i, v in enumerate(node.inputs) if v is not None and views_of(node, i)]
+    if node.op_type == "Where":
+        return all(is_fresh(v, depth - 1) for v in viewed if v is not node.inputs[0])
+    return not viewed

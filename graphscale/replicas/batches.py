@@ -1,0 +1,100 @@
+"""Each replica's share of the data: its part of every batch, of which it alone reads the samples."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from graphscale.errors import TrainingError
+from graphscale.training.arrays import load_npz
+from graphscale.training.data import Batches, Data
+
+__all__ = ["Share", "map_npz"]
+
+_LOCAL_HEADER = 30  # bytes of a zip file's header of a member, before its name
+
+
+class Share(Batches):
+    """The batches of a run, of which this replica has a part: the run is that of one process, with any number of them.
+
+    Sample for sample, the parts of all replicas are the batch that one process would have. What is left at the end of
+    an epoch is a smaller batch; samples of it that cannot be divided are left out.
+
+    Args:
+        data: the samples.
+        size: the batch size, of all replicas together; None for the one that the step fixes for each, or 32.
+        seed: of the order, 0 or more.
+        shuffle: whether to shuffle.
+        rank: the number of this replica, from 0.
+        replicas: how many there are.
+
+    Raises:
+        TrainingError: the size cannot be divided among the replicas, or there are too few samples.
+    """
+
+    def __init__(self, data: Data, size: int | None, seed: int, shuffle: bool, rank: int, replicas: int) -> None:
+        fixed = data.batch_size
+        if fixed is not None and size not in (None, fixed * replicas):
+            raise TrainingError(
+                f"--batch-size {size}: the inputs of the step have a fixed batch of {fixed}, and {replicas} replicas "
+                f"take {fixed * replicas} samples together"
+            )
+        super().__init__(data, fixed if fixed is not None else size, seed, shuffle)
+        self._rank, self._replicas = rank, replicas
+        self.size = self.size if fixed is None else fixed * replicas
+        if self.size % replicas:
+            below = self.size - self.size % replicas
+            fitting = f"{below} or {below + replicas}" if below else str(replicas)
+            raise TrainingError(f"--batch-size {self.size} cannot be divided among {replicas} replicas; take {fitting}")
+        rest = data.samples % self.size
+        self.per_epoch = data.samples // self.size + (fixed is None and rest >= replicas)
+        if self.per_epoch == 0:
+            raise TrainingError(f"the data has {data.samples} samples, too few for a batch of {replicas} replicas")
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray[Any, Any]]:
+        """This replica's part of the batch of this number."""
+        epoch, position = divmod(number, self.per_epoch)
+        chosen = self._epoch(epoch)[position * self.size : (position + 1) * self.size]
+        share = len(chosen) // self._replicas
+        own = chosen[self._rank * share : (self._rank + 1) * share]
+        return {name: np.asarray(array[own]) for name, array in self.data.arrays.items()}
+
+
+def map_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of an .npz file, mapped into memory where `numpy.savez` wrote them: what is not used is not read.
+
+    Compressed arrays are read whole.
+
+    Raises:
+        TrainingError: the file is missing, damaged, of another kind, or holds Python objects.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
+            members = archive.infolist()
+            if archive.testzip() is not None or any(m.compress_type != zipfile.ZIP_STORED for m in members):
+                return load_npz(path)
+            return {_array_name(m.filename): _mapped(path, file, m) for m in members}
+    except (OSError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile):
+        return load_npz(path)  # which says what is wrong
+
+
+def _array_name(member: str) -> str:
+    return member.removesuffix(".npy")
+
+
+def _mapped(path: str | os.PathLike[str], file: Any, member: zipfile.ZipInfo) -> np.ndarray[Any, Any]:
+    file.seek(member.header_offset)
+    header = file.read(_LOCAL_HEADER)
+    name, extra = int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
+    file.seek(member.header_offset + _LOCAL_HEADER + name + extra)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError("an .npy format that is not read here")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject or not dtype.isnative or 0 in shape or shape == ():
+        raise ValueError("an array that is better read whole")
+    return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")

@@ -1,0 +1,290 @@
+"""Where a scaled step is cut: at its gradients, which the marks of its nodes tell, and by what depends on what.
+
+The first half is what the gradients are computed from, and whatever else depends on the batch: the loss, metrics. The
+second half is what depends on the gradients, and what is the same on every replica: bias corrections, a learning rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import onnx_ir as ir
+
+from graphscale.analysis.hazards import ancestors
+from graphscale.analysis.values import is_float, is_scalar, main_node, main_nodes, node_name, operands_of
+from graphscale.marks import PASS_KEY
+from graphscale.metadata import Stamp
+from graphscale.replicas.errors import SplitError
+
+__all__ = ["Cut", "find_cut"]
+
+_UNSCALE, _CHECK, _ORDER = "unscale-gradients", "check-finite", "order-writes"
+_RANDOM = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+_NEAR = 64  # values between a share of a gradient and the whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How a step falls into two halves. Nodes are told by their position in the graph, values by their names.
+
+    Attributes:
+        gradients: what is cut, in the order in which a backward pass gives them.
+        first: the nodes of the first half.
+        second: the nodes of the second half; what both need and every replica has is in both.
+        average: values of the first half that the second reads, or outputs, of which replicas take the mean.
+        local: other values of the first half that the second reads, as they are.
+        outputs: the outputs of the graph that the first half gives.
+        kept: the outputs of the graph that the second half gives.
+        depth: for each gradient, how many nodes are computed one after the other until it is there.
+    """
+
+    gradients: tuple[str, ...]
+    first: frozenset[int]
+    second: frozenset[int]
+    average: tuple[str, ...]
+    local: tuple[str, ...]
+    outputs: tuple[str, ...]
+    kept: tuple[str, ...]
+    depth: Mapping[str, int]
+
+
+def find_cut(model: ir.Model, stamp: Stamp, name: str) -> Cut:
+    """Find out where a scaled step is cut.
+
+    Args:
+        model: the step.
+        stamp: what it says of its scaling.
+        name: what to call it in messages.
+
+    Raises:
+        SplitError: it has no updates, or it cannot be cut.
+    """
+    return _Finder(model.graph, stamp, name).cut()
+
+
+class _Finder:
+    def __init__(self, graph: ir.Graph, stamp: Stamp, name: str) -> None:
+        self.graph, self.name = graph, name
+        self.nodes = list(graph)
+        self.owners = main_nodes(graph)
+        self.operands = {node: operands_of(node) for node in self.nodes}
+        self.states = {*stamp.state, *(state["input"] for state in stamp.report["state"])}
+        self.next = set(stamp.state.values())
+        scale = {stamp.names.get("loss_scale"), *(s["input"] for s in stamp.report["state"] if _of_scale(s["how"]))}
+        if not self.states - scale:
+            raise SplitError(
+                f"{name} has no updates: its gradients leave it as outputs, and nothing in it applies them; split a "
+                "step with its optimizer inside (graphscale fuse puts an artifact folder into one)"
+            )
+        if stamp.report.get("accumulators"):
+            raise SplitError(
+                f"{name} adds its gradients up in accumulators, for an optimizer in another graph; graphscale fuse "
+                "makes one step of both"
+            )
+
+    def cut(self) -> Cut:
+        gradients = self._gradients()
+        before = ancestors(*gradients)
+        self._refuse_early_writes(before)
+        late = self._after(gradients)
+        stray = before & late
+        if stray:
+            raise SplitError(f"{self.name} cannot be cut: the gradients depend on one another at {_first_of(stray)}")
+        batch = {value for node in before for value in self.operands[node] if self._is_fed(value)}
+        local = self._local(batch, late)
+        first = before | {value.producer() for value in local if value.producer() is not None}
+        second, crossing = self._second(gradients, late, local)
+        self._refuse_random(second)
+        reaching = self._reaching_state(second, gradients)
+        average = [v for v in crossing if is_float(v) and (v in reaching or is_scalar(v))]
+        strays = [v for v in crossing if v in reaching and v not in average and not _orders(v)]
+        if strays:
+            node = strays[0].producer()
+            raise SplitError(
+                f"{self.name} cannot be cut: the next state depends on {strays[0].name!r} of "
+                f"{'an input' if node is None else node_name(node)!r}, which is no gradient, differs from replica to "
+                "replica, and is no floating-point number of which a mean could be taken"
+            )
+        outputs = [v for v in self.graph.outputs if v in local and v.name not in self.next]
+        metrics = [v for v in outputs if is_float(v) and is_scalar(v)]
+        index = {node: i for i, node in enumerate(self.nodes)}
+        depth = self._depths(before)
+        ordered = sorted(gradients, key=lambda value: depth[value])
+        return Cut(
+            tuple(_named(ordered)),
+            frozenset(index[node] for node in first if node is not None),
+            frozenset(index[node] for node in second),
+            tuple(dict.fromkeys(_named((*average, *metrics)))),
+            tuple(_named(v for v in crossing if v not in average)),
+            tuple(_named(outputs)),
+            tuple(_named(v for v in self.graph.outputs if v not in outputs)),
+            {value.name or "": depth[value] for value in ordered},
+        )
+
+    def _gradients(self) -> list[ir.Value]:
+        """The unscaled gradients as others read them, the whole one where a gradient is a sum of shares."""
+        unscale = {node for node in self.nodes if node.metadata_props.get(PASS_KEY) == _UNSCALE}
+        found = [
+            self._wide(value, unscale)
+            for node in self.nodes
+            if node in unscale
+            for value in node.outputs
+            if value.is_graph_output() or any(reader not in unscale for reader in self._readers(value))
+        ]
+        found = list(dict.fromkeys(found))
+        if not found:
+            raise SplitError(f"{self.name} cannot be cut: none of its nodes is marked as one that unscales a gradient")
+        after = self._after(found)
+        found = [value for value in found if value.producer() not in after]
+        wholes = [
+            value
+            for node in self.nodes
+            if node.metadata_props.get(PASS_KEY) == _CHECK
+            for value in self.operands[node]
+            if (producer := value.producer()) in after and producer.metadata_props.get(PASS_KEY) != _CHECK
+        ]
+        for whole in dict.fromkeys(wholes):
+            shares = [value for value in found if self._leads_only_to(value, whole)]
+            if shares:
+                found = [value for value in found if value not in shares] + [whole]
+        after = self._after(found)
+        return [value for value in found if value.producer() not in after]
+
+    def _wide(self, value: ir.Value, unscale: set[ir.Node]) -> ir.Value:
+        """What a narrow copy of a quotient was cast from."""
+        node = value.producer()
+        assert node is not None
+        source = node.inputs[0] if node.op_type == "Cast" and node.inputs else None
+        producer = None if source is None else source.producer()
+        return source if source is not None and producer in unscale else value
+
+    def _leads_only_to(self, share: ir.Value, whole: ir.Value) -> bool:
+        pending, seen = [share], {share}
+        while pending:
+            value = pending.pop()
+            readers = self._readers(value)
+            if value.is_graph_output() or not readers or len(seen) > _NEAR:
+                return False
+            for output in (output for reader in readers for output in reader.outputs):
+                if output is not whole and output not in seen:
+                    seen.add(output)
+                    pending.append(output)
+        return True
+
+    def _readers(self, value: ir.Value) -> list[ir.Node]:
+        return [main_node(self.owners, node) for node, _ in value.uses()]
+
+    def _is_fed(self, value: ir.Value) -> bool:
+        return value.is_graph_input() and value.name not in self.states
+
+    def _after(self, values: Iterable[ir.Value]) -> set[ir.Node]:
+        """The nodes that depend on one of these values."""
+        found, reached = set(), set(values)
+        for node in self.nodes:
+            if any(operand in reached for operand in self.operands[node]):
+                found.add(node)
+                reached.update(node.outputs)
+        return found
+
+    def _local(self, batch: set[ir.Value], late: set[ir.Node]) -> set[ir.Value]:
+        """What differs from replica to replica before the gradients are reduced."""
+        found = set(batch)
+        for node in self.nodes:
+            if node not in late and (_is_random(node) or any(operand in found for operand in self.operands[node])):
+                found.update(node.outputs)
+        return found
+
+    def _second(
+        self, gradients: list[ir.Value], late: set[ir.Node], local: set[ir.Value]
+    ) -> tuple[set[ir.Node], list[ir.Value]]:
+        """The nodes of the second half, and the values of the first that it reads beside the gradients."""
+        sinks = [node for node in self.nodes if not any(v.is_graph_output() or v.uses() for v in node.outputs)]
+        roots = [v for node in (*late, *sinks) if not self._is_local(node, local) for v in node.outputs]
+        roots += [v for v in self.graph.outputs if v not in local or v.name in self.next]
+        second: set[ir.Node] = set()
+        crossing: dict[ir.Value, None] = {}
+        pending, seen = roots, {*roots, *gradients}
+        while pending:
+            value = pending.pop()
+            node = value.producer()
+            if node is None or value in gradients:
+                continue
+            if node not in late and value in local:
+                crossing[value] = None
+                continue
+            second.add(node)
+            pending += [operand for operand in self.operands[node] if operand not in seen]
+            seen.update(self.operands[node])
+        order = {value: i for i, value in enumerate(v for node in self.nodes for v in node.outputs)}
+        return second, sorted(crossing, key=lambda value: order[value])
+
+    def _is_local(self, node: ir.Node, local: set[ir.Value]) -> bool:
+        return any(value in local for value in node.outputs)
+
+    def _reaching_state(self, second: set[ir.Node], gradients: list[ir.Value]) -> set[ir.Value]:
+        """The values that the next state depends on, back to where the second half begins."""
+        pending = [v for v in self.graph.outputs if v.name in self.next]
+        pending += [
+            v for node in second if not any(o.is_graph_output() or o.uses() for o in node.outputs) for v in node.outputs
+        ]
+        found = set(pending)
+        while pending:
+            node = pending.pop().producer()
+            if node in second:
+                pending += [value for value in self.operands[node] if value not in found]
+                found.update(self.operands[node])
+        return found
+
+    def _refuse_early_writes(self, before: set[ir.Node]) -> None:
+        for node in before:
+            state = node.inputs[0] if node.inputs else None
+            written = node.op_type.startswith("InPlaceAccumulator") or node.op_type.endswith("Optimizer")
+            if written and state is not None and (state.is_graph_input() or state.is_initializer()):
+                raise SplitError(
+                    f"{self.name} cannot be cut: {node_name(node)!r} writes {state.name!r} in place before the "
+                    "gradients are whole; scale it for the target onnx, or without accumulation"
+                )
+
+    def _refuse_random(self, second: set[ir.Node]) -> None:
+        drawn = [node for node in second if _is_random(node)]
+        if drawn:
+            raise SplitError(
+                f"{self.name} cannot be cut: {_first_of(drawn)} draws random numbers in the update, and each replica "
+                "would draw others; feed them instead"
+            )
+
+    def _depths(self, before: set[ir.Node]) -> dict[ir.Value, int]:
+        depth: dict[ir.Value, int] = {}
+        for node in self.nodes:
+            if node in before:
+                own = 1 + max((depth.get(operand, 0) for operand in self.operands[node]), default=0)
+                depth.update((value, own) for value in node.outputs)
+        return depth
+
+
+def _of_scale(how: str) -> bool:
+    return how in ("state of the loss scale", "telemetry")
+
+
+def _orders(value: ir.Value) -> bool:
+    """Whether a flag is there for the order of execution alone, and has the same value always."""
+    node = value.producer()
+    return node is not None and node.metadata_props.get(PASS_KEY) == _ORDER
+
+
+def _is_random(node: ir.Node) -> bool:
+    if node.op_type not in _RANDOM or node.domain not in ("", "com.microsoft"):
+        return False
+    # Dropout draws where it is told that this is training.
+    return node.op_type != "Dropout" or len(node.inputs) > 2
+
+
+def _first_of(nodes: Iterable[ir.Node]) -> str:
+    return repr(min(node_name(node) for node in nodes))
+
+
+def _named(values: Iterable[ir.Value]) -> list[str]:
+    return [value.name or "" for value in values]

@@ -1,0 +1,114 @@
+"""Buckets as outputs and inputs of graphs: flattened gradients, concatenated, and taken apart again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.analysis.values import uses_of
+from graphscale.editing import Editor, replace_reads
+from graphscale.replicas.buckets import Bucket, Gradient, Segment
+from graphscale.replicas.halves import MARK
+
+__all__ = ["pack", "unpack"]
+
+
+def pack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gradient]) -> None:
+    """Let a graph give buckets in place of the gradients in them.
+
+    Before: `dw (output), db (output)`
+    After:  `gradients.0 = Concat(Reshape(dw, [-1]), Reshape(db, [-1]))`
+
+    Args:
+        graph: the first half, or a stage of it, which is changed.
+        buckets: those that it gives.
+        gradients: all gradients, by name.
+    """
+    editor = Editor(graph)
+    values = {value.name: value for value in graph.outputs}
+    flat: dict[str, ir.Value] = {}
+    results = []
+    for bucket in buckets:
+        parts = [_part(editor, values, flat, gradients[segment.gradient], segment) for segment in bucket.segments]
+        outputs = [(bucket.name, bucket.dtype, ir.Shape([bucket.elements]))]
+        results.append(editor.node(MARK, "Concat", parts, outputs, attributes={"axis": 0}).outputs[0])
+    rest = [value for value in graph.outputs if value.name not in flat]
+    graph.outputs.clear()
+    graph.outputs.extend([*results, *rest])
+
+
+def unpack(
+    graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gradient], given: Mapping[str, str]
+) -> None:
+    """Let a graph take buckets in place of the gradients in them.
+
+    Before: `dw (input), db (input)`
+    After:  `dw = Reshape(Slice(gradients.0, 0, 640), [10, 64]); db = Reshape(Slice(gradients.0, 640, 650), [10])`
+
+    Args:
+        graph: the second half, which is changed.
+        buckets: all buckets.
+        gradients: all gradients, by name.
+        given: the inputs that are called otherwise than their gradients.
+    """
+    editor = Editor(graph)
+    inputs_by_name = {value.name: value for value in graph.inputs}
+    old = {name: inputs_by_name[given.get(name, name)] for name in gradients}
+    parts: dict[str, list[ir.Value]] = {}
+    inputs = []
+    for bucket in buckets:
+        name = editor.unique(bucket.name)
+        whole = ir.Value(name=name, type=ir.TensorType(bucket.dtype), shape=ir.Shape([bucket.elements]))
+        inputs.append(whole)
+        begin = 0
+        for segment in bucket.segments:
+            end = begin + segment.end - segment.begin
+            part = _slice(editor, whole, begin, end) if end - begin < bucket.elements else whole
+            parts.setdefault(segment.gradient, []).append(part)
+            begin = end
+    for name, pieces in parts.items():
+        gradient, before = gradients[name], old[name]
+        uses = uses_of(before)
+        flat = pieces[0]
+        if len(pieces) > 1:
+            outputs = [(f"{name}.flat", gradient.dtype, ir.Shape([gradient.elements]))]
+            flat = editor.node(MARK, "Concat", pieces, outputs, attributes={"axis": 0}).outputs[0]
+        shape = _numbers(editor, gradient.shape)
+        outputs = [(f"{name}.reduced", gradient.dtype, ir.Shape(gradient.shape))]
+        new = editor.node(MARK, "Reshape", [flat, shape], outputs).outputs[0]
+        replace_reads(before, new, uses)
+    taken = set(old.values())
+    rest = [value for value in graph.inputs if value not in taken]
+    graph.inputs.clear()
+    graph.inputs.extend([*rest, *inputs])
+    graph.sort()
+
+
+def _part(
+    editor: Editor,
+    values: Mapping[str | None, ir.Value],
+    flat: dict[str, ir.Value],
+    gradient: Gradient,
+    segment: Segment,
+) -> ir.Value:
+    row = flat.get(gradient.name)
+    if row is None:
+        outputs = [(f"{gradient.name}.flat", gradient.dtype, ir.Shape([gradient.elements]))]
+        row = editor.node(MARK, "Reshape", [values[gradient.name], _numbers(editor, [-1])], outputs).outputs[0]
+        flat[gradient.name] = row
+    whole = segment.end - segment.begin == gradient.elements
+    return row if whole else _slice(editor, row, segment.begin, segment.end)
+
+
+def _slice(editor: Editor, row: ir.Value, begin: int, end: int) -> ir.Value:
+    inputs = [row, _numbers(editor, [begin]), _numbers(editor, [end])]
+    outputs = [(f"{row.name}.{begin}", row.dtype, ir.Shape([end - begin]))]
+    return editor.node(MARK, "Slice", inputs, outputs).outputs[0]
+
+
+def _numbers(editor: Editor, numbers: Sequence[int]) -> ir.Value:
+    name = f"graphscale/{MARK}.{'x'.join(map(str, numbers))}"
+    existing = editor.graph.initializers.get(name)
+    return existing if existing is not None else editor.constant(name, np.asarray(numbers, dtype=np.int64))

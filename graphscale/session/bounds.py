@@ -1,0 +1,154 @@
+"""Knowing that gradients are finite without reading them, and unscaling them before they are large.
+
+A gradient dw = MatMul(x, dy) has no element larger than the sum of all |x| times the sum of all |dy|, and neither has a
+part of its sums (the triangle inequality). Where that is far below the largest float32 number, dw is finite: x and dy
+are the activations of a batch, and smaller than the weights. Then dy can be divided by the loss scale instead of dw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.analysis.values import uses_of
+from graphscale.editing import Editor, replace_reads
+from graphscale.marks import PASS_KEY, SELECTION
+from graphscale.session.bounded import Bounded, Check
+
+__all__ = ["bound_gradients"]
+
+NAME = "session-bounds"
+_SAFE = 1e36  # far enough below 3.4e38 for the rounding of the sums
+_FLAG, _REAL = ir.DataType.BOOL, ir.DataType.FLOAT
+
+
+class _Nodes:
+    """Creates nodes whose results are scalars, or of the shape of an operand, in a graph or to be put into a branch."""
+
+    def __init__(self, editor: Editor, nodes: list[ir.Node] | None = None) -> None:
+        self._editor, self._nodes = editor, nodes
+
+    def op(
+        self, op_type: str, *inputs: ir.Value, like: ir.Value | None = None, dtype: ir.DataType = _REAL, **options: Any
+    ) -> ir.Value:
+        shape = ir.Shape([]) if like is None else like.shape
+        result = ir.Value(name=self._editor.unique(f"bound.{op_type}"), type=ir.TensorType(dtype), shape=shape)
+        node = ir.node(op_type, inputs, outputs=[result], attributes=options, metadata_props={PASS_KEY: NAME})
+        node.name = self._editor.unique(f"graphscale/{NAME}/{result.name}")
+        if self._nodes is None:
+            self._editor.graph.append(node)
+        else:
+            self._nodes.append(node)
+        return result
+
+
+def bound_gradients(graph: ir.Graph, check: Check, step: ir.Node, found: Sequence[Bounded]) -> None:
+    """Test gradients by the bounds of the operands that they come from.
+
+    Before: `dw = Mul(MatMul(x, dy), inverse); finite = ...(dw)`
+            `w.next = If <then: f(dw); else: w> (finite)`
+    After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); raw = MatMul(x, Mul(dy, Where(fits, inverse, 1)))`
+            `finite, w.next = If <then: True, f(raw);`
+            `                     else: dw = Mul(raw, Where(fits, 1, inverse)); ok = ...(dw);`
+            `                           ok, If <then: f(dw); else: w> (ok)> (fits)`
+
+    Args:
+        graph: the main graph, which is changed.
+        check: the finite check.
+        step: the If that applies a step or leaves the state as it was.
+        found: the gradients to treat so.
+    """
+    editor = Editor(graph)
+    outer = _Nodes(editor)
+    one = _number(editor, "graphscale/bounds.one", 1.0)
+    limit = _number(editor, "graphscale/bounds.limit", _SAFE)
+    sums: dict[ir.Value, ir.Value] = {}
+    bounds, flags = [], []
+    for gradient in found:
+        for value in gradient.operands:
+            if value not in sums:
+                sums[value] = outer.op("ReduceL1", value, keepdims=0)
+        bound = outer.op("Mul", *(sums[value] for value in gradient.operands))
+        fits = outer.op("Less", bound, limit, dtype=_FLAG)
+        node, index = gradient.cotangent
+        cotangent = node.inputs[index]
+        assert cotangent is not None
+        node.replace_input_with(
+            index, outer.op("Mul", cotangent, outer.op("Where", fits, gradient.inverse, one), like=cotangent)
+        )
+        bounds.append(bound)
+        flags.append(fits)
+        check.leave_out(gradient)
+    # A sum below the limit has only terms below it; what is no number is below nothing.
+    fits = outer.op("Less", outer.op("Sum", *bounds), limit, dtype=_FLAG)
+    at_once = outer.op("And", fits, check.decision, dtype=_FLAG)
+    then, keep = (step.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
+    otherwise = _exact_branch(editor, check, found, flags, one, then.clone(allow_outer_scope_values=True), keep)
+    for gradient in found:
+        unscaled = gradient.product.outputs[0]
+        replace_reads(unscaled, gradient.scaled, [use for use in uses_of(unscaled) if use.node.graph is then])
+    inside: list[ir.Node] = []
+    then.outputs.insert(0, _Nodes(editor, inside).op("Identity", at_once, dtype=_FLAG))
+    then.extend(inside)
+    outputs = [("finite", _FLAG, ir.Shape([])), *((f"{v.name}.bound", v.dtype, v.shape) for v in step.outputs)]
+    branches = {"then_branch": then, "else_branch": otherwise}
+    node = editor.node(NAME, "If", [at_once], outputs, attributes=branches)
+    node.metadata_props[SELECTION] = NAME
+    for old, new in zip(step.outputs, node.outputs[1:], strict=True):
+        replace_reads(old, new, uses_of(old))
+        if old.is_graph_output():
+            editor.take_over_output(old, new, "selected")
+    graph.remove(step, safe=True)
+    check.hand_over(editor, node.outputs[0], otherwise)
+    for gradient in found:
+        graph.remove(gradient.product, safe=True)
+    graph.sort()
+
+
+def _exact_branch(
+    editor: Editor,
+    check: Check,
+    found: Sequence[Bounded],
+    flags: Sequence[ir.Value],
+    one: ir.Value,
+    apply: ir.Graph,
+    keep: ir.Graph,
+) -> ir.Graph:
+    """The branch that unscales and tests the gradients themselves."""
+    nodes: list[ir.Node] = []
+    make = _Nodes(editor, nodes)
+    probes = []
+    for gradient, fits in zip(found, flags, strict=True):
+        rest = make.op("Where", fits, one, gradient.inverse)
+        unscaled = make.op("Mul", gradient.scaled, rest, like=gradient.scaled)
+        old = gradient.product.outputs[0]
+        replace_reads(old, unscaled, [use for use in uses_of(old) if use.node.graph is apply])
+        probes.append(make.op("ReduceSum", make.op("Mul", unscaled, check.zero, like=unscaled), keepdims=0))
+    bad = make.op("IsNaN", make.op("Sum", *probes), dtype=_FLAG)
+    finite = make.op("And", check.decision, make.op("Not", bad, dtype=_FLAG), dtype=_FLAG)
+    _rename(editor, apply)
+    results = [
+        ir.Value(name=editor.unique(f"{value.name}.exact"), type=value.type, shape=value.shape)
+        for value in apply.outputs
+    ]
+    attributes = {"then_branch": apply, "else_branch": keep}
+    mark = {PASS_KEY: NAME, SELECTION: NAME}
+    node = ir.node("If", [finite], attributes=attributes, outputs=results, metadata_props=mark)
+    node.name = editor.unique(f"graphscale/{NAME}/exact")
+    return ir.Graph([], [finite, *results], nodes=[*nodes, node], name=f"{NAME}.exact")
+
+
+def _rename(editor: Editor, graph: ir.Graph) -> None:
+    """Give the nodes and values of a copy names of their own."""
+    for node in graph:
+        node.name = editor.unique(node.name or "node")
+        for value in node.outputs:
+            value.name = editor.unique(value.name or "value")
+
+
+def _number(editor: Editor, name: str, number: float) -> ir.Value:
+    found = editor.graph.initializers.get(name)
+    return editor.constant(name, np.asarray(number, dtype=np.float32)) if found is None else found

@@ -1,0 +1,46 @@
+"""A step as the CPU provider of ONNX Runtime runs it fastest, in a session's private copy of the graph.
+
+Every rewrite gives the same step, bit for bit; which ones pay was measured (benchmarks/step_cost.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import onnx_ir as ir
+
+from graphscale.loss_scale import get
+from graphscale.session.bounded import bounded_gradients, find_check
+from graphscale.session.bounds import bound_gradients
+from graphscale.session.factors import keeps_to_powers_of_two, multiply_by_reciprocal, multiply_first
+from graphscale.session.probes import probe_at_once
+from graphscale.session.selection import select_step
+
+__all__ = ["lower_for_cpu"]
+
+
+def lower_for_cpu(
+    graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value | None], scale: ir.Value | None, policy: Any
+) -> None:
+    """Rewrite a scaled step for a CPU.
+
+    Args:
+        graph: the main graph, which is changed.
+        decision: whether the step is applied, a scalar bool value.
+        outputs: the next values of states.
+        scale: the loss scale, a value of the graph.
+        policy: its config.
+    """
+    exact = keeps_to_powers_of_two(get(policy))
+    if exact:
+        multiply_first(graph)
+        multiply_by_reciprocal(graph)
+    probe_at_once(graph)
+    step = select_step(graph, decision, outputs)
+    if step is None or scale is None or not exact:
+        return
+    check = find_check(graph, decision, step)
+    found = [] if check is None else bounded_gradients(graph, check, scale, step)
+    if check is not None and found:
+        bound_gradients(graph, check, step, found)

@@ -1,0 +1,128 @@
+"""The finite check as a CPU does it fastest: large gradients are read once, nothing is written, small ones share.
+
+0 * x is 0 for a finite x and NaN otherwise, and so is the sum of all 0 * x, in whatever order it is formed: a product
+of matrices with zeros forms it without writing the products down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.analysis.types import dtype_of
+from graphscale.analysis.values import uses_of
+from graphscale.bound import CHECK
+from graphscale.editing import PASS_KEY, Editor
+
+__all__ = ["probe_at_once"]
+
+NAME = "session-probes"
+_SMALL = 2**13  # elements: below, a node costs more than its work
+_COLUMNS = 2**10  # of a matrix that a gradient which is none is taken for
+
+
+def probe_at_once(graph: ir.Graph) -> None:
+    """Let large gradients be probed by a product with zeros, and all small ones together.
+
+    Before: `dw.probe = ReduceSum(Mul(dw, 0)); db.probe = ReduceSum(Mul(db, 0)); dc.probe = ReduceSum(Mul(dc, 0))`
+    After:  `dw.probe = ReduceSum(MatMul(zeros, dw)); small.probe = ReduceSum(Mul(Concat(db, dc), 0))`
+
+    Args:
+        graph: the main graph, which is changed. What `check-finite` has not put into it stays as it is.
+    """
+    editor = Editor(graph)
+    small: list[tuple[ir.Node, ir.Node]] = []
+    for product in tuple(graph):
+        total = _total(product)
+        if total is None:
+            continue
+        if math.prod(_shape(product)) >= _SMALL:
+            _probe(editor, product, total)
+        elif _leads_to_the_sum(total):
+            small.append((product, total))
+    if len(small) > 1:
+        _probe_together(editor, small)
+
+
+def _total(product: ir.Node) -> ir.Node | None:
+    """The sum of a product with zero that the finite check has put into the graph."""
+    if product.metadata_props.get(PASS_KEY) != CHECK or product.op_type != "Mul":
+        return None
+    gradient, uses = product.inputs[0], uses_of(product.outputs[0])
+    if gradient is None or gradient.shape is None or not gradient.shape.is_static() or len(uses) != 1:
+        return None
+    if math.prod(gradient.shape.numpy()) == 0:
+        return None
+    reader = uses[0].node
+    return reader if reader.op_type == "ReduceSum" and len(reader.inputs) == 1 else None
+
+
+def _leads_to_the_sum(total: ir.Node) -> bool:
+    """Whether a probe is a term of the sum of all probes, and nothing else: telemetry reads it, for example."""
+    uses = uses_of(total.outputs[0])
+    return len(uses) == 1 and uses[0].node.op_type == "Sum" and uses[0].node.metadata_props.get(PASS_KEY) == CHECK
+
+
+def _shape(product: ir.Node) -> tuple[int, ...]:
+    gradient = product.inputs[0]
+    assert gradient is not None and gradient.shape is not None
+    return gradient.shape.numpy()
+
+
+def _probe(editor: Editor, product: ir.Node, total: ir.Node) -> None:
+    """Probe a large gradient as the matrix that it is, or that it can be taken for."""
+    gradient, shape = product.inputs[0], _shape(product)
+    assert gradient is not None
+    rows, columns = shape if len(shape) == 2 else _matrix(math.prod(shape))
+    if len(shape) != 2:
+        gradient = _reshaped(editor, gradient, [rows, columns], product)
+    dtype = dtype_of(product.outputs[0])
+    zeros = _constant(editor, f"zeros.{dtype.name.lower()}.{rows}", np.zeros((1, rows), dtype.numpy()))
+    outputs = [(f"{gradient.name}.sums", dtype, [1, columns])]
+    sums = editor.node(NAME, "MatMul", [zeros, gradient], outputs, at=("before", product))
+    total.replace_input_with(0, sums.outputs[0])
+    editor.graph.remove(product, safe=True)
+
+
+def _matrix(size: int) -> tuple[int, int]:
+    """Rows and columns for so many elements: the number of columns divides it, and is not far from a thousand."""
+    columns = next(c for c in range(min(_COLUMNS, size), 0, -1) if size % c == 0)
+    return size // columns, columns
+
+
+def _probe_together(editor: Editor, small: Sequence[tuple[ir.Node, ir.Node]]) -> None:
+    """Probe small gradients as one vector."""
+    product, total = small[-1]
+    flat = []
+    for other, _ in small:
+        gradient, shape = other.inputs[0], _shape(other)
+        assert gradient is not None
+        flat.append(gradient if len(shape) == 1 else _reshaped(editor, gradient, [math.prod(shape)], product))
+    count = sum(math.prod(_shape(other)) for other, _ in small)
+    outputs = [("small_gradients", ir.DataType.FLOAT, [count])]
+    joined = editor.node(NAME, "Concat", flat, outputs, attributes={"axis": 0}, at=("before", product))
+    product.replace_input_with(0, joined.outputs[0])
+    product.outputs[0].shape = ir.Shape([count])
+    others = [node for pair in small[:-1] for node in pair]
+    reader = uses_of(total.outputs[0])[0].node
+    kept = [value for value in reader.inputs if value is not None and value.producer() not in others]
+    reader.resize_inputs(len(kept))
+    for index, value in enumerate(kept):
+        reader.replace_input_with(index, value)
+    editor.graph.remove(others, safe=True)
+
+
+def _reshaped(editor: Editor, value: ir.Value, shape: Sequence[int], before: ir.Node) -> ir.Value:
+    name = "shape." + "x".join(map(str, shape))
+    wanted = _constant(editor, name, np.asarray(shape, dtype=np.int64))
+    outputs = [(f"{value.name}.reshaped", value.dtype, shape)]
+    return editor.node(NAME, "Reshape", [value, wanted], outputs, at=("before", before)).outputs[0]
+
+
+def _constant(editor: Editor, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
+    found = editor.graph.initializers.get(f"graphscale/{NAME}.{name}")
+    return editor.constant(f"graphscale/{NAME}.{name}", array) if found is None else found

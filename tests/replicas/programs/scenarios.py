@@ -1,0 +1,167 @@
+"""What goes wrong among replicas: FOLDER SCENARIO. Each rank writes what it was told to FOLDER/said-RANK."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import graphscale as gs
+from tests.replicas.steps import DIGITS, digits_batches, digits_state, scaled
+
+COMM = MPI.COMM_WORLD
+LAST = COMM.rank == COMM.size - 1
+
+
+def batch() -> dict[str, Any]:
+    return digits_batches(1, 8)[0]
+
+
+def opened(policy: Any = None, name: str = DIGITS, **options: Any) -> gs.ReplicatedSession:
+    step = scaled(name, policy)
+    state = digits_state(step) if name == DIGITS else None
+    return gs.ReplicatedSession(step, COMM, state=state, timeout=60, **options)
+
+
+def policies() -> None:
+    opened(gs.DynamicLossScale(2.0**10 if LAST else 2.0**12))
+
+
+def kinds_of_policy() -> None:
+    opened(1024.0 if LAST else None)
+
+
+def graphs() -> None:
+    opened(name="pytorch/mlp_momentum" if LAST else DIGITS)
+
+
+def bucket_sizes() -> None:
+    opened(bucket_bytes=1000 if LAST else 2000)
+
+
+def stages() -> None:
+    opened(stages=2 if LAST else 1)
+
+
+def world_sizes() -> None:
+    opened(replicas=5 if LAST else COMM.size)
+
+
+def too_few() -> None:
+    opened(replicas=COMM.size + 1)
+
+
+def bad_argument_on_one() -> None:
+    opened(bucket_bytes="none" if LAST else "1MiB")
+
+
+def missing_file_on_one() -> None:
+    gs.ReplicatedSession("missing.onnx" if LAST else scaled(DIGITS), COMM)
+
+
+def unscaled() -> None:
+    gs.ReplicatedSession("models/pytorch/mlp_momentum.onnx", COMM)
+
+
+def telemetry_in_shares() -> None:
+    gs.ReplicatedSession(scaled(DIGITS, telemetry=True), COMM, state=digits_state(scaled(DIGITS)), sharded=True)
+
+
+def no_state_in_shares() -> None:
+    gs.ReplicatedSession(scaled(DIGITS), COMM, sharded=True)
+
+
+def no_state() -> None:
+    gs.ReplicatedSession(scaled(DIGITS), COMM, state={})
+
+
+def then_trains(session: gs.ReplicatedSession, spoil: Callable[[dict[str, Any]], Any]) -> None:
+    """A step that is spoilt on the last rank, after which the others go on as if it had not been."""
+    before = session.state_dict()
+    feeds = batch()
+    try:
+        session.step(spoil(feeds) if LAST else feeds)
+    except gs.GraphscaleError as error:
+        text = str(error)
+    for name, array in session.state_dict().items():
+        assert array.tobytes() == before[name].tobytes(), name
+    assert session.step(batch()).applied
+    session.close()
+    raise gs.GraphscaleError(text)
+
+
+def missing_feed() -> None:
+    then_trains(opened(), lambda feeds: {key: feeds[key] for key in feeds if key != "images"})
+
+
+def misshapen_feed() -> None:
+    then_trains(opened(), lambda feeds: {**feeds, "images": feeds["images"][:, :63]})
+
+
+def failing_step() -> None:
+    then_trains(opened(), lambda feeds: {**feeds, "labels": feeds["labels"][:3]})
+
+
+def failing_stage() -> None:
+    then_trains(opened(stages=3), lambda feeds: {**feeds, "labels": feeds["labels"][:3]})
+
+
+def other_learning_rate() -> None:
+    then_trains(opened(), lambda feeds: {**feeds, "learning_rate": np.float32(0.1)})
+
+
+def other_outputs() -> None:
+    with opened() as session:
+        session.step(batch(), fetch=["los" if LAST else "loss"])
+
+
+def unreadable_state() -> None:
+    with opened() as session:
+        session.load_state("missing.safetensors")
+
+
+def state_of_another() -> None:
+    with opened() as session:
+        session.load_state_dict({"w": np.zeros(3)})
+
+
+def exception_on_one() -> None:
+    with opened() as session:
+        if LAST:
+            raise LookupError("the data of this rank is gone")
+        session.step(batch())
+
+
+def hang_on_one() -> None:
+    session = gs.ReplicatedSession(scaled(DIGITS), COMM, state=digits_state(scaled(DIGITS)), timeout=3)
+    if LAST:
+        import time
+
+        time.sleep(60)
+    session.step(batch())
+
+
+def died_on_one() -> None:
+    session = opened()
+    session.step(batch())
+    if LAST:
+        import os
+        import signal
+
+        os.kill(os.getpid(), signal.SIGKILL)
+    session.step(batch())
+
+
+def main(folder: Path, scenario: str) -> None:
+    try:
+        globals()[scenario]()
+    except gs.GraphscaleError as error:
+        (folder / f"said-{COMM.rank}").write_text(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,179 @@
+"""What a session makes of a step on a CPU: the same steps, bit for bit, as of the graph as it was scaled."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+import graphscale as gs
+from graphscale.editing import Editor
+from graphscale.finite import all_finite
+from graphscale.marks import PASS_KEY
+from graphscale.session import bounded, loading, probes, selection
+from graphscale.session import session as session_module
+from graphscale.targets import get_target
+from tests.build import feeds_for, linear_step
+from tests.conftest import MODEL_NAMES, Arrays, Level, assert_all_same_bits, load_example
+from tests.session.plain import options
+
+Array = np.ndarray[Any, Any]
+
+# Where the fusions of ONNX Runtime are the same for both.
+EXACT = Level.ORT_DISABLE_ALL
+F32_MAX = float(np.finfo(np.float32).max)
+
+
+def is_updated(name: str) -> bool:
+    return bool(gs.inspect(load_example(name).path).state)
+
+
+UPDATED = [name for name in MODEL_NAMES if is_updated(name)]
+
+
+def sessions(result: gs.ScaledModel, state: Arrays) -> tuple[gs.Session, gs.Session]:
+    """A session on the graph as it was scaled, and one that lowers every gradient and state, however small."""
+    with mock.patch.object(session_module, "lower_for_cpu"):
+        plain = gs.Session(result, session_options=options(EXACT), state=state)
+    with (
+        mock.patch.object(selection, "_WORTH", 0),
+        mock.patch.object(bounded, "_WORTH", 0),
+        mock.patch.object(probes, "_SMALL", 0),
+    ):
+        lowered = gs.Session(result, session_options=options(EXACT), state=state)
+    return plain, lowered
+
+
+def assert_same_steps(plain: gs.Session, lowered: gs.Session, batches: list[Arrays]) -> list[bool]:
+    applied = []
+    for batch in batches:
+        expected, actual = plain.step(batch), lowered.step(batch)
+        assert actual.applied == expected.applied
+        assert_all_same_bits(dict(actual), dict(expected))
+        assert_all_same_bits(lowered.state_dict(), plain.state_dict())
+        applied.append(actual.applied)
+    return applied
+
+
+def poisoned(batch: Arrays, value: float) -> Arrays:
+    """A batch with one element of every floating-point array replaced."""
+    found = {name: np.array(array) for name, array in batch.items()}
+    for array in found.values():
+        if array.dtype.kind == "f" and array.size:
+            array.reshape(-1)[array.size // 2] = value
+    return found
+
+
+@pytest.mark.parametrize("scale", [1024.0, 2.0**126], ids=["usual", "enormous"])
+@pytest.mark.parametrize("name", UPDATED)
+def test_the_same_steps(name: str, scale: float) -> None:
+    example = load_example(name)
+    result = gs.scale(example.model(), gs.DynamicLossScale(scale, 3))
+    state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
+    plain, lowered = sessions(result, state)
+    batch = {name: example.feeds[name] for name in plain.inputs}
+    bad = [poisoned(batch, value) for value in (np.nan, np.inf, F32_MAX)]
+    assert_same_steps(plain, lowered, [batch, batch, bad[0], batch, bad[1], bad[2], batch, batch])
+
+
+def linear_sessions(scale: float, **policy: float) -> tuple[gs.Session, gs.Session, Arrays]:
+    """Sessions on `w.next = w - dw / 8`, and a batch."""
+    model = linear_step(
+        "u = Mul(rate, dw) w_next = Sub(w, u)", outputs="float[4,3] w_next", constants="float rate = {0.125}"
+    )
+    result = gs.scale(model, gs.DynamicLossScale(scale, 2, **policy), updates={"w_next": "w"})
+    feeds = feeds_for(model)
+    plain, lowered = sessions(result, {"w": feeds.pop("w")})
+    return plain, lowered, feeds
+
+
+def lowered_nodes(result: gs.ScaledModel, state: Arrays) -> list[tuple[str | None, str]]:
+    """Of the main graph that a session runs: which pass has put each node there, and its operator."""
+    found: list[ir.Model] = []
+
+    def create(model: ir.Model, *rest: Any) -> Any:
+        found.append(model)
+        return loading.create(model, *rest)
+
+    with mock.patch.object(session_module, "create", create):
+        sessions(result, state)
+    return [(node.metadata_props.get(PASS_KEY), node.op_type) for node in found[-1].graph]
+
+
+def test_only_the_optimizer_reads_the_gradients_of_contractions() -> None:
+    example = load_example("pytorch/mlp_momentum")
+    result = gs.scale(example.model(), gs.DynamicLossScale(1024.0))
+    state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
+    nodes = lowered_nodes(result, state)
+    assert ("session-bounds", "If") in nodes
+    assert ("unscale-gradients", "Div") not in nodes
+    assert nodes.count(("session-probes", "MatMul")) == 2  # the biases
+
+
+@pytest.mark.parametrize("policy", [{"multiplier": 3.0}, {"min_loss_scale": 0.5}], ids=str)
+def test_a_scale_that_is_no_power_of_two_divides(policy: dict[str, float]) -> None:
+    example = load_example("pytorch/mlp_momentum")
+    result = gs.scale(example.model(), gs.DynamicLossScale(1024.0, 2, **policy))
+    state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
+    nodes = lowered_nodes(result, state)
+    assert ("unscale-gradients", "Div") in nodes and ("session-bounds", "If") not in nodes
+    assert_same_steps(*linear_sessions(1024.0, **policy)[:2], [linear_sessions(1024.0)[2]] * 5)
+
+
+@pytest.mark.parametrize(("size", "overflows"), [(1.0, False), (1e15, False), (1e18, False), (1e25, True)], ids=str)
+def test_large_batches_are_skipped_where_the_scaled_gradient_overflows(size: float, overflows: bool) -> None:
+    """The bound is exceeded long before the gradient overflows: in between, the gradient itself is looked at."""
+    skipped = []
+    for scale in (1.0, 1024.0, 2.0**60, 2.0**127):
+        plain, lowered, batch = linear_sessions(scale)
+        large = {name: array * np.float32(size) for name, array in batch.items()}
+        applied = assert_same_steps(plain, lowered, [large, large, batch, large])
+        skipped.append(not applied[0])
+    assert skipped == sorted(skipped)
+    assert skipped[0] == overflows and skipped[-1] == (size > 1)
+
+
+GRADIENTS = {
+    "finite": lambda a, i: a,
+    "NaN in the middle": lambda a, i: replaced(a, i, np.nan),
+    "infinite in the middle": lambda a, i: replaced(a, i, -np.inf),
+    "a sum that overflows": lambda a, i: np.full_like(a, F32_MAX),
+    "sums that overflow both ways": lambda a, i: np.where(np.arange(a.size).reshape(a.shape) % 2, F32_MAX, -F32_MAX),
+    "subnormal": lambda a, i: np.full_like(a, 1e-42),
+    "a NaN among the largest": lambda a, i: replaced(np.full_like(a, F32_MAX), i, np.nan),
+}
+SHAPES = [(2048, 9), (9, 2048), (1, 5000), (5000, 1), (8192,), (8209,), (3,), (1,), (4, 5, 6), (2, 3, 40, 50), (3, 0)]
+
+
+def replaced(array: Array, place: int, value: float) -> Array:
+    found = array.copy()
+    if found.size:
+        found.reshape(-1)[place % found.size] = value
+    return found
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16], ids=["float32", "float64", "float16"])
+def test_probes_are_exact(kind: str, dtype: type) -> None:
+    random = np.random.default_rng(0)
+    good = [random.standard_normal(shape).astype(dtype) for shape in SHAPES]
+    values = [
+        ir.Value(name=f"g{i}", type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
+        for i, array in enumerate(good)
+    ]
+    graph = ir.Graph(values, [], nodes=[], opset_imports={"": 20}, name="check")
+    graph.outputs.append(all_finite(Editor(graph), values, get_target("onnx"), "check-finite"))
+    probes.probe_at_once(graph)
+    assert "MatMul" in [node.op_type for node in graph]
+    model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
+    session = ort.InferenceSession(model, options(Level.ORT_ENABLE_ALL), providers=["CPUExecutionProvider"])
+    for place in range(len(SHAPES)):
+        with np.errstate(over="ignore"):
+            bad = GRADIENTS[kind](good[place].astype(np.float32), 4321).astype(dtype)
+        feeds = {f"g{i}": bad if i == place else array for i, array in enumerate(good)}
+        (finite,) = session.run(None, feeds)
+        assert finite == np.isfinite(bad).all(), SHAPES[place]
