@@ -75,15 +75,21 @@ class Step:
     check: float = 0.0
 
 
-def simulate(step: Step, network: Network, size: int, *, sharded: bool = False) -> float:
-    """Seconds of a step: stages one after the other, messages one after the other, each when its bucket is there."""
+def simulate(step: Step, network: Network, size: int, *, sharded: bool = False, overlaps: bool = True) -> float:
+    """Seconds of a step: stages one after the other, messages one after the other, each when its bucket is there.
+
+    Where there is no core left for the messages, they do not overlap with the stages.
+    """
     computed = free = 0.0
     for seconds, buckets in zip(step.stages, step.buckets, strict=True):
         computed += seconds
         for nbytes in buckets if size > 1 else ():
             half = network.allreduce(nbytes, size) / (2 if sharded else 1)
             checked = step.check * nbytes / (size if sharded else 1)
-            free = max(free, computed) + half + checked
+            if overlaps:
+                free = max(free, computed) + half + checked
+            else:
+                computed += half + checked
     end = max(computed, free)
     if size == 1:
         return end + step.update
@@ -142,7 +148,7 @@ def opened(comm: Any, **options: Any) -> tuple[gs.ReplicatedSession, dict[str, n
 
 
 def usual(run: Any, count: int = STEPS) -> float:
-    """Seconds of a run, the lowest decile of so many: what others do on the machine makes runs longer, never shorter."""
+    """Seconds of a run, the lowest decile: what others do on the machine makes runs longer, never shorter."""
     seconds = []
     for _ in range(count + 3):
         begin = time.perf_counter()
@@ -189,7 +195,8 @@ def measure(comm: Any, mpi: Any) -> None:
     """Steps on these replicas beside what the simulation says of them."""
     size, rank = comm.Get_size(), comm.Get_rank()
     network = Network(**json.loads(Path(CALIBRATION).read_text()))
-    shared = max(1.0, size / len(os.sched_getaffinity(0)))  # processes on one core take turns
+    cores = len(os.sched_getaffinity(0))
+    shared = max(1.0, size / cores)  # processes on one core take turns
     for stages, sharded in ((1, False), (2, False), (1, True)):
         # One replica after the other: none is to be slowed down by another one's measurement.
         step = None
@@ -202,7 +209,7 @@ def measure(comm: Any, mpi: Any) -> None:
         seconds = usual(lambda session=session, feeds=feeds: session.step(feeds, fetch=["loss"]), 100)
         session.close()
         if step is not None:
-            predicted = shared * simulate(step, network, size, sharded=sharded)
+            predicted = shared * simulate(step, network, size, sharded=sharded, overlaps=2 * size <= cores)
             print(
                 f"| {size} | {stages} | {'yes' if sharded else 'no'} | {seconds * 1e3:.2f} | {predicted * 1e3:.2f} | "
                 f"{predicted / seconds - 1:+.0%} |"

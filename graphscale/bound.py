@@ -137,7 +137,7 @@ class BoundLossScale:
 
     def write_in_place(self, state: ir.Value, value: ir.Value, pass_name: str) -> ir.Node:
         """Add a node that assigns a float32 value to a state initializer, within the session."""
-        overwrite = self._overwrite()
+        overwrite = self.editor.shared_constant("graphscale/overwrite", np.asarray([True]))
         return self.editor.node(
             pass_name,
             "InPlaceAccumulatorV2",
@@ -145,11 +145,6 @@ class BoundLossScale:
             [(f"{state.name}.written", ir.DataType.BOOL, [1])],
             domain="com.microsoft",
         )
-
-    def _overwrite(self) -> ir.Value:
-        name = "graphscale/overwrite"
-        existing = self.graph.initializers.get(name)
-        return existing if existing is not None else self.editor.constant(name, np.asarray([True]))
 
 
 def _flatten(grads: Any) -> Iterator[ir.Value]:

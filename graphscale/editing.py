@@ -13,7 +13,7 @@ import onnx_ir as ir
 from graphscale.analysis.values import subgraphs
 from graphscale.marks import PASS_KEY
 
-__all__ = ["PASS_KEY", "Editor", "Position", "inserted", "replace_reads", "shape_like"]
+__all__ = ["PASS_KEY", "Editor", "Position", "inserted", "read_only", "replace_reads", "shape_like"]
 
 # Where to put a new node: after or before another one, or, with None, at the end of the graph.
 Position = tuple[Literal["after", "before"], ir.Node] | None
@@ -104,6 +104,11 @@ class Editor:
         """Add an initializer that is no graph input: a constant."""
         return self._initializer(name, array)
 
+    def shared_constant(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
+        """The constant of this name, which is added if it is not there. The name must say what it holds."""
+        existing = self.graph.initializers.get(name)
+        return self.constant(name, array) if existing is None else existing
+
     def state(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
         """Add an initializer that is also a graph input, so that runtimes neither fold nor pre-pack it."""
         value = self._initializer(name, array, report=True)
@@ -159,6 +164,13 @@ def replace_reads(old: ir.Value, new: ir.Value, uses: Iterable[Any]) -> None:
     for node, index in uses:
         assert node.inputs[index] is old
         node.replace_input_with(index, new)
+
+
+def read_only(node: ir.Node, values: Sequence[ir.Value]) -> None:
+    """Let a node of any number of inputs read these values, and no other ones."""
+    node.resize_inputs(len(values))
+    for index, value in enumerate(values):
+        node.replace_input_with(index, value)
 
 
 def inserted(graph: ir.Graph) -> dict[str, dict[str, int]]:

@@ -88,8 +88,4 @@ def _scalar(
 
 
 def _zero(editor: Editor, dtype: ir.DataType) -> ir.Value:
-    name = f"graphscale/zero.{dtype.name.lower()}"
-    existing = editor.graph.initializers.get(name)
-    if existing is not None:
-        return existing
-    return editor.constant(name, np.zeros((), dtype=dtype.numpy()))
+    return editor.shared_constant(f"graphscale/zero.{dtype.name.lower()}", np.zeros((), dtype=dtype.numpy()))

@@ -73,6 +73,4 @@ def _bool(editor: Editor, op_type: str, inputs: list[ir.Value]) -> ir.Value:
 
 
 def _indices(editor: Editor, name: str, numbers: list[int]) -> ir.Value:
-    full = f"graphscale/{name}"
-    existing = editor.graph.initializers.get(full)
-    return existing if existing is not None else editor.constant(full, np.asarray(numbers, dtype=np.int64))
+    return editor.shared_constant(f"graphscale/{name}", np.asarray(numbers, dtype=np.int64))

@@ -34,8 +34,7 @@ def guard_accumulator(rewrite: Rewrite, node: ir.Node, applies: ir.Value) -> Non
         _set_flag(editor, node, 2, applies)
     else:
         name = f"graphscale/negative_zero.{dtype.name.lower()}"
-        zero = editor.graph.initializers.get(name)
-        kept = editor.constant(name, np.asarray(-0.0, dtype=dtype.numpy())) if zero is None else zero
+        kept = editor.shared_constant(name, np.asarray(-0.0, dtype=dtype.numpy()))
     outputs = [(f"{gradient.name}.guarded", dtype, shape_like(gradient))]
     guarded = editor.node(NAME, "Where", [applies, gradient, kept], outputs, at=("before", node)).outputs[0]
     node.replace_input_with(1, guarded)
@@ -49,10 +48,7 @@ def _set_flag(editor: Editor, node: ir.Node, index: int, applies: ir.Value) -> N
 
 
 def _as_vector(editor: Editor, flag: ir.Value, at: Position) -> ir.Value:
-    name = "graphscale/flag_shape"
-    shape = editor.graph.initializers.get(name)
-    if shape is None:
-        shape = editor.constant(name, np.asarray([1], dtype=np.int64))
+    shape = editor.shared_constant("graphscale/flag_shape", np.asarray([1], dtype=np.int64))
     outputs = [(f"{flag.name}.vector", ir.DataType.BOOL, ir.Shape([1]))]
     return editor.node(NAME, "Reshape", [flag, shape], outputs, at=at).outputs[0]
 

@@ -10,6 +10,7 @@ from onnx_ir.passes import InPlacePass, PassResult
 from graphscale.analysis.types import dtype_of
 from graphscale.analysis.updates import Update
 from graphscale.editing import Editor, shape_like
+from graphscale.ordering import restore_order
 from graphscale.passes.guard_in_place import WRITES_INPUTS, guard_accumulator, guard_optimizer, guard_written_input
 from graphscale.passes.rewrite import Carried, Rewrite, rewrite_of
 
@@ -53,7 +54,7 @@ class GuardUpdates(InPlacePass):
                 for i, o in WRITES_INPUTS.get((node.domain, node.op_type), {}).items():
                     guard_written_input(rewrite, node, i, o, applies)
             # Guards that stand before what they read, and the check at the end: restore the order.
-            model.graph.sort()
+            restore_order(model.graph)
             rewrite.bound.editor.output(rewrite.all_finite, "all_finite")
         return PassResult(model, modified=changed or applies is not None)
 

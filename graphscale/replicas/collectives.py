@@ -21,7 +21,7 @@ __all__ = ["Replicas", "Request", "Traffic", "import_mpi", "told"]
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 
-_EAGER = 0.0003  # seconds of asking without letting others have the core, where there are enough cores
+_EAGER = 0.02  # seconds of asking without letting others have the core, where there are enough cores
 _SPIN = 1.0  # seconds of asking without a pause: MPI moves data only while it is asked
 _PAUSE = 0.0002  # seconds
 _LOOK = 1.0  # seconds between looks whether the others are alive

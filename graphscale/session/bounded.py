@@ -1,15 +1,19 @@
-"""The gradients of a scaled step that a bound can be told of, and the finite check that they are part of."""
+"""The gradients of a scaled step that a bound can be told of, and the finite check that they are part of.
+
+They are those of contractions, and of tables: sums of rows that were looked up.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TypeGuard
 
 import onnx_ir as ir
 
-from graphscale.analysis.values import Use, captured_values, constant_tensor, uses_of
+from graphscale.analysis.values import Use, captured_values, constant_tensor, is_known_zero, uses_of
 from graphscale.bound import CHECK
-from graphscale.editing import Editor, replace_reads
+from graphscale.editing import Editor, read_only, replace_reads
 from graphscale.marks import PASS_KEY
 from graphscale.session.factors import NAME as FACTORS
 from graphscale.session.probes import NAME as PROBES
@@ -18,21 +22,23 @@ __all__ = ["Bounded", "Check", "bounded_gradients", "find_check"]
 
 _UNSCALE = ("unscale-gradients", FACTORS)
 _WORTH = 2**13  # elements of a gradient: below, reading it costs less than its bound
+_BATCH = 64  # what an axis of unknown size is taken for
+_TABLES = frozenset({"ScatterElements", "ScatterND"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounded:
-    """A gradient that a contraction gives.
+    """A gradient that is a sum of products, or a sum.
 
     Attributes:
-        operands: what the contraction multiplies, before a transposition.
-        cotangent: where it, or the transposition before it, reads its scaled operand.
-        scaled: what is unscaled: the result of the contraction, or that times a number of at most 1.
+        operands: what is multiplied, before a transposition, or what is summed.
+        cotangent: where the node that gives it, or the transposition before that, reads its scaled operand.
+        scaled: what is unscaled: the result of that node, or that times a number of at most 1.
         product: the node that unscales it.
         probe: the nodes that test it for finiteness, in execution order.
     """
 
-    operands: tuple[ir.Value, ir.Value]
+    operands: tuple[ir.Value, ...]
     cotangent: Use
     scaled: ir.Value
     product: ir.Node
@@ -67,10 +73,8 @@ class Check:
         graph = self.total.graph
         assert isinstance(graph, ir.Graph)
         probe = gradient.probe[-1].outputs[0]
-        kept = [value for value in self.total.inputs if value is not probe] or [self.zero]
-        self.total.resize_inputs(len(kept))
-        for index, value in enumerate(kept):
-            self.total.replace_input_with(index, value)
+        kept = [value for value in self.total.inputs if value is not None and value is not probe]
+        read_only(self.total, kept or [self.zero])
         graph.remove(gradient.probe, safe=True)
 
     def hand_over(self, editor: Editor, finite: ir.Value, branch: ir.Graph) -> None:
@@ -142,42 +146,65 @@ def _bounded(product: ir.Node, check: Check, scaled: set[ir.Value], step: ir.Nod
         return None
     if gradient.shape is None or not gradient.shape.is_static() or math.prod(gradient.shape.numpy()) < _WORTH:
         return None
-    contraction = _contraction(dividend)
     then = step.attributes["then_branch"].as_graph()
     probes = [use.node for use in uses_of(gradient) if use.node.graph is not then]
     probe = _probe(probes[0], check) if len(probes) == 1 else None
-    if contraction is None or probe is None:
+    node = _source(dividend)
+    if node is None or probe is None:
         return None
-    cotangents = [i for i, value in enumerate(contraction.inputs) if value in scaled]
-    operands = [value for value in contraction.inputs if value is not None]
+    read = [2] if node.op_type in _TABLES else [0, 1]
+    cotangents = [index for index in read if node.inputs[index] in scaled]
+    operands = [value for index in read if (value := node.inputs[index]) is not None]
     if len(cotangents) != 1 or any(value.dtype is not ir.DataType.FLOAT for value in operands):
         return None
-    use, sources = Use(contraction, cotangents[0]), []
-    for index, value in enumerate(operands):
-        node = value.producer()
-        source = node.inputs[0] if node is not None and node.op_type == "Transpose" and node.domain == "" else None
-        sources.append(value if source is None else source)
-        if index == cotangents[0] and source is not None and node is not None and len(uses_of(value)) == 1:
-            use = Use(node, 0)  # ONNX Runtime fuses the transposition with the contraction
-    return Bounded((sources[0], sources[1]), use, dividend, product, probe)
+    use = Use(node, cotangents[0])
+    cotangent = node.inputs[use.idx]
+    assert cotangent is not None
+    # The bound reads all operands, and the cotangent is written; the gradient would be read twice and written.
+    if sum(map(_size, operands)) + 2 * _size(cotangent) > 3 * _size(gradient):
+        return None
+    transposition = cotangent.producer()
+    if _is_transposition(transposition) and len(uses_of(cotangent)) == 1:
+        use = Use(transposition, 0)  # ONNX Runtime fuses the transposition with the contraction
+    return Bounded(tuple(map(_before_transposition, operands)), use, dividend, product, probe)
 
 
-def _contraction(value: ir.Value) -> ir.Node | None:
-    """The contraction that gives a value which one node alone reads, past a factor of at most 1."""
+def _size(value: ir.Value) -> int:
+    if value.shape is None:
+        return _BATCH**2
+    return math.prod(axis if isinstance(axis, int) else _BATCH for axis in value.shape)
+
+
+def _is_transposition(node: ir.Node | None) -> TypeGuard[ir.Node]:
+    return node is not None and node.op_type == "Transpose" and node.domain == ""
+
+
+def _before_transposition(value: ir.Value) -> ir.Value:
+    node = value.producer()
+    return node.inputs[0] or value if _is_transposition(node) else value
+
+
+def _source(value: ir.Value) -> ir.Node | None:
+    """The node that sums up a value which one node alone reads, past a factor of at most 1."""
     if len(uses_of(value)) != 1 or value.is_graph_output():
         return None
     node = value.producer()
-    if node is not None and node.op_type == "Mul" and node.domain == "":
+    if node is None or node.domain != "":
+        return None
+    if node.op_type == "Mul":
         for index in (0, 1):
             tensor, other = constant_tensor(node.inputs[index]), node.inputs[1 - index]
             if tensor is not None and tensor.size == 1 and abs(float(tensor.numpy().item())) <= 1 and other is not None:
-                return _contraction(other)
+                return _source(other)
         return None
-    if node is None or node.domain != "" or len(node.inputs) != 2:
-        return None
+    if node.op_type in _TABLES:
+        reduction = node.attributes.get("reduction")
+        adds = reduction is None or reduction.as_string() in ("none", "add")
+        return node if adds and is_known_zero(node.inputs[0]) else None
     if node.op_type == "Gemm":
         alpha = node.attributes.get("alpha")
-        return node if alpha is None or abs(alpha.as_float()) <= 1 else None
+        adds = len(node.inputs) > 2 and node.inputs[2] is not None
+        return None if adds or (alpha is not None and abs(alpha.as_float()) > 1) else node
     return node if node.op_type == "MatMul" else None
 
 

@@ -3,6 +3,9 @@
 A gradient dw = MatMul(x, dy) has no element larger than the sum of all |x| times the sum of all |dy|, and neither has a
 part of its sums (the triangle inequality). Where that is far below the largest float32 number, dw is finite: x and dy
 are the activations of a batch, and smaller than the weights. Then dy can be divided by the loss scale instead of dw.
+
+Without an overflow both quotients are the same, bit for bit, unless one of them is a subnormal number: the scale is a
+power of two.
 """
 
 from __future__ import annotations
@@ -62,29 +65,11 @@ def bound_gradients(graph: ir.Graph, check: Check, step: ir.Node, found: Sequenc
         found: the gradients to treat so.
     """
     editor = Editor(graph)
-    outer = _Nodes(editor)
-    one = _number(editor, "graphscale/bounds.one", 1.0)
-    limit = _number(editor, "graphscale/bounds.limit", _SAFE)
-    sums: dict[ir.Value, ir.Value] = {}
-    bounds, flags = [], []
+    one = editor.shared_constant(f"graphscale/{NAME}.one", np.asarray(1, dtype=np.float32))
+    fit, flags = _unscale_early(editor, found, one)
     for gradient in found:
-        for value in gradient.operands:
-            if value not in sums:
-                sums[value] = outer.op("ReduceL1", value, keepdims=0)
-        bound = outer.op("Mul", *(sums[value] for value in gradient.operands))
-        fits = outer.op("Less", bound, limit, dtype=_FLAG)
-        node, index = gradient.cotangent
-        cotangent = node.inputs[index]
-        assert cotangent is not None
-        node.replace_input_with(
-            index, outer.op("Mul", cotangent, outer.op("Where", fits, gradient.inverse, one), like=cotangent)
-        )
-        bounds.append(bound)
-        flags.append(fits)
         check.leave_out(gradient)
-    # A sum below the limit has only terms below it; what is no number is below nothing.
-    fits = outer.op("Less", outer.op("Sum", *bounds), limit, dtype=_FLAG)
-    at_once = outer.op("And", fits, check.decision, dtype=_FLAG)
+    at_once = _Nodes(editor).op("And", fit, check.decision, dtype=_FLAG)
     then, keep = (step.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
     otherwise = _exact_branch(editor, check, found, flags, one, then.clone(allow_outer_scope_values=True), keep)
     for gradient in found:
@@ -103,9 +88,35 @@ def bound_gradients(graph: ir.Graph, check: Check, step: ir.Node, found: Sequenc
             editor.take_over_output(old, new, "selected")
     graph.remove(step, safe=True)
     check.hand_over(editor, node.outputs[0], otherwise)
-    for gradient in found:
-        graph.remove(gradient.product, safe=True)
+    graph.remove([gradient.product for gradient in found], safe=True)
     graph.sort()
+
+
+def _unscale_early(editor: Editor, found: Sequence[Bounded], one: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
+    """Unscale the cotangents of gradients that are bounded; whether all are, and whether each is."""
+    make = _Nodes(editor)
+    limit = editor.shared_constant(f"graphscale/{NAME}.limit", np.asarray(_SAFE, dtype=np.float32))
+    sums: dict[ir.Value, ir.Value] = {}
+    bounds, flags = [], []
+    for gradient in found:
+        for value in gradient.operands:
+            if value not in sums:
+                sums[value] = make.op("ReduceL1", value, keepdims=0)
+        bound, *others = (sums[value] for value in gradient.operands)
+        for other in others:
+            bound = make.op("Mul", bound, other)
+        fits = make.op("Less", bound, limit, dtype=_FLAG)
+        node, index = gradient.cotangent
+        cotangent = node.inputs[index]
+        assert cotangent is not None
+        factor = make.op("Where", fits, gradient.inverse, one)
+        node.replace_input_with(index, make.op("Mul", cotangent, factor, like=cotangent))
+        bounds.append(bound)
+        flags.append(fits)
+    # A sum below the limit has only terms below it; what is no number is below nothing. A scale below 1, which can only
+    # have been loaded, makes gradients larger.
+    total = make.op("Mul", make.op("Sum", *bounds), make.op("Max", found[0].inverse, one))
+    return make.op("Less", total, limit, dtype=_FLAG), flags
 
 
 def _exact_branch(
@@ -147,8 +158,3 @@ def _rename(editor: Editor, graph: ir.Graph) -> None:
         node.name = editor.unique(node.name or "node")
         for value in node.outputs:
             value.name = editor.unique(value.name or "value")
-
-
-def _number(editor: Editor, name: str, number: float) -> ir.Value:
-    found = editor.graph.initializers.get(name)
-    return editor.constant(name, np.asarray(number, dtype=np.float32)) if found is None else found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +15,7 @@ import onnx_ir as ir
 from graphscale.analysis.types import dtype_of
 from graphscale.analysis.values import uses_of
 from graphscale.bound import CHECK
-from graphscale.editing import PASS_KEY, Editor
+from graphscale.editing import PASS_KEY, Editor, read_only
 
 __all__ = ["probe_at_once"]
 
@@ -81,7 +80,8 @@ def _probe(editor: Editor, product: ir.Node, total: ir.Node) -> None:
     if len(shape) != 2:
         gradient = _reshaped(editor, gradient, [rows, columns], product)
     dtype = dtype_of(product.outputs[0])
-    zeros = _constant(editor, f"zeros.{dtype.name.lower()}.{rows}", np.zeros((1, rows), dtype.numpy()))
+    name = f"graphscale/{NAME}.zeros.{dtype.name.lower()}.{rows}"
+    zeros = editor.shared_constant(name, np.zeros((1, rows), dtype.numpy()))
     outputs = [(f"{gradient.name}.sums", dtype, [1, columns])]
     sums = editor.node(NAME, "MatMul", [zeros, gradient], outputs, at=("before", product))
     total.replace_input_with(0, sums.outputs[0])
@@ -109,20 +109,12 @@ def _probe_together(editor: Editor, small: Sequence[tuple[ir.Node, ir.Node]]) ->
     product.outputs[0].shape = ir.Shape([count])
     others = [node for pair in small[:-1] for node in pair]
     reader = uses_of(total.outputs[0])[0].node
-    kept = [value for value in reader.inputs if value is not None and value.producer() not in others]
-    reader.resize_inputs(len(kept))
-    for index, value in enumerate(kept):
-        reader.replace_input_with(index, value)
+    read_only(reader, [value for value in reader.inputs if value is not None and value.producer() not in others])
     editor.graph.remove(others, safe=True)
 
 
 def _reshaped(editor: Editor, value: ir.Value, shape: Sequence[int], before: ir.Node) -> ir.Value:
-    name = "shape." + "x".join(map(str, shape))
-    wanted = _constant(editor, name, np.asarray(shape, dtype=np.int64))
+    name = f"graphscale/{NAME}.shape.{'x'.join(map(str, shape))}"
+    wanted = editor.shared_constant(name, np.asarray(shape, dtype=np.int64))
     outputs = [(f"{value.name}.reshaped", value.dtype, shape)]
     return editor.node(NAME, "Reshape", [value, wanted], outputs, at=("before", before)).outputs[0]
-
-
-def _constant(editor: Editor, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
-    found = editor.graph.initializers.get(f"graphscale/{NAME}.{name}")
-    return editor.constant(f"graphscale/{NAME}.{name}", array) if found is None else found
