@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import onnx_ir as ir
-from graphs import variable
+from graphs import constant, variable
 from tape import Tape
 
-__all__ = ["Arrays", "GradientSet"]
+__all__ = ["KINDS", "Arrays", "GradientSet"]
 
 Arrays = dict[str, np.ndarray]
 
 BATCH = 8
-RATE = 0.01
+RATE = 1e-3
+# What the gradients are: contractions; sums of two contractions, of weights that are used twice; contractions times a
+# mask, of a pruned network. gs.Session tests no product of elements by a bound: it must read such a gradient.
+KINDS = ("products", "sums", "masked")
 
 
 class GradientSet:
@@ -21,13 +26,12 @@ class GradientSet:
     Args:
         count: of weights.
         width: weights are float32 [width, width].
-        tied: use each weight twice. Then its gradient is a sum of two contractions: gs.Session, which knows the bound
-            of one, must unscale and test the sum itself.
+        kind: of gradients, one of `KINDS`.
         constant_rate: the learning rate is a constant of the graph, no input.
     """
 
-    def __init__(self, count: int, width: int, *, tied: bool, constant_rate: bool) -> None:
-        self._width, self._tied, self._constant_rate = width, tied, constant_rate
+    def __init__(self, count: int, width: int, kind: str, *, constant_rate: bool) -> None:
+        self._width, self._kind, self._constant_rate = width, kind, constant_rate
         self._names = [f"weight{i}" for i in range(count)]
 
     def model(self) -> ir.Model:
@@ -37,8 +41,8 @@ class GradientSet:
         rate = tape.number(RATE) if self._constant_rate else variable("learning_rate", ())
         weights = [variable(name, square) for name in self._names]
         y = x
-        for weight in weights * (2 if self._tied else 1):
-            y = tape.logits(y, weight)
+        for weight in weights * (2 if self._kind == "sums" else 1):
+            y = tape.logits(y, self._masked(tape, weight) if self._kind == "masked" else weight)
         loss, change = tape.cross_entropy(y, targets)
         loss.name = "loss"
         cotangents = {y: change}
@@ -58,6 +62,16 @@ class GradientSet:
             name="gradient_set",
         )
         return ir.Model(graph, ir_version=10, producer_name="gradient_sets")
+
+    def _masked(self, tape: Tape, weight: ir.Value) -> ir.Value:
+        """A weight of which half the elements are kept at zero."""
+        kept = np.random.default_rng(2).random((self._width, self._width)) < 0.5
+        mask = tape.constants.setdefault("mask", constant("mask", kept.astype(np.float32)))
+
+        def pull(g: ir.Value) -> Iterable[tuple[ir.Value, ir.Value]]:
+            yield weight, tape.op("Mul", g, mask, shape=weight.shape)
+
+        return tape.record(tape.op("Mul", weight, mask, shape=weight.shape), pull)
 
     def weights(self) -> Arrays:
         """The first weights."""

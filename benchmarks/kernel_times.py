@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
-__all__ = ["Kernel", "inserted", "inserted_kernels", "profile_in", "profiled", "runs_of"]
+__all__ = ["Kernel", "inserted", "inserted_kernels", "least", "parts", "profile_in", "profiled", "runs_of"]
 
 _KERNEL = "_kernel_time"
 _EXECUTOR = "SequentialExecutor::Execute"
@@ -104,17 +107,30 @@ def inserted(name: str) -> bool:
     return ("graphscale/" in name and not name.startswith(_UNNAMED)) or _FUNCTION in name
 
 
-def inserted_kernels(runs: Iterable[Sequence[Kernel]]) -> list[dict[str, float]]:
-    """Seconds of what graphscale inserted, in each run: `{pass and operator: seconds}`."""
-    found = []
+def inserted_kernels(runs: Iterable[Iterable[Kernel]]) -> list[list[Kernel]]:
+    """What graphscale inserted, in each run."""
+    return [[kernel for kernel in run if inserted(kernel.name)] for run in runs]
+
+
+def least(runs: Sequence[Sequence[Kernel]]) -> float:
+    """The seconds of a run if each kernel took its least time: other work on the machine makes kernels only slower."""
+    times: dict[str, float] = {}
+    for kernel in itertools.chain(*runs):
+        times[kernel.name] = min(kernel.seconds, times.get(kernel.name, math.inf))
+    return sum(times.values())
+
+
+def parts(runs: Sequence[Sequence[Kernel]]) -> dict[str, float]:
+    """What runs consist of, `{pass and operator: its share of the medians}`, the largest first."""
+    found: list[dict[str, float]] = []
     for run in runs:
-        parts: dict[str, float] = {}
+        found.append({})
         for kernel in run:
-            if inserted(kernel.name):
-                part = f"{_pass_of(kernel.name)} {kernel.op_type}"
-                parts[part] = parts.get(part, 0.0) + kernel.seconds
-        found.append(parts)
-    return found
+            part = f"{_pass_of(kernel.name)} {kernel.op_type}"
+            found[-1][part] = found[-1].get(part, 0.0) + kernel.seconds
+    medians = {part: statistics.median(run.get(part, 0.0) for run in found) for part in set().union(*found)}
+    whole = sum(medians.values())
+    return {part: medians[part] / whole for part in sorted(medians, key=lambda part: -medians[part])}
 
 
 def _pass_of(name: str) -> str:

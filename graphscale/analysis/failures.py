@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from graphscale.analysis.values import is_scalar
+from graphscale.analysis.values import constant_tensor, is_scalar
 
 __all__ = ["cannot_fail"]
 
@@ -30,18 +30,15 @@ def cannot_fail(node: ir.Node) -> bool:
     """Whether a node gives a result for all inputs of their known types and shapes."""
     if node.domain != "":
         return False
-    if node.op_type in _UNARY or node.op_type in _REDUCTIONS:
+    if node.op_type in _REDUCTIONS:
+        axes = node.inputs[1] if len(node.inputs) > 1 else None
+        return axes is None or constant_tensor(axes) is not None
+    if node.op_type in _UNARY:
         return True
     return node.op_type in _ELEMENTWISE and _shapes_agree(node)
 
 
 def _shapes_agree(node: ir.Node) -> bool:
-    operands = [value for value in node.inputs if value is not None and not is_scalar(value)]
-    shapes = [value.shape for value in operands]
-    if all(shape is not None and shape.is_static() for shape in shapes):
-        return True
-    return all(shape is not None and shape == shapes[0] for shape in shapes) and None not in _axes(shapes)
-
-
-def _axes(shapes: list[ir.Shape | None]) -> list[int | str | None]:
-    return [axis if isinstance(axis, int) else axis.value for shape in shapes if shape is not None for axis in shape]
+    """Whether the shapes of operands are known to agree: nobody compares what is fed for two axes of one name."""
+    shapes = [value.shape for value in node.inputs if value is not None and not is_scalar(value)]
+    return len(shapes) <= 1 or all(shape is not None and shape.is_static() for shape in shapes)

@@ -164,8 +164,14 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     return None
 
 
-def is_known_zero(value: ir.Value | None, depth: int = 16) -> bool:
-    """Whether a value is known to be all zeros: a zero constant, reshaped, expanded or multiplied by anything."""
+def is_known_zero(value: ir.Value | None, depth: int = 16, *, of_finite: bool = True) -> bool:
+    """Whether a value is known to be all zeros: a zero constant, reshaped, expanded or multiplied by anything.
+
+    Args:
+        value: the value.
+        depth: how many nodes to go up.
+        of_finite: taking all numbers for finite; else a product with zero may be NaN.
+    """
     if value is None:
         return False
     tensor = constant_tensor(value)
@@ -182,8 +188,8 @@ def is_known_zero(value: ir.Value | None, depth: int = 16) -> bool:
         return False
     data = [node.inputs[i] for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
     if rule.kind is Kind.LINEAR:
-        return bool(data) and all(is_known_zero(operand, depth - 1) for operand in data)
-    if rule.kind is Kind.PRODUCT and rule.addend is None:
+        return bool(data) and all(is_known_zero(operand, depth - 1, of_finite=of_finite) for operand in data)
+    if rule.kind is Kind.PRODUCT and rule.addend is None and of_finite:
         return any(is_known_zero(operand, depth - 1) for operand in data)
     return False
 

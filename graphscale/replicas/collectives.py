@@ -14,9 +14,9 @@ import numpy as np
 
 from graphscale.errors import GraphscaleError, one_line
 from graphscale.replicas.errors import ReplicaError
-from graphscale.replicas.launch import launched_size
+from graphscale.replicas.launch import HEARD, launched_size
 
-__all__ = ["Replicas", "Request", "Traffic", "import_mpi", "told"]
+__all__ = ["Replicas", "Request", "Traffic", "available_cores", "import_mpi", "told"]
 
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
@@ -25,7 +25,6 @@ _EAGER = 0.02  # seconds of asking without letting others have the core, where t
 _SPIN = 1.0  # seconds of asking without a pause: MPI moves data only while it is asked
 _PAUSE = 0.0002  # seconds
 _LOOK = 1.0  # seconds between looks whether the others are alive
-_ABORTED = 1
 
 
 def import_mpi() -> Any:
@@ -42,6 +41,11 @@ def import_mpi() -> Any:
             "them: pip install 'graphscale[mpi]'"
         ) from error
     return MPI
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Traffic:
@@ -110,7 +114,7 @@ class Replicas:
             for rank, text in enumerate(self.exchange(here, "the start of all replicas")):
                 host, pid = text.rsplit(" ", 1)
                 self._peers[rank] = (host, int(pid))
-            if self.neighbours <= len(os.sched_getaffinity(0)):
+            if self.neighbours <= available_cores():
                 self._eager = _EAGER
 
     @property
@@ -224,11 +228,12 @@ class Replicas:
             rank, text = failed[0]
             raise ReplicaError(text if self.size == 1 else f"rank {rank}: {text}") from error
 
-    def abort(self, text: str) -> NoReturn:
-        """Say what is wrong, and end the processes of all replicas."""
+    def abort(self, text: str, code: int = 1) -> NoReturn:
+        """Say what is wrong, and end the processes of all replicas with an exit code."""
         print(f"graphscale: rank {self.rank}: {one_line(text)}", file=sys.stderr, flush=True)
-        self._comm.Abort(_ABORTED)
-        os._exit(_ABORTED)  # where Abort returns
+        time.sleep(HEARD)
+        self._comm.Abort(code)
+        os._exit(code)  # where Abort returns
 
     def close(self) -> None:
         """Free the communicator, which the other replicas do, too."""

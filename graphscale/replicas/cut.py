@@ -38,7 +38,6 @@ class Cut:
         local: other values of the first half that the second reads, as they are.
         outputs: the outputs of the graph that the first half gives.
         kept: the outputs of the graph that the second half gives.
-        depth: for each gradient, how many nodes are computed one after the other until it is there.
     """
 
     gradients: tuple[str, ...]
@@ -48,7 +47,19 @@ class Cut:
     local: tuple[str, ...]
     outputs: tuple[str, ...]
     kept: tuple[str, ...]
-    depth: Mapping[str, int]
+
+    def renamed(self, names: Mapping[str, str]) -> Cut:
+        """The same where what goes from half to half has other names."""
+
+        def changed(values: Iterable[str]) -> tuple[str, ...]:
+            return tuple(names.get(value, value) for value in values)
+
+        return dataclasses.replace(
+            self,
+            gradients=changed(self.gradients),
+            average=changed(self.average),
+            local=changed(self.local),
+        )
 
 
 def find_cut(model: ir.Model, stamp: Stamp, name: str) -> Cut:
@@ -95,9 +106,9 @@ class _Finder:
             raise SplitError(f"{self.name} cannot be cut: the gradients depend on one another at {_first_of(stray)}")
         batch = {value for node in before for value in self.operands[node] if self._is_fed(value)}
         local = self._local(batch, late)
-        first = before | {value.producer() for value in local if value.producer() is not None}
+        first = ancestors(*gradients, *local)
         second, crossing = self._second(gradients, late, local)
-        self._refuse_random(second)
+        self._refuse_random(second | first - before)
         reaching = self._reaching_state(second, gradients)
         average = [v for v in crossing if is_float(v) and (v in reaching or is_scalar(v))]
         strays = [v for v in crossing if v in reaching and v not in average and not _orders(v)]
@@ -108,20 +119,19 @@ class _Finder:
                 f"{'an input' if node is None else node_name(node)!r}, which is no gradient, differs from replica to "
                 "replica, and is no floating-point number of which a mean could be taken"
             )
-        outputs = [v for v in self.graph.outputs if v in local and v.name not in self.next]
+        outputs = [v for v in self.graph.outputs if v in local and v.name not in self.next and v not in gradients]
         metrics = [v for v in outputs if is_float(v) and is_scalar(v)]
         index = {node: i for i, node in enumerate(self.nodes)}
         depth = self._depths(before)
         ordered = sorted(gradients, key=lambda value: depth[value])
         return Cut(
             tuple(_named(ordered)),
-            frozenset(index[node] for node in first if node is not None),
+            frozenset(index[node] for node in first),
             frozenset(index[node] for node in second),
             tuple(dict.fromkeys(_named((*average, *metrics)))),
             tuple(_named(v for v in crossing if v not in average)),
             tuple(_named(outputs)),
             tuple(_named(v for v in self.graph.outputs if v not in outputs)),
-            {value.name or "": depth[value] for value in ordered},
         )
 
     def _gradients(self) -> list[ir.Value]:
@@ -248,8 +258,8 @@ class _Finder:
                     "gradients are whole; scale it for the target onnx, or without accumulation"
                 )
 
-    def _refuse_random(self, second: set[ir.Node]) -> None:
-        drawn = [node for node in second if _is_random(node)]
+    def _refuse_random(self, nodes: set[ir.Node]) -> None:
+        drawn = [node for node in nodes if _is_random(node)]
         if drawn:
             raise SplitError(
                 f"{self.name} cannot be cut: {_first_of(drawn)} draws random numbers in the update, and each replica "

@@ -59,7 +59,6 @@ class Arena:
         for stage in range(len(halves.stages)):
             for dtype in dict.fromkeys(bucket.dtype for bucket in buckets if bucket.stage == stage):
                 own = [bucket for bucket in buckets if (bucket.stage, bucket.dtype) == (stage, dtype)]
-                # Bytes, so that empty gradients have a place, too.
                 memory = np.zeros(sum(bucket.elements for bucket in own), dtype.numpy())
                 begin = 0
                 for bucket in own:
@@ -102,9 +101,9 @@ class FirstHalf:
             self.inputs.update(fed)
             given.update(output.name for output in session.get_outputs())
         later = [set().union(*self._reads[stage + 1 :]) for stage in range(len(self._sessions))]
-        self._gives = [
-            [o.name for o in session.get_outputs() if o.name not in arena.gradients] for session in self._sessions
-        ]
+        names = [[output.name for output in session.get_outputs()] for session in self._sessions]
+        self._bound = [[name for name in own if name in arena.gradients] for own in names]
+        self._gives = [[name for name in own if name not in arena.gradients] for own in names]
         self._needed = [
             [name for name in names if name in later[stage] or name in (*halves.cut.average, *halves.cut.local)]
             for stage, names in enumerate(self._gives)
@@ -145,11 +144,9 @@ class FirstHalf:
                 binding.bind_cpu_input(name, value)
             elif value is not None:
                 binding.bind_ortvalue_input(name, value)
-        bound = []
-        for output in session.get_outputs():
-            if output.name in self._arena.gradients:
-                binding.bind_ortvalue_output(output.name, self._arena.gradients[output.name])
-                bound.append(output.name)
+        bound = self._bound[stage]
+        for name in bound:
+            binding.bind_ortvalue_output(name, self._arena.gradients[name])
         wanted = [name for name in self._gives[stage] if name in self._needed[stage] or name in fetch]
         for name in wanted:
             binding.bind_output(name, "cpu")

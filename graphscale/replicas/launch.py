@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import time
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
     from graphscale.training.checkpoints import Checkpoints
     from graphscale.training.data import Batches, Data
 
-__all__ = ["SIZE_VARIABLES", "World", "launched_size"]
+__all__ = ["HEARD", "SIZE_VARIABLES", "World", "launched_size"]
 
-# What launchers tell the processes that they start: MPICH's, Intel's and MVAPICH's Hydra, Open MPI's, and srun.
+# What launchers tell the processes that they start: those of MPICH and Intel MPI, Open MPI, and MVAPICH. Of others
+# `--replicas` says that there are several.
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+# Seconds for the launcher to pass on what was said: it throws that away when it ends the processes.
+HEARD = 0.3
 _FIRST_SPEAKS = 1.0  # seconds for which the others let rank 0 tell an error that all of them have
 
 
@@ -33,6 +37,22 @@ def launched_size() -> int:
     """How many processes a launcher of MPI has started with this one; 1 where none has."""
     sizes = [os.environ[name] for name in SIZE_VARIABLES if name in os.environ]
     return max((int(size) for size in sizes if size.isdecimal()), default=1)
+
+
+def _start_mpi(timeout: float) -> Any:
+    """Import MPI, which waits in C for all processes that were started: also for one that has ended before it came.
+
+    Python's own watchdog ends this process then, with the line that it waits in.
+    """
+    from graphscale.replicas.collectives import import_mpi
+
+    if launched_size() == 1 or not timeout > 0:
+        return import_mpi()
+    faulthandler.dump_traceback_later(timeout, exit=True)
+    try:
+        return import_mpi()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class World:
@@ -47,9 +67,7 @@ class World:
     """
 
     def __init__(self, replicas: int | None, **settings: Any) -> None:
-        from graphscale.replicas.collectives import import_mpi
-
-        self._comm = import_mpi().COMM_WORLD
+        self._comm = _start_mpi(settings["timeout"]).COMM_WORLD
         self._settings = settings
         self._wanted = replicas
         size = self._comm.Get_size()
@@ -124,4 +142,5 @@ class World:
             time.sleep(_FIRST_SPEAKS)
         who = "" if self.is_first else f"rank {self._comm.Get_rank()}: "
         print(f"graphscale: {who}{text}", file=sys.stderr, flush=True)
+        time.sleep(HEARD)
         self._comm.Abort(code)

@@ -39,9 +39,7 @@ def pack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gra
     graph.outputs.extend([*results, *rest])
 
 
-def unpack(
-    graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gradient], given: Mapping[str, str]
-) -> None:
+def unpack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gradient]) -> None:
     """Let a graph take buckets in place of the gradients in them.
 
     Before: `dw (input), db (input)`
@@ -51,11 +49,9 @@ def unpack(
         graph: the second half, which is changed.
         buckets: all buckets.
         gradients: all gradients, by name.
-        given: the inputs that are called otherwise than their gradients.
     """
     editor = Editor(graph)
-    inputs_by_name = {value.name: value for value in graph.inputs}
-    old = {name: inputs_by_name[given.get(name, name)] for name in gradients}
+    old = {value.name or "": value for value in graph.inputs if value.name in gradients}
     parts: dict[str, list[ir.Value]] = {}
     inputs = []
     for bucket in buckets:

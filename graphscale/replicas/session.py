@@ -17,7 +17,7 @@ from graphscale.errors import GraphscaleError, SessionError
 from graphscale.pipeline import Model, ScaledModel
 from graphscale.replicas.agreement import agree, facts_of
 from graphscale.replicas.buckets import BUCKET_BYTES, bucket_size
-from graphscale.replicas.collectives import Replicas, Traffic, told
+from graphscale.replicas.collectives import Replicas, Traffic, available_cores, told
 from graphscale.replicas.decision import decide, means
 from graphscale.replicas.errors import ReplicaError
 from graphscale.replicas.first_half import FirstHalf
@@ -130,7 +130,6 @@ class ReplicatedSession:
             return update, FirstHalf(halves, update.arena, update.held, providers, options)
 
         self._update, self._first = self._replicas.agreed(open_sessions, what)
-        self._hands = {name: halves.given.get(name, name) for name in (*self._cut.average, *self._cut.local)}
         self._stages = len(halves.stages)
         carried = self._update.specs
         self.output_names = output_names(model, self.stamp, carried)
@@ -285,11 +284,8 @@ class ReplicatedSession:
     ) -> StepResult:
         """Run the second half on the reduced gradients."""
         averaged = means(self._replicas, {name: values[name].numpy() for name in self._cut.average})
-        handed = {name: averaged.get(name, values.get(name)) for name in self._hands}
-        feeds = {
-            **common,
-            **{self._hands[name]: value for name, value in handed.items() if self._hands[name] in self._update.inputs},
-        }
+        handed = {name: averaged.get(name, values.get(name)) for name in (*self._cut.average, *self._cut.local)}
+        feeds = {**common, **{name: value for name, value in handed.items() if name in self._update.inputs}}
         if REPLICAS_FINITE in self._update.inputs:
             feeds[REPLICAS_FINITE] = np.asarray(finite)
         late = [name for name in wanted if name in self._update.output_names and name not in self._cut.outputs]
@@ -321,8 +317,8 @@ class ReplicatedSession:
     def _shared_cores(self) -> ort.SessionOptions:
         """Options that leave the other replicas on this machine their cores, where the launcher has bound none."""
         options = quiet_options()
-        if len(cores := os.sched_getaffinity(0)) == os.cpu_count():
-            options.intra_op_num_threads = max(1, len(cores) // self._replicas.neighbours)
+        if (cores := available_cores()) == os.cpu_count():
+            options.intra_op_num_threads = max(1, cores // self._replicas.neighbours)
         return options
 
     def _open(self) -> None:
@@ -335,7 +331,8 @@ class ReplicatedSession:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None and self.size > 1 and not isinstance(error, ReplicaError | SystemExit):
             # The others know nothing of it, and would wait for this replica.
-            if not isinstance(error, GraphscaleError):
-                traceback.print_exception(error)
+            if isinstance(error, GraphscaleError):
+                self._replicas.abort(told(error), 2)
+            traceback.print_exception(error)
             self._replicas.abort(told(error))
         self.close()

@@ -55,11 +55,11 @@ class ShardedUpdate:
             raise SplitError(f"{name} cannot be sharded: its telemetry looks at all gradients; scale it without")
         if (decision := halves.stamp.names.get("all_finite")) is not None:
             trust_replicas(graph, decision, name)
-        given = {halves.given.get(gradient.name, gradient.name): gradient for gradient in halves.gradients}
-        self._shares = share_out(graph, given, halves.stamp.state, replicas.size, name)
+        gradients = {gradient.name: gradient for gradient in halves.gradients}
+        self._shares = share_out(graph, gradients, halves.stamp.state, replicas.size, name)
         owners = self._shares.owners
         self.specs = specs_of(graph, halves.states, carried=True)
-        by_gradient = {gradient.name: owners.get(source, 0) for source, gradient in given.items()}
+        by_gradient = {gradient: owners.get(gradient, 0) for gradient in gradients}
         buckets = lay_out_shares(halves.groups, by_gradient, replicas.size, nbytes)
         self.arena = Arena(halves, buckets)
         self._takes: dict[str, Any] = {}
@@ -155,7 +155,7 @@ class ShardedUpdate:
         for name in names:
             gradient = gradients[name]
             part = memory[begin : begin + gradient.elements].reshape(gradient.shape)
-            self._takes[halves.given.get(name, name)] = ort.OrtValue.ortvalue_from_numpy(part)
+            self._takes[name] = ort.OrtValue.ortvalue_from_numpy(part)
             begin += gradient.elements
 
     def _run(self, part: Any, known: Mapping[str, Any]) -> dict[str, Any]:

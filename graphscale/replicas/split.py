@@ -99,7 +99,6 @@ class Halves:
         update: the second half.
         gradients: what is cut, in the order of the backward pass.
         groups: the same, by the stage that gives it.
-        given: inputs of the second half that are called otherwise than what they take.
         cut: the cut.
         states: the carried inputs.
     """
@@ -109,7 +108,6 @@ class Halves:
     update: ir.Model
     gradients: tuple[Gradient, ...]
     groups: tuple[tuple[Gradient, ...], ...]
-    given: dict[str, str]
     cut: Cut
     states: frozenset[str]
 
@@ -153,7 +151,7 @@ def split(
         by_name = {gradient.name: gradient for gradient in halves.gradients}
         for i, stage in enumerate(halves.stages):
             pack(stage.graph, [bucket for bucket in buckets if bucket.stage == i], by_name)
-        unpack(halves.update.graph, buckets, by_name, halves.given)
+        unpack(halves.update.graph, buckets, by_name)
     _stamp(halves, report)
     models = (*halves.stages, halves.update)
     if isinstance(step, onnx.ModelProto):
@@ -186,16 +184,20 @@ def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:
     stamp = read_stamp(model.metadata_props, name)
     cut = find_cut(model, stamp, name)
     know_types(model, [*cut.gradients, *cut.average, *cut.local])
-    gradients = gradients_of(model, cut.gradients)
-    groups = in_stages(gradients, stages)
     states = frozenset((*stamp.state, *(state["input"] for state in stamp.report["state"])))
     model.metadata_props.pop(UNDO_KEY, None)
-    models = cut_stages(model, cut, groups, states)
     update, given = extract(model, cut.second, cut.kept, states, keep_states=True)
+    # What the second half both takes and gives has two names: what it takes is called alike in both halves.
+    cut = cut.renamed(given)
+    for value in (value for node in model.graph for value in node.outputs if value.name in given):
+        value.name = given[value.name or ""]
+    gradients = gradients_of(model, cut.gradients)
+    groups = in_stages(gradients, stages)
+    models = cut_stages(model, cut, groups, states)
     decision = stamp.names.get("all_finite")
     if decision is not None:
         add_common_decision(update.graph, decision)
-    return Halves(stamp, models, update, tuple(gradients), tuple(tuple(group) for group in groups), given, cut, states)
+    return Halves(stamp, models, update, tuple(gradients), tuple(tuple(group) for group in groups), cut, states)
 
 
 def _report(halves: Halves, buckets: Sequence[Bucket]) -> SplitReport:
@@ -227,5 +229,5 @@ def _stamp(halves: Halves, report: SplitReport) -> None:
         dataclasses.replace(halves.stamp, state={}, report=first).write(model)
         model.metadata_props[SPLIT_KEY] = json.dumps({"half": "gradients", "stage": i, **report.to_dict()})
     decision = REPLICAS_FINITE if "all_finite" in halves.stamp.names else None
-    second = {"half": "update", "replicas_finite": decision, "given": halves.given, **report.to_dict()}
+    second = {"half": "update", "replicas_finite": decision, **report.to_dict()}
     halves.update.metadata_props[SPLIT_KEY] = json.dumps(second)

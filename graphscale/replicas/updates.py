@@ -52,7 +52,6 @@ class WholeUpdate:
         self.session = Session(halves.update, providers, options, first_state(halves, state, replicas.is_first))
         self.inputs, self.output_names = self.session.inputs, self.session.output_names
         self.specs = self.session._carried.specs
-        self._takes = {halves.given.get(name, name): value for name, value in self.arena.gradients.items()}
 
     @property
     def held(self) -> Held:
@@ -61,7 +60,7 @@ class WholeUpdate:
 
     def apply(self, values: Mapping[str, Any], fetch: Sequence[str]) -> StepResult:
         """Run the second half."""
-        return self.session.step({**values, **self._takes}, fetch=fetch)
+        return self.session.step({**values, **self.arena.gradients}, fetch=fetch)
 
     def initial(self) -> Arrays:
         """The first state."""

@@ -1,17 +1,17 @@
 """The gradients of a scaled step that a bound can be told of, and the finite check that they are part of.
 
-They are those of contractions, and of tables: sums of rows that were looked up.
+They are those of contractions, those of tables, which are sums of rows that were looked up, and sums of such.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import onnx_ir as ir
 
-from graphscale.analysis.values import Use, captured_values, constant_tensor, is_known_zero, uses_of
+from graphscale.analysis.values import Use, captured_values, constant_tensor, is_known_zero, read, uses_of
 from graphscale.bound import CHECK
 from graphscale.editing import Editor, read_only, replace_reads
 from graphscale.marks import PASS_KEY
@@ -22,24 +22,35 @@ __all__ = ["Bounded", "Check", "bounded_gradients", "find_check"]
 
 _UNSCALE = ("unscale-gradients", FACTORS)
 _WORTH = 2**13  # elements of a gradient: below, reading it costs less than its bound
+_PASSES = 3  # over a gradient that is not bounded: it is read twice, and written
 _BATCH = 64  # what an axis of unknown size is taken for
 _TABLES = frozenset({"ScatterElements", "ScatterND"})
 
 
-@dataclasses.dataclass(frozen=True)
-class Bounded:
-    """A gradient that is a sum of products, or a sum.
+class Term(NamedTuple):
+    """A sum of products, or a sum, that a gradient consists of.
 
     Attributes:
         operands: what is multiplied, before a transposition, or what is summed.
         cotangent: where the node that gives it, or the transposition before that, reads its scaled operand.
-        scaled: what is unscaled: the result of that node, or that times a number of at most 1.
-        product: the node that unscales it.
-        probe: the nodes that test it for finiteness, in execution order.
     """
 
     operands: tuple[ir.Value, ...]
     cotangent: Use
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounded:
+    """A gradient that a bound can be told of.
+
+    Attributes:
+        terms: what it is the sum of.
+        scaled: what is unscaled: that sum, or it times a number of at most 1.
+        product: the node that unscales it.
+        probe: the nodes that test it for finiteness, in execution order.
+    """
+
+    terms: tuple[Term, ...]
     scaled: ir.Value
     product: ir.Node
     probe: tuple[ir.Node, ...]
@@ -149,24 +160,29 @@ def _bounded(product: ir.Node, check: Check, scaled: set[ir.Value], step: ir.Nod
     then = step.attributes["then_branch"].as_graph()
     probes = [use.node for use in uses_of(gradient) if use.node.graph is not then]
     probe = _probe(probes[0], check) if len(probes) == 1 else None
-    node = _source(dividend)
-    if node is None or probe is None:
+    sources = _sources(dividend)
+    if sources is None or probe is None:
         return None
-    read = [2] if node.op_type in _TABLES else [0, 1]
-    cotangents = [index for index in read if node.inputs[index] in scaled]
-    operands = [value for index in read if (value := node.inputs[index]) is not None]
+    terms = [_term(node, scaled) for node in sources]
+    # The bound reads all operands; the cotangent is read once more, and written.
+    cost = sum(sum(map(_size, term.operands)) + 2 * _size(read(term.cotangent)) for term in terms if term is not None)
+    if None in terms or cost > _PASSES * _size(gradient):
+        return None
+    return Bounded(tuple(term for term in terms if term is not None), dividend, product, probe)
+
+
+def _term(node: ir.Node, scaled: set[ir.Value]) -> Term | None:
+    indices = [2] if node.op_type in _TABLES else [0, 1]
+    cotangents = [index for index in indices if node.inputs[index] in scaled]
+    operands = [value for index in indices if (value := node.inputs[index]) is not None]
     if len(cotangents) != 1 or any(value.dtype is not ir.DataType.FLOAT for value in operands):
         return None
     use = Use(node, cotangents[0])
-    cotangent = node.inputs[use.idx]
-    assert cotangent is not None
-    # The bound reads all operands, and the cotangent is written; the gradient would be read twice and written.
-    if sum(map(_size, operands)) + 2 * _size(cotangent) > 3 * _size(gradient):
-        return None
+    cotangent = read(use)
     transposition = cotangent.producer()
     if _is_transposition(transposition) and len(uses_of(cotangent)) == 1:
         use = Use(transposition, 0)  # ONNX Runtime fuses the transposition with the contraction
-    return Bounded(tuple(map(_before_transposition, operands)), use, dividend, product, probe)
+    return Term(tuple(map(_before_transposition, operands)), use)
 
 
 def _size(value: ir.Value) -> int:
@@ -184,8 +200,8 @@ def _before_transposition(value: ir.Value) -> ir.Value:
     return node.inputs[0] or value if _is_transposition(node) else value
 
 
-def _source(value: ir.Value) -> ir.Node | None:
-    """The node that sums up a value which one node alone reads, past a factor of at most 1."""
+def _sources(value: ir.Value) -> list[ir.Node] | None:
+    """The nodes whose sum a value is which one node alone reads, past factors of at most 1."""
     if len(uses_of(value)) != 1 or value.is_graph_output():
         return None
     node = value.producer()
@@ -195,17 +211,25 @@ def _source(value: ir.Value) -> ir.Node | None:
         for index in (0, 1):
             tensor, other = constant_tensor(node.inputs[index]), node.inputs[1 - index]
             if tensor is not None and tensor.size == 1 and abs(float(tensor.numpy().item())) <= 1 and other is not None:
-                return _source(other)
+                return _sources(other)
         return None
+    if node.op_type in ("Add", "Sum"):
+        found: list[ir.Node] = []
+        for term in node.inputs:
+            sources = None if term is None or term.shape != value.shape else _sources(term)
+            if sources is None:
+                return None
+            found += sources
+        return found
     if node.op_type in _TABLES:
         reduction = node.attributes.get("reduction")
         adds = reduction is None or reduction.as_string() in ("none", "add")
-        return node if adds and is_known_zero(node.inputs[0]) else None
+        return [node] if adds and is_known_zero(node.inputs[0], of_finite=False) else None
     if node.op_type == "Gemm":
         alpha = node.attributes.get("alpha")
         adds = len(node.inputs) > 2 and node.inputs[2] is not None
-        return None if adds or (alpha is not None and abs(alpha.as_float()) > 1) else node
-    return node if node.op_type == "MatMul" else None
+        return None if adds or (alpha is not None and abs(alpha.as_float()) > 1) else [node]
+    return [node] if node.op_type == "MatMul" else None
 
 
 def _probe(node: ir.Node, check: Check) -> tuple[ir.Node, ...] | None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.values import uses_of
+from graphscale.analysis.values import Use, read, uses_of
 from graphscale.editing import Editor, replace_reads
 from graphscale.marks import PASS_KEY, SELECTION
 from graphscale.session.bounded import Bounded, Check
@@ -99,18 +99,20 @@ def _unscale_early(editor: Editor, found: Sequence[Bounded], one: ir.Value) -> t
     sums: dict[ir.Value, ir.Value] = {}
     bounds, flags = [], []
     for gradient in found:
-        for value in gradient.operands:
-            if value not in sums:
-                sums[value] = make.op("ReduceL1", value, keepdims=0)
-        bound, *others = (sums[value] for value in gradient.operands)
-        for other in others:
-            bound = make.op("Mul", bound, other)
+        terms = []
+        for operands in (term.operands for term in gradient.terms):
+            for value in operands:
+                if value not in sums:
+                    sums[value] = make.op("ReduceL1", value, keepdims=0)
+            terms.append(
+                make.op("Mul", *(sums[value] for value in operands)) if len(operands) > 1 else sums[operands[0]]
+            )
+        bound = make.op("Sum", *terms)
         fits = make.op("Less", bound, limit, dtype=_FLAG)
-        node, index = gradient.cotangent
-        cotangent = node.inputs[index]
-        assert cotangent is not None
         factor = make.op("Where", fits, gradient.inverse, one)
-        node.replace_input_with(index, make.op("Mul", cotangent, factor, like=cotangent))
+        for node, index in (term.cotangent for term in gradient.terms):
+            cotangent = read(Use(node, index))
+            node.replace_input_with(index, make.op("Mul", cotangent, factor, like=cotangent))
         bounds.append(bound)
         flags.append(fits)
     # A sum below the limit has only terms below it; what is no number is below nothing. A scale below 1, which can only

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.failures import cannot_fail
 from graphscale.analysis.hazards import ancestors
-from graphscale.analysis.values import is_scalar, uses_of
+from graphscale.analysis.values import is_scalar, subgraphs, uses_of
 from graphscale.editing import PASS_KEY, Editor, replace_reads
 from graphscale.ordering import glance
 
@@ -17,8 +17,10 @@ _MOST = 64  # nodes to wait for one by one
 
 
 def is_inserted(node: ir.Node) -> bool:
-    """Whether graphscale inserted a node; what it inserts does not fail."""
-    return PASS_KEY in node.metadata_props
+    """Whether graphscale inserted a node; what it inserts does not fail, but what it moved into a branch may."""
+    if PASS_KEY not in node.metadata_props:
+        return False
+    return all(is_inserted(inner) or cannot_fail(inner) for body in subgraphs(node) for inner in body)
 
 
 def add_fence(graph: ir.Graph, decision: ir.Value, loss: ir.Value | None) -> ir.Value:

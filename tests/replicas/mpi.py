@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ HAS_MPI = importlib.util.find_spec("mpi4py") is not None
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="needs mpi4py and mpiexec: pip install 'graphscale[mpi]'")
 
 COMMAND = (sys.executable, "-m", "graphscale")
-_LIMIT = 240  # seconds
+_LIMIT = 120  # seconds
 
 
 def program(name: str, *arguments: str) -> tuple[str, ...]:
@@ -66,7 +67,7 @@ def mpiexec(count: int, *parts: Sequence[str], cwd: Path | None = None) -> subpr
     try:
         out, err = process.communicate(timeout=_LIMIT)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         raise AssertionError(f"it hangs: {out}\n{err}") from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -130,6 +130,14 @@ def test_a_process_that_is_stopped_ends_all_with_a_line_that_says_so(folder: Pat
     wait_until(lambda: not ranks_of(folder))
 
 
+def test_a_process_that_ends_before_mpi_has_started_ends_all(folder: Path) -> None:
+    begin = time.monotonic()
+    done = mpiexec(2, (sys.executable, "-c", "raise SystemExit(3)"), (*RUN, "--timeout", "4"), cwd=folder)
+    assert done.returncode != 0 and time.monotonic() - begin < 30
+    # MPICH waits, and is ended; Open MPI's launcher sees it by itself.
+    assert "import_mpi" in done.stderr or "exited" in done.stderr or "exit code" in done.stderr.lower()
+
+
 def test_a_signal_to_one_process_saves_and_stops_all(folder: Path) -> None:
     process = begin(folder, 3)
     os.kill(ranks_of(folder)[1], signal.SIGTERM)
@@ -158,6 +166,14 @@ def test_bad_input_is_one_line_of_rank_0_and_exit_code_2(folder: Path, options: 
     assert done.returncode == 2, done.stderr
     assert len(lines) == 1 and text in lines[0]
     assert not list(folder.glob("*.jsonl"))
+
+
+def test_what_rank_0_cannot_write_ends_all_with_exit_code_2(folder: Path) -> None:
+    (folder / "kept").mkdir()
+    (folder / "kept" / ".lock").mkdir()
+    done = mpiexec(2, (*RUN, "--checkpoint-dir", "kept"), cwd=folder)
+    assert done.returncode == 2, done.stderr
+    assert "graphscale: rank 0: cannot write to kept" in done.stderr
 
 
 def test_processes_with_other_data_are_refused(folder: Path) -> None:

@@ -83,6 +83,37 @@ def test_a_step_that_fails_halfway_leaves_the_state_or_says_that_it_did_not(
     assert_all_same_bits(session.state_dict(), twin.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("metric", "inputs", "feeds_of"),
+    [
+        ("metric = ReduceSum <keepdims: int = 0> (t, axes)", "int64[1] axes", {"axes": np.array([7])}),
+        (
+            "metric = Mul(a, b)",
+            "float[N,3] a, float[N,3] b",
+            {"a": np.ones((4, 3), np.float32), "b": np.ones((5, 3), np.float32)},
+        ),
+    ],
+    ids=["axes", "axes of one name"],
+)
+def test_a_metric_of_shapes_that_do_not_fit(metric: str, inputs: str, feeds_of: dict[str, Any]) -> None:
+    """Only ONNX Runtime sees that; by then no state may have been overwritten."""
+    kind = "float" if "axes" in inputs else "float[N,3]"
+    model = linear_step(
+        f"{SGD}  {metric}",
+        inputs=f"float[4,3] w, {inputs}",
+        outputs=f"float[4,3] w_next, {kind} metric",
+        constants="float rate = {0.1}",
+    )
+    session = gs.Session(
+        gs.scale(with_initializers(model, {"w": np.ones((4, 3), np.float32)}), updates={"w_next": "w"})
+    )
+    before = session.state_dict()
+    x, t = np.ones((8, 4), np.float32), np.zeros((8, 3), np.float32)
+    with pytest.raises(SessionError):
+        session.step({"x": x, "t": t, **feeds_of})
+    assert_all_same_bits(session.state_dict(), before)
+
+
 def test_a_label_out_of_range() -> None:
     session = make()
     session.step(batch())

@@ -6,6 +6,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -42,6 +44,7 @@ def sessions(result: gs.ScaledModel, state: Arrays) -> tuple[gs.Session, gs.Sess
     with (
         mock.patch.object(selection, "_WORTH", 0),
         mock.patch.object(bounded, "_WORTH", 0),
+        mock.patch.object(bounded, "_PASSES", 10**6),
         mock.patch.object(probes, "_SMALL", 0),
     ):
         lowered = gs.Session(result, session_options=options(EXACT), state=state)
@@ -177,3 +180,58 @@ def test_probes_are_exact(kind: str, dtype: type) -> None:
         feeds = {f"g{i}": bad if i == place else array for i, array in enumerate(good)}
         (finite,) = session.run(None, feeds)
         assert finite == np.isfinite(bad).all(), SHAPES[place]
+
+
+TIED = """
+    h = MatMul(x, w) y = MatMul(h, w) d = Sub(y, t) sq = Mul(d, d) loss = ReduceMean <keepdims: int = 0> (sq)
+    dy = Mul(d, two_over_n) wt = Transpose <perm = [1, 0]> (w) dh = MatMul(dy, wt)
+    ht = Transpose <perm = [1, 0]> (h) xt = Transpose <perm = [1, 0]> (x)
+    a = MatMul(ht, dy) b = MatMul(xt, dh) dw = Add(a, b) u = Mul(rate, dw) w_next = Sub(w, u)
+"""
+TABLE = """
+    h = Gather(w, ids) y = MatMul(h, v) d = Sub(y, t) sq = Mul(d, d) loss = ReduceMean <keepdims: int = 0> (sq)
+    dy = Mul(d, two_over_n) vt = Transpose <perm = [1, 0]> (v) dh = MatMul(dy, vt)
+    i = Unsqueeze(ids, last) dw = ScatterND <reduction = "add"> (zeros, i, dh) u = Mul(rate, dw) w_next = Sub(w, u)
+"""
+HEAD = '<ir_version: 10, opset_import: ["": 20]> step ({}) => (float loss, float[4,4] w_next) <{}> {{ {} }}'
+NUMBERS = "float two_over_n = {0.0625}, float rate = {0.125}, float zero = {0}, int64[1] last = {-1}"
+NOTHING = ", float[4,4] nothing = {" + ", ".join(16 * ["0"]) + "}"
+
+
+def run_both(model: onnx.ModelProto, bad: dict[str, float]) -> tuple[list[bool], list[tuple[str | None, str]]]:
+    """Train both sessions on good batches and one with bad numbers; what was applied, and what the session runs."""
+    model = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    result = gs.scale(model, gs.DynamicLossScale(1024.0, 3), updates={"w_next": "w"})
+    feeds = feeds_for(model, **({"ids": np.arange(8) % 3} if "ids" in str(model.graph.input) else {}))
+    state = {"w": feeds.pop("w")}
+    wrong = {name: np.array(array) for name, array in feeds.items()}
+    for name, value in bad.items():
+        wrong[name].reshape(-1)[-1] = value
+    return assert_same_steps(*sessions(result, state), [feeds, feeds, wrong, feeds]), lowered_nodes(result, state)
+
+
+@pytest.mark.parametrize("bad", [{}, {"x": np.inf}, {"t": np.nan}, {"x": 1e20}, {"t": F32_MAX}], ids=str)
+def test_a_gradient_that_is_a_sum_of_contractions(bad: dict[str, float]) -> None:
+    model = onnx.parser.parse_model(HEAD.format("float[8,4] x, float[8,4] t, float[4,4] w", NUMBERS, TIED))
+    applied, nodes = run_both(model, bad)
+    assert nodes.count(("session-bounds", "ReduceL1")) == 4
+    assert applied == [True, True, not bad, True]
+
+
+@pytest.mark.parametrize(
+    ("zeros", "is_bounded"),
+    [
+        ("zeros = Identity(nothing)", True),
+        ("zeros = Mul(z, zero)", False),
+        ("zeros = Mul(w, zero)", False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("bad", [{}, {"z": np.inf}, {"v": np.nan}], ids=str)
+def test_the_gradient_of_a_table(zeros: str, is_bounded: bool, bad: dict[str, float]) -> None:
+    """0 * inf is NaN: zeros that are a product may be none."""
+    inputs = "int64[8] ids, float[4,4] v, float[4,4] z, float[8,4] t, float[4,4] w"
+    model = onnx.parser.parse_model(HEAD.format(inputs, NUMBERS + NOTHING, zeros + TABLE))
+    applied, nodes = run_both(model, bad)
+    assert (("session-bounds", "If") in nodes) == is_bounded
+    assert applied == [True, True, not bad or ("z" in bad and "(z," not in zeros), True]

@@ -55,6 +55,7 @@ def test_a_session_does_what_a_loop_by_hand_does(data: st.DataObject) -> None:
     with (
         mock.patch.object(selection, "_WORTH", least),
         mock.patch.object(bounded, "_WORTH", least),
+        mock.patch.object(bounded, "_PASSES", 3 if least else 10**6),
         mock.patch.object(probes, "_SMALL", least),
     ):
         session = gs.Session(result, session_options=options(level), state=state)
