@@ -30,7 +30,6 @@ __all__ = [
 # Its kernels read an element of each operand before they write that element of the result, and never again; and ONNX
 # Runtime fuses it into nothing that does not.
 _SELECT = "Where"
-_MOST = 16  # writes whose ancestors are looked up one by one
 
 
 def in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -101,8 +100,7 @@ def late_failures(
     if not writes:
         return []
     before = set() if decision is None or not _all_wait(graph, writes, decision) else ancestors(decision)
-    if len(writes) <= _MOST:
-        before |= set.intersection(*(ancestors(*operands_of(write)) for write in writes))
+    before |= _before_all(graph, writes)
     return [node for node in graph if node not in before and not (trusted(node) or cannot_fail(node))]
 
 
@@ -116,6 +114,19 @@ def ancestors(*values: ir.Value) -> set[ir.Node]:
             found.add(node)
             pending += [operand for operand in (*node.inputs, *captured_values(node)) if operand is not None]
     return found
+
+
+def _before_all(graph: ir.Graph, writes: Collection[ir.Node]) -> set[ir.Node]:
+    """The nodes that every one of some nodes depends on. Each of these is a bit, which goes up to what it reads."""
+    bits = {write: 1 << i for i, write in enumerate(writes)}
+    reached: dict[ir.Node, int] = {}
+    for node in reversed(list(graph)):
+        mask = reached.get(node, 0) | bits.get(node, 0)
+        for value in operands_of(node) if mask else ():
+            producer = value.producer()
+            if producer is not None:
+                reached[producer] = reached.get(producer, 0) | mask
+    return {node for node, mask in reached.items() if mask == (1 << len(bits)) - 1}
 
 
 def _all_wait(graph: ir.Graph, writes: Collection[ir.Node], decision: ir.Value) -> bool:

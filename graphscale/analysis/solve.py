@@ -7,6 +7,7 @@ an operand is unscaled, or a second loss scaled. Every edit only adds to the pla
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterable, Sequence
 
@@ -259,7 +260,14 @@ class Solver:
         """Whether a sum with a share of a gradient is a next state, or reads a moment: no gradient does."""
         states = own_coefficients(value, self.topology.states)
         moments = states.keys() - self.topology.forward
-        return bool(moments) or any(NEXT_STATE <= c < 2 for c in states.values())
+        return any(NEXT_STATE <= c < 2 for c in states.values()) or (bool(moments) and bool(moments & self._held))
+
+    @functools.cached_property
+    def _held(self) -> set[ir.Value]:
+        """The states that an output holds with a coefficient near one: what is only fed is no moment."""
+        states = self.topology.states
+        outputs = (own_coefficients(value, states) for value in self.topology.graph.outputs)
+        return {state for found in outputs for state, c in found.items() if c >= NEXT_STATE}
 
     def _source(self, value: ir.Value) -> ir.Value:
         """Where the backward pass ends: up from a use of a gradient, past factors such as the learning rate.

@@ -15,12 +15,11 @@ from graphscale.analysis.values import Use, captured_values, constant_tensor, is
 from graphscale.bound import CHECK
 from graphscale.editing import Editor, read_only, replace_reads
 from graphscale.marks import PASS_KEY
-from graphscale.session.factors import NAME as FACTORS
 from graphscale.session.probes import NAME as PROBES
 
 __all__ = ["Bounded", "Check", "bounded_gradients", "find_check"]
 
-_UNSCALE = ("unscale-gradients", FACTORS)
+_UNSCALE = "unscale-gradients"
 _WORTH = 2**13  # elements of a gradient: below, reading it costs less than its bound
 _PASSES = 3  # over a gradient that is not bounded: it is read twice, and written
 _BATCH = 64  # what an axis of unknown size is taken for
@@ -46,21 +45,14 @@ class Bounded:
     Attributes:
         terms: what it is the sum of.
         scaled: what is unscaled: that sum, or it times a number of at most 1.
-        product: the node that unscales it.
+        division: the node that unscales it.
         probe: the nodes that test it for finiteness, in execution order.
     """
 
     terms: tuple[Term, ...]
     scaled: ir.Value
-    product: ir.Node
+    division: ir.Node
     probe: tuple[ir.Node, ...]
-
-    @property
-    def inverse(self) -> ir.Value:
-        """The reciprocal of the loss scale."""
-        value = self.product.inputs[1]
-        assert value is not None
-        return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +134,7 @@ def bounded_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.N
     scaled = {scale}
     found = []
     for node in graph:
-        if node.metadata_props.get(PASS_KEY) in _UNSCALE:
+        if node.metadata_props.get(PASS_KEY) == _UNSCALE:
             gradient = _bounded(node, check, scaled, step)
             if gradient is not None:
                 found.append(gradient)
@@ -151,9 +143,9 @@ def bounded_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.N
     return found
 
 
-def _bounded(product: ir.Node, check: Check, scaled: set[ir.Value], step: ir.Node) -> Bounded | None:
-    gradient, dividend = product.outputs[0], product.inputs[0]
-    if product.op_type != "Mul" or dividend is None or gradient.is_graph_output():
+def _bounded(division: ir.Node, check: Check, scaled: set[ir.Value], step: ir.Node) -> Bounded | None:
+    gradient, dividend = division.outputs[0], division.inputs[0]
+    if division.op_type != "Div" or dividend is None or gradient.is_graph_output():
         return None
     if gradient.shape is None or not gradient.shape.is_static() or math.prod(gradient.shape.numpy()) < _WORTH:
         return None
@@ -168,7 +160,7 @@ def _bounded(product: ir.Node, check: Check, scaled: set[ir.Value], step: ir.Nod
     cost = sum(sum(map(_size, term.operands)) + 2 * _size(read(term.cotangent)) for term in terms if term is not None)
     if None in terms or cost > _PASSES * _size(gradient):
         return None
-    return Bounded(tuple(term for term in terms if term is not None), dividend, product, probe)
+    return Bounded(tuple(term for term in terms if term is not None), dividend, division, probe)
 
 
 def _term(node: ir.Node, scaled: set[ir.Value]) -> Term | None:

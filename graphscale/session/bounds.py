@@ -4,7 +4,7 @@ A gradient dw = MatMul(x, dy) has no element larger than the sum of all |x| time
 part of its sums (the triangle inequality). Where that is far below the largest float32 number, dw is finite: x and dy
 are the activations of a batch, and smaller than the weights. Then dy can be divided by the loss scale instead of dw.
 
-Without an overflow both quotients are the same, bit for bit, unless one of them is a subnormal number: the scale is a
+Without an overflow both quotients are the same, bit for bit, unless a number is subnormal on the way: the scale is a
 power of two.
 """
 
@@ -48,32 +48,33 @@ class _Nodes:
         return result
 
 
-def bound_gradients(graph: ir.Graph, check: Check, step: ir.Node, found: Sequence[Bounded]) -> None:
+def bound_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Node, found: Sequence[Bounded]) -> None:
     """Test gradients by the bounds of the operands that they come from.
 
-    Before: `dw = Mul(MatMul(x, dy), inverse); finite = ...(dw)`
+    Before: `dw = Div(MatMul(x, dy), scale); finite = ...(dw)`
             `w.next = If <then: f(dw); else: w> (finite)`
-    After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); raw = MatMul(x, Mul(dy, Where(fits, inverse, 1)))`
+    After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); raw = MatMul(x, Mul(dy, Where(fits, 1 / scale, 1)))`
             `finite, w.next = If <then: True, f(raw);`
-            `                     else: dw = Mul(raw, Where(fits, 1, inverse)); ok = ...(dw);`
+            `                     else: dw = Div(raw, Where(fits, 1, scale)); ok = ...(dw);`
             `                           ok, If <then: f(dw); else: w> (ok)> (fits)`
 
     Args:
         graph: the main graph, which is changed.
         check: the finite check.
+        scale: the loss scale.
         step: the If that applies a step or leaves the state as it was.
         found: the gradients to treat so.
     """
     editor = Editor(graph)
     one = editor.shared_constant(f"graphscale/{NAME}.one", np.asarray(1, dtype=np.float32))
-    fit, flags = _unscale_early(editor, found, one)
+    fit, flags = _unscale_early(editor, scale, found, one)
     for gradient in found:
         check.leave_out(gradient)
     at_once = _Nodes(editor).op("And", fit, check.decision, dtype=_FLAG)
     then, keep = (step.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
-    otherwise = _exact_branch(editor, check, found, flags, one, then.clone(allow_outer_scope_values=True), keep)
+    otherwise = _exact_branch(editor, check, scale, found, flags, one, then.clone(allow_outer_scope_values=True), keep)
     for gradient in found:
-        unscaled = gradient.product.outputs[0]
+        unscaled = gradient.division.outputs[0]
         replace_reads(unscaled, gradient.scaled, [use for use in uses_of(unscaled) if use.node.graph is then])
     inside: list[ir.Node] = []
     then.outputs.insert(0, _Nodes(editor, inside).op("Identity", at_once, dtype=_FLAG))
@@ -88,14 +89,29 @@ def bound_gradients(graph: ir.Graph, check: Check, step: ir.Node, found: Sequenc
             editor.take_over_output(old, new, "selected")
     graph.remove(step, safe=True)
     check.hand_over(editor, node.outputs[0], otherwise)
-    graph.remove([gradient.product for gradient in found], safe=True)
+    graph.remove([gradient.division for gradient in found], safe=True)
     graph.sort()
 
 
-def _unscale_early(editor: Editor, found: Sequence[Bounded], one: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
+def _unscale_early(
+    editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Value
+) -> tuple[ir.Value, list[ir.Value]]:
     """Unscale the cotangents of gradients that are bounded; whether all are, and whether each is."""
     make = _Nodes(editor)
-    limit = editor.shared_constant(f"graphscale/{NAME}.limit", np.asarray(_SAFE, dtype=np.float32))
+
+    def number(name: str, value: float) -> ir.Value:
+        return editor.shared_constant(f"graphscale/{NAME}.{name}", np.asarray(value, dtype=np.float32))
+
+    # A scale below 1, which can only have been loaded, makes numbers larger; one above 2**126 has no normal reciprocal.
+    # Nothing is below the limit then.
+    outside = make.op(
+        "Or",
+        make.op("Less", scale, one, dtype=_FLAG),
+        make.op("Greater", scale, number("largest_scale", 2.0**126), dtype=_FLAG),
+        dtype=_FLAG,
+    )
+    limit = make.op("Where", outside, number("none", 0.0), number("limit", _SAFE))
+    inverse = make.op("Reciprocal", scale)
     sums: dict[ir.Value, ir.Value] = {}
     bounds, flags = [], []
     for gradient in found:
@@ -109,21 +125,20 @@ def _unscale_early(editor: Editor, found: Sequence[Bounded], one: ir.Value) -> t
             )
         bound = make.op("Sum", *terms)
         fits = make.op("Less", bound, limit, dtype=_FLAG)
-        factor = make.op("Where", fits, gradient.inverse, one)
+        factor = make.op("Where", fits, inverse, one)
         for node, index in (term.cotangent for term in gradient.terms):
             cotangent = read(Use(node, index))
             node.replace_input_with(index, make.op("Mul", cotangent, factor, like=cotangent))
         bounds.append(bound)
         flags.append(fits)
-    # A sum below the limit has only terms below it; what is no number is below nothing. A scale below 1, which can only
-    # have been loaded, makes gradients larger.
-    total = make.op("Mul", make.op("Sum", *bounds), make.op("Max", found[0].inverse, one))
-    return make.op("Less", total, limit, dtype=_FLAG), flags
+    # A sum below the limit has only terms below it; what is no number is below nothing.
+    return make.op("Less", make.op("Sum", *bounds), limit, dtype=_FLAG), flags
 
 
 def _exact_branch(
     editor: Editor,
     check: Check,
+    scale: ir.Value,
     found: Sequence[Bounded],
     flags: Sequence[ir.Value],
     one: ir.Value,
@@ -135,9 +150,9 @@ def _exact_branch(
     make = _Nodes(editor, nodes)
     probes = []
     for gradient, fits in zip(found, flags, strict=True):
-        rest = make.op("Where", fits, one, gradient.inverse)
-        unscaled = make.op("Mul", gradient.scaled, rest, like=gradient.scaled)
-        old = gradient.product.outputs[0]
+        rest = make.op("Where", fits, one, scale)
+        unscaled = make.op("Div", gradient.scaled, rest, like=gradient.scaled)
+        old = gradient.division.outputs[0]
         replace_reads(old, unscaled, [use for use in uses_of(old) if use.node.graph is apply])
         probes.append(make.op("ReduceSum", make.op("Mul", unscaled, check.zero, like=unscaled), keepdims=0))
     bad = make.op("IsNaN", make.op("Sum", *probes), dtype=_FLAG)

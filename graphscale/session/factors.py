@@ -1,6 +1,7 @@
-"""The division of gradients by the loss scale, where that is a power of two: both rewrites are exact then.
+"""Factors of a gradient before its division by the loss scale, where ONNX Runtime fuses them with what gives it.
 
-A state may be loaded whose scale is none: quotients are rounded once more then, as the products with that scale are.
+That is exact where the scale is a power of two. A state may be loaded whose scale is none: then the quotients are
+rounded once more, as the products with that scale are.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import onnx_ir as ir
 
 from graphscale.analysis.values import Use, constant_tensor, uses_of
 from graphscale.bound import CHECK
-from graphscale.editing import PASS_KEY, Editor, replace_reads
+from graphscale.editing import PASS_KEY, replace_reads
 from graphscale.loss_scale import DynamicLossScale, LossScale
 
-__all__ = ["keeps_to_powers_of_two", "multiply_by_reciprocal", "multiply_first"]
+__all__ = ["keeps_to_powers_of_two", "multiply_first"]
 
-NAME = "session-factors"
 _UNSCALE = "unscale-gradients"
 
 
@@ -31,30 +31,6 @@ def keeps_to_powers_of_two(policy: LossScale | None) -> bool:
     return rule.min_loss_scale >= 1 and all(math.frexp(number)[0] == 0.5 for number in numbers)
 
 
-def multiply_by_reciprocal(graph: ir.Graph) -> None:
-    """Let gradients be multiplied by the reciprocal of the loss scale: a CPU divides more slowly than it reads memory.
-
-    Before: `dw = Div(dw.scaled, scale); db = Div(db.scaled, scale)`
-    After:  `inverse = Reciprocal(scale); dw = Mul(dw.scaled, inverse); db = Mul(db.scaled, inverse)`
-    """
-    editor = Editor(graph)
-    inverses: dict[ir.Value, ir.Value] = {}
-    for division in tuple(graph):
-        scale, dividend = (division.inputs[1], division.inputs[0]) if _unscales(division) else (None, None)
-        if scale is None or dividend is None or scale.dtype is not ir.DataType.FLOAT:
-            continue
-        if scale not in inverses:
-            inverse = [("inverse_scale", scale.dtype, scale.shape)]
-            inverses[scale] = editor.node(NAME, "Reciprocal", [scale], inverse, at=("before", division)).outputs[0]
-        quotient = division.outputs[0]
-        outputs = [(f"{quotient.name}.product", quotient.dtype, quotient.shape)]
-        product = editor.node(NAME, "Mul", [dividend, inverses[scale]], outputs, at=("after", division)).outputs[0]
-        replace_reads(quotient, product, uses_of(quotient))
-        if quotient.is_graph_output():
-            editor.take_over_output(quotient, product, "quotient")
-        graph.remove(division, safe=True)
-
-
 def multiply_first(graph: ir.Graph) -> None:
     """Let a gradient that is only multiplied by a number, the learning rate, say, be multiplied before it is divided.
 
@@ -62,8 +38,8 @@ def multiply_first(graph: ir.Graph) -> None:
     After:  `dw = MatMul(x, dy); step.scaled = Mul(dw, 0.1);   step = Div(step.scaled, scale)`
 
     The first two are one kernel then. What is tested for finiteness is the step: for a scale of at least 1 and a number
-    of at most 1 it is finite if and only if the gradient is. The step is the same, bit for bit, unless the gradient is
-    a subnormal number.
+    of at most 1 it is finite if and only if the gradient is. The step is the same, bit for bit, unless the gradient or
+    the step is a subnormal number.
     """
     changed = False
     for division in tuple(graph):

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from graphscale.loss_scale import get
 from graphscale.session.bounded import bounded_gradients, find_check
 from graphscale.session.bounds import bound_gradients
-from graphscale.session.factors import keeps_to_powers_of_two, multiply_by_reciprocal, multiply_first
+from graphscale.session.factors import keeps_to_powers_of_two, multiply_first
 from graphscale.session.probes import probe_at_once
 from graphscale.session.selection import select_step
 
@@ -35,7 +35,6 @@ def lower_for_cpu(
     exact = keeps_to_powers_of_two(get(policy))
     if exact:
         multiply_first(graph)
-        multiply_by_reciprocal(graph)
     probe_at_once(graph)
     step = select_step(graph, decision, outputs)
     if step is None or scale is None or not exact:
@@ -43,4 +42,4 @@ def lower_for_cpu(
     check = find_check(graph, decision, step)
     found = [] if check is None else bounded_gradients(graph, check, scale, step)
     if check is not None and found:
-        bound_gradients(graph, check, step, found)
+        bound_gradients(graph, check, scale, step, found)

@@ -23,7 +23,7 @@ HAS_MPI = importlib.util.find_spec("mpi4py") is not None
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="needs mpi4py and mpiexec: pip install 'graphscale[mpi]'")
 
 COMMAND = (sys.executable, "-m", "graphscale")
-_LIMIT = 120  # seconds
+_LIMIT = 240  # seconds
 
 
 def program(name: str, *arguments: str) -> tuple[str, ...]:
