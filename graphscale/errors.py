@@ -19,8 +19,10 @@ __all__ = [
     "OutputError",
     "PassOrderError",
     "ProofError",
+    "ReplicaError",
     "SeedNotFoundError",
     "SessionError",
+    "SplitError",
     "TargetError",
     "TrainingError",
     "UnknownOperatorError",
@@ -113,3 +115,11 @@ class VerifyError(GraphscaleError):
 
 class LintError(GraphscaleError):
     """A lint code that was asked for does not exist."""
+
+
+class SplitError(GraphscaleError):
+    """A step cannot be cut at its gradients, or not in the way that was asked for."""
+
+
+class ReplicaError(GraphscaleError):
+    """Replicas do not agree, one of them has failed or does not answer, or MPI is missing."""

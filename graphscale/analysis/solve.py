@@ -259,8 +259,8 @@ class Solver:
     def _belongs_to_the_optimizer(self, value: ir.Value) -> bool:
         """Whether a sum with a share of a gradient is a next state, or reads a moment: no gradient does."""
         states = own_coefficients(value, self.topology.states)
-        moments = states.keys() - self.topology.forward
-        return any(NEXT_STATE <= c < 2 for c in states.values()) or (bool(moments) and bool(moments & self._held))
+        held = {state: c for state, c in states.items() if state in self._held} if states else {}
+        return any(NEXT_STATE <= c < 2 or state not in self.topology.forward for state, c in held.items())
 
     @functools.cached_property
     def _held(self) -> set[ir.Value]:

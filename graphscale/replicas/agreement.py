@@ -11,9 +11,9 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale import io
+from graphscale.errors import ReplicaError
 from graphscale.metadata import Stamp
 from graphscale.replicas.collectives import Replicas
-from graphscale.replicas.errors import ReplicaError
 
 __all__ = ["agree", "facts_of"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.replicas.errors import SplitError
+from graphscale.errors import SplitError
 
 __all__ = ["BUCKET_BYTES", "Bucket", "Gradient", "Segment", "bucket_size", "in_stages", "lay_out", "lay_out_shares"]
 

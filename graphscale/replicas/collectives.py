@@ -12,8 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from graphscale.errors import GraphscaleError, one_line
-from graphscale.replicas.errors import ReplicaError
+from graphscale.errors import GraphscaleError, ReplicaError, one_line
 from graphscale.replicas.launch import HEARD, launched_size
 
 __all__ = ["Replicas", "Request", "Traffic", "available_cores", "import_mpi", "told"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from graphscale.errors import ReplicaError
 from graphscale.replicas.collectives import Replicas
-from graphscale.replicas.errors import ReplicaError
 
 __all__ = ["decide", "means"]
 

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from graphscale.errors import SessionError, one_line
+from graphscale.errors import SessionError, SplitError, one_line
 from graphscale.replicas.buckets import Bucket
-from graphscale.replicas.errors import SplitError
 from graphscale.replicas.split import Halves
 from graphscale.session.interface import InputSpec, as_feed, as_ort_value, read_specs
 from graphscale.session.loading import create

@@ -11,9 +11,8 @@ from onnx_ir.passes.common import ShapeInferencePass
 from graphscale.analysis.types import dtypes_of
 from graphscale.analysis.values import operands_of, subgraphs, uses_of
 from graphscale.editing import Editor, replace_reads
-from graphscale.errors import UnsupportedModelError
+from graphscale.errors import SplitError, UnsupportedModelError
 from graphscale.replicas.buckets import Gradient
-from graphscale.replicas.errors import SplitError
 
 __all__ = ["MARK", "REPLICAS_FINITE", "add_common_decision", "extract", "gradients_of", "know_types"]
 

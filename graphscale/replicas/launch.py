@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphscale.errors import GraphscaleError, one_line
-from graphscale.replicas.errors import ReplicaError
+from graphscale.errors import GraphscaleError, ReplicaError, one_line
 
 if TYPE_CHECKING:
     from graphscale.replicas.collectives import Replicas

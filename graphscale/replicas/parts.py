@@ -9,8 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.values import operands_of
-from graphscale.errors import SessionError
-from graphscale.replicas.errors import SplitError
+from graphscale.errors import SessionError, SplitError
 from graphscale.replicas.halves import extract, know_types
 from graphscale.replicas.shares import Shares
 from graphscale.replicas.split import Halves

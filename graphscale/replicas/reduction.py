@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from graphscale.errors import ReplicaError
 from graphscale.replicas.buckets import Bucket
 from graphscale.replicas.collectives import Replicas, Request
-from graphscale.replicas.errors import ReplicaError
 
 __all__ = ["Reduction", "mean_and_check"]
 

@@ -13,13 +13,12 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.diagnosis import explains_damage
-from graphscale.errors import GraphscaleError, SessionError
+from graphscale.errors import GraphscaleError, ReplicaError, SessionError
 from graphscale.pipeline import Model, ScaledModel
 from graphscale.replicas.agreement import agree, facts_of
 from graphscale.replicas.buckets import BUCKET_BYTES, bucket_size
 from graphscale.replicas.collectives import Replicas, Traffic, available_cores, told
 from graphscale.replicas.decision import decide, means
-from graphscale.replicas.errors import ReplicaError
 from graphscale.replicas.first_half import FirstHalf
 from graphscale.replicas.halves import REPLICAS_FINITE
 from graphscale.replicas.sharded_update import ShardedUpdate

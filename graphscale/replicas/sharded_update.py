@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from graphscale.errors import SessionError, one_line
+from graphscale.errors import SessionError, SplitError, one_line
 from graphscale.replicas.buckets import lay_out_shares
 from graphscale.replicas.collectives import Replicas
-from graphscale.replicas.errors import SplitError
 from graphscale.replicas.first_half import Arena, Held
 from graphscale.replicas.gathered import GatheredState
 from graphscale.replicas.parts import cut_parts, specs_of

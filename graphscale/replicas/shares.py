@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from graphscale.analysis.hazards import ancestors
 from graphscale.analysis.values import is_scalar, node_name, operands_of
+from graphscale.errors import SplitError
 from graphscale.marks import PASS_KEY
 from graphscale.replicas.buckets import Gradient
-from graphscale.replicas.errors import SplitError
 from graphscale.replicas.halves import MARK, REPLICAS_FINITE
 
 __all__ = ["Shares", "share_out", "trust_replicas"]

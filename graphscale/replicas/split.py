@@ -15,11 +15,11 @@ import onnx_ir as ir
 from graphscale import io
 from graphscale.collector import paused_collector
 from graphscale.diagnosis import explains_damage
+from graphscale.errors import SplitError
 from graphscale.metadata import Stamp, read_stamp
 from graphscale.pipeline import Model, ScaledModel, open_copy
 from graphscale.replicas.buckets import BUCKET_BYTES, Bucket, Gradient, bucket_size, in_stages, lay_out
 from graphscale.replicas.cut import Cut, find_cut
-from graphscale.replicas.errors import SplitError
 from graphscale.replicas.halves import REPLICAS_FINITE, add_common_decision, extract, gradients_of, know_types
 from graphscale.replicas.packing import pack, unpack
 from graphscale.replicas.stages import cut_stages

@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from graphscale.analysis.hazards import ancestors
 from graphscale.analysis.values import operands_of
+from graphscale.errors import SplitError
 from graphscale.replicas.buckets import Gradient
 from graphscale.replicas.cut import Cut
-from graphscale.replicas.errors import SplitError
 from graphscale.replicas.halves import extract, know_types
 
 __all__ = ["cut_stages"]

@@ -7,7 +7,8 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.replicas import SplitError, SplitStep
+from graphscale.errors import SplitError
+from graphscale.replicas import SplitStep
 from tests.build import EXACT, feeds_for, linear_step
 from tests.conftest import assert_all_same_bits, make_session, run_session
 from tests.replicas.steps import Chain

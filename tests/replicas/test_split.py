@@ -11,8 +11,8 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.errors import AlreadyScaledError, GraphscaleError, ModelFileError
-from graphscale.replicas import SplitError, SplitStep
+from graphscale.errors import AlreadyScaledError, GraphscaleError, ModelFileError, SplitError
+from graphscale.replicas import SplitStep
 from tests.build import EXACT
 from tests.conftest import MODELS, Arrays, assert_all_same_bits, load_example, make_session, run_session
 from tests.replicas.steps import DIGITS, STEPS, Chain, fed_back, scaled
