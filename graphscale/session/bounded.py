@@ -103,7 +103,7 @@ class Check:
 
 
 def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> Check | None:
-    """The finite check by standard operators, unless what it says goes into the step itself by another way.
+    """The finite check by standard operators that a step goes by, unless it reads what that says by another way, too.
 
     Args:
         graph: the main graph.
@@ -120,7 +120,7 @@ def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> Check | No
         if len(uses) != 1 or uses[0].node.op_type != op_type or value.is_graph_output():
             return None
         value = uses[0].node.outputs[0]
-    outcome = {value, decision}
+    outcome = {value}
     for node in graph:
         if node is not step and not outcome.isdisjoint((*node.inputs, *captured_values(node))):
             outcome.update(node.outputs)
