@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator, Mapping
+from typing import NoReturn
 
 import numpy as np
 import onnx
 import onnx.printer
 import onnxruntime as ort
-from hypothesis import HealthCheck, Phase, assume, event, given, note, settings
+from hypothesis import HealthCheck, Phase, assume, event, given, note, reject, settings
 from hypothesis import strategies as st
 
 import graphscale as gs
@@ -172,6 +173,8 @@ def _findings(step: Step, how: Presentation) -> tuple[object, ...]:
         if not _has_no_contraction(error):
             raise
         return ("refused",)
+    except UpdateError as error:
+        _set_aside(error)
     return (
         values[report.loss],
         {values[gradient.value] for gradient in report.gradients},
@@ -198,11 +201,17 @@ def _drawn(data: st.DataObject) -> tuple[Step, Rendered]:
     try:
         gs.scale(rendered.model)
     except UpdateError as error:
-        # A constant looks like the state of an output, too, and graphscale asks which it is.
-        assume("may be the next value of any of" not in str(error))
+        _set_aside(error)
     except SeedNotFoundError as error:
         assume(not _has_no_contraction(error))
     return step, rendered
+
+
+def _set_aside(error: UpdateError) -> NoReturn:
+    """Draw another graph where a constant looks like the state of an output, too, and graphscale asks which it is."""
+    if "may be the next value of any of" not in str(error):
+        raise error
+    reject()
 
 
 def _has_no_contraction(error: SeedNotFoundError) -> bool:
