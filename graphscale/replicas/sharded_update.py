@@ -22,7 +22,7 @@ from graphscale.replicas.shares import share_out, trust_replicas
 from graphscale.replicas.split import Halves
 from graphscale.replicas.updates import REDUCING, SHARING
 from graphscale.replicas.whole import sizes_of
-from graphscale.session.carried import check_state
+from graphscale.session.carried import check_all_state, check_state
 from graphscale.session.loading import create, read_values
 from graphscale.session.result import StepResult
 from graphscale.session.session import Session
@@ -127,11 +127,7 @@ class ShardedUpdate:
         Raises:
             SessionError: one is missing, unknown, or does not fit.
         """
-        arrays = check_state(self.specs, state, source)
-        missing = [name for name in self.specs if name not in arrays]
-        if missing:
-            raise SessionError(f"{source} lacks the state {missing[0]!r}; it is of another graph")
-        return arrays
+        return check_all_state(self.specs, state, source)
 
     def write(self, state: Arrays) -> None:
         """Give the state of rank 0 to all, of which each keeps its share and the weights."""

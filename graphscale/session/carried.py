@@ -16,7 +16,7 @@ import numpy as np
 from graphscale.errors import SessionError, one_line
 from graphscale.session.interface import InputSpec, as_native
 
-__all__ = ["CarriedState", "Device", "check_state"]
+__all__ = ["CarriedState", "Device", "check_all_state", "check_state"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -126,16 +126,25 @@ class CarriedState:
         Raises:
             SessionError: one is missing, unknown, or does not fit.
         """
-        arrays = check_state(self.specs, values, source)
-        missing = [name for name in self.specs if name not in arrays]
-        if missing:
-            raise SessionError(f"{source} lacks the state {missing[0]!r}; it is of another graph")
-        return arrays
+        return check_all_state(self.specs, values, source)
 
     def write(self, arrays: Arrays) -> None:
         """Replace all present values by what `check` returned."""
         for name, array in arrays.items():
             self._now[name].update_inplace(np.asarray(array, order="C"))
+
+
+def check_all_state(specs: Mapping[str, InputSpec], values: Mapping[str, Any], source: str) -> Arrays:
+    """The values of all state as arrays.
+
+    Raises:
+        SessionError: one is missing, is not carried, or does not fit.
+    """
+    arrays = check_state(specs, values, source)
+    missing = [name for name in specs if name not in arrays]
+    if missing:
+        raise SessionError(f"{source} lacks the state {missing[0]!r}; it is of another graph")
+    return arrays
 
 
 def check_state(specs: Mapping[str, InputSpec], values: Mapping[str, Any], source: str) -> Arrays:
