@@ -7,8 +7,8 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from training_steps.sides import PLAIN, Side, Sides
-from training_steps.tensorflow_steps import Batch, Function, batches_of, loss_of, use_threads
+from training_steps.sides import Sides
+from training_steps.tensorflow_steps import Batch, Function, loss_of, maker_of
 from training_steps.workloads import (
     ADAMW_RATE,
     BETAS,
@@ -58,13 +58,4 @@ def function(workload: Workload, *, scaled: bool) -> Function:
 
 def maker(threads: int) -> Callable[[Workload], Sides]:
     """What makes the sides of a workload."""
-    use_threads(threads)
-
-    def make(workload: Workload) -> Sides:
-        sides: dict[str, Side] = {
-            PLAIN: function(workload, scaled=False),
-            "LossScaleOptimizer": function(workload, scaled=True),
-        }
-        return Sides(sides, batches_of(workload))
-
-    return make
+    return maker_of(function, "LossScaleOptimizer", threads)

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from training_steps import workloads
+from training_steps.sides import PLAIN, Side, Sides
 from training_steps.workloads import Arrays, Workload
 
 Weights = Mapping[str, Any]  # variables
@@ -109,3 +110,20 @@ def use_threads(threads: int) -> None:
     """Compute with so many threads, as TensorFlow does of itself on so many cores."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+def maker_of(function: Callable[..., Function], scaled: str, threads: int) -> Callable[[Workload], Sides]:
+    """What makes the sides of a workload.
+
+    Args:
+        function: makes the step of a workload, with or without a loss scale.
+        scaled: what to call it with one.
+        threads: how many to compute with.
+    """
+    use_threads(threads)
+
+    def make(workload: Workload) -> Sides:
+        sides: dict[str, Side] = {PLAIN: function(workload, scaled=False), scaled: function(workload, scaled=True)}
+        return Sides(sides, batches_of(workload))
+
+    return make
