@@ -19,10 +19,10 @@ models  The whole training steps: does what each tool makes of them load and run
         same for graphscale, also emulated, with a dynamic loss scale: the CPU provider computes in float32 between
         casts, and takes pairs of casts away, so that only emulation shows what float16 rounds. "No masters": a next
         weight or moment is computed in float16. Constants that float16 does not hold are looked up.
-time    CPU time on the training step that pass_cost.py generates, ModelProto in, ModelProto out, in one process, and of
-        the pass `Autocast` alone, which changes an onnx_ir model in place, as the peers change a ModelProto in place;
-        medians of the repeats; a job that takes more than 30 s runs once. The peer that grows with the square is left
-        out above 10,000 nodes.
+time    CPU time on the training step that pass_cost.py generates, ModelProto in, ModelProto out, in a process for each
+        size (what another size has left in memory makes the next one slower), and of the pass `Autocast` alone, which
+        changes an onnx_ir model in place, as the peers change a ModelProto in place; medians of the repeats; a job that
+        takes more than 30 s runs once. The peer that grows with the square is left out above 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ import argparse
 import functools
 import gc
 import statistics
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -229,28 +231,35 @@ def seconds(job: Callable[[], Any], repeats: int) -> float:
     return statistics.median(times)
 
 
-def measure_time(peers: Sequence[str], sizes: Sequence[int], repeats: int) -> None:
+def measure_sizes(sizes: Sequence[int], repeats: int) -> None:
+    """Let a process for each size print its row."""
+    for number, size in enumerate(sizes):
+        command = [sys.executable, __file__, "time", "--nodes", str(size), "--repeats", str(repeats)]
+        *head, line = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+        print("\n".join([line] if number else [*head, line]), flush=True)
+
+
+def measure_time(peers: Sequence[str], size: int, repeats: int) -> None:
     peers = [peer for peer in peers if peer != "auto"]  # it searches, by running the graph
     columns = (name for peer in peers for name in (peer, "ratio", "ratio to the pass", "casts"))
     table("nodes", "graphscale", "the pass", "casts", *columns)
-    for size in sizes:
-        graph = training_graph(max(1, round(size / NODES_PER_LAYER)))
-        model = ir.to_proto(graph)
-        before = casts(model)
-        job = functools.partial(convert, "graphscale", model, {})
-        ours = seconds(job, repeats)
-        copies = [graph.clone() for _ in range(repeats)]
-        inside = seconds(lambda c=copies: Autocast()(c.pop()), repeats)
-        cells = [f"{len(model.graph.node):,}", f"{ours:.2f} s", f"{inside:.2f} s", casts(job()) - before]
-        for peer in peers:
-            if peer == "common" and size > LARGEST_OF_SQUARE:
-                cells += ["left out", "", "", ""]
-                continue
-            results: list[onnx.ModelProto] = []
-            theirs = seconds(lambda p=peer, m=model, r=results: r.append(convert(p, m, {})), repeats)
-            ratios = (f"{theirs / own:.1f}" for own in (ours, inside))
-            cells += [f"{theirs:.2f} s", *ratios, casts(results[0]) - before]
-        row(*cells)
+    graph = training_graph(max(1, round(size / NODES_PER_LAYER)))
+    model = ir.to_proto(graph)
+    before = casts(model)
+    job = functools.partial(convert, "graphscale", model, {})
+    ours = seconds(job, repeats)
+    copies = [graph.clone() for _ in range(repeats)]
+    inside = seconds(lambda c=copies: Autocast()(c.pop()), repeats)
+    cells = [f"{len(model.graph.node):,}", f"{ours:.2f} s", f"{inside:.2f} s", casts(job()) - before]
+    for peer in peers:
+        if peer == "common" and size > LARGEST_OF_SQUARE:
+            cells += ["left out", "", "", ""]
+            continue
+        results: list[onnx.ModelProto] = []
+        theirs = seconds(lambda p=peer, m=model, r=results: r.append(convert(p, m, {})), repeats)
+        ratios = (f"{theirs / own:.1f}" for own in (ours, inside))
+        cells += [f"{theirs:.2f} s", *ratios, casts(results[0]) - before]
+    row(*cells)
 
 
 def main() -> None:
@@ -268,7 +277,10 @@ def main() -> None:
         if not options.parts or "models" in options.parts:
             try_models(peers)
         if not options.parts or "time" in options.parts:
-            measure_time(peers, options.nodes, options.repeats)
+            if len(options.nodes) > 1:
+                measure_sizes(options.nodes, options.repeats)
+            else:
+                measure_time(peers, options.nodes[0], options.repeats)
 
 
 if __name__ == "__main__":

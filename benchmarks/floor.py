@@ -56,7 +56,7 @@ class Case:
         model: the step.
         weights: the first weights; each has a gradient.
         batches: what to feed, in turn.
-        multiplier: of the policy. With a power of two gs.Session may multiply by reciprocals and use bounds.
+        multiplier: of the policy. With another one than a power of two gradients must be divided.
     """
 
     name: str

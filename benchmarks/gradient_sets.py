@@ -16,8 +16,9 @@ Arrays = dict[str, np.ndarray]
 BATCH = 8
 RATE = 1e-3
 # What the gradients are: contractions; sums of two contractions, of weights that are used twice; contractions times a
-# mask, of a pruned network. gs.Session tests no product of elements by a bound: it must read such a gradient.
-KINDS = ("products", "sums", "masked")
+# mask, of a pruned network; the same with a mask that is fed, which must be read for its bound; and contractions whose
+# rows are put in another order, of which gs.Session knows no bound: it must read the gradients.
+KINDS = ("products", "sums", "masked", "fed masks", "ordered")
 
 
 class GradientSet:
@@ -32,6 +33,8 @@ class GradientSet:
 
     def __init__(self, count: int, width: int, kind: str, *, constant_rate: bool) -> None:
         self._width, self._kind, self._constant_rate = width, kind, constant_rate
+        self._kept = np.random.default_rng(2).random((width, width)) < 0.5
+        self._order = np.random.default_rng(3).permutation(width)
         self._names = [f"weight{i}" for i in range(count)]
 
     def model(self) -> ir.Model:
@@ -40,9 +43,13 @@ class GradientSet:
         x, targets = variable("x", (BATCH, self._width)), variable("targets", (BATCH,), ir.DataType.INT64)
         rate = tape.number(RATE) if self._constant_rate else variable("learning_rate", ())
         weights = [variable(name, square) for name in self._names]
+        mask = variable("mask", square)
+        if self._kind == "masked":
+            mask = tape.constants.setdefault("mask", constant("mask", self._kept.astype(np.float32)))
         y = x
         for weight in weights * (2 if self._kind == "sums" else 1):
-            y = tape.logits(y, self._masked(tape, weight) if self._kind == "masked" else weight)
+            used = self._masked(tape, weight, mask) if "mask" in self._kind else weight
+            y = tape.logits(y, self._ordered(tape, weight) if self._kind == "ordered" else used)
         loss, change = tape.cross_entropy(y, targets)
         loss.name = "loss"
         cotangents = {y: change}
@@ -52,7 +59,7 @@ class GradientSet:
             step = tape.op("Mul", cotangents[weight], rate, shape=square)
             outputs.append(tape.op("Sub", weight, step, shape=square))
             outputs[-1].name = f"{weight.name}.next"
-        fed = [x, targets, *([] if self._constant_rate else [rate])]
+        fed = [x, targets, *([] if self._constant_rate else [rate]), *([mask] if self._kind == "fed masks" else [])]
         graph = ir.Graph(
             [*fed, *weights],
             [loss, *outputs],
@@ -63,15 +70,25 @@ class GradientSet:
         )
         return ir.Model(graph, ir_version=10, producer_name="gradient_sets")
 
-    def _masked(self, tape: Tape, weight: ir.Value) -> ir.Value:
+    def _masked(self, tape: Tape, weight: ir.Value, mask: ir.Value) -> ir.Value:
         """A weight of which half the elements are kept at zero."""
-        kept = np.random.default_rng(2).random((self._width, self._width)) < 0.5
-        mask = tape.constants.setdefault("mask", constant("mask", kept.astype(np.float32)))
 
         def pull(g: ir.Value) -> Iterable[tuple[ir.Value, ir.Value]]:
             yield weight, tape.op("Mul", g, mask, shape=weight.shape)
 
         return tape.record(tape.op("Mul", weight, mask, shape=weight.shape), pull)
+
+    def _ordered(self, tape: Tape, weight: ir.Value) -> ir.Value:
+        """A weight with its rows in another order."""
+        there, back = (
+            tape.constants.setdefault(name, constant(name, order))
+            for name, order in (("order", self._order), ("order_back", np.argsort(self._order)))
+        )
+
+        def pull(g: ir.Value) -> Iterable[tuple[ir.Value, ir.Value]]:
+            yield weight, tape.op("Gather", g, back, shape=weight.shape)
+
+        return tape.record(tape.op("Gather", weight, there, shape=weight.shape), pull)
 
     def weights(self) -> Arrays:
         """The first weights."""
@@ -81,11 +98,12 @@ class GradientSet:
 
     def batches(self, count: int) -> list[Arrays]:
         """What is fed, in turn."""
-        random, found = np.random.default_rng(1), []
+        random, found, kept = np.random.default_rng(1), [], self._kept.astype(np.float32)
         for _ in range(count):
             batch = {
                 "x": random.standard_normal((BATCH, self._width), np.float32),
                 "targets": random.integers(self._width, size=BATCH),
             }
-            found.append(batch if self._constant_rate else batch | {"learning_rate": np.array(RATE, np.float32)})
+            batch |= {} if self._constant_rate else {"learning_rate": np.array(RATE, np.float32)}
+            found.append(batch | ({"mask": kept} if self._kind == "fed masks" else {}))
         return found

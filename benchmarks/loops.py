@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,22 @@ def first_values(result: gs.ScaledModel, state: Arrays) -> Arrays:
     return {s.input: state[s.input] if s.input in state else initial[s.input] for s in result.report.state}
 
 
+def opened(model: onnx.ModelProto, made: ort.SessionOptions, providers: Sequence[Any] | None) -> ort.InferenceSession:
+    """A session on these providers; None for ONNX Runtime's default.
+
+    Raises:
+        RuntimeError: a provider did not start.
+    """
+    if providers is None:
+        return ort.InferenceSession(model.SerializeToString(), made)
+    session = ort.InferenceSession(model.SerializeToString(), made, providers=list(providers), enable_fallback=0)
+    for provider in providers:
+        name = provider if isinstance(provider, str) else provider[0]
+        if name not in session.get_providers():
+            raise RuntimeError(f"{name} did not start; the session would run on {', '.join(session.get_providers())}")
+    return session
+
+
 class ByBinding:
     """A loop on run_with_iobinding, by hand; all that it does in a step is what it must.
 
@@ -38,6 +54,11 @@ class ByBinding:
         carried: `{input name: output name}` of the state that is carried.
         first: the first value of each such input.
         made: options of the session; None for `options()`.
+        providers: of the session, each of which must start; None for ONNX Runtime's default.
+        device: where the state is: `cpu`, or `cuda` for the first GPU.
+
+    Raises:
+        RuntimeError: a provider did not start.
     """
 
     def __init__(
@@ -46,12 +67,16 @@ class ByBinding:
         carried: Mapping[str, str],
         first: Arrays,
         made: ort.SessionOptions | None = None,
+        providers: Sequence[Any] | None = None,
+        device: str = "cpu",
     ) -> None:
-        self._session = ort.InferenceSession(model.SerializeToString(), made or options())
+        self._session = opened(model, made or options(), providers)
+        self._device = device
         self._carried = dict(carried)
         self._returned = [o.name for o in self._session.get_outputs() if o.name not in self._carried.values()]
         self._buffers = [
-            {name: ort.OrtValue.ortvalue_from_numpy(first[name].copy()) for name in carried} for _ in range(2)
+            {name: ort.OrtValue.ortvalue_from_numpy(first[name].copy(), device, 0) for name in carried}
+            for _ in range(2)
         ]
         self._bindings = [self._bound(now, then) for now, then in (self._buffers, self._buffers[::-1])]
         self._turn = 0
@@ -63,17 +88,27 @@ class ByBinding:
             binding.bind_ortvalue_output(output, then[name])
         return binding
 
-    def step(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+    def step(self, feeds: Mapping[str, Any], fetch: Sequence[str] | None = None) -> Arrays:
+        """Run a step.
+
+        Args:
+            feeds: arrays, or values of ONNX Runtime that are on the device already.
+            fetch: the outputs that come to the host; None for all but the state. The others stay on the device.
+        """
         binding = self._bindings[self._turn]
         for name, value in feeds.items():
-            binding.bind_cpu_input(name, value)
+            if isinstance(value, np.ndarray):
+                binding.bind_cpu_input(name, value)
+            else:
+                binding.bind_ortvalue_input(name, value)
+        wanted = self._returned if fetch is None else fetch
         for name in self._returned:
-            binding.bind_output(name, "cpu")
+            binding.bind_output(name, "cpu" if name in wanted else self._device)
         self._session.run_with_iobinding(binding)
         self._turn = 1 - self._turn
         values = binding.get_outputs_as_ortvaluevector()
         first = len(self._carried)
-        return {name: values[first + i].numpy() for i, name in enumerate(self._returned)}
+        return {name: values[first + i].numpy() for i, name in enumerate(self._returned) if name in wanted}
 
     def present(self) -> dict[str, Any]:
         """The carried state as values of ONNX Runtime, in the memory of the next step."""

@@ -34,11 +34,12 @@ class Editor:
         self.renamed: list[tuple[str, str]] = []
         self._positions: dict[ir.Value, int] = {}
         self._taken_over: dict[ir.Value, ir.Value] = {}
-        self._names = set(_all_names(graph))
+        self._names: set[str] = set()
+        self.refresh()
 
     def refresh(self) -> None:
         """Take note of the names that others have put into the graph since."""
-        self._names.update(_all_names(self.graph))
+        _add_names(self.graph, self._names)
 
     def unique(self, wanted: str, *, report: bool = False) -> str:
         """Return the wanted name, with a numeric suffix if it is taken."""
@@ -184,16 +185,15 @@ def inserted(graph: ir.Graph) -> dict[str, dict[str, int]]:
 
 
 def shape_like(value: ir.Value) -> ir.Shape | None:
-    """A copy of a value's shape, if it is known."""
-    return None if value.shape is None else value.shape.copy()
+    """A value's shape for another one, if it is known: a copy, unless nobody can change it."""
+    return value.shape if value.shape is None or value.shape.frozen else value.shape.copy()
 
 
-def _all_names(graph: ir.Graph) -> Iterable[str]:
-    for value in (*graph.inputs, *graph.initializers.values()):
-        yield value.name or ""
+def _add_names(graph: ir.Graph, names: set[str]) -> None:
+    names.update([value.name or "" for value in (*graph.inputs, *graph.initializers.values())])
     for node in graph:
-        yield node.name or ""
+        names.add(node.name or "")
         for value in node.outputs:
-            yield value.name or ""
+            names.add(value.name or "")
         for body in subgraphs(node):
-            yield from _all_names(body)
+            _add_names(body, names)

@@ -13,6 +13,7 @@ import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
+from graphscale import protos
 from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError, one_line
 
@@ -86,7 +87,7 @@ def from_proto(proto: onnx.ModelProto, name: str = "the model") -> ir.Model:
             f"{name} carries training_info, which would be lost; move its graphs into the main graph first"
         )
     try:
-        return ir.serde.deserialize_model(proto)
+        return protos.read_model(proto)
     except Exception as error:  # onnx_ir raises many kinds for damaged graphs
         cause = error.__cause__ or error
         raise ModelFileError(f"{name} is damaged: {str(cause).splitlines()[0]}") from error
@@ -94,7 +95,7 @@ def from_proto(proto: onnx.ModelProto, name: str = "the model") -> ir.Model:
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Turn an onnx_ir model into a ModelProto."""
-    return ir.serde.serialize_model(model)
+    return protos.write_model(model)
 
 
 def check_output(path: str | os.PathLike[str]) -> Path:

@@ -21,8 +21,11 @@ def order_writes(editor: Editor) -> bool:
     `seen = IsNaN(first element of r); never = And(seen, Not(seen)); w.ordered = Where(never, state, w)`.
     """
     found = list(unordered_readers(editor.graph))
+    # One look at each reader: its result may be a view of several states, and to look at it is to read them all.
+    looks: dict[ir.Node, ir.Value] = {}
     for write, readers in found:
-        _order(editor, write, readers)
+        looks.update((reader, glance(editor, reader)) for reader in readers if reader not in looks)
+        _order(editor, write, [looks[reader] for reader in readers])
     if found:
         restore_order(editor.graph)
     return bool(found)
@@ -38,10 +41,9 @@ def restore_order(graph: ir.Graph) -> None:
         seen.add(node)
 
 
-def _order(editor: Editor, write: ir.Node, readers: list[ir.Node]) -> None:
+def _order(editor: Editor, write: ir.Node, flags: list[ir.Value]) -> None:
     state, value = write.inputs[0], write.inputs[1]
     assert state is not None and value is not None
-    flags = [glance(editor, reader) for reader in readers]
     never = flags[0]
     for flag in flags[1:]:
         never = _bool(editor, "Or", [never, flag])

@@ -11,7 +11,7 @@ import base64
 import dataclasses
 import json
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -111,14 +111,20 @@ class Snapshot:
 
     def __init__(self, model: ir.Model, *, whole: bool = False) -> None:
         graph = model.graph
-        self._nodes = tuple(own_nodes(graph))
+        self._has_bodies = any(map(subgraphs, graph))
+        self._nodes = tuple(own_nodes(graph) if self._has_bodies else graph)
         self._reads = [node.inputs for node in self._nodes]
         self._results = [len(node.outputs) for node in self._nodes]
-        values = dict.fromkeys((*graph.inputs, *graph.initializers.values(), *_results(self._nodes)))
+        values = [*graph.inputs, *graph.initializers.values()]
+        for node in self._nodes:
+            values += node.outputs
+            for body in subgraphs(node) if self._has_bodies else ():
+                values.extend(body.inputs)
         self._names = {value: value.name or "" for value in values}
-        self._small = [(value, value.dtype) for value in values if value.dtype in _SMALL]
-        self._untyped = [value for value in values if value.type is None]
-        self._shapeless = [value for value in values if value.shape is None]
+        types = [(value, value.type) for value in self._names]
+        self._small = [(value, kind.dtype) for value, kind in types if kind is not None and kind.dtype in _SMALL]
+        self._untyped = [value for value, kind in types if kind is None]
+        self._shapeless = [value for value in self._names if value.shape is None]
         self._inputs, self._outputs = tuple(graph.inputs), tuple(graph.outputs)
         self._initializers = set(graph.initializers)
         self._marked = [node.name or "" for node in self._nodes if PASS_KEY in node.metadata_props]
@@ -172,7 +178,8 @@ class Snapshot:
     def _details(self, record: Record, model: ir.Model, small: ir.DataType | None) -> Record:
         names = self._names
         index = {node: i for i, node in enumerate(self._nodes)}
-        order = [index[node] for node in own_nodes(model.graph) if node in index]
+        nodes = own_nodes(model.graph) if self._has_bodies else model.graph
+        order = [index[node] for node in nodes if node in index]
         return dataclasses.replace(
             record,
             outputs=[names.get(value, value.name or "") for value in self._outputs],
@@ -234,13 +241,6 @@ def own_nodes(graph: ir.Graph, kept: Container[str] | None = None) -> Iterator[i
             yield node
             for body in subgraphs(node):
                 yield from own_nodes(body, kept)
-
-
-def _results(nodes: Iterable[ir.Node]) -> Iterator[ir.Value]:
-    for node in nodes:
-        yield from node.outputs
-        for body in subgraphs(node):
-            yield from body.inputs
 
 
 def _pack(model: ir.Model) -> str:

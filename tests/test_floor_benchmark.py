@@ -45,7 +45,9 @@ def test_it_prints_inserted_work_beside_the_floor() -> None:
     assert done.returncode == 0, done.stderr
     numbers = rf"( {SPREAD} \|){{3}} (yes|no) \|( \d+\.\d\d \|)?( {SPREAD} \|){{3}}"
     sets = [
-        f"16 MB, {kind}, multiplier {multiplier}" for kind in ("products", "sums", "masked") for multiplier in (2, 3)
+        f"16 MB, {kind}, multiplier {multiplier}"
+        for kind in ("products", "sums", "masked", "fed masks", "ordered")
+        for multiplier in (2, 3)
     ]
     for name in (*sets, "transformer-4-adamw"):
         assert re.search(rf"^\| {name} \| 1 \|{numbers}$", done.stdout, re.MULTILINE), done.stdout
@@ -136,11 +138,21 @@ def test_the_time_of_an_if_is_without_its_branches(benchmarks: Any, tmp_path: Pa
     assert found == {"outer": 10, "inner": 10, "work": 20}
 
 
+@pytest.mark.parametrize("multiplier", [2.0, 3.0])
 @pytest.mark.parametrize(
-    ("kind", "source", "bounded"), [("products", "MatMul", True), ("sums", "Add", True), ("masked", "Mul", False)]
+    ("kind", "source", "read"),
+    [
+        ("products", "MatMul", 4),  # two operands of each of two gradients
+        ("sums", "Add", 8),
+        ("masked", "Mul", 4),
+        ("fed masks", "Mul", 5),
+        ("ordered", "Gather", 2),  # both gradients
+    ],
 )
-def test_the_kinds_of_gradients(benchmarks: Any, tmp_path: Path, kind: str, source: str, bounded: bool) -> None:
-    """What gives a gradient, and whether gs.Session tests it by a bound; weights move."""
+def test_the_kinds_of_gradients(
+    benchmarks: Any, tmp_path: Path, kind: str, source: str, read: int, multiplier: float
+) -> None:
+    """What gives a gradient, whether gs.Session divides it, and what it reads for its bound; weights move."""
     times = benchmarks("kernel_times")
     made = benchmarks("gradient_sets").GradientSet(2, 256, kind, constant_rate=False)
     model = ir.to_proto(made.model())
@@ -148,14 +160,16 @@ def test_the_kinds_of_gradients(benchmarks: Any, tmp_path: Path, kind: str, sour
     producer = {output: node for node in model.graph.node for output in node.output}
     step = producer[producer["weight0.next"].input[1]]
     assert producer[step.input[0]].op_type == source
-    result = gs.scale(model)
+    result = gs.scale(model, gs.DynamicLossScale(1024.0, multiplier=multiplier))
     assert result.report.proved
     assert result.report.coverage == 1.0
-    options = times.profiled(benchmarks("loops").options(), tmp_path, kind)
+    options = times.profiled(benchmarks("loops").options(), tmp_path, "session")
     session = gs.Session(result, state=made.weights(), session_options=options)
     session.step(made.batches(1)[0])
     assert np.abs(session.state_dict()["weight0"] - made.weights()["weight0"]).max() > 1e-6
     session.close()
-    parts = times.parts(times.inserted_kernels(times.runs_of(times.profile_in(tmp_path, kind))))
-    assert ("session-bounds ReduceL1" in parts) is bounded
-    assert ("session-probes MatMul" in parts) is not bounded
+    [kernels] = times.inserted_kernels(times.runs_of(times.profile_in(tmp_path, "session")))
+    found = collections.Counter((times._pass_of(kernel.name), kernel.op_type) for kernel in kernels)
+    assert found["unscale-gradients", "Div"] == (0 if multiplier == 2 else 2)
+    assert found["session-bounds", "ReduceL1"] == read + (multiplier == 2)  # once of the rate
+    assert ("session-probes", "MatMul") not in found

@@ -281,6 +281,43 @@ def test_only_the_state_that_is_read_elsewhere_is_ordered(metric: str) -> None:
     assert ordered_states(result) == {METRICS[metric].state}
 
 
+def with_choice(model: onnx.ModelProto, *states: str) -> onnx.ModelProto:
+    """A step with one of two states as a further output, `choice`, which may be a view of either."""
+    branches = {}
+    for branch, state in zip(("then_branch", "else_branch"), states, strict=True):
+        result = onnx.helper.make_tensor_value_info(f"{branch}.result", onnx.TensorProto.FLOAT, (32, 16))
+        node = onnx.helper.make_node("Identity", [state], [result.name])
+        branches[branch] = onnx.helper.make_graph([node], branch, [], [result])
+    flag = onnx.helper.make_tensor_value_info("first", onnx.TensorProto.BOOL, ())
+    model.graph.input.append(flag)
+    model.graph.node.append(onnx.helper.make_node("If", ["first"], ["chosen"], "choose", **branches))
+    model.graph.node.append(onnx.helper.make_node("Concat", ["chosen", "chosen"], ["choice"], "show", axis=0))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("choice", onnx.TensorProto.FLOAT, (64, 16)))
+    return model
+
+
+def test_a_reader_of_two_states_is_looked_at_once() -> None:
+    """To look at what may be a view of two states is to read both: neither is written before."""
+    states = ("fc1.weight", "fc1.weight.momentum")
+    result = gs.scale(with_choice(stateful("pytorch/mlp_momentum"), *states), target="ort-training")
+    assert ordered_states(result) == set(states)
+    looked_at = [node.input[0] for node in result.model.graph.node if node.output[0].startswith("order.flat")]
+    assert len(looked_at) == len(set(looked_at)) and "chosen" in looked_at
+
+
+@pytest.mark.training
+@each_level
+def test_a_reader_of_two_states_reads_them_from_before_the_step(level: Level) -> None:
+    states = ("fc1.weight", "fc1.weight.momentum")
+    model = with_choice(stateful("pytorch/mlp_momentum"), *states)
+    first = {item.name: onnx.numpy_helper.to_array(item) for item in model.graph.initializer}
+    feeds = {key: value for key, value in load_example("pytorch/mlp_momentum").feeds.items() if key in BATCH}
+    for flag, state in zip((True, False), states, strict=True):
+        session = make_session(gs.scale(model, target="ort-training").model, level)
+        outputs, _ = run_session(session, {**feeds, "first": np.array(flag)})
+        assert_same_bits(outputs["choice"], np.concatenate([first[state]] * 2), state)
+
+
 def test_the_scaled_loss_orders_the_loss_scale() -> None:
     result = scaled("pytorch/mlp_momentum", "dynamic", "ort-training", expose_scaled_loss=True)
     assert ordered_states(result) == {"current_loss_scale"}

@@ -1,6 +1,7 @@
-"""Export the training steps of step_cost.py: run by the interpreter that has PyTorch.
+"""Export the training steps of step_cost.py and cuda_step.py: run by the interpreter that has PyTorch.
 
     python benchmarks/training_steps/export_graphs.py FOLDER [--quick] [--rate constant] NAME ...
+    python benchmarks/training_steps/export_graphs.py FOLDER --large BATCH LENGTH NAME ...
 
 For each workload, three graphs whose weights are inputs: NAME.step.onnx is the whole step, optimizer inside. The two
 others are for the loss scale on the host: NAME.gradients.onnx gives the gradients of the scaled loss, and
@@ -35,6 +36,7 @@ from training_steps.workloads import (  # noqa: E402
     SGD_RATE,
     WEIGHT_DECAY,
     Workload,
+    large_workloads,
     workloads,
 )
 
@@ -106,13 +108,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="+")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--large", nargs=2, type=int, metavar=("BATCH", "LENGTH"), help="those of cuda_step.py")
     parser.add_argument("--rate", choices=["input", "constant"], default="input")
     options = parser.parse_args()
+    known = large_workloads(options.quick, *options.large) if options.large else workloads(options.quick)
     options.folder.mkdir(parents=True, exist_ok=True)
     # The fused attention kernels have no ONNX counterpart for their backward pass.
     with sdpa_kernel(SDPBackend.MATH):
         for name in options.names:
-            workload = workloads(options.quick)[name]
+            workload = known[name]
             for suffix, step in steps_of(workload, constant_rate=options.rate == "constant").items():
                 model = export(step, list(step.run(step.inputs)))
                 ir.passes.common.ClearMetadataAndDocStringPass()(model)

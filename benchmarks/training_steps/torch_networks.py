@@ -84,6 +84,20 @@ def network(workload: Workload) -> nn.Module:
     return made
 
 
+def optimizer(workload: Workload, net: nn.Module, *, fused: bool | None = None) -> torch.optim.Optimizer:
+    """A workload's optimizer of a network's weights; `fused` is AdamW's, None for PyTorch's choice."""
+    if workload.optimizer == "sgd":
+        return torch.optim.SGD(net.parameters(), lr=workloads.SGD_RATE)
+    return torch.optim.AdamW(
+        net.parameters(),
+        lr=workloads.ADAMW_RATE,
+        betas=workloads.BETAS,
+        eps=workloads.EPSILON,
+        weight_decay=workloads.WEIGHT_DECAY,
+        fused=fused,
+    )
+
+
 def loss_of(apply: Callable[..., Tensor], batch: dict[str, Tensor]) -> Tensor:
     """The mean cross-entropy of a batch."""
     logits = apply(batch["tokens"] if "tokens" in batch else batch["x"])

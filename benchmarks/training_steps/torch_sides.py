@@ -7,18 +7,8 @@ from collections.abc import Callable
 import torch
 
 from training_steps.sides import PLAIN, Side, Sides
-from training_steps.torch_networks import loss_of, network
-from training_steps.workloads import (
-    ADAMW_RATE,
-    BETAS,
-    EPSILON,
-    INCREMENT_PERIOD,
-    INITIAL_LOSS_SCALE,
-    SGD_RATE,
-    WEIGHT_DECAY,
-    Arrays,
-    Workload,
-)
+from training_steps.torch_networks import loss_of, network, optimizer
+from training_steps.workloads import INCREMENT_PERIOD, INITIAL_LOSS_SCALE, Arrays, Workload
 
 __all__ = ["maker", "version"]
 
@@ -35,14 +25,7 @@ class Plain:
 
     def __init__(self, workload: Workload) -> None:
         self._net = network(workload)
-        parameters = self._net.parameters()
-        self._optimizer: torch.optim.Optimizer
-        if workload.optimizer == "sgd":
-            self._optimizer = torch.optim.SGD(parameters, lr=SGD_RATE)
-        else:
-            self._optimizer = torch.optim.AdamW(
-                parameters, lr=ADAMW_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY
-            )
+        self._optimizer = optimizer(workload, self._net)
 
     def step(self, batch: Batch) -> float:
         self._optimizer.zero_grad(set_to_none=True)

@@ -135,3 +135,23 @@ def workloads(quick: bool) -> dict[str, Workload]:
         name = f"transformer-4-{optimizer}"
         made[name] = Workload(name, decoder, 4, optimizer)
     return made
+
+
+def large_workloads(quick: bool, batch: int = 8, length: int = 512) -> dict[str, Workload]:
+    """The workloads of cuda_step.py by name: 100 million weights each.
+
+    Args:
+        quick: take tiny ones of `workloads` instead.
+        batch: sequences of a batch of the transformer; the perceptron's batches are 1024 rows.
+        length: tokens of a sequence.
+    """
+    if quick:
+        small = workloads(True)
+        return {name: small[name] for name in small if name.startswith(("transformer-4-", "mlp-8-"))}
+    decoder = Decoder(vocabulary=9472, length=length, width=768, heads=12, layers=12)  # 99,980,032 weights at 512
+    mlp = Mlp((784, 6880, 6880, 6880, 10))  # 100,152,170 weights
+    made = {}
+    for optimizer in ("sgd", "adamw"):
+        for name, model, size in ((f"transformer-{batch}x{length}", decoder, batch), ("mlp-1024", mlp, 1024)):
+            made[f"{name}-{optimizer}"] = Workload(f"{name}-{optimizer}", model, size, optimizer)
+    return made

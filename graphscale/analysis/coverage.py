@@ -66,7 +66,7 @@ def measure_coverage(topology: Topology, degrees: Degrees, cotangents: Mapping[i
     nodes: list[ir.Node] = []
     missed: list[ir.Node] = []
     for node in topology.nodes:
-        if node in topology.backward:
+        if node in topology.backward and (topology.owners or node in topology.propagating):
             for inner in _counted(topology, node, node in cotangents):
                 nodes.append(inner)
                 seen = {degrees.edge(inner, i) for i, value in enumerate(inner.inputs) if value is not None}
@@ -83,6 +83,6 @@ def _counted(topology: Topology, node: ir.Node, certain: bool) -> Iterator[ir.No
         # A contraction of weights or of inputs alone (a regularizer's) is no part of backpropagation.
         if certain or any(value in topology.activation_dependent for value in topology.operands(node)):
             yield node
-    for body in subgraphs(node):
+    for body in subgraphs(node) if topology.owners else ():
         for inner in body:
             yield from _counted(topology, inner, certain)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.rules import Kind, Rule
+from graphscale.analysis.rules import ALL, Kind, Rule
 from graphscale.analysis.values import is_float, is_known_zero, node_name, op_name, rule_of, subgraphs
 
 __all__ = ["ZERO", "Conflict", "Degree", "Degrees", "evaluate"]
@@ -36,6 +36,11 @@ class Degrees:
         """The degree with which a node reads its input."""
         value = node.inputs[index]
         return 0 if value is None else self.values.get(value, 0)
+
+    def edges(self, node: ir.Node) -> dict[int, Degree]:
+        """The degrees with which a node reads its inputs, by their indices, without those that are left out."""
+        values = self.values
+        return {i: values.get(value, 0) for i, value in enumerate(node.inputs) if value is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +74,10 @@ def evaluate(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
     rule = rule_of(node)
     if rule is not None and rule.kind is Kind.BODY:
         return _evaluate_bodies(node, known)
-    degrees = {i: known.edge(node, i) for i, value in enumerate(node.inputs) if value is not None}
-    if not any(degree != 0 for degree in degrees.values()):
+    degrees = known.edges(node)
+    carrying = tuple([i for i, degree in degrees.items() if degree])
+    if not carrying and ZERO not in degrees.values():
         return [0] * len(node.outputs)
-    carrying = tuple(i for i, d in degrees.items() if d not in (0, ZERO))
     if rule is None:
         return Conflict(node, carrying, unknown=True) if carrying else [0] * len(node.outputs)
     result = _apply(node, rule, degrees, carrying, known)
@@ -82,7 +87,8 @@ def evaluate(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
         for i, value in enumerate(node.outputs):
             if rule.has_degree(i) and not is_float(value) and value.dtype is not ir.DataType.BOOL:
                 return Conflict(node, carrying)
-    return [result if rule.has_degree(i) else 0 for i in range(len(node.outputs))]
+    count = len(node.outputs)
+    return [result] * count if rule.outputs == ALL else [result if i in rule.outputs else 0 for i in range(count)]
 
 
 def _apply(
@@ -94,9 +100,8 @@ def _apply(
     # whether the gradient is finite, so that it is unscaled, and checked, as for a non-linear use.
     if rule.kind in (Kind.NONLINEAR, Kind.DEGREE_0):
         return Conflict(node, carrying) if carrying else 0
-    data = tuple(i for i in rule.operands(len(node.inputs)) if i in degrees)
-    allowed = {*data, rule.addend}
-    stray = tuple(i for i in carrying if i not in allowed)
+    data = tuple(degrees) if rule.data == ALL else tuple([i for i in rule.data if i in degrees])
+    stray = tuple([i for i in carrying if i not in data and i != rule.addend])
     if stray:
         return Conflict(node, stray)
     if rule.kind in (Kind.LINEAR, Kind.COMPARE):
@@ -118,7 +123,8 @@ def _apply(
 
 
 def _agree(node: ir.Node, data: Sequence[int], degrees: Mapping[int, Degree]) -> Degree | Conflict:
-    present = {degrees[i] for i in data} - {ZERO}
+    present = {degrees[i] for i in data}
+    present.discard(ZERO)
     if not present:
         return ZERO if data else 0
     if len(present) == 1:

@@ -112,7 +112,7 @@ def ancestors(*values: ir.Value) -> set[ir.Node]:
         node = pending.pop().producer()
         if node is not None and node not in found:
             found.add(node)
-            pending += [operand for operand in (*node.inputs, *captured_values(node)) if operand is not None]
+            pending += operands_of(node)
     return found
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import Degree, Degrees
+from graphscale.analysis.degrees import Conflict, Degree, Degrees
 from graphscale.analysis.values import Use, node_name
 
 __all__ = ["Place", "Plan", "Unscale"]
@@ -47,10 +47,10 @@ class Unscale:
     everywhere: bool = False
     edges: set[Use] = dataclasses.field(default_factory=set)
     output: bool = False
-    reason: str = ""
+    reason: Conflict | None = None
     wholes: set[ir.Value] = dataclasses.field(default_factory=set)
 
-    def covers(self, use: Use) -> bool:
+    def covers(self, use: tuple[ir.Node, int]) -> bool:
         """Whether this reader gets the quotient."""
         return self.everywhere or use in self.edges
 
@@ -94,9 +94,19 @@ class Plan(Degrees):
         if (node, index) in self.scaled_edges:
             return None if degree is None else degree + 1
         unscaled = self.unscaled.get(value)
-        if unscaled is not None and degree is not None and unscaled.covers(Use(node, index)):
+        if unscaled is not None and degree is not None and unscaled.covers((node, index)):
             return 0
         return degree
+
+    def edges(self, node: ir.Node) -> dict[int, Degree]:
+        """The degrees with which a node reads its inputs, with what the plan does to these edges."""
+        values, unscaled, scaled = self.values, self.unscaled, self.scaled_edges
+        found: dict[int, Degree] = {}
+        for i, value in enumerate(node.inputs):
+            if value is not None:
+                touched = value in unscaled or (scaled and (node, i) in scaled)
+                found[i] = self.edge(node, i) if touched else values.get(value, 0)
+        return found
 
     def output(self, value: ir.Value) -> Degree:
         """The degree with which a value leaves the graph."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Iterable
+from collections.abc import Set as AbstractSet
 
 import onnx_ir as ir
 
@@ -25,7 +26,7 @@ _SMALL = 64
 
 
 def recomputed_values(
-    nodes: Iterable[ir.Node], forward: Container[ir.Value], mixing: Container[ir.Value]
+    nodes: Iterable[ir.Node], forward: AbstractSet[ir.Value], mixing: Container[ir.Value]
 ) -> dict[ir.Value, ir.Value]:
     """Return the values outside of forward that equal a forward value, each with that value.
 
@@ -42,7 +43,7 @@ def recomputed_values(
     classes: dict[Hashable, list[ir.Node]] = {}
     rest = []
     for node in nodes:
-        if not any(value in forward for value in node.outputs):
+        if forward.isdisjoint(node.outputs):
             rest.append(node)
             continue
         key = _key(node, numbers)
@@ -69,7 +70,7 @@ def recomputed_values(
 
 def _key(node: ir.Node, numbers: dict[ir.Value, Hashable]) -> Hashable | None:
     """What two nodes have in common that compute the same; None for a node that is like no other."""
-    if node.op_type in _RANDOM or any(subgraphs(node)):
+    if node.op_type in _RANDOM or subgraphs(node):
         return None
     if is_rounding(node) and node.inputs[0] is not None:
         numbers[node.outputs[0]] = _number(node.inputs[0], numbers)

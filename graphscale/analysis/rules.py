@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-__all__ = ["ALL", "IN_PLACE", "IN_PLACE_ACCUMULATORS", "MICROSOFT", "Kind", "Rule", "rule_for"]
+__all__ = ["ALL", "IN_PLACE", "IN_PLACE_ACCUMULATORS", "MICROSOFT", "RULES", "Kind", "Rule", "rule_for"]
 
 MICROSOFT = "com.microsoft"
 
@@ -63,17 +63,17 @@ class Rule:
         return self.outputs == ALL or output in self.outputs
 
 
-_RULES: dict[tuple[str, str], Rule] = {}
+RULES: dict[tuple[str, str], Rule] = {}
 
 
 def _add(rule: Rule, names: str, domain: str = "") -> None:
     for name in names.split():
-        _RULES[domain, name] = rule
+        RULES[domain, name] = rule
 
 
 def rule_for(domain: str, op_type: str) -> Rule | None:
     """Return the rule of an operator, or None if it is unknown."""
-    return _RULES.get(("" if domain == "ai.onnx" else domain, op_type))
+    return RULES.get(("" if domain == "ai.onnx" else domain, op_type))
 
 
 # --- ai.onnx: the degree of the first input is kept -----------------------------------------------------------------

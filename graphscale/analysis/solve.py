@@ -17,8 +17,8 @@ from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.places import certain_cotangents, find_places
 from graphscale.analysis.plan import Place, Plan
 from graphscale.analysis.rules import Kind
-from graphscale.analysis.topology import Topology, contains_contraction
-from graphscale.analysis.updates import NEXT_STATE, own_coefficients
+from graphscale.analysis.topology import Topology
+from graphscale.analysis.updates import NEXT_STATE
 from graphscale.analysis.values import (
     Use,
     is_known_zero,
@@ -92,10 +92,10 @@ class Solver:
     def _certain_cotangents(self, behind: set[ir.Value]) -> dict[ir.Node, tuple[Use, ...]]:
         found = {}
         for node in self.topology.nodes:
-            rule = rule_of(node)
-            if rule is None or node not in self.topology.backward or any(v in behind for v in node.outputs):
+            if node not in self.topology.propagating or node not in self.topology.backward:
                 continue
-            if rule.gradient or contains_contraction(node):
+            rule = rule_of(node)
+            if rule is not None and behind.isdisjoint(node.outputs):
                 uses = certain_cotangents(self.topology, node, rule)
                 if uses:
                     found[node] = uses
@@ -132,7 +132,7 @@ class Solver:
             self._visit(node)
 
     def _visit(self, node: ir.Node) -> None:
-        if self._seed is None and self._demand(node):
+        if self._seed is None and node in self.cotangents and self._demand(node):
             self._enqueue(node)
             return
         result = evaluate(node, self.plan)
@@ -161,7 +161,7 @@ class Solver:
     def _demand(self, node: ir.Node) -> bool:
         """Push the demand for degree 1 up from a cotangent that lacks it; whether anything changed."""
         places: dict[Place, None] = {}
-        for use in self.cotangents.get(node, ()):
+        for use in self.cotangents[node]:
             value = read(use)
             if self.plan.edge(use.node, use.idx) == 0 and not is_known_zero(value):
                 self._refuse_if_lost(node, value)
@@ -177,7 +177,11 @@ class Solver:
         self._enqueue(node)
 
     def _why_lost(self, node: ir.Node) -> str | None:
-        for value in self.topology.operands(node):
+        operands = self.topology.operands(node)
+        is_lost = bool(self.lost) and not self.lost.keys().isdisjoint(operands)
+        if not is_lost and self.plan.unscaled.keys().isdisjoint(operands):
+            return None
+        for value in operands:
             if value in self.lost:
                 return self.lost[value]
             unscale = self.plan.unscaled.get(value)
@@ -185,7 +189,7 @@ class Solver:
                 if any(
                     unscale.covers(use) for use in uses_of(value) if main_node(self.topology.owners, use.node) is node
                 ):
-                    return unscale.reason
+                    return str(unscale.reason or "")
         return None
 
     def _refuse_if_lost(self, node: ir.Node, value: ir.Value) -> None:
@@ -245,7 +249,7 @@ class Solver:
             return
         value = self._source(read(use))
         unscale = self.plan.unscale(value)
-        unscale.reason = unscale.reason or str(conflict)
+        unscale.reason = unscale.reason or conflict
         whole = conflict.node.outputs[0]
         is_sum = conflict.node.op_type in ("Add", "Sub", "Sum") and conflict.node in self.topology.index
         if is_sum and conflict.others and not self._belongs_to_the_optimizer(whole):
@@ -258,15 +262,14 @@ class Solver:
 
     def _belongs_to_the_optimizer(self, value: ir.Value) -> bool:
         """Whether a sum with a share of a gradient is a next state, or reads a moment: no gradient does."""
-        states = own_coefficients(value, self.topology.states)
+        states = self.topology.coefficients(value)
         held = {state: c for state, c in states.items() if state in self._held} if states else {}
         return any(NEXT_STATE <= c < 2 or state not in self.topology.forward for state, c in held.items())
 
     @functools.cached_property
     def _held(self) -> set[ir.Value]:
         """The states that an output holds with a coefficient near one: what is only fed is no moment."""
-        states = self.topology.states
-        outputs = (own_coefficients(value, states) for value in self.topology.graph.outputs)
+        outputs = (self.topology.coefficients(value) for value in self.topology.graph.outputs)
         return {state for found in outputs for state, c in found.items() if c >= NEXT_STATE}
 
     def _source(self, value: ir.Value) -> ir.Value:
@@ -316,7 +319,7 @@ class Solver:
         for value in self.topology.operands(node):
             if self.plan.values.get(value, 0) not in (0, ZERO):
                 unscale = self.plan.unscale(value)
-                unscale.reason = unscale.reason or str(conflict)
+                unscale.reason = unscale.reason or conflict
                 unscale.edges.update(use for use in uses_of(value) if main_node(self.topology.owners, use.node) is node)
 
     def _age(self, value: ir.Value) -> int:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.recomputed import recomputed_values
 from graphscale.analysis.rules import IN_PLACE
+from graphscale.analysis.updates import Factors, own_coefficients
 from graphscale.analysis.values import (
     is_float,
     is_scalar,
@@ -21,6 +22,7 @@ from graphscale.analysis.values import (
     main_nodes,
     node_name,
     operands_of,
+    present,
     rule_of,
     subgraphs,
 )
@@ -43,6 +45,8 @@ class Topology:
     Attributes:
         nodes: the nodes in graph order; `index` gives the place of each.
         owners: for each nested graph, the node of the main graph that it belongs to.
+        contractions: the nodes that are contractions, or have one in their subgraphs.
+        propagating: these, and gradient operators: where gradients go through a backward node for certain.
         forward: the values that the loss depends on, the loss among them, and what is computed again of them.
         tail: the forward values from which the loss is reached without a further contraction.
         states: the graph inputs, and the initializers that are weights or moments: no constants.
@@ -61,11 +65,20 @@ class Topology:
         self.nodes = tuple(graph)
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.owners = main_nodes(graph)
-        self._operands = {node: operands_of(node) for node in self.nodes}
+        self._operands = {node: operands_of(node) if self.owners else present(node) for node in self.nodes}
         check_order(graph, self._operands)
         self.forward = self.ancestors([loss])
-        self.tail = self.ancestors([loss], stop=contains_contraction)
+        rules = {node: rule_of(node) for node in self.nodes}
+        if self.owners:
+            self.contractions = frozenset(node for node in self.nodes if contains_contraction(node))
+        else:
+            self.contractions = frozenset(node for node, rule in rules.items() if rule is not None and rule.contraction)
+        operators = {node for node, rule in rules.items() if rule is not None and rule.gradient}
+        self.propagating = self.contractions | operators
+        self.tail = self.ancestors([loss], stop=self.contractions.__contains__)
         self.states = frozenset(graph.inputs) | self._weights(set(held))
+        self._coefficients: dict[ir.Value, dict[ir.Value, float]] = {}
+        self._factors = Factors()
         self.late: dict[ir.Value, int] = {}
         # Of the states that a value depends on: the number of the only one, or _MANY.
         self._roots: dict[ir.Value, int] = {}
@@ -83,6 +96,12 @@ class Topology:
         self.backward = self._backward_nodes()
         for node in self.nodes:
             self._propagate(node)
+
+    def coefficients(self, value: ir.Value) -> dict[ir.Value, float]:
+        """The states on which a value depends directly, each with its coefficient; see `own_coefficients`."""
+        if value not in self._coefficients:
+            self._coefficients[value] = own_coefficients(value, self.states, self._factors)
+        return self._coefficients[value]
 
     def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """What a node reads: its inputs, and what its subgraphs capture."""
@@ -102,26 +121,27 @@ class Topology:
                 seen.add(node)
                 yield node
 
-    def ancestors(
-        self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] = lambda node: False
-    ) -> set[ir.Value]:
+    def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] | None = None) -> set[ir.Value]:
         """The values that some values depend on, themselves included; not going up through nodes where to stop."""
         found = set(values)
+        # Values of subgraphs first, from one to the next; then the main graph, from its end.
         pending = list(found)
         while pending:
             node = pending.pop().producer()
-            if node is None or stop(node):
+            if node is None or node in self.index or (stop is not None and stop(node)):
                 continue
-            for operand in self.operands(node):
-                if operand not in found:
-                    found.add(operand)
-                    pending.append(operand)
+            new = [operand for operand in operands_of(node) if operand not in found]
+            found.update(new)
+            pending += new
+        for node in reversed(self.nodes):
+            if not found.isdisjoint(node.outputs) and not (stop is not None and stop(node)):
+                found.update(self._operands[node])
         return found
 
     def _descendants(self, values: set[ir.Value]) -> set[ir.Value]:
         found = set(values)
         for node in self.nodes if found else ():
-            if not found.isdisjoint(self.operands(node)):
+            if not found.isdisjoint(self._operands[node]):
                 found.update(node.outputs)
         return found
 
@@ -159,9 +179,9 @@ class Topology:
         }
 
     def _meets_activation(self, node: ir.Node, value: ir.Value) -> bool:
-        others = any(v in self.activation_dependent for v in self.operands(node) if v is not value)
-        same_shape = node.outputs[0].shape == value.shape
-        return others and same_shape and node.outputs[0] in self.forward and not contains_contraction(node)
+        if node in self.contractions or node.outputs[0] not in self.forward or node.outputs[0].shape != value.shape:
+            return False
+        return any(v in self.activation_dependent for v in self.operands(node) if v is not value)
 
     def _weights(self, held: set[ir.Value]) -> frozenset[ir.Value]:
         """The initializers that are weights (the forward pass reads them), or moments (held beside weights)."""
@@ -178,33 +198,36 @@ class Topology:
             readers = [node for node in self.consumers(value) if not self.forward.isdisjoint(node.outputs)]
             if readers and value not in self.late and all(any(v in self.tail for v in n.outputs) for n in readers):
                 self.late[value] = 1 << len(self.late)
-        for node in self.nodes:
-            self._spread_node(node)
+        for node, operands in self._operands.items():
+            self._spread_node(node, operands)
 
-    def _spread_node(self, node: ir.Node) -> None:
-        root, late, depth, activation, tail = 0, 0, 0, False, False
-        for operand in self.operands(node):
-            other = self._roots.get(operand, 0)
+    def _spread_node(self, node: ir.Node, operands: tuple[ir.Value, ...]) -> None:
+        roots, lates, depths = self._roots, self.late, self.depth
+        root, late, depth = 0, 0, 0
+        for operand in operands:
+            other = roots.get(operand, 0)
             root = other if root == 0 else root if other in (0, root) else _MANY
-            late |= self.late.get(operand, 0)
-            depth = max(depth, self.depth.get(operand, 0))
-            activation = activation or operand in self.activation_dependent
-            tail = tail or operand in self.tail_dependent
+            late |= lates.get(operand, 0)
+            below = depths.get(operand, 0)
+            depth = below if below > depth else depth
+        activation = not self.activation_dependent.isdisjoint(operands)
+        tail = not self.tail_dependent.isdisjoint(operands)
         is_forward = not self.forward.isdisjoint(node.outputs)
         mixes = is_forward and root == _MANY
         for value in node.outputs:
             if root:
-                self._roots[value] = root
+                roots[value] = root
             if late:
-                self.late[value] = late
-            self.depth[value] = depth + 1 if is_forward else depth
+                lates[value] = late
+            depths[value] = depth + 1 if is_forward else depth
             if activation or (mixes and is_float(value)):
                 self.activation_dependent.add(value)
             if tail or (mixes and is_float(value) and value in self.tail):
                 self.tail_dependent.add(value)
 
     def _propagate(self, node: ir.Node) -> None:
-        if not self.propagated.isdisjoint(self.operands(node)) or (node in self.backward and _propagates(node)):
+        goes_through = node in self.propagating and node in self.backward
+        if goes_through or not self.propagated.isdisjoint(self._operands[node]):
             self.propagated.update(node.outputs)
 
 
@@ -222,9 +245,10 @@ def check_order(graph: ir.Graph, operands: Mapping[ir.Node, Iterable[ir.Value]],
     for value in graph.outputs:
         if value.producer() is None and not (value.is_graph_input() or value.is_initializer()):
             raise ModelFileError(f"output {value.name!r} of {name} is computed by no node")
+    known = {*graph.inputs, *graph.initializers.values()}
     seen: set[ir.Node] = set()
     for node, values in operands.items():
-        for value in values:
+        for value in () if known.issuperset(values) else values:
             producer = value.producer()
             if producer is None and not (value.is_graph_input() or value.is_initializer()):
                 raise ModelFileError(f"node {node_name(node)!r} of {name} reads {value.name!r}, which nothing computes")
@@ -234,12 +258,7 @@ def check_order(graph: ir.Graph, operands: Mapping[ir.Node, Iterable[ir.Value]],
                     "computed; sort the graph first"
                 )
         seen.add(node)
-
-
-def _propagates(node: ir.Node) -> bool:
-    """Whether a backward node is one through which gradients go for certain."""
-    rule = rule_of(node)
-    return (rule is not None and rule.gradient) or contains_contraction(node)
+        known.update(node.outputs)
 
 
 def contains_contraction(node: ir.Node) -> bool:

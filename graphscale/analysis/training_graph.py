@@ -21,9 +21,17 @@ from graphscale.analysis.updates import (
     find_updates,
     held_initializers,
     named_updates,
-    own_coefficients,
 )
-from graphscale.analysis.values import Use, constant_tensor, describe, is_float, is_scalar, rule_of
+from graphscale.analysis.values import (
+    Use,
+    constant_tensor,
+    describe,
+    is_float,
+    is_scalar,
+    operands_of,
+    present,
+    rule_of,
+)
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError, UpdateError
 
 __all__ = ["TrainingGraph", "analyse"]
@@ -35,6 +43,8 @@ class TrainingGraph:
 
     Attributes:
         graph: the main graph.
+        nodes: its nodes, in execution order.
+        owners: for each nested graph, the node of the main graph that it belongs to.
         loss: the loss, a scalar floating-point value.
         loss_found: how the loss was found.
         places: where the scale enters.
@@ -46,6 +56,8 @@ class TrainingGraph:
     """
 
     graph: ir.Graph
+    nodes: tuple[ir.Node, ...]
+    owners: Mapping[ir.Graph, ir.Node]
     loss: ir.Value
     loss_found: str
     places: tuple[Place, ...]
@@ -59,6 +71,10 @@ class TrainingGraph:
     def gradients(self) -> tuple[ir.Value, ...]:
         """The values that are divided by the scale, in graph order."""
         return tuple(unscale.value for unscale in self.unscales)
+
+    def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
+        """What a node reads: its inputs, and what its subgraphs capture."""
+        return operands_of(node) if self.owners else present(node)
 
 
 def analyse(
@@ -237,7 +253,7 @@ def _finish(
         )
     if attempt.coverage.total == 0:
         _refuse_held(gradients - chosen, topology)
-    updates = find_updates(graph, named, gradients | {topology.loss}, topology.states)
+    updates = find_updates(graph, named, gradients | {topology.loss}, topology.states, topology.coefficients)
     _refuse_unpaired(attempt, updates, gradients, chosen)
     order = topology.index
     unscales = sorted(plan.unscaled.values(), key=lambda u: _order(u.value, order))
@@ -245,6 +261,8 @@ def _finish(
     accumulators = [n for n in topology.nodes if (n.domain, n.op_type) in IN_PLACE_ACCUMULATORS]
     return TrainingGraph(
         graph=graph,
+        nodes=topology.nodes,
+        owners=topology.owners,
         loss=topology.loss,
         loss_found=how,
         places=tuple(places),
@@ -264,7 +282,7 @@ def _order(value: ir.Value, index: Mapping[ir.Node, int]) -> int:
 def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
     """A gradient that holds a state may be its next value, where no contraction tells backward pass from optimizer."""
     for value in gradients:
-        held = own_coefficients(value, topology.states)
+        held = topology.coefficients(value)
         state = next((state for state, c in held.items() if c >= NEXT_STATE), None)
         if state is not None:
             raise UpdateError(
@@ -309,7 +327,7 @@ def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:
     for value in topology.graph.outputs:
         if value is topology.loss or not topology.is_backward(value) or not is_float(value):
             continue
-        held = own_coefficients(value, topology.states)
+        held = topology.coefficients(value)
         node = value.producer()
         if not any(c >= NEXT_STATE for c in held.values()):
             found.extend([value] if topology.may_be_state(value) else [])

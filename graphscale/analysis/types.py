@@ -45,10 +45,11 @@ def dtypes_of(nodes: Iterable[ir.Node]) -> dict[ir.Value, ir.DataType]:
     """
     found: dict[ir.Value, ir.DataType] = {}
     for node in nodes:
-        rule = rule_of(node)
         for i, value in enumerate(node.outputs):
-            dtype = _own_dtype(value)
-            if dtype is None and (rule is None or rule.has_degree(i)):
+            dtype = value.dtype
+            if dtype is None:
+                dtype = _own_dtype(value)
+            if dtype is None and ((rule := rule_of(node)) is None or rule.has_degree(i)):
                 sources = (found.get(v) or _own_dtype(v) for v in _of_the_same_dtype(value))
                 dtype = next((source for source in sources if source is not None), None)
             if dtype is not None:

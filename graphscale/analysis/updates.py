@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +19,7 @@ from graphscale.analysis.optimizers import optimizer_of
 from graphscale.analysis.values import constant_tensor, describe, is_scalar
 from graphscale.errors import UpdateError
 
-__all__ = ["NEXT_STATE", "Update", "find_updates", "held_initializers", "named_updates", "own_coefficients"]
+__all__ = ["NEXT_STATE", "Factors", "Update", "find_updates", "held_initializers", "named_updates", "own_coefficients"]
 
 # Coefficients of the previous value: from here on an update; up to there a gradient with decay; between them, ask.
 NEXT_STATE, _DECAY = 0.5, 0.1
@@ -45,7 +45,7 @@ class Update:
 
 
 def own_coefficients(
-    output: ir.Value, states: Collection[ir.Value], factors: _Factors | None = None
+    output: ir.Value, states: Collection[ir.Value], factors: Factors | None = None
 ) -> dict[ir.Value, float]:
     """The states on which a value depends directly, each with its coefficient (the largest, over all paths).
 
@@ -57,7 +57,7 @@ def own_coefficients(
         states: what may be a state.
         factors: the factors that are known already, for many outputs of one graph.
     """
-    factors = _Factors() if factors is None else factors
+    factors = Factors() if factors is None else factors
     found: dict[ir.Value, float] = {}
     seen: set[ir.Value] = set()
     # The largest coefficient first, so that each value needs to be looked at only once.
@@ -79,7 +79,7 @@ def own_coefficients(
     return found
 
 
-def _terms(node: ir.Node, value: ir.Value, factors: _Factors) -> list[tuple[ir.Value, float]]:
+def _terms(node: ir.Node, value: ir.Value, factors: Factors) -> list[tuple[ir.Value, float]]:
     """The operands a node's output is a sum of, with their coefficients; empty for anything else."""
     optimizer = optimizer_of(node)
     if optimizer is not None:
@@ -108,7 +108,7 @@ def _terms(node: ir.Node, value: ir.Value, factors: _Factors) -> list[tuple[ir.V
     return []
 
 
-class _Factors(dict[ir.Value, float]):
+class Factors(dict[ir.Value, float]):
     """The values of scalar factors, each looked up once."""
 
     def __missing__(self, value: ir.Value) -> float:
@@ -169,14 +169,18 @@ def held_initializers(graph: ir.Graph) -> set[ir.Value]:
     """The initializers, not inputs, that some output holds with a coefficient near one: weights, moments, constants."""
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
     found: set[ir.Value] = set()
-    factors = _Factors()
+    factors = Factors()
     for output in graph.outputs if values else ():
         found.update(v for v, c in own_coefficients(output, values, factors).items() if c >= NEXT_STATE)
     return found
 
 
 def find_updates(
-    graph: ir.Graph, named: Sequence[Update], not_updates: set[ir.Value], states: Collection[ir.Value]
+    graph: ir.Graph,
+    named: Sequence[Update],
+    not_updates: set[ir.Value],
+    states: Collection[ir.Value],
+    coefficients: Callable[[ir.Value], Mapping[ir.Value, float]],
 ) -> list[Update]:
     """Pair the outputs with the inputs they are the next value of.
 
@@ -185,6 +189,7 @@ def find_updates(
         named: pairs that are settled already.
         not_updates: outputs known to be something else: the loss, gradients.
         states: the inputs, and the initializers that are weights or moments.
+        coefficients: tells the states on which a value depends directly, as `own_coefficients` does.
 
     Raises:
         UpdateError: two pairings remain possible.
@@ -194,13 +199,13 @@ def find_updates(
     weights = {v for v in states if v not in taken and not v.is_graph_input()}
     settled = not_updates | {update.output for update in named}
     candidates: dict[ir.Value, list[ir.Value]] = {}
-    factors = _Factors()
     for output in graph.outputs:
         if output in settled or output.producer() is None:
             continue
-        candidates[output] = _candidates(output, inputs, factors)
+        held = coefficients(output)
+        candidates[output] = _candidates(output, inputs, held)
         if not candidates[output] and not _is_constant_view(output):
-            candidates[output] = _candidates(output, weights, factors)
+            candidates[output] = _candidates(output, weights, held)
     found = [Update(o, c[0], "depends on its own previous value") for o, c in candidates.items() if c]
     _refuse_ambiguity(candidates)
     return [*named, *found]
@@ -211,8 +216,8 @@ def _is_constant_view(output: ir.Value) -> bool:
     return node is not None and node.op_type == "Identity" and constant_tensor(node.inputs[0]) is not None
 
 
-def _candidates(output: ir.Value, states: set[ir.Value], factors: _Factors) -> list[ir.Value]:
-    coefficients = {v: c for v, c in own_coefficients(output, states, factors).items() if _same_type(output, v)}
+def _candidates(output: ir.Value, states: set[ir.Value], held: Mapping[ir.Value, float]) -> list[ir.Value]:
+    coefficients = {v: c for v, c in held.items() if v in states and _same_type(output, v)}
     found = [v for v, c in coefficients.items() if c >= NEXT_STATE]
     for value, coefficient in coefficients.items():
         if not found and _DECAY < coefficient < NEXT_STATE:

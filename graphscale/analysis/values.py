@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.rules import Kind, Rule, rule_for
+from graphscale.analysis.rules import RULES, Kind, Rule
 
 __all__ = [
     "Use",
@@ -23,6 +23,7 @@ __all__ = [
     "node_name",
     "op_name",
     "operands_of",
+    "present",
     "read",
     "rule_of",
     "subgraphs",
@@ -43,12 +44,12 @@ class Use(NamedTuple):
 
 def uses_of(value: ir.Value) -> list[Use]:
     """All readers of a value, in subgraphs too."""
-    return [Use(node, index) for node, index in value.uses()]
+    return list(value.uses())  # type: ignore[arg-type]
 
 
 def rule_of(node: ir.Node) -> Rule | None:
     """The degree rule of a node's operator, or None if the operator is unknown."""
-    return rule_for(node.domain, node.op_type)
+    return RULES.get((node.domain, node.op_type))  # onnx_ir calls the domain ai.onnx ""
 
 
 def read(use: Use) -> ir.Value:
@@ -77,9 +78,13 @@ def describe(value: ir.Value) -> str:
     return f"{value.name} {value.dtype.name if value.dtype else '?'}{shape}"
 
 
+_FLOATING = frozenset(dtype for dtype in ir.DataType if dtype.is_floating_point())
+
+
 def is_float(value: ir.Value) -> bool:
     """Whether the value's dtype is a floating-point type; unknown dtypes count as one."""
-    return value.dtype is None or value.dtype.is_floating_point()
+    dtype = value.dtype
+    return dtype is None or dtype in _FLOATING
 
 
 def is_scalar(value: ir.Value) -> bool:
@@ -127,9 +132,15 @@ def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
     return tuple(value for value in found if value.graph not in own)
 
 
+def present(node: ir.Node) -> tuple[ir.Value, ...]:
+    """A node's inputs, without those that are left out."""
+    inputs: Sequence[Any] = node.inputs
+    return tuple(value for value in inputs if value is not None) if None in inputs else tuple(inputs)
+
+
 def operands_of(node: ir.Node) -> tuple[ir.Value, ...]:
     """What a node reads: its inputs, and what its subgraphs capture."""
-    return (*(value for value in node.inputs if value is not None), *captured_values(node))
+    return (*present(node), *captured_values(node)) if subgraphs(node) else present(node)
 
 
 def main_nodes(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:

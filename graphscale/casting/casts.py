@@ -49,10 +49,10 @@ class CastInserter:
 
     def insert(self) -> None:
         """Insert all casts, and give the values of chosen nodes their type."""
-        produced = {value: node for node in self.painting.nodes for value in node.outputs}
+        low, sides = self.painting.low, self.painting.sides
         for value in self._read_values():
-            node = produced.get(value)
-            if node is None or node not in self.painting.low or value not in self.painting.low_outputs(node):
+            node = value.producer()
+            if node is None or node not in low or value not in sides[node].outputs:
                 self._to_low(value)
             elif self.emulate:
                 self._round(value, node)
@@ -61,18 +61,17 @@ class CastInserter:
 
     def _read_values(self) -> list[ir.Value]:
         """The values on either side of a border, each once, in order."""
-        found: dict[ir.Value, None] = {}
+        found: dict[ir.Value | None, None] = {}
         for node in self.painting.nodes:
             if node in self.painting.low:
-                found.update((v, None) for i in self.painting.low_inputs(node) if (v := node.inputs[i]) is not None)
-                found.update((v, None) for v in self.painting.low_outputs(node))
-        return list(found)
+                sides, inputs = self.painting.sides[node], node.inputs
+                found.update(dict.fromkeys([inputs[i] for i in sides.inputs]))
+                found.update(dict.fromkeys(sides.outputs))
+        return [value for value in found if value is not None]
 
     def _low_uses(self, value: ir.Value) -> list[ir.usage.Usage]:  # type: ignore[name-defined]
-        return [use for use in uses_of(value) if self._reads_low(use.node, use.idx)]
-
-    def _reads_low(self, node: ir.Node, index: int) -> bool:
-        return node in self.painting.low and index in self.painting.sides[node].inputs
+        low, sides = self.painting.low, self.painting.sides
+        return [use for use in uses_of(value) if use.node in low and use.idx in sides[use.node].inputs]
 
     def _to_low(self, value: ir.Value) -> None:
         """Cast a float32 value once for all chosen nodes that read it."""
@@ -116,7 +115,12 @@ class CastInserter:
 
     def _to_wide(self, value: ir.Value) -> None:
         """Give a chosen node's result its type, and cast it back once for all other readers."""
-        others = [use for use in uses_of(value) if not (self._reads_low(use.node, use.idx) or reads_shape(use.node))]
+        low, sides = self.painting.low, self.painting.sides
+        others = [
+            use
+            for use in uses_of(value)
+            if not ((use.node in low and use.idx in sides[use.node].inputs) or reads_shape(use.node))
+        ]
         is_output = value.is_graph_output()
         wide_type = value.type
         value.type = ir.TensorType(self.dtype)
@@ -150,7 +154,7 @@ class CastInserter:
 
     def _cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
         result = ir.Value(name=self._editor.unique(name), type=ir.TensorType(to), shape=shape_like(value))
-        node = ir.node("Cast", [value], attributes={"to": to}, outputs=[result], metadata_props={PASS_KEY: NAME})
+        node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", to)], outputs=[result], metadata_props={PASS_KEY: NAME})
         node.name = self._editor.unique(f"graphscale/{NAME}/{result.name}")
         producer = value.producer()
         if producer is not None and producer.graph is not None:

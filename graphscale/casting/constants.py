@@ -43,8 +43,7 @@ def misfits(
         dtype: float16 or bfloat16. An infinity is exact in both, and fits.
     """
     found: dict[ir.Value, Misfit] = {}
-    derived: set[ir.Value] = set()
-    seen: set[ir.Value] = set()
+    derived: set[ir.Value] = set()  # what only holds the numbers of constants
 
     def look(value: ir.Value, tensor: Any) -> None:
         derived.add(value)
@@ -52,21 +51,21 @@ def misfits(
         if problem is not None:
             found[value] = problem
 
+    for value in floats:
+        tensor = constant_tensor(value)
+        if tensor is not None:
+            look(value, tensor)
     for node in nodes:
-        if node.op_type == "ConstantOfShape" and "value" in node.attributes:
+        op_type = node.op_type
+        if op_type == "ConstantOfShape" and "value" in node.attributes:
             look(node.outputs[0], node.attributes["value"].as_tensor())
             continue
-        if node.op_type == "Cast" and node.outputs[0] in floats and node.inputs[0] is not None:
+        if op_type == "Cast" and node.outputs[0] in floats and node.inputs[0] is not None:
             tensor = constant_tensor(node.inputs[0])
             if tensor is not None:
                 look(node.outputs[0], tensor)
             continue
-        for value in floats.intersection(node.inputs) - seen:
-            seen.add(value)
-            tensor = constant_tensor(value)
-            if tensor is not None:
-                look(value, tensor)
-        if node not in moving:
+        if node not in moving or derived.isdisjoint(node.inputs):
             continue
         operands = [value for value in node.inputs if value is not None and value in floats]
         if operands and derived.issuperset(operands):

@@ -17,10 +17,10 @@ import onnx_ir as ir
 
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.analysis.types import dtypes_of
-from graphscale.analysis.values import captured_values, subgraphs
+from graphscale.analysis.values import captured_values, main_node, subgraphs
 from graphscale.casting.constants import Misfit, misfits
 from graphscale.casting.lists import Colour, OpRule
-from graphscale.casting.region import LOSS, SEED, nodes_of, pinned
+from graphscale.casting.region import LOSS, SEED, leading_to, nodes_of, pinned
 from graphscale.casting.schema import Slots, takes
 from graphscale.casting.settings import Settings
 from graphscale.errors import AutocastError
@@ -60,6 +60,7 @@ class Painting:
         rules: how to treat each node.
         floats: the float32 values.
         typed: the dtypes of all results that can be told.
+        forward: the nodes of the main graph that the loss depends on.
     """
 
     nodes: list[ir.Node]
@@ -68,14 +69,11 @@ class Painting:
     rules: dict[ir.Node, OpRule]
     floats: set[ir.Value]
     typed: Mapping[ir.Value, ir.DataType]
+    forward: set[ir.Node]
     sides: dict[ir.Node, Sides] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.sides = {node: _sides(node, rule, self.floats) for node, rule in self.rules.items()}
-
-    def low_inputs(self, node: ir.Node) -> tuple[int, ...]:
-        """The indices of a node's operands that are float16 if the node is."""
-        return self.sides[node].inputs
 
     def low_outputs(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """A node's results that are float16 if the node is."""
@@ -87,17 +85,18 @@ class Painting:
 
 
 def _sides(node: ir.Node, rule: OpRule, floats: set[ir.Value]) -> Sides:
-    inputs = tuple(i for i, value in enumerate(node.inputs) if value in floats)
-    outputs = tuple((i, value) for i, value in enumerate(node.outputs) if value in floats and value.name)
+    results = node.outputs
+    inputs = tuple([i for i, value in enumerate(node.inputs) if value in floats])
+    outputs = tuple([i for i, value in enumerate(results) if value in floats and value.name])
     wide: Slots = ((), ())
     if rule.wide_inputs or rule.wide_outputs:
         wide = (
             tuple(i for i in inputs if i in rule.wide_inputs),
-            tuple(i for i, _ in outputs if i in rule.wide_outputs),
+            tuple(i for i in outputs if i in rule.wide_outputs),
         )
         inputs = tuple(i for i in inputs if i not in rule.wide_inputs)
-        outputs = tuple(pair for pair in outputs if pair[0] not in rule.wide_outputs)
-    return Sides(inputs, tuple(value for _, value in outputs), (inputs, tuple(i for i, _ in outputs)), wide)
+        outputs = tuple(i for i in outputs if i not in rule.wide_outputs)
+    return Sides(inputs, tuple([results[i] for i in outputs]), (inputs, outputs), wide)
 
 
 def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str] = ()) -> Painting:
@@ -112,13 +111,12 @@ def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops
     Raises:
         AutocastError: a node that shall be kept does not exist.
     """
-    graph = found.graph
-    everything = list(nodes_of(graph))
+    everything = list(nodes_of(found.graph)) if found.owners else list(found.nodes)
     typed = dtypes_of(everything)
     floats = _floats(everything, typed)
     nodes = [node for node in everything if _touches(node, floats) and not reads_shape(node)]
     rules = {node: _rule(settings, node) for node in nodes}
-    painting = Painting(nodes, set(), {}, rules, floats, typed)
+    painting = Painting(nodes, set(), {}, rules, floats, typed, leading_to(found, found.loss))
     _deny(painting, found, settings, dtype, wide_ops)
     _propagate_denial(painting)
     _take_between(painting)
@@ -130,8 +128,7 @@ def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops
 
 
 def _rule(settings: Settings, node: ir.Node) -> OpRule:
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    return settings.rules.get((domain, node.op_type), _UNKNOWN_RULE)
+    return settings.rules.get((node.domain, node.op_type), _UNKNOWN_RULE)  # onnx_ir calls the domain ai.onnx ""
 
 
 def _deny(
@@ -139,29 +136,30 @@ def _deny(
 ) -> None:
     reasons, rules, typed = painting.reasons, painting.rules, painting.typed
     moving = painting.on(Colour.CLEAR)
-    stays = pinned(found, painting.on(Colour.ALLOW), moving)
-    opset = found.graph.opset_imports
+    stays = pinned(found, painting.forward, painting.on(Colour.ALLOW), moving)
+    opsets = found.graph.opset_imports
     _check_kept(settings, found.graph)
-    owners = _owners(found.graph)
+    owners, kept = found.owners, settings.keep
     unfit = misfits(painting.nodes, painting.floats, moving, dtype)
     for node in painting.nodes:
-        rule = rules[node]
-        reason = stays.get(owners.get(node, node))
-        if reason is None and node.name in settings.keep:
+        rule, sides = rules[node], painting.sides[node]
+        reason = stays.get(main_node(owners, node) if owners else node)
+        if reason is None and kept and node.name in kept:
             reason = "kept by the user"
-        if reason is None and subgraphs(node):
+        if reason is None and owners and subgraphs(node):
             reason = "its bodies are treated by themselves"
-        if reason is None and any(v not in typed and v is not None and _is_untyped(v) for v in node.inputs):
+        if reason is None and any(map(_is_untyped, set(node.inputs).difference(typed))):
             reason = "the type of an operand is not known"
-        if reason is None and not painting.low_inputs(node):
+        if reason is None and not sides.inputs:
             reason = "it makes float32 numbers of others"
         if reason is None and node.op_type in wide_ops:
             reason = "the runtime cannot load it in a small type"
         if reason is None and rule.colour is Colour.DENY:
             reason = rule.reason
+        if reason is None and (unfit or node.op_type in _LOOKED_AT):
+            reason = _own_reason(painting, node, unfit)
         if reason is None:
-            sides = painting.sides[node]
-            reason = _own_reason(painting, node, unfit) or takes(node, sides.low, sides.wide, dtype, opset)
+            reason = takes(node, sides.low, sides.wide, dtype, opsets)
         if reason is not None:
             reasons[node] = reason
 
@@ -175,23 +173,28 @@ def _check_kept(settings: Settings, graph: ir.Graph) -> None:
         raise AutocastError(f"there is no node {name!r} to keep in float32{hint}")
 
 
-def _is_untyped(value: ir.Value) -> bool:
-    return value.dtype is None and value.const_value is None
+def _is_untyped(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype is None and value.const_value is None
+
+
+# The operators of which `_own_reason` may say something whatever they read.
+_LOOKED_AT = frozenset({"Clip", "LayerNormalization", "Mul", "Pad", "ReduceL1", "ReduceSum", "ReduceSumTraining"})
 
 
 def _own_reason(painting: Painting, node: ir.Node, unfit: Mapping[ir.Value, Misfit]) -> str | None:
     """Why this one node stays float32, though its operator need not."""
-    if node.op_type == "Mul" and node.inputs[0] is node.inputs[1]:
+    op_type, inputs = node.op_type, node.inputs
+    if op_type == "Mul" and inputs[0] is inputs[1]:
         return "a square leaves the range of float16"
-    if node.op_type in ("ReduceSum", "ReduceSumTraining", "ReduceL1") and _summed(node) > _LONG:
+    if op_type in ("ReduceSum", "ReduceSumTraining", "ReduceL1") and _summed(node) > _LONG:
         return f"it sums more than {_LONG} elements"
-    if node.op_type == "LayerNormalization" and "stash_type" in node.attributes:
+    if op_type == "LayerNormalization" and "stash_type" in node.attributes:
         if node.attributes["stash_type"].as_int() != ir.DataType.FLOAT:
             return "its statistics are not float32"
-    if node.op_type in ("Clip", "Pad") and not {"max", "min", "value"}.isdisjoint(node.attributes):
+    if op_type in ("Clip", "Pad") and not {"max", "min", "value"}.isdisjoint(node.attributes):
         return "its bounds are attributes, which are float32"
-    for i in painting.low_inputs(node):
-        value = node.inputs[i]
+    for i in painting.sides[node].inputs if unfit else ():
+        value = inputs[i]
         problem = None if value is None else unfit.get(value)
         # Small numbers among the weights of a contraction may become zero, as those of trained weights do.
         if problem is not None and (problem.overflows or painting.rules[node].colour is not Colour.ALLOW):
@@ -228,21 +231,20 @@ def _propagate_denial(painting: Painting) -> None:
 
 def _take_between(painting: Painting) -> None:
     """Take the allowed nodes, and the free infer and clear nodes between them."""
-    low, rules = painting.low, painting.rules
+    low, rules, sides = painting.low, painting.rules, painting.sides
     free = [node for node in painting.nodes if node not in painting.reasons]
     low.update(node for node in free if rules[node].colour is Colour.ALLOW)
     behind = {value for node in low for value in painting.low_outputs(node)}
     for node in free:
-        if any(node.inputs[i] in behind for i in painting.low_inputs(node)):
-            behind.update(painting.low_outputs(node))
+        inputs = node.inputs
+        if not behind.isdisjoint([inputs[i] for i in sides[node].inputs]):
+            behind.update(sides[node].outputs)
     ahead: set[ir.Value | None] = set()
     for node in reversed(free):
-        if node in low or not ahead.isdisjoint(painting.low_outputs(node)):
-            ahead.update(node.inputs[i] for i in painting.low_inputs(node))
-    for node in free:
-        outputs = painting.low_outputs(node)
-        if any(value in behind and value in ahead for value in outputs):
-            low.add(node)
+        if node in low or not ahead.isdisjoint(sides[node].outputs):
+            inputs = node.inputs
+            ahead.update([inputs[i] for i in sides[node].inputs])
+    low.update(node for node in free if any(value in behind and value in ahead for value in sides[node].outputs))
 
 
 def _save_casts(painting: Painting) -> None:
@@ -252,6 +254,7 @@ def _save_casts(painting: Painting) -> None:
         for node in painting.nodes
         if node not in painting.reasons and painting.rules[node].colour in (Colour.CLEAR, Colour.INFER)
     ]
+    constants = {value for value in painting.floats if _is_constant(value)}  # which are cast offline
     # A node's answer changes only after a neighbour has changed sides.
     pending = set(movable)
     for _ in range(_ROUNDS):
@@ -262,7 +265,9 @@ def _save_casts(painting: Painting) -> None:
             is_low = node in painting.low
             if not is_low and painting.rules[node].colour is Colour.INFER:
                 continue
-            values = _values_between(painting, node)
+            sides, inputs = painting.sides[node], node.inputs
+            around = dict.fromkeys([*[inputs[i] for i in sides.inputs], *sides.outputs])
+            values = [value for value in around if value is not None and value not in constants]
             before = _casts(painting, values)
             if before == 0:
                 continue
@@ -285,17 +290,11 @@ def _around(values: Iterable[ir.Value]) -> Iterable[ir.Node]:
         yield from (use.node for use in value.uses())
 
 
-def _is_constant(value: ir.Value, producer: ir.Node | None) -> bool:
+def _is_constant(value: ir.Value) -> bool:
+    producer = value.producer()
     if producer is None:
         return value.is_initializer() and not value.is_graph_input()
     return producer.op_type == "Constant"
-
-
-def _values_between(painting: Painting, node: ir.Node) -> dict[ir.Value, None]:
-    """The operands and results of a node that may take casts: constants are cast offline."""
-    sides, inputs = painting.sides[node], node.inputs
-    values = dict.fromkeys((*(inputs[i] for i in sides.inputs), *sides.outputs))
-    return {v: None for v in values if v is not None and not _is_constant(v, v.producer())}
 
 
 def _casts(painting: Painting, values: Iterable[ir.Value]) -> int:
@@ -316,20 +315,14 @@ def _casts(painting: Painting, values: Iterable[ir.Value]) -> int:
     return count
 
 
-def _owners(graph: ir.Graph) -> Mapping[ir.Node, ir.Node]:
-    """For each node of a body, the node of the main graph that it belongs to."""
-    found = {}
-    for node in graph:
-        for body in subgraphs(node):
-            found.update(dict.fromkeys(nodes_of(body), node))
-    return found
-
-
 def _floats(nodes: Iterable[ir.Node], typed: Mapping[ir.Value, ir.DataType]) -> set[ir.Value]:
     """The float32 values: what the nodes give, and what they read."""
     real = ir.DataType.FLOAT
     found = {value for value, dtype in typed.items() if dtype is real}
-    found.update(v for node in nodes for v in node.inputs if v is not None and v not in typed and v.dtype is real)
+    read: set[ir.Value | None] = set()
+    for node in nodes:
+        read.update(node.inputs)
+    found.update(v for v in read.difference(typed) if v is not None and v.dtype is real)
     return found
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import ancestors
 from graphscale.analysis.training_graph import TrainingGraph
-from graphscale.analysis.values import is_scalar, operands_of, subgraphs
+from graphscale.analysis.values import is_scalar, subgraphs
 
-__all__ = ["LOSS", "OPTIMIZER", "SEED", "nodes_of", "pinned"]
+__all__ = ["LOSS", "OPTIMIZER", "SEED", "leading_to", "nodes_of", "pinned"]
 
 OPTIMIZER = "the optimizer stays float32"
 LOSS = "the loss stays float32"
@@ -26,22 +25,35 @@ def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
             yield from nodes_of(body)
 
 
-def pinned(found: TrainingGraph, on_allow_list: set[ir.Node], on_clear_list: set[ir.Node]) -> dict[ir.Node, str]:
+def leading_to(found: TrainingGraph, *values: ir.Value) -> set[ir.Node]:
+    """The nodes of the main graph that some of its values depend on."""
+    wanted, leading = set(values), set()
+    for node in reversed(found.nodes):
+        if not wanted.isdisjoint(node.outputs):
+            leading.add(node)
+            wanted.update(found.operands(node))
+    return leading
+
+
+def pinned(
+    found: TrainingGraph, forward: set[ir.Node], on_allow_list: set[ir.Node], on_clear_list: set[ir.Node]
+) -> dict[ir.Node, str]:
     """The nodes of the main graph that stay float32 wherever they are on the lists, with the reason.
 
     Args:
         found: the analysis of the graph.
+        forward: the nodes that the loss depends on.
         on_allow_list: the nodes that are.
         on_clear_list: likewise; the numbers of the seed may be moved about in a small type.
     """
-    allowed = set(_contractions(found.graph, on_allow_list))
+    allowed = set(_contractions(found, on_allow_list))
     giver = _giver(found.loss, on_clear_list)
     if giver is not None:
         allowed.discard(giver)
-    forward = ancestors(found.loss)
-    backward = ancestors(*found.gradients)
-    reasons = {node: OPTIMIZER for node in found.graph if node not in forward and node not in backward}
-    reasons |= dict.fromkeys(_head([node for node in found.graph if node in forward], allowed), LOSS)
+    nodes = found.nodes
+    backward = leading_to(found, *found.gradients)
+    reasons = {node: OPTIMIZER for node in nodes if node not in forward and node not in backward}
+    reasons |= dict.fromkeys(_head(found, [node for node in nodes if node in forward], allowed), LOSS)
     reasons |= {node: SEED for node in _seed(found, allowed) if node not in forward and node not in on_clear_list}
     return reasons
 
@@ -54,29 +66,29 @@ def _giver(value: ir.Value, on_clear_list: set[ir.Node]) -> ir.Node | None:
     return node
 
 
-def _contractions(graph: ir.Graph, on_allow_list: set[ir.Node]) -> Iterator[ir.Node]:
+def _contractions(found: TrainingGraph, on_allow_list: set[ir.Node]) -> Iterator[ir.Node]:
     """The allowed nodes of the main graph: one with bodies is what these are; one that gives a scalar is a sum."""
-    for node in graph:
+    for node in found.nodes:
         if node in on_allow_list:
             if not any(is_scalar(value) for value in node.outputs):
                 yield node
-        elif any(inner in on_allow_list for body in subgraphs(node) for inner in nodes_of(body)):
+        elif found.owners and any(inner in on_allow_list for body in subgraphs(node) for inner in nodes_of(body)):
             yield node
 
 
-def _head(forward: Sequence[ir.Node], allowed: set[ir.Node]) -> Iterator[ir.Node]:
+def _head(found: TrainingGraph, forward: Sequence[ir.Node], allowed: set[ir.Node]) -> Iterator[ir.Node]:
     """The nodes of the forward pass behind its last allowed ones."""
     leading: set[ir.Node] = set()
     leads_on: set[ir.Value] = set()
     for node in reversed(forward):
         if node in allowed or not leads_on.isdisjoint(node.outputs):
             leading.add(node)
-            leads_on.update(operands_of(node))
+            leads_on.update(found.operands(node))
     depends: set[ir.Value] = set()
     for node in forward:
         if node in allowed:
             depends.update(node.outputs)
-        elif not depends.isdisjoint(operands_of(node)):
+        elif not depends.isdisjoint(found.operands(node)):
             depends.update(node.outputs)
             if node not in leading:
                 yield node
@@ -94,7 +106,7 @@ def _seed(found: TrainingGraph, allowed: set[ir.Node]) -> Iterator[ir.Node]:
         if place.edge is None and producer is not None:
             yield producer
     beyond: set[ir.Value | None] = set()
-    for node in found.graph:
+    for node in found.nodes:
         reads_seed = node in edges or not seed.isdisjoint(node.inputs)
         if (reads_seed and node in allowed) or not beyond.isdisjoint(node.inputs):
             beyond.update(node.outputs)

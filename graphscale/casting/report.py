@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import ancestors
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.analysis.values import node_name, op_name, uses_of
 from graphscale.casting.paint import Painting
@@ -66,19 +65,17 @@ class AutocastReport:
 
 def report_of(found: TrainingGraph, painting: Painting, dtype: ir.DataType, emulate: bool) -> AutocastReport:
     """The report of a painting, made before it is put into effect; casts are counted later."""
-    low: Counter[str] = Counter()
     kept: dict[str, Counter[str]] = {}
     step = [node for node in painting.nodes if painting.reasons.get(node) != OPTIMIZER]
     for node in step:
-        if node in painting.low:
-            low[op_name(node)] += 1
-        else:
+        if node not in painting.low:
             kept.setdefault(op_name(node), Counter())[painting.reasons[node]] += 1
+    low = Counter([op_name(node) for node in step if node in painting.low])
     names = sorted({*low, *kept}, key=lambda op: (-low[op] - sum(kept.get(op, Counter()).values()), op))
     ops = tuple(
         OpReport(op, low[op], sum(kept.get(op, Counter()).values()), dict(kept.get(op, Counter()))) for op in names
     )
-    before, after = _activation_bytes(found, painting)
+    before, after = _activation_bytes(painting)
     constants = {painting.reasons[node] for node in painting.nodes if node not in painting.low}
     return AutocastReport(
         dtype=dtype.name.lower(),
@@ -111,10 +108,9 @@ def _warnings(found: TrainingGraph, painting: Painting, dtype: ir.DataType) -> l
     return warnings
 
 
-def _activation_bytes(found: TrainingGraph, painting: Painting) -> tuple[int, int]:
+def _activation_bytes(painting: Painting) -> tuple[int, int]:
     """The bytes of the forward values that the backward pass reads, before and after."""
-    forward = ancestors(found.loss)
-    before = after = 0
+    forward, before, after = painting.forward, 0, 0
     for node in painting.nodes:
         if node not in forward:
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
@@ -98,9 +97,10 @@ def _check_target(dtype: ir.DataType, target: Target, emulate: bool) -> None:
 
 def _refuse_double(graph: ir.Graph) -> None:
     """Refuse a graph that computes in float64 alone."""
-    dtypes: dict[Any, int] = {}
+    dtypes = set()
     for node in graph:
-        for value in node.outputs:
-            dtypes[value.dtype] = dtypes.get(value.dtype, 0) + 1
-    if dtypes.get(ir.DataType.DOUBLE) and not dtypes.get(ir.DataType.FLOAT):
+        dtypes.update([value.dtype for value in node.outputs])
+        if ir.DataType.FLOAT in dtypes:
+            return
+    if ir.DataType.DOUBLE in dtypes:
         raise AutocastError("the graph computes in float64; export it in float32, which is what autocast starts from")

@@ -1,25 +1,29 @@
-"""Knowing that gradients are finite without reading them, and unscaling them before they are large.
+"""Knowing that gradients are finite without reading them, and unscaling them where that costs nothing.
 
 A gradient dw = MatMul(x, dy) has no element larger than the sum of all |x| times the sum of all |dy|, and neither has a
 part of its sums (the triangle inequality). Where that is far below the largest float32 number, dw is finite: x and dy
-are the activations of a batch, and smaller than the weights. Then dy can be divided by the loss scale instead of dw.
+are the activations of a batch, and smaller than the weights. Of a gradient that is no sum of such products the sum of
+its own absolute values is the bound.
 
-Without an overflow both quotients are the same, bit for bit, unless a number is subnormal on the way: the scale is a
-power of two.
+Where the scale is a power of two, the number that the step multiplies dw by can be divided by it instead of dw; or dy.
+Without an overflow the results are the same, bit for bit, unless a number is subnormal on the way. Otherwise dw is
+divided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.values import Use, read, uses_of
+from graphscale.analysis.values import read, uses_of
 from graphscale.editing import Editor, replace_reads
 from graphscale.marks import PASS_KEY, SELECTION
 from graphscale.session.bounded import Bounded, Check
+from graphscale.session.terms import Term
 
 __all__ = ["bound_gradients"]
 
@@ -47,6 +51,10 @@ class _Nodes:
             self._nodes.append(node)
         return result
 
+    def total(self, terms: Sequence[ir.Value]) -> ir.Value:
+        """The sum of scalars."""
+        return self.op("Sum", *terms) if len(terms) > 1 else terms[0]
+
 
 def bound_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Node, found: Sequence[Bounded]) -> None:
     """Test gradients by the bounds of the operands that they come from.
@@ -58,6 +66,17 @@ def bound_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Nod
             `                     else: dw = Div(raw, Where(fits, 1, scale)); ok = ...(dw);`
             `                           ok, If <then: f(dw); else: w> (ok)> (fits)`
 
+    If the scale is no power of two:
+    After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); dw = Div(MatMul(x, dy), scale)`
+            `finite, w.next = If <then: True, f(dw);`
+            `                     else: ok = ...(dw); ok, If <then: f(dw); else: w> (ok)> (fits)`
+
+    If it is one, and f(dw) begins with `Mul(dw, rate)`:
+    After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); raw = MatMul(x, dy); step = Mul(rate, 1 / scale)`
+            `finite, w.next = If <then: True, f'(Mul(raw, step));`
+            `                     else: dw = Div(raw, scale); ok = ...(dw);`
+            `                           ok, If <then: f(dw); else: w> (ok)> (fits)`
+
     Args:
         graph: the main graph, which is changed.
         check: the finite check.
@@ -67,15 +86,19 @@ def bound_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Nod
     """
     editor = Editor(graph)
     one = editor.shared_constant(f"graphscale/{NAME}.one", np.asarray(1, dtype=np.float32))
-    fit, flags = _unscale_early(editor, scale, found, one)
-    for gradient in found:
-        check.leave_out(gradient)
-    at_once = _Nodes(editor).op("And", fit, check.decision, dtype=_FLAG)
+    test = _test(editor, scale, found, one)
+    check.leave_out(found)
+    at_once = _Nodes(editor).op("And", test.fit, check.decision, dtype=_FLAG)
     then, keep = (step.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
-    otherwise = _exact_branch(editor, check, scale, found, flags, one, then.clone(allow_outer_scope_values=True), keep)
-    for gradient in found:
+    apply = then.clone(allow_outer_scope_values=True)
+    otherwise = _exact_branch(editor, check, scale, found, test.flags, one, apply, keep)
+    undivided = [gradient for gradient in found if gradient.early or gradient.rate]
+    for gradient in undivided:
         unscaled = gradient.division.outputs[0]
         replace_reads(unscaled, gradient.scaled, [use for use in uses_of(unscaled) if use.node.graph is then])
+        if gradient.rate is not None:
+            node, index = gradient.rate
+            node.replace_input_with(index, test.rates[read(gradient.rate)])
     inside: list[ir.Node] = []
     then.outputs.insert(0, _Nodes(editor, inside).op("Identity", at_once, dtype=_FLAG))
     then.extend(inside)
@@ -89,50 +112,90 @@ def bound_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Nod
             editor.take_over_output(old, new, "selected")
     graph.remove(step, safe=True)
     check.hand_over(editor, node.outputs[0], otherwise)
-    graph.remove([gradient.division for gradient in found], safe=True)
+    graph.remove([gradient.division for gradient in undivided], safe=True)
     graph.sort()
 
 
-def _unscale_early(
-    editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Value
-) -> tuple[ir.Value, list[ir.Value]]:
-    """Unscale the cotangents of gradients that are bounded; whether all are, and whether each is."""
+class _Test(NamedTuple):
+    """What bounds say of gradients.
+
+    Attributes:
+        fit: whether all fit, and all gradients may be unscaled as they are in the branch that applies a step at once.
+        flags: of each node that unscales a gradient, whether that one's cotangents are unscaled.
+        rates: of each number that gradients are multiplied by, its quotient with the scale.
+    """
+
+    fit: ir.Value
+    flags: dict[ir.Node, ir.Value]
+    rates: dict[ir.Value, ir.Value]
+
+
+def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Value) -> _Test:
+    """Compute bounds, and unscale the cotangents of gradients whose bound fits."""
     make = _Nodes(editor)
-
-    def number(name: str, value: float) -> ir.Value:
-        return editor.shared_constant(f"graphscale/{NAME}.{name}", np.asarray(value, dtype=np.float32))
-
-    # A scale below 1, which can only have been loaded, makes numbers larger; one above 2**126 has no normal reciprocal.
-    # Nothing is below the limit then.
-    outside = make.op(
-        "Or",
-        make.op("Less", scale, one, dtype=_FLAG),
-        make.op("Greater", scale, number("largest_scale", 2.0**126), dtype=_FLAG),
-        dtype=_FLAG,
-    )
-    limit = make.op("Where", outside, number("none", 0.0), number("limit", _SAFE))
-    inverse = make.op("Reciprocal", scale)
+    is_moved = any(gradient.early or gradient.rate for gradient in found)
+    limit = _limit_of_exact(editor, make, scale) if is_moved else _limit(editor, make, scale, one)
+    inverse = make.op("Reciprocal", scale) if is_moved else one
     sums: dict[ir.Value, ir.Value] = {}
-    bounds, flags = [], []
+    bounds, flags = [], {}
     for gradient in found:
-        terms = []
-        for operands in (term.operands for term in gradient.terms):
-            for value in operands:
-                if value not in sums:
-                    sums[value] = make.op("ReduceL1", value, keepdims=0)
-            terms.append(
-                make.op("Mul", *(sums[value] for value in operands)) if len(operands) > 1 else sums[operands[0]]
-            )
-        bound = make.op("Sum", *terms)
-        fits = make.op("Less", bound, limit, dtype=_FLAG)
-        factor = make.op("Where", fits, inverse, one)
-        for node, index in (term.cotangent for term in gradient.terms):
-            cotangent = read(Use(node, index))
-            node.replace_input_with(index, make.op("Mul", cotangent, factor, like=cotangent))
+        bound = make.total([_bound_of(editor, make, term, sums, one) for term in gradient.terms])
         bounds.append(bound)
-        flags.append(fits)
+        if not gradient.early:
+            continue
+        flags[gradient.division] = fits = make.op("Less", bound, limit, dtype=_FLAG)
+        factor = make.op("Where", fits, inverse, one)
+        for use in dict.fromkeys(term.cotangent for term in gradient.terms):
+            assert use is not None
+            (node, index), cotangent = use, read(use)
+            node.replace_input_with(index, make.op("Mul", cotangent, factor, like=cotangent))
     # A sum below the limit has only terms below it; what is no number is below nothing.
-    return make.op("Less", make.op("Sum", *bounds), limit, dtype=_FLAG), flags
+    fit = make.op("Less", make.total(bounds), limit, dtype=_FLAG)
+    rates = {}
+    for rate in dict.fromkeys(read(gradient.rate) for gradient in found if gradient.rate is not None):
+        rates[rate] = make.op("Mul", rate, inverse, like=rate)
+        # A quotient that is subnormal may be inexact; that of 0 is not.
+        error = make.op("Sub", make.op("Mul", rates[rate], scale, like=rate), rate, like=rate)
+        is_off = make.op("Less", _number(editor, "none", 0.0), make.op("ReduceL1", error, keepdims=0), dtype=_FLAG)
+        fit = make.op("And", fit, make.op("Not", is_off, dtype=_FLAG), dtype=_FLAG)
+    return _Test(fit, flags, rates)
+
+
+def _limit_of_exact(editor: Editor, make: _Nodes, scale: ir.Value) -> ir.Value:
+    """What bounds must be below, so that it makes no difference where a gradient is unscaled.
+
+    The scale must be a power of two, which any other one than the policy's can only have been loaded; at least 1, for
+    a smaller one makes numbers larger; and at most 2**126, for a larger one has no normal reciprocal. The remainder of
+    2**126 is 0 then. Of another scale of at least 1 it is 2**-23 or more.
+    """
+    remainder = make.op("Mod", _number(editor, "largest_scale", 2.0**126), scale, fmod=1)
+    is_power = make.op("Less", remainder, _number(editor, "no_remainder", 2.0**-24), dtype=_FLAG)
+    is_large = make.op("Less", _number(editor, "half", 0.5), scale, dtype=_FLAG)
+    fits = make.op("And", is_power, is_large, dtype=_FLAG)
+    return make.op("Where", fits, _number(editor, "limit", _SAFE), _number(editor, "none", 0.0))
+
+
+def _limit(editor: Editor, make: _Nodes, scale: ir.Value, one: ir.Value) -> ir.Value:
+    """What bounds must be below, so that no quotient overflows: a scale below 1 makes numbers larger."""
+    is_large = make.op("Less", one, scale, dtype=_FLAG)
+    return make.op("Mul", _number(editor, "limit", _SAFE), make.op("Where", is_large, one, scale))
+
+
+def _bound_of(editor: Editor, make: _Nodes, term: Term, sums: dict[ir.Value, ir.Value], one: ir.Value) -> ir.Value:
+    """What the sum of the absolute values of a term is at most."""
+    for value in (*term.operands, *term.factors):
+        if value not in sums:
+            sums[value] = make.op("ReduceL1", value, keepdims=0)
+    # A factor below 1 must not hide what is too large before it.
+    numbers = [sums[value] for value in term.operands]
+    numbers += [make.op("Add", sums[value], one) for value in term.factors]
+    numbers += [] if term.largest == 1 else [_number(editor, f"largest.{term.largest!r}", term.largest)]
+    return functools.reduce(lambda a, b: make.op("Mul", a, b), numbers)
+
+
+def _number(editor: Editor, name: str, value: float) -> ir.Value:
+    with np.errstate(over="ignore"):
+        return editor.shared_constant(f"graphscale/{NAME}.{name}", np.asarray(value, dtype=np.float32))
 
 
 def _exact_branch(
@@ -140,22 +203,24 @@ def _exact_branch(
     check: Check,
     scale: ir.Value,
     found: Sequence[Bounded],
-    flags: Sequence[ir.Value],
+    flags: Mapping[ir.Node, ir.Value],
     one: ir.Value,
     apply: ir.Graph,
     keep: ir.Graph,
 ) -> ir.Graph:
-    """The branch that unscales and tests the gradients themselves."""
+    """The branch that tests the gradients themselves, and unscales those that are not."""
     nodes: list[ir.Node] = []
     make = _Nodes(editor, nodes)
     probes = []
-    for gradient, fits in zip(found, flags, strict=True):
-        rest = make.op("Where", fits, one, scale)
-        unscaled = make.op("Div", gradient.scaled, rest, like=gradient.scaled)
-        old = gradient.division.outputs[0]
-        replace_reads(old, unscaled, [use for use in uses_of(old) if use.node.graph is apply])
+    for gradient in found:
+        old = unscaled = gradient.division.outputs[0]
+        if gradient.early or gradient.rate:
+            flag = flags.get(gradient.division)
+            rest = scale if flag is None else make.op("Where", flag, one, scale)
+            unscaled = make.op("Div", gradient.scaled, rest, like=gradient.scaled)
+            replace_reads(old, unscaled, [use for use in uses_of(old) if use.node.graph is apply])
         probes.append(make.op("ReduceSum", make.op("Mul", unscaled, check.zero, like=unscaled), keepdims=0))
-    bad = make.op("IsNaN", make.op("Sum", *probes), dtype=_FLAG)
+    bad = make.op("IsNaN", make.total(probes), dtype=_FLAG)
     finite = make.op("And", check.decision, make.op("Not", bad, dtype=_FLAG), dtype=_FLAG)
     _rename(editor, apply)
     results = [

@@ -16,19 +16,24 @@ from graphscale.bound import CHECK
 from graphscale.editing import PASS_KEY, replace_reads
 from graphscale.loss_scale import DynamicLossScale, LossScale
 
-__all__ = ["keeps_to_powers_of_two", "multiply_first"]
+__all__ = ["is_at_least_one", "keeps_to_powers_of_two", "multiply_first"]
 
 _UNSCALE = "unscale-gradients"
 
 
 def keeps_to_powers_of_two(policy: LossScale | None) -> bool:
-    """Whether a loss scale adjusts itself, and is always a power of two, and at least 1."""
+    """Whether a loss scale adjusts itself, and is always a power of two, unless another one is loaded."""
     if not isinstance(policy, DynamicLossScale):
         return False
     rule = policy.rule
-    numbers = [rule.initial_loss_scale, rule.growth, rule.multiplier, rule.min_loss_scale]
-    numbers += [number for number in (rule.backoff_factor, rule.max_loss_scale) if number is not None]
-    return rule.min_loss_scale >= 1 and all(math.frexp(number)[0] == 0.5 for number in numbers)
+    numbers = [rule.initial_loss_scale, rule.growth, rule.multiplier]
+    numbers += [number for number in (rule.min_loss_scale, rule.backoff_factor, rule.max_loss_scale) if number]
+    return all(math.frexp(number)[0] == 0.5 for number in numbers)
+
+
+def is_at_least_one(policy: LossScale | None) -> bool:
+    """Whether a loss scale adjusts itself, and never falls below 1."""
+    return isinstance(policy, DynamicLossScale) and policy.rule.min_loss_scale >= 1
 
 
 def multiply_first(graph: ir.Graph) -> None:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from graphscale.loss_scale import get
 from graphscale.session.bounded import bounded_gradients, find_check
 from graphscale.session.bounds import bound_gradients
-from graphscale.session.factors import keeps_to_powers_of_two, multiply_first
+from graphscale.session.factors import is_at_least_one, keeps_to_powers_of_two, multiply_first
 from graphscale.session.probes import probe_at_once
 from graphscale.session.selection import select_step
 
@@ -32,14 +32,24 @@ def lower_for_cpu(
         scale: the loss scale, a value of the graph.
         policy: its config.
     """
-    exact = keeps_to_powers_of_two(get(policy))
-    if exact:
+    rule = get(policy)
+    exact = keeps_to_powers_of_two(rule)
+    if exact and is_at_least_one(rule):
         multiply_first(graph)
     probe_at_once(graph)
     step = select_step(graph, decision, outputs)
-    if step is None or scale is None or not exact:
+    check = None if step is None or scale is None else find_check(graph, decision, step)
+    if step is None or scale is None or check is None:
         return
-    check = find_check(graph, decision, step)
-    found = [] if check is None else bounded_gradients(graph, check, scale, step)
-    if check is not None and found:
+    found = bounded_gradients(graph, check, scale, step, exact=exact)
+    if found:
         bound_gradients(graph, check, scale, step, found)
+    _drop_unused(graph)
+
+
+def _drop_unused(graph: ir.Graph) -> None:
+    """Take out inserted constants that nothing reads any more: ONNX Runtime would warn of each."""
+    for name, value in list(graph.initializers.items()):
+        is_read = value.uses() or value.is_graph_output()
+        if name.startswith("graphscale/") and not is_read and not value.is_graph_input():
+            del graph.initializers[name]

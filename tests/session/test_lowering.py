@@ -45,6 +45,7 @@ def sessions(result: gs.ScaledModel, state: Arrays) -> tuple[gs.Session, gs.Sess
         mock.patch.object(selection, "_WORTH", 0),
         mock.patch.object(bounded, "_WORTH", 0),
         mock.patch.object(bounded, "_PASSES", 10**6),
+        mock.patch.object(bounded, "_READS", 10**6),
         mock.patch.object(probes, "_SMALL", 0),
     ):
         lowered = gs.Session(result, session_options=options(EXACT), state=state)
@@ -83,6 +84,20 @@ def test_the_same_steps(name: str, scale: float) -> None:
     assert_same_steps(plain, lowered, [batch, batch, bad[0], batch, bad[1], bad[2], batch, batch])
 
 
+@pytest.mark.parametrize("name", UPDATED)
+def test_no_constant_is_left_behind(name: str) -> None:
+    """ONNX Runtime would warn of each."""
+    example = load_example(name)
+    result = gs.scale(example.model())
+    state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
+    unread = {
+        value.name
+        for value in lowered_graph(result, state).initializers.values()
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input())
+    }
+    assert unread <= {tensor.name for tensor in example.model().graph.initializer}
+
+
 def linear_sessions(scale: float, **policy: float) -> tuple[gs.Session, gs.Session, Arrays]:
     """Sessions on `w.next = w - dw / 8`, and a batch."""
     model = linear_step(
@@ -97,8 +112,8 @@ def linear_sessions(scale: float, **policy: float) -> tuple[gs.Session, gs.Sessi
     return plain, lowered, feeds
 
 
-def lowered_nodes(result: gs.ScaledModel, state: Arrays) -> list[tuple[str | None, str]]:
-    """Of the main graph that a session runs: which pass has put each node there, and its operator."""
+def lowered_graph(result: gs.ScaledModel, state: Arrays) -> ir.Graph:
+    """The main graph that a session runs."""
     found: list[ir.Model] = []
 
     def create(model: ir.Model, *rest: Any) -> Any:
@@ -107,7 +122,12 @@ def lowered_nodes(result: gs.ScaledModel, state: Arrays) -> list[tuple[str | Non
 
     with mock.patch.object(session_module, "create", create):
         sessions(result, state)
-    return [(node.metadata_props.get(PASS_KEY), node.op_type) for node in found[-1].graph]
+    return found[-1].graph
+
+
+def lowered_nodes(result: gs.ScaledModel, state: Arrays) -> list[tuple[str | None, str]]:
+    """Of the main graph that a session runs: which pass has put each node there, and its operator."""
+    return [(node.metadata_props.get(PASS_KEY), node.op_type) for node in lowered_graph(result, state)]
 
 
 def test_only_the_optimizer_reads_the_gradients_of_contractions() -> None:
@@ -116,16 +136,21 @@ def test_only_the_optimizer_reads_the_gradients_of_contractions() -> None:
     state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
     nodes = lowered_nodes(result, state)
     assert ("session-bounds", "If") in nodes
-    assert nodes.count(("unscale-gradients", "Div")) == nodes.count(("session-probes", "MatMul")) == 2  # the biases
+    assert nodes.count(("unscale-gradients", "Div")) == 2  # the biases
+    assert not {("session-probes", "MatMul"), ("check-finite", "ReduceSum")} & {*nodes}
 
 
-@pytest.mark.parametrize("policy", [{"multiplier": 3.0}, {"min_loss_scale": 0.5}], ids=str)
-def test_a_scale_that_is_no_power_of_two_divides(policy: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("policy", "divides"), [({"multiplier": 3.0}, True), ({"min_loss_scale": 0.5}, False)], ids=str
+)
+def test_a_scale_that_is_no_power_of_two_divides(policy: dict[str, float], divides: bool) -> None:
     example = load_example("pytorch/mlp_momentum")
     result = gs.scale(example.model(), gs.DynamicLossScale(1024.0, 2, **policy))
     state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
     nodes = lowered_nodes(result, state)
-    assert ("unscale-gradients", "Div") in nodes and ("session-bounds", "If") not in nodes
+    assert nodes.count(("unscale-gradients", "Div")) == (4 if divides else 2)
+    assert ("session-bounds", "If") in nodes
+    assert not {("session-probes", "MatMul"), ("check-finite", "ReduceSum")} & {*nodes}  # no gradient is probed
     assert_same_steps(*linear_sessions(1024.0, **policy)[:2], [linear_sessions(1024.0)[2]] * 5)
 
 
@@ -235,5 +260,6 @@ def test_the_gradient_of_a_table(zeros: str, is_bounded: bool, bad: dict[str, fl
     inputs = "int64[8] ids, float[4,4] v, float[4,4] z, float[8,4] t, float[4,4] w"
     model = onnx.parser.parse_model(HEAD.format(inputs, NUMBERS + NOTHING, zeros + TABLE))
     applied, nodes = run_both(model, bad)
-    assert (("session-bounds", "If") in nodes) == is_bounded
+    assert (("unscale-gradients", "Div") not in nodes) == is_bounded  # else the gradient itself is read
+    assert nodes.count(("session-bounds", "ReduceL1")) == 1
     assert applied == [True, True, not bad or ("z" in bad and "(z," not in zeros), True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping
 from typing import Any
 from unittest import mock
@@ -25,9 +26,11 @@ SGD = "u = Mul(rate, dw)  w_next = Sub(w, u)"
 RATE = "float rate = {0.125}"
 
 
-def lower(result: gs.ScaledModel, state: Mapping[str, np.ndarray]) -> tuple[gs.Session, set[tuple[str | None, str]]]:
-    """A session that bounds every gradient, at any cost; and which pass put which operators into its graph."""
-    found: set[tuple[str | None, str]] = set()
+def lower(
+    result: gs.ScaledModel, state: Mapping[str, np.ndarray]
+) -> tuple[gs.Session, collections.Counter[tuple[str | None, str]]]:
+    """A session that bounds every gradient, at any cost; and how many of which operators each pass put there."""
+    found: collections.Counter[tuple[str | None, str]] = collections.Counter()
 
     def create(model: Any, *rest: Any) -> Any:
         found.update((node.metadata_props.get(PASS_KEY), node.op_type) for node in model.graph)

@@ -33,7 +33,7 @@ def test_a_session_does_what_a_loop_by_hand_does(data: st.DataObject) -> None:
     step = data.draw(steps())
     rendered = step.render(data.draw(presentations(step)))
     note(onnx.printer.to_text(rendered.model))
-    loss_scale = data.draw(st.sampled_from(["dynamic", 1024.0]))
+    loss_scale = data.draw(st.sampled_from(["dynamic", 1024.0, gs.DynamicLossScale(1024.0, 2, 3.0)]))
     target = data.draw(st.sampled_from(TARGETS))
     try:
         reference, result = (gs.scale(rendered.model, loss_scale, target=name) for name in ("onnx", target))
@@ -56,6 +56,7 @@ def test_a_session_does_what_a_loop_by_hand_does(data: st.DataObject) -> None:
         mock.patch.object(selection, "_WORTH", least),
         mock.patch.object(bounded, "_WORTH", least),
         mock.patch.object(bounded, "_PASSES", 3 if least else 10**6),
+        mock.patch.object(bounded, "_READS", 1.25 if least else 10**6),
         mock.patch.object(probes, "_SMALL", least),
     ):
         session = gs.Session(result, session_options=options(level), state=state)

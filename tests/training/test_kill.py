@@ -20,6 +20,11 @@ def run_to_end(folder: Path, *more: str) -> None:
     assert (process.returncode, out, err) == (0, "", "")
 
 
+def unfinished(folder: Path) -> set[Path]:
+    """The checkpoints that are being written, or were when the process was killed."""
+    return set((folder / "kept").glob(".graphscale-*.tmp"))
+
+
 def test_killed_twenty_times(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
@@ -33,10 +38,14 @@ def test_killed_twenty_times(tmp_path: Path) -> None:
     for number in range(KILLS):
         # Of one launch nearly all the time is spent in saving, of another nearly all in training.
         every = rng.choice(["1", "1", "10", "50"]) if number < 0.7 * KILLS else "1"
+        before = unfinished(killed)
         process = start(killed, *COMMAND, *FILES, "--resume", "--checkpoint-every", every)
         wanted = int(size * (number + rng.random()) / (KILLS + 2))
         wait_for(process, lambda wanted=wanted: size_of(killed / "run.jsonl") > wanted)
-        time.sleep(rng.random() * 0.01)
+        if number >= 0.7 * KILLS:
+            wait_for(process, lambda before=before: bool(unfinished(killed) - before))
+        else:
+            time.sleep(rng.random() * 0.01)
         assert process.poll() is None, f"it was to be killed, but it ended: {process.communicate()}"
         process.kill()
         process.communicate()
@@ -44,7 +53,7 @@ def test_killed_twenty_times(tmp_path: Path) -> None:
         found = checkpoints(killed / "kept")
         for path in found:
             assert read_checkpoint(path)["current_loss_scale"] >= 1
-        half_written += bool(list((killed / "kept").glob(".graphscale-*.tmp")))
+        half_written += bool(unfinished(killed) - before)
         reached = int(found[-1].stem.removeprefix("step-")) if found else 0
         assert reached >= steps
         steps = reached

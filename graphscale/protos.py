@@ -1,0 +1,238 @@
+"""Between ModelProto and onnx_ir: what onnx_ir reads and writes, with nodes and the types of values read faster.
+
+A graph has as many types as values, and few different ones: each of these is read and written once. What is rare is
+left to onnx_ir.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+__all__ = ["read_model", "write_model"]
+
+_ANNOTATION = "quant_parameter_tensor_names"
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+class _StandIn:
+    """An object with some of its attributes replaced, and without what a loop over it would give.
+
+    Args:
+        original: gives all others.
+        replaced: these attributes.
+    """
+
+    def __init__(self, original: Any, **replaced: Any) -> None:
+        self.__dict__.update(replaced, _original=original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class _RareError(Exception):
+    """A graph has what only onnx_ir reads, or is damaged."""
+
+
+def read_model(proto: onnx.ModelProto) -> ir.Model:
+    """Turn a ModelProto into an onnx_ir model, as `onnx_ir.serde.deserialize_model` does.
+
+    Shapes that are equal are one object, which is frozen.
+
+    Raises:
+        Exception: what onnx_ir raises for a damaged graph.
+    """
+    if not proto.functions and not proto.graph.quantization_annotation:
+        graph = _StandIn(proto.graph, input=(), value_info=(), node=(), output=())
+        model = ir.serde.deserialize_model(_StandIn(proto, graph=graph))  # type: ignore[arg-type]
+        try:
+            _Reader(proto.graph).read_into(model.graph)
+        except _RareError:
+            pass
+        else:
+            return model
+    return ir.serde.deserialize_model(proto)
+
+
+class _Reader:
+    """Reads the values and nodes of a graph without subgraphs, whose nodes are in order.
+
+    Args:
+        proto: the graph.
+    """
+
+    def __init__(self, proto: onnx.GraphProto) -> None:
+        self._proto = proto
+        self._infos = {info.name: info for info in proto.value_info}
+        self._types: dict[bytes, tuple[ir.DataType, ir.Shape | None] | None] = {}
+        self._values: dict[str, ir.Value] = {}
+
+    def read_into(self, graph: ir.Graph) -> None:
+        """Put all into a graph that has its initializers.
+
+        Raises:
+            _RareError: the graph has subgraphs, or is damaged.
+        """
+        for info in self._proto.input:
+            if info.name in self._values:
+                raise _RareError
+            value = graph.initializers.get(info.name) or ir.Value(name=info.name)
+            self._values[info.name] = value
+            self._describe(value, info)
+            graph.inputs.append(value)
+        for name, value in graph.initializers.items():
+            if name not in self._values:
+                self._values[name] = value
+                if name in self._infos:
+                    self._describe(value, self._infos[name])
+        graph.extend([self._node(node) for node in self._proto.node])
+        for info in self._proto.output:
+            if info.name not in self._values:
+                raise _RareError
+            value = self._values[info.name]
+            self._describe(value, info)
+            graph.outputs.append(value)
+
+    def _node(self, proto: onnx.NodeProto) -> ir.Node:
+        attributes, values = proto.attribute, self._values
+        if proto.device_configurations or (attributes and any(attribute.type in _GRAPHS for attribute in attributes)):
+            raise _RareError
+        try:
+            inputs = [values[name] if name else None for name in proto.input]
+        except KeyError:
+            raise _RareError from None
+        return ir.Node(
+            proto.domain,
+            proto.op_type,
+            inputs,
+            [ir.serde.deserialize_attribute(attribute) for attribute in attributes] if attributes else (),
+            overload=proto.overload,
+            outputs=[self._result(name) for name in proto.output],
+            name=proto.name,
+            doc_string=proto.doc_string if proto.HasField("doc_string") else None,
+            metadata_props={entry.key: entry.value for entry in proto.metadata_props} or None,
+        )
+
+    def _result(self, name: str) -> ir.Value:
+        if not name:
+            return ir.Value(name=name)
+        if name in self._values:
+            raise _RareError
+        info = self._infos.get(name)
+        known = None if info is None else self._plain_type(info)
+        if known is not None:
+            value = ir.Value(name=name, type=ir.TensorType(known[0]), shape=known[1])
+        elif info is not None:
+            value = ir.serde.deserialize_value_info_proto(info, None)
+        else:
+            value = ir.Value(name=name)
+        self._values[name] = value
+        return value
+
+    def _describe(self, value: ir.Value, info: onnx.ValueInfoProto) -> None:
+        """Give a value what is said of it."""
+        known = self._plain_type(info)
+        if known is None:
+            ir.serde.deserialize_value_info_proto(info, value)
+        else:
+            value.type, value.shape, value.doc_string = ir.TensorType(known[0]), known[1], None
+
+    def _plain_type(self, info: onnx.ValueInfoProto) -> tuple[ir.DataType, ir.Shape | None] | None:
+        """The dtype and shape of a value; None if something else is said of it, too."""
+        if info.metadata_props or info.doc_string:
+            return None
+        content = info.type.SerializeToString()
+        if content not in self._types:
+            self._types[content] = _plain(info.type)
+        return self._types[content]
+
+
+def _plain(proto: onnx.TypeProto) -> tuple[ir.DataType, ir.Shape | None] | None:
+    """The dtype and shape of a tensor; None for another type, or one with denotations."""
+    tensor = proto.tensor_type
+    if not proto.HasField("tensor_type") or not tensor.HasField("elem_type") or proto.denotation:
+        return None
+    if any(axis.denotation for axis in tensor.shape.dim):
+        return None
+    return ir.DataType(tensor.elem_type), ir.serde.deserialize_type_proto_for_shape(proto)
+
+
+def write_model(model: ir.Model) -> onnx.ModelProto:
+    """Turn an onnx_ir model into a ModelProto, as `onnx_ir.serde.serialize_model` does.
+
+    Raises:
+        SerdeError: a part of the model cannot be serialized.
+    """
+    graph = model.graph
+    if model.functions:
+        return ir.serde.serialize_model(model)
+    proto = onnx.ModelProto()
+    bare = _StandIn(graph)  # without its nodes
+    ir.serde.serialize_model_into(proto, _StandIn(model, graph=bare))
+    try:
+        annotated = _write_nodes(graph, proto.graph, model.ir_version)
+    except (TypeError, ValueError):  # of which onnx_ir says more
+        return ir.serde.serialize_model(model)
+    return ir.serde.serialize_model(model) if annotated else proto
+
+
+def _write_nodes(graph: ir.Graph, proto: onnx.GraphProto, ir_version: int) -> bool:
+    """Add the nodes, and the types of their results; whether what else is said of a result would be lost."""
+    types = _Types()
+    for node in graph:
+        _write_node(node, proto.node, ir_version)
+        for value in node.outputs:
+            if _ANNOTATION in value.meta:
+                return True
+            if not value.is_graph_output():
+                types.write(value, proto.value_info)
+    return False
+
+
+def _write_node(node: ir.Node, nodes: Any, ir_version: int) -> None:
+    """Add a node to a repeated field of NodeProto."""
+    outputs = [value.name for value in node.outputs]
+    rare = node.metadata_props or node.doc_string or node.overload or node.device_configurations
+    if rare or not all(outputs):
+        ir.serde.serialize_node_into(nodes.add(), node, model_ir_version=ir_version)
+        return
+    inputs = ["" if value is None else value.name for value in node.inputs]
+    written = nodes.add(
+        op_type=node.op_type, name=node.name or None, domain=node.domain or None, input=inputs, output=outputs
+    )
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            ir.serde.serialize_reference_attribute_into(written.attribute.add(), attribute)
+        else:
+            ir.serde.serialize_attribute_into(written.attribute.add(), attribute)
+
+
+class _Types:
+    """Writes types of values, each kind once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[ir.DataType, str | None, int], tuple[onnx.TypeProto, ir.Shape]] = {}
+
+    def write(self, value: ir.Value, infos: Any) -> None:
+        """Add what is known of a value to a repeated field of ValueInfoProto."""
+        kind, shape = value.type, value.shape
+        if not value.name or (kind is None and shape is None and not value.metadata_props and not value.doc_string):
+            return
+        info = infos.add()
+        if type(kind) is not ir.TensorType or shape is None or value.metadata_props or value.doc_string:
+            ir.serde.serialize_value_into(info, value)
+            return
+        key = kind.dtype, kind.denotation, id(shape)
+        known = self._known.get(key)
+        if known is None:
+            ir.serde.serialize_value_into(info, value)
+            self._known[key] = info.type, shape  # which keeps its id
+        else:
+            info.name = value.name
+            info.type.CopyFrom(known[0])
