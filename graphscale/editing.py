@@ -190,10 +190,10 @@ def shape_like(value: ir.Value) -> ir.Shape | None:
 
 
 def _add_names(graph: ir.Graph, names: set[str]) -> None:
+    nodes = tuple(graph)
     names.update([value.name or "" for value in (*graph.inputs, *graph.initializers.values())])
-    for node in graph:
-        names.add(node.name or "")
-        for value in node.outputs:
-            names.add(value.name or "")
+    names.update([node.name or "" for node in nodes])
+    names.update([value.name or "" for node in nodes for value in node.outputs])
+    for node in nodes:
         for body in subgraphs(node):
             _add_names(body, names)

@@ -93,9 +93,14 @@ def from_proto(proto: onnx.ModelProto, name: str = "the model") -> ir.Model:
         raise ModelFileError(f"{name} is damaged: {str(cause).splitlines()[0]}") from error
 
 
-def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Turn an onnx_ir model into a ModelProto."""
-    return protos.write_model(model)
+def to_proto(model: ir.Model, source: onnx.ModelProto | None = None) -> onnx.ModelProto:
+    """Turn an onnx_ir model into a ModelProto.
+
+    Args:
+        model: the model.
+        source: what it was made from, if no one could annotate its values since.
+    """
+    return protos.write_model(model, annotated=source is None or bool(source.graph.quantization_annotation))
 
 
 def check_output(path: str | os.PathLike[str]) -> Path:

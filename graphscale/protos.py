@@ -1,12 +1,12 @@
 """Between ModelProto and onnx_ir: what onnx_ir reads and writes, with nodes and the types of values read faster.
 
-A graph has as many types as values, and few different ones: each of these is read and written once. What is rare is
-left to onnx_ir.
+A graph has as many types as values, and few different ones: each of these is read and written once, and so are numbers
+in attributes. What is rare is left to onnx_ir.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -14,8 +14,11 @@ import onnx_ir as ir
 
 __all__ = ["read_model", "write_model"]
 
+# The IR version from which on functions say the types of their values, which were said in the main graph before.
+_OWN_INFOS = 10
 _ANNOTATION = "quant_parameter_tensor_names"
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+_NUMBERS = (onnx.AttributeProto.INT, onnx.AttributeProto.INTS, onnx.AttributeProto.FLOAT)
 
 
 class _StandIn:
@@ -43,12 +46,13 @@ class _RareError(Exception):
 def read_model(proto: onnx.ModelProto) -> ir.Model:
     """Turn a ModelProto into an onnx_ir model, as `onnx_ir.serde.deserialize_model` does.
 
-    Shapes that are equal are one object, which is frozen.
+    Shapes that are equal are one object, which is frozen; attributes that are equal numbers are one object, too.
 
     Raises:
         Exception: what onnx_ir raises for a damaged graph.
     """
-    if not proto.functions and not proto.graph.quantization_annotation:
+    with_functions = bool(proto.functions) and proto.ir_version < _OWN_INFOS
+    if not with_functions and not proto.graph.quantization_annotation:
         graph = _StandIn(proto.graph, input=(), value_info=(), node=(), output=())
         model = ir.serde.deserialize_model(_StandIn(proto, graph=graph))  # type: ignore[arg-type]
         try:
@@ -71,6 +75,7 @@ class _Reader:
         self._proto = proto
         self._infos = {info.name: info for info in proto.value_info}
         self._types: dict[bytes, tuple[ir.DataType, ir.Shape | None] | None] = {}
+        self._attributes: dict[bytes, ir.Attr] = {}
         self._values: dict[str, ir.Value] = {}
 
     def read_into(self, graph: ir.Graph) -> None:
@@ -101,7 +106,7 @@ class _Reader:
 
     def _node(self, proto: onnx.NodeProto) -> ir.Node:
         attributes, values = proto.attribute, self._values
-        if proto.device_configurations or (attributes and any(attribute.type in _GRAPHS for attribute in attributes)):
+        if proto.device_configurations:
             raise _RareError
         try:
             inputs = [values[name] if name else None for name in proto.input]
@@ -111,13 +116,25 @@ class _Reader:
             proto.domain,
             proto.op_type,
             inputs,
-            [ir.serde.deserialize_attribute(attribute) for attribute in attributes] if attributes else (),
+            [self._attribute(attribute) for attribute in attributes] if attributes else (),
             overload=proto.overload,
             outputs=[self._result(name) for name in proto.output],
             name=proto.name,
             doc_string=proto.doc_string if proto.HasField("doc_string") else None,
             metadata_props={entry.key: entry.value for entry in proto.metadata_props} or None,
         )
+
+    def _attribute(self, proto: onnx.AttributeProto) -> ir.Attr:
+        kind = proto.type
+        if kind not in _NUMBERS:
+            if kind in _GRAPHS:
+                raise _RareError
+            return ir.serde.deserialize_attribute(proto)
+        content = proto.SerializeToString()
+        known = self._attributes.get(content)
+        if known is None:
+            known = self._attributes[content] = ir.serde.deserialize_attribute(proto)
+        return known
 
     def _result(self, name: str) -> ir.Value:
         if not name:
@@ -163,76 +180,101 @@ def _plain(proto: onnx.TypeProto) -> tuple[ir.DataType, ir.Shape | None] | None:
     return ir.DataType(tensor.elem_type), ir.serde.deserialize_type_proto_for_shape(proto)
 
 
-def write_model(model: ir.Model) -> onnx.ModelProto:
+def write_model(model: ir.Model, *, annotated: bool = True) -> onnx.ModelProto:
     """Turn an onnx_ir model into a ModelProto, as `onnx_ir.serde.serialize_model` does.
+
+    Args:
+        model: the model.
+        annotated: whether values may have quantization annotations: a model that was read from a ModelProto without
+            any has none.
 
     Raises:
         SerdeError: a part of the model cannot be serialized.
     """
     graph = model.graph
-    if model.functions:
+    annotated = annotated and any(_ANNOTATION in value.meta for node in graph for value in node.outputs)
+    if annotated or (model.functions and model.ir_version < _OWN_INFOS):
         return ir.serde.serialize_model(model)
     proto = onnx.ModelProto()
     bare = _StandIn(graph)  # without its nodes
     ir.serde.serialize_model_into(proto, _StandIn(model, graph=bare))
     try:
-        annotated = _write_nodes(graph, proto.graph, model.ir_version)
+        _Writer(proto.graph, model.ir_version).write(graph)
     except (TypeError, ValueError):  # of which onnx_ir says more
         return ir.serde.serialize_model(model)
-    return ir.serde.serialize_model(model) if annotated else proto
+    return proto
 
 
-def _write_nodes(graph: ir.Graph, proto: onnx.GraphProto, ir_version: int) -> bool:
-    """Add the nodes, and the types of their results; whether what else is said of a result would be lost."""
-    types = _Types()
-    for node in graph:
-        _write_node(node, proto.node, ir_version)
-        for value in node.outputs:
-            if _ANNOTATION in value.meta:
-                return True
-            if not value.is_graph_output():
-                types.write(value, proto.value_info)
-    return False
+class _Writer:
+    """Writes the nodes of a graph, and the types of their results, each kind of type and of number once.
 
+    Args:
+        proto: where to.
+        ir_version: the model's IR version.
+    """
 
-def _write_node(node: ir.Node, nodes: Any, ir_version: int) -> None:
-    """Add a node to a repeated field of NodeProto."""
-    outputs = [value.name for value in node.outputs]
-    rare = node.metadata_props or node.doc_string or node.overload or node.device_configurations
-    if rare or not all(outputs):
-        ir.serde.serialize_node_into(nodes.add(), node, model_ir_version=ir_version)
-        return
-    inputs = ["" if value is None else value.name for value in node.inputs]
-    written = nodes.add(
-        op_type=node.op_type, name=node.name or None, domain=node.domain or None, input=inputs, output=outputs
-    )
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            ir.serde.serialize_reference_attribute_into(written.attribute.add(), attribute)
-        else:
-            ir.serde.serialize_attribute_into(written.attribute.add(), attribute)
+    def __init__(self, proto: onnx.GraphProto, ir_version: int) -> None:
+        self._nodes: Any = proto.node  # whose add() takes the fields, which the type does not say
+        self._infos: Any = proto.value_info
+        self._ir_version = ir_version
+        # The objects are held beside what they became, so that their ids stay theirs.
+        self._attributes: dict[int, tuple[onnx.AttributeProto, ir.Attr]] = {}
+        self._types: dict[tuple[ir.DataType, str | None, int], tuple[onnx.TypeProto, ir.Shape]] = {}
 
+    def write(self, graph: ir.Graph) -> None:
+        """Add all nodes, and what is known of their results."""
+        for node in graph:
+            outputs = node.outputs
+            self._write_node(node, outputs)
+            for value in outputs:
+                if not value.is_graph_output():
+                    self._write_type(value)
 
-class _Types:
-    """Writes types of values, each kind once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[ir.DataType, str | None, int], tuple[onnx.TypeProto, ir.Shape]] = {}
-
-    def write(self, value: ir.Value, infos: Any) -> None:
-        """Add what is known of a value to a repeated field of ValueInfoProto."""
-        kind, shape = value.type, value.shape
-        if not value.name or (kind is None and shape is None and not value.metadata_props and not value.doc_string):
+    def _write_node(self, node: ir.Node, outputs: Sequence[ir.Value]) -> None:
+        names = [value.name for value in outputs]
+        if node.doc_string or node.overload or node.device_configurations or not all(names):
+            ir.serde.serialize_node_into(self._nodes.add(), node, model_ir_version=self._ir_version)
             return
-        info = infos.add()
-        if type(kind) is not ir.TensorType or shape is None or value.metadata_props or value.doc_string:
+        written = self._nodes.add(
+            op_type=node.op_type,
+            name=node.name or None,
+            domain=node.domain or None,
+            input=["" if value is None else value.name for value in node.inputs],
+            output=names,
+        )
+        attributes, properties = node.attributes.data, node.metadata_props
+        for attribute in attributes.values() if attributes else ():
+            self._write_attribute(written.attribute, attribute)
+        for key in sorted(properties) if properties else ():
+            written.metadata_props.add(key=key, value=properties[key])
+
+    def _write_attribute(self, attributes: Any, attribute: ir.Attr) -> None:
+        known = self._attributes.get(id(attribute))
+        if known is not None:
+            attributes.append(known[0])
+            return
+        proto = attributes.add()
+        if attribute.is_ref():
+            ir.serde.serialize_reference_attribute_into(proto, attribute)
+            return
+        ir.serde.serialize_attribute_into(proto, attribute)
+        if proto.type in _NUMBERS:
+            self._attributes[id(attribute)] = proto, attribute
+
+    def _write_type(self, value: ir.Value) -> None:
+        kind, shape, name = value.type, value.shape, value.name
+        more = value.metadata_props or value.doc_string
+        if not name or (kind is None and shape is None and not more):
+            return
+        info = self._infos.add()
+        if type(kind) is not ir.TensorType or shape is None or more:
             ir.serde.serialize_value_into(info, value)
             return
         key = kind.dtype, kind.denotation, id(shape)
-        known = self._known.get(key)
+        known = self._types.get(key)
         if known is None:
             ir.serde.serialize_value_into(info, value)
-            self._known[key] = info.type, shape  # which keeps its id
+            self._types[key] = info.type, shape
         else:
-            info.name = value.name
+            info.name = name
             info.type.CopyFrom(known[0])

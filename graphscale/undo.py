@@ -111,8 +111,10 @@ class Snapshot:
 
     def __init__(self, model: ir.Model, *, whole: bool = False) -> None:
         graph = model.graph
-        self._has_bodies = any(map(subgraphs, graph))
-        self._nodes = tuple(own_nodes(graph) if self._has_bodies else graph)
+        self._nodes = tuple(graph)
+        self._has_bodies = any(map(subgraphs, self._nodes))
+        if self._has_bodies:
+            self._nodes = tuple(own_nodes(graph))
         self._reads = [node.inputs for node in self._nodes]
         self._results = [len(node.outputs) for node in self._nodes]
         values = [*graph.inputs, *graph.initializers.values()]

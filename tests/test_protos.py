@@ -256,3 +256,13 @@ def test_damaged_graphs_raise_what_onnx_ir_raises() -> None:
     node.op_type = 3  # type: ignore[assignment]
     with pytest.raises(ir.serde.SerdeError):
         write_model(model)
+
+
+@pytest.mark.parametrize("rewrite", [gs.scale, gs.autocast], ids=["scale", "autocast"])
+def test_rewritten_graphs_keep_their_annotations(rewrite: Callable[[onnx.ModelProto], gs.ScaledModel]) -> None:
+    proto = onnx.load(MODELS / "pytorch/mlp_momentum.onnx")
+    name = proto.graph.node[0].output[0]
+    quantization(proto, name)
+    model = rewrite(proto).model
+    assert isinstance(model, onnx.ModelProto)
+    assert [annotation.tensor_name for annotation in model.graph.quantization_annotation] == [name]

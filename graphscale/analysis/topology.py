@@ -8,7 +8,7 @@ activation, a residual of a derivative or a recomputed activation depends on sha
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -45,6 +45,7 @@ class Topology:
     Attributes:
         nodes: the nodes in graph order; `index` gives the place of each.
         owners: for each nested graph, the node of the main graph that it belongs to.
+        reads: what each node reads, in graph order: its inputs, and what its subgraphs capture.
         contractions: the nodes that are contractions, or have one in their subgraphs.
         propagating: these, and gradient operators: where gradients go through a backward node for certain.
         forward: the values that the loss depends on, the loss among them, and what is computed again of them.
@@ -64,9 +65,11 @@ class Topology:
         self.loss = loss
         self.nodes = tuple(graph)
         self.index = {node: i for i, node in enumerate(self.nodes)}
-        self.owners = main_nodes(graph)
-        self._operands = {node: operands_of(node) if self.owners else present(node) for node in self.nodes}
-        check_order(graph, self._operands)
+        self.owners = main_nodes(self.nodes)
+        self.reads = {node: operands_of(node) if self.owners else present(node) for node in self.nodes}
+        # Each node with its results and what it reads: for loops over all, which ask a node for nothing then.
+        self._rows = [(node, node.outputs, operands) for node, operands in self.reads.items()]
+        check_order(graph, self.reads)
         self.forward = self.ancestors([loss])
         rules = {node: rule_of(node) for node in self.nodes}
         if self.owners:
@@ -94,8 +97,9 @@ class Topology:
             self._spread()
         self.target_dependent = self._descendants(self.targets)
         self.backward = self._backward_nodes()
-        for node in self.nodes:
-            self._propagate(node)
+        for node, results, operands in self._rows:
+            if (node in self.propagating and node in self.backward) or not self.propagated.isdisjoint(operands):
+                self.propagated.update(results)
 
     def coefficients(self, value: ir.Value) -> dict[ir.Value, float]:
         """The states on which a value depends directly, each with its coefficient; see `own_coefficients`."""
@@ -105,7 +109,7 @@ class Topology:
 
     def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """What a node reads: its inputs, and what its subgraphs capture."""
-        found = self._operands.get(node)
+        found = self.reads.get(node)
         return operands_of(node) if found is None else found
 
     def is_backward(self, value: ir.Value) -> bool:
@@ -115,8 +119,9 @@ class Topology:
     def consumers(self, value: ir.Value) -> Iterator[ir.Node]:
         """The nodes of the main graph that read a value, also through a subgraph."""
         seen: set[ir.Node] = set()
-        for use in value.uses():
-            node = main_node(self.owners, use.node)
+        owners = self.owners
+        for node, _ in value.uses():
+            node = main_node(owners, node) if owners else node
             if node not in seen:
                 seen.add(node)
                 yield node
@@ -133,16 +138,16 @@ class Topology:
             new = [operand for operand in operands_of(node) if operand not in found]
             found.update(new)
             pending += new
-        for node in reversed(self.nodes):
-            if not found.isdisjoint(node.outputs) and not (stop is not None and stop(node)):
-                found.update(self._operands[node])
+        for node, results, operands in reversed(self._rows):
+            if not found.isdisjoint(results) and not (stop is not None and stop(node)):
+                found.update(operands)
         return found
 
     def _descendants(self, values: set[ir.Value]) -> set[ir.Value]:
         found = set(values)
-        for node in self.nodes if found else ():
-            if not found.isdisjoint(self._operands[node]):
-                found.update(node.outputs)
+        for _, results, operands in self._rows if found else ():
+            if not found.isdisjoint(operands):
+                found.update(results)
         return found
 
     def _backward_nodes(self) -> set[ir.Node]:
@@ -155,8 +160,8 @@ class Topology:
         reached = self.ancestors(sinks)
         return {
             node
-            for node in self.nodes
-            if not reached.isdisjoint(node.outputs) and self.forward.isdisjoint(node.outputs)
+            for node, results, _ in self._rows
+            if not reached.isdisjoint(results) and self.forward.isdisjoint(results)
         }
 
     def may_be_state(self, value: ir.Value) -> bool:
@@ -198,10 +203,10 @@ class Topology:
             readers = [node for node in self.consumers(value) if not self.forward.isdisjoint(node.outputs)]
             if readers and value not in self.late and all(any(v in self.tail for v in n.outputs) for n in readers):
                 self.late[value] = 1 << len(self.late)
-        for node, operands in self._operands.items():
-            self._spread_node(node, operands)
+        for _, results, operands in self._rows:
+            self._spread_node(results, operands)
 
-    def _spread_node(self, node: ir.Node, operands: tuple[ir.Value, ...]) -> None:
+    def _spread_node(self, results: Sequence[ir.Value], operands: tuple[ir.Value, ...]) -> None:
         roots, lates, depths = self._roots, self.late, self.depth
         root, late, depth = 0, 0, 0
         for operand in operands:
@@ -212,9 +217,9 @@ class Topology:
             depth = below if below > depth else depth
         activation = not self.activation_dependent.isdisjoint(operands)
         tail = not self.tail_dependent.isdisjoint(operands)
-        is_forward = not self.forward.isdisjoint(node.outputs)
+        is_forward = not self.forward.isdisjoint(results)
         mixes = is_forward and root == _MANY
-        for value in node.outputs:
+        for value in results:
             if root:
                 roots[value] = root
             if late:
@@ -224,11 +229,6 @@ class Topology:
                 self.activation_dependent.add(value)
             if tail or (mixes and is_float(value) and value in self.tail):
                 self.tail_dependent.add(value)
-
-    def _propagate(self, node: ir.Node) -> None:
-        goes_through = node in self.propagating and node in self.backward
-        if goes_through or not self.propagated.isdisjoint(self._operands[node]):
-            self.propagated.update(node.outputs)
 
 
 def check_order(graph: ir.Graph, operands: Mapping[ir.Node, Iterable[ir.Value]], name: str = "the graph") -> None:

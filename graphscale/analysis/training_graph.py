@@ -28,8 +28,6 @@ from graphscale.analysis.values import (
     describe,
     is_float,
     is_scalar,
-    operands_of,
-    present,
     rule_of,
 )
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError, UpdateError
@@ -43,7 +41,7 @@ class TrainingGraph:
 
     Attributes:
         graph: the main graph.
-        nodes: its nodes, in execution order.
+        reads: what each of its nodes reads, in execution order: its inputs, and what its subgraphs capture.
         owners: for each nested graph, the node of the main graph that it belongs to.
         loss: the loss, a scalar floating-point value.
         loss_found: how the loss was found.
@@ -56,7 +54,7 @@ class TrainingGraph:
     """
 
     graph: ir.Graph
-    nodes: tuple[ir.Node, ...]
+    reads: Mapping[ir.Node, tuple[ir.Value, ...]]
     owners: Mapping[ir.Graph, ir.Node]
     loss: ir.Value
     loss_found: str
@@ -72,9 +70,10 @@ class TrainingGraph:
         """The values that are divided by the scale, in graph order."""
         return tuple(unscale.value for unscale in self.unscales)
 
-    def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
-        """What a node reads: its inputs, and what its subgraphs capture."""
-        return operands_of(node) if self.owners else present(node)
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes of the main graph, in execution order."""
+        return tuple(self.reads)
 
 
 def analyse(
@@ -143,8 +142,9 @@ class _Attempt:
 def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...]:
     """How well a choice of the loss explains the backward pass, to be compared with other choices.
 
-    A loss depends on activations and on no gradients, and no other candidate has to be unscaled beside it. Its backward
-    pass covers the most contractions, begins with a constant if it can, and reads the most values of its forward pass;
+    The backward pass of a loss reads something that the loss is computed from. It depends on activations and on no
+    gradients, and no other candidate has to be unscaled beside it. Its backward pass covers the most contractions,
+    begins with a constant if it can, and reads the most values of its forward pass;
     what is computed from another candidate in a non-linear way (a perplexity) is a metric; a total is more than its
     parts.
     """
@@ -168,6 +168,7 @@ def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...
     # The norm of the gradients is computed from what another choice takes for gradients that leave the graph.
     from_gradients = sum(_holds_gradients(topology, other) for other in attempts if other is not attempt)
     return (
+        not topology.forward.isdisjoint(read_values),
         topology.loss in topology.activation_dependent,
         -below_places,
         -from_gradients,
@@ -261,7 +262,7 @@ def _finish(
     accumulators = [n for n in topology.nodes if (n.domain, n.op_type) in IN_PLACE_ACCUMULATORS]
     return TrainingGraph(
         graph=graph,
-        nodes=topology.nodes,
+        reads=topology.reads,
         owners=topology.owners,
         loss=topology.loss,
         loss_found=how,

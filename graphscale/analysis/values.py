@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,8 +143,8 @@ def operands_of(node: ir.Node) -> tuple[ir.Value, ...]:
     return (*present(node), *captured_values(node)) if subgraphs(node) else present(node)
 
 
-def main_nodes(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
-    """For each graph nested in a main graph, the node of the main graph that it belongs to."""
+def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
+    """For each graph nested in a main graph, the node of the main graph, all of whose nodes are given, that has it."""
     found: dict[ir.Graph, ir.Node] = {}
 
     def walk(node: ir.Node, owner: ir.Node) -> None:
@@ -153,7 +153,7 @@ def main_nodes(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
             for inner in body:
                 walk(inner, owner)
 
-    for node in graph:
+    for node in nodes:
         walk(node, node)
     return found
 

@@ -46,6 +46,7 @@ class CastInserter:
 
     def __post_init__(self) -> None:
         self._editor = Editor(self.graph)
+        self._to = {dtype: ir.AttrInt64("to", dtype) for dtype in (self.dtype, ir.DataType.FLOAT)}
 
     def insert(self) -> None:
         """Insert all casts, and give the values of chosen nodes their type."""
@@ -154,7 +155,7 @@ class CastInserter:
 
     def _cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
         result = ir.Value(name=self._editor.unique(name), type=ir.TensorType(to), shape=shape_like(value))
-        node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", to)], outputs=[result], metadata_props={PASS_KEY: NAME})
+        node = ir.Node("", "Cast", [value], [self._to[to]], outputs=[result], metadata_props={PASS_KEY: NAME})
         node.name = self._editor.unique(f"graphscale/{NAME}/{result.name}")
         producer = value.producer()
         if producer is not None and producer.graph is not None:

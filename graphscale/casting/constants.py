@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -32,13 +32,18 @@ class Misfit:
 
 
 def misfits(
-    nodes: Iterable[ir.Node], floats: set[ir.Value], moving: set[ir.Node], dtype: ir.DataType
+    operators: Mapping[ir.Node, tuple[str, str]],
+    floats: set[ir.Value],
+    constants: Mapping[ir.Value, ir.TensorProtocol],
+    moving: set[ir.Node],
+    dtype: ir.DataType,
 ) -> dict[ir.Value, Misfit]:
     """The constants that do not fit into a small type, and the values that only hold their numbers.
 
     Args:
-        nodes: in execution order.
+        operators: the nodes in execution order, with their domains and operators.
         floats: the float32 values.
+        constants: those that are constants.
         moving: the nodes that give the numbers that they get, elsewhere.
         dtype: float16 or bfloat16. An infinity is exact in both, and fits.
     """
@@ -51,19 +56,16 @@ def misfits(
         if problem is not None:
             found[value] = problem
 
-    for value in floats:
-        tensor = constant_tensor(value)
-        if tensor is not None:
-            look(value, tensor)
-    for node in nodes:
-        op_type = node.op_type
+    for value, tensor in constants.items():
+        look(value, tensor)
+    for node, (_, op_type) in operators.items():
         if op_type == "ConstantOfShape" and "value" in node.attributes:
             look(node.outputs[0], node.attributes["value"].as_tensor())
             continue
         if op_type == "Cast" and node.outputs[0] in floats and node.inputs[0] is not None:
-            tensor = constant_tensor(node.inputs[0])
-            if tensor is not None:
-                look(node.outputs[0], tensor)
+            cast = constant_tensor(node.inputs[0])
+            if cast is not None:
+                look(node.outputs[0], cast)
             continue
         if node not in moving or derived.isdisjoint(node.inputs):
             continue

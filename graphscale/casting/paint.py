@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.analysis.types import dtypes_of
-from graphscale.analysis.values import captured_values, main_node, subgraphs
+from graphscale.analysis.values import captured_values, constant_tensor, main_node, subgraphs
 from graphscale.casting.constants import Misfit, misfits
 from graphscale.casting.lists import Colour, OpRule
 from graphscale.casting.region import LOSS, SEED, leading_to, nodes_of, pinned
@@ -28,6 +28,7 @@ from graphscale.errors import AutocastError
 __all__ = ["Painting", "paint", "reads_shape"]
 
 UNKNOWN = "the operator is unknown"
+_SHAPE_READERS = frozenset({("", "Shape"), ("", "Size")})
 _UNKNOWN_RULE = OpRule(Colour.DENY, UNKNOWN)
 _LONG = 256  # elements: a longer sum is computed in float32
 _ROUNDS = 8  # of changing sides
@@ -57,8 +58,10 @@ class Painting:
         nodes: all nodes that compute on float32 numbers, in order, bodies included.
         low: those that run in float16.
         reasons: why each other one does not.
+        operators: the domain and the operator of each.
         rules: how to treat each node.
         floats: the float32 values.
+        constants: those that are constants, with their tensors.
         typed: the dtypes of all results that can be told.
         forward: the nodes of the main graph that the loss depends on.
     """
@@ -66,8 +69,10 @@ class Painting:
     nodes: list[ir.Node]
     low: set[ir.Node]
     reasons: dict[ir.Node, str]
+    operators: dict[ir.Node, tuple[str, str]]
     rules: dict[ir.Node, OpRule]
     floats: set[ir.Value]
+    constants: dict[ir.Value, ir.TensorProtocol]
     typed: Mapping[ir.Value, ir.DataType]
     forward: set[ir.Node]
     sides: dict[ir.Node, Sides] = dataclasses.field(init=False)
@@ -96,7 +101,8 @@ def _sides(node: ir.Node, rule: OpRule, floats: set[ir.Value]) -> Sides:
         )
         inputs = tuple(i for i in inputs if i not in rule.wide_inputs)
         outputs = tuple(i for i in outputs if i not in rule.wide_outputs)
-    return Sides(inputs, tuple([results[i] for i in outputs]), (inputs, outputs), wide)
+    given = tuple(results) if len(outputs) == len(results) else tuple([results[i] for i in outputs])
+    return Sides(inputs, given, (inputs, outputs), wide)
 
 
 def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str] = ()) -> Painting:
@@ -113,11 +119,18 @@ def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops
     """
     everything = list(nodes_of(found.graph)) if found.owners else list(found.nodes)
     typed = dtypes_of(everything)
-    floats = _floats(everything, typed)
-    nodes = [node for node in everything if _touches(node, floats) and not reads_shape(node)]
-    rules = {node: _rule(settings, node) for node in nodes}
-    painting = Painting(nodes, set(), {}, rules, floats, typed, leading_to(found, found.loss))
-    _deny(painting, found, settings, dtype, wide_ops)
+    read: set[ir.Value | None] = set()
+    for node in everything:
+        read.update(node.inputs)
+    floats = _floats(read, typed)
+    touching = (node for node in everything if _touches(node, floats))
+    operators = {node: kind for node in touching if (kind := (node.domain, node.op_type)) not in _SHAPE_READERS}
+    nodes = list(operators)
+    rules = {node: settings.rules.get(kind, _UNKNOWN_RULE) for node, kind in operators.items()}
+    constants = _constants(floats.difference(typed), operators)
+    forward = leading_to(found, found.loss)
+    painting = Painting(nodes, set(), {}, operators, rules, floats, constants, typed, forward)
+    _deny(painting, found, settings, dtype, wide_ops, {v for v in read.difference(typed) if _is_untyped(v)})
     _propagate_denial(painting)
     _take_between(painting)
     _save_casts(painting)
@@ -127,39 +140,49 @@ def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops
     return painting
 
 
-def _rule(settings: Settings, node: ir.Node) -> OpRule:
-    return settings.rules.get((node.domain, node.op_type), _UNKNOWN_RULE)  # onnx_ir calls the domain ai.onnx ""
+def _constants(
+    given: Iterable[ir.Value], operators: Mapping[ir.Node, tuple[str, str]]
+) -> dict[ir.Value, ir.TensorProtocol]:
+    """The constants among values that no node computes, and what the Constant nodes give."""
+    made = (node.outputs[0] for node, (_, op_type) in operators.items() if op_type == "Constant")
+    tensors = ((value, constant_tensor(value)) for value in (*given, *made))
+    return {value: tensor for value, tensor in tensors if tensor is not None}
 
 
 def _deny(
-    painting: Painting, found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str]
+    painting: Painting,
+    found: TrainingGraph,
+    settings: Settings,
+    dtype: ir.DataType,
+    wide_ops: Collection[str],
+    untyped: set[ir.Value | None],
 ) -> None:
-    reasons, rules, typed = painting.reasons, painting.rules, painting.typed
+    reasons, rules = painting.reasons, painting.rules
     moving = painting.on(Colour.CLEAR)
     stays = pinned(found, painting.forward, painting.on(Colour.ALLOW), moving)
     opsets = found.graph.opset_imports
     _check_kept(settings, found.graph)
     owners, kept = found.owners, settings.keep
-    unfit = misfits(painting.nodes, painting.floats, moving, dtype)
-    for node in painting.nodes:
+    unfit = misfits(painting.operators, painting.floats, painting.constants, moving, dtype)
+    for node, (domain, op_type) in painting.operators.items():
         rule, sides = rules[node], painting.sides[node]
         reason = stays.get(main_node(owners, node) if owners else node)
         if reason is None and kept and node.name in kept:
             reason = "kept by the user"
         if reason is None and owners and subgraphs(node):
             reason = "its bodies are treated by themselves"
-        if reason is None and any(map(_is_untyped, set(node.inputs).difference(typed))):
+        if reason is None and untyped and not untyped.isdisjoint(node.inputs):
             reason = "the type of an operand is not known"
         if reason is None and not sides.inputs:
             reason = "it makes float32 numbers of others"
-        if reason is None and node.op_type in wide_ops:
+        if reason is None and op_type in wide_ops:
             reason = "the runtime cannot load it in a small type"
         if reason is None and rule.colour is Colour.DENY:
             reason = rule.reason
-        if reason is None and (unfit or node.op_type in _LOOKED_AT):
+        if reason is None and (unfit or op_type in _LOOKED_AT):
             reason = _own_reason(painting, node, unfit)
         if reason is None:
-            reason = takes(node, sides.low, sides.wide, dtype, opsets)
+            reason = takes(op_type, domain, sides.low, sides.wide, dtype, opsets)
         if reason is not None:
             reasons[node] = reason
 
@@ -254,9 +277,15 @@ def _save_casts(painting: Painting) -> None:
         for node in painting.nodes
         if node not in painting.reasons and painting.rules[node].colour in (Colour.CLEAR, Colour.INFER)
     ]
-    constants = {value for value in painting.floats if _is_constant(value)}  # which are cast offline
+    constants = painting.constants  # which are cast offline
     # A node's answer changes only after a neighbour has changed sides.
-    pending = set(movable)
+    borders = _borders(painting).difference(constants)
+    pending = {
+        node
+        for node in movable
+        if not borders.isdisjoint(painting.sides[node].outputs)
+        or not borders.isdisjoint([node.inputs[i] for i in painting.sides[node].inputs])
+    }
     for _ in range(_ROUNDS):
         for node in (*movable, *reversed(movable)):
             if node not in pending:
@@ -281,6 +310,23 @@ def _save_casts(painting: Painting) -> None:
             return
 
 
+def _borders(painting: Painting) -> set[ir.Value | None]:
+    """The values that take a cast, as `_casts` counts them."""
+    low_given: set[ir.Value] = set()
+    low_read: set[ir.Value | None] = set()
+    wide_read: set[ir.Value | None] = set()
+    for node, sides in painting.sides.items():
+        inputs = node.inputs
+        if node not in painting.low:
+            wide_read.update(inputs)
+            continue
+        low_given.update(sides.outputs)
+        low_read.update([inputs[i] for i in sides.inputs])
+        if len(inputs) > len(sides.inputs):
+            wide_read.update([value for i, value in enumerate(inputs) if i not in sides.inputs])
+    return {v for v in low_given if v in wide_read or v.is_graph_output()} | (low_read - low_given)
+
+
 def _around(values: Iterable[ir.Value]) -> Iterable[ir.Node]:
     """The nodes that give or read some values."""
     for value in values:
@@ -288,13 +334,6 @@ def _around(values: Iterable[ir.Value]) -> Iterable[ir.Node]:
         if producer is not None:
             yield producer
         yield from (use.node for use in value.uses())
-
-
-def _is_constant(value: ir.Value) -> bool:
-    producer = value.producer()
-    if producer is None:
-        return value.is_initializer() and not value.is_graph_input()
-    return producer.op_type == "Constant"
 
 
 def _casts(painting: Painting, values: Iterable[ir.Value]) -> int:
@@ -315,20 +354,17 @@ def _casts(painting: Painting, values: Iterable[ir.Value]) -> int:
     return count
 
 
-def _floats(nodes: Iterable[ir.Node], typed: Mapping[ir.Value, ir.DataType]) -> set[ir.Value]:
+def _floats(read: set[ir.Value | None], typed: Mapping[ir.Value, ir.DataType]) -> set[ir.Value]:
     """The float32 values: what the nodes give, and what they read."""
     real = ir.DataType.FLOAT
     found = {value for value, dtype in typed.items() if dtype is real}
-    read: set[ir.Value | None] = set()
-    for node in nodes:
-        read.update(node.inputs)
     found.update(v for v in read.difference(typed) if v is not None and v.dtype is real)
     return found
 
 
 def reads_shape(node: ir.Node) -> bool:
     """Whether a node reads the shape of its operand alone: any type will do."""
-    return node.domain == "" and node.op_type in ("Shape", "Size")
+    return (node.domain, node.op_type) in _SHAPE_READERS
 
 
 def _touches(node: ir.Node, floats: set[ir.Value]) -> bool:

@@ -28,10 +28,10 @@ def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
 def leading_to(found: TrainingGraph, *values: ir.Value) -> set[ir.Node]:
     """The nodes of the main graph that some of its values depend on."""
     wanted, leading = set(values), set()
-    for node in reversed(found.nodes):
+    for node, operands in reversed(tuple(found.reads.items())):
         if not wanted.isdisjoint(node.outputs):
             leading.add(node)
-            wanted.update(found.operands(node))
+            wanted.update(operands)
     return leading
 
 
@@ -83,12 +83,12 @@ def _head(found: TrainingGraph, forward: Sequence[ir.Node], allowed: set[ir.Node
     for node in reversed(forward):
         if node in allowed or not leads_on.isdisjoint(node.outputs):
             leading.add(node)
-            leads_on.update(found.operands(node))
+            leads_on.update(found.reads[node])
     depends: set[ir.Value] = set()
     for node in forward:
         if node in allowed:
             depends.update(node.outputs)
-        elif not depends.isdisjoint(found.operands(node)):
+        elif not depends.isdisjoint(found.reads[node]):
             depends.update(node.outputs)
             if node not in leading:
                 yield node

@@ -14,19 +14,21 @@ __all__ = ["Slots", "takes"]
 Slots = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def takes(node: ir.Node, low: Slots, wide: Slots, dtype: ir.DataType, opsets: Mapping[str, int]) -> str | None:
+def takes(
+    op_type: str, domain: str, low: Slots, wide: Slots, dtype: ir.DataType, opsets: Mapping[str, int]
+) -> str | None:
     """Why a node cannot compute in a small type, or None. What ONNX does not define is taken to be able to.
 
     Args:
-        node: the node.
+        op_type: its operator.
+        domain: the operator's domain, which onnx_ir calls "" if it is ai.onnx.
         low: the indices of the operands and of the results that would be of that type.
         wide: those that would stay float32.
         dtype: the type.
         opsets: the versions of the operator domains.
     """
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    version = opsets.get(domain, opsets.get("ai.onnx", 1)) if domain == "" else opsets.get(domain, 1)
-    return _refusal((node.op_type, domain, version), low, wide, dtype)
+    version = opsets.get(domain, 1) if domain else opsets.get("", opsets.get("ai.onnx", 1))
+    return _refusal((op_type, domain, version), low, wide, dtype)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx.parser
 import onnx_ir as ir
 
+from graphscale.analysis.values import constant_tensor
 from graphscale.casting.constants import misfits
 
 GRAPH = """
@@ -23,10 +24,11 @@ moved (float[2] x, float[2,1] w) => (float[2,2] y)
 
 def test_numbers_are_followed_through_what_moves_them() -> None:
     graph = ir.from_proto(onnx.parser.parse_model(GRAPH)).graph
-    nodes = list(graph)
-    floats = {v for node in nodes for v in (*node.inputs, *node.outputs) if v is not None and v.name != "shape"}
-    moving = {node for node in nodes if node.op_type != "Add"}
-    found = misfits(nodes, floats, moving, ir.DataType.FLOAT16)
+    operators = {node: (node.domain, node.op_type) for node in graph}
+    floats = {v for node in operators for v in (*node.inputs, *node.outputs) if v is not None and v.name != "shape"}
+    constants = {value: tensor for value in floats if (tensor := constant_tensor(value)) is not None}
+    moving = {node for node in operators if node.op_type != "Add"}
+    found = misfits(operators, floats, constants, moving, ir.DataType.FLOAT16)
     assert {value.name for value in found} == {"large", "column", "turned"}
     assert all(problem.overflows for problem in found.values())
-    assert not misfits(nodes, floats, moving, ir.DataType.BFLOAT16)
+    assert not misfits(operators, floats, constants, moving, ir.DataType.BFLOAT16)
