@@ -2,7 +2,7 @@
 
     python benchmarks/step_cost.py --torch PYTHON [--tensorflow PYTHON] [--rounds 15] [--threads 2]
         [--only mlp-8-sgd ...] [--sides onnx torch tensorflow keras] [--graphs FOLDER] [--rate constant]
-        [--spinning] [--quick]
+        [--processes 15] [--spinning] [--quick]
 
 This interpreter has graphscale and ONNX Runtime; `--torch` and `--tensorflow` (with Keras) name interpreters that have
 these. PyTorch also exports the graphs that ONNX Runtime runs; `--graphs` keeps them in a folder, and takes them from
@@ -17,7 +17,9 @@ end all ways must have gone the same way: see benchmarks/README.md.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
+import json
 import math
 import platform
 import statistics
@@ -75,6 +77,35 @@ def measure(benches: Benches, name: str, rounds: int) -> Times:
             print(
                 f"{name}: {framework}: {what}: {', '.join(cells(times[framework], what))}", file=sys.stderr, flush=True
             )
+    return times
+
+
+def measure_apart(command: Sequence[str], name: str, processes: int) -> Times:
+    """Measure a workload in new processes, one after the other: where memory lies differs from one to the next.
+
+    Args:
+        command: runs this script.
+        name: the workload.
+        processes: how many.
+
+    Returns:
+        `{framework: {side: its time in each process, the mean of the rounds}}`.
+
+    Raises:
+        ValueError: a process failed; what it said is on stderr.
+    """
+    times: Times = {}
+    for number in range(processes):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "times.json")
+            done = subprocess.run([*command, "--only", name, "--times", str(file)], check=False, stdout=subprocess.PIPE)
+            if done.returncode:
+                raise ValueError(f"{name}: process {number} ended with exit code {done.returncode}")
+            found = json.loads(file.read_text())[name]
+        for framework, sides in found.items():
+            for side, rounds in sides.items():
+                mean = Time(*(statistics.mean(time[what] for time in rounds) for what in ("cpu", "wall")))
+                times.setdefault(framework, {}).setdefault(side, []).append(mean)
     return times
 
 
@@ -203,6 +234,10 @@ def main() -> None:
         default="input",
         help="what the learning rate is in graphs that are exported here",
     )
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="measure each workload in as many new ones, in turn"
+    )
+    parser.add_argument("--times", type=Path, metavar="FILE", help="write the times of all rounds as JSON, too")
     parser.add_argument("--spinning", action="store_true", help="let ONNX Runtime's threads spin while they wait")
     parser.add_argument("--quick", action="store_true", help="tiny models")
     options = parser.parse_args()
@@ -220,14 +255,29 @@ def main() -> None:
         benches = start(options, folder)
         print(machine(benches, options.threads), flush=True)
         try:
-            found = {name: measure(benches, name, options.rounds) for name in options.only}
+            if options.processes > 1:
+                end(benches)
+                command = again(options, folder)
+                found = {name: measure_apart(command, name, options.processes) for name in options.only}
+            else:
+                found = {name: measure(benches, name, options.rounds) for name in options.only}
+                end(benches)
         except ValueError as error:
             sys.exit(f"step_cost.py: {error}")
+    if options.times is not None:
+        options.times.write_text(json.dumps(found, default=dataclasses.asdict))
+    many = f"{options.processes} processes" if options.processes > 1 else f"{options.rounds} rounds"
     for what, title in {"cpu": "CPU time of all threads", "wall": "Wall time"}.items():
-        print(f"\n{title}; medians of {options.rounds} rounds, with quartiles:\n\n{report(found, what)}")
-    for bench in benches.values():
-        if isinstance(bench, Remote):
-            bench.end()
+        print(f"\n{title}; medians of {many}, with quartiles:\n\n{report(found, what)}")
+
+
+def again(options: argparse.Namespace, folder: Path) -> list[str]:
+    """What measures in one process as these options say, but for the workload."""
+    command = [sys.executable, __file__, "--graphs", str(folder), "--sides", *options.sides]
+    for option in ("torch", "tensorflow", "rounds", "threads"):
+        if getattr(options, option) is not None:
+            command += [f"--{option}", str(getattr(options, option))]
+    return command + [f"--{option}" for option in ("spinning", "quick") if getattr(options, option)]
 
 
 def start(options: argparse.Namespace, folder: Path) -> dict[str, Bench | Remote]:
@@ -244,6 +294,13 @@ def start(options: argparse.Namespace, folder: Path) -> dict[str, Bench | Remote
             continue
         benches[framework] = Remote(framework, python, options.threads, options.quick, spinning=options.spinning)
     return benches
+
+
+def end(benches: Benches) -> None:
+    """End the processes of other frameworks."""
+    for bench in benches.values():
+        if isinstance(bench, Remote):
+            bench.end()
 
 
 if __name__ == "__main__":

@@ -45,6 +45,26 @@ def test_step_cost_prints_ratios_of_steps_that_do_the_same() -> None:
         assert f"Without {framework}: " in done.stdout
 
 
+def test_step_cost_measures_in_new_processes() -> None:
+    done = step_cost(
+        "--quick",
+        "--rounds",
+        "2",
+        "--graphs",
+        str(GRAPHS),
+        "--only",
+        "mlp-8-sgd",
+        "--sides",
+        "onnx",
+        "--processes",
+        "3",
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(rf"^\| mlp-8-sgd \| [\d.,]+ \| {RATIO} \| {RATIO} \| {RATIO} \|$", done.stdout, re.M)) == 2
+    assert "medians of 3 processes" in done.stdout
+    assert done.stderr.count("mlp-8-sgd: onnx: cpu:") == 3
+
+
 def test_step_cost_counts_no_time_of_steps_that_differ(tmp_path: Path) -> None:
     for path in GRAPHS.glob("mlp-8-sgd.*.onnx"):
         model = onnx.load(path)
