@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 from hypothesis import assume
-from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
 from tests.tape.losses import random_loss
@@ -17,7 +16,7 @@ from tests.tape.optimizers import random_metrics, random_optimizer
 from tests.tape.render import Presentation, Rendered, render
 from tests.tape.trace import Style, Tape, Var
 
-__all__ = ["Step", "presentations", "random_presentation", "random_step", "steps"]
+__all__ = ["Step", "random_presentation", "random_step", "tame_step"]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -85,6 +84,13 @@ def random_step(choices: random.Random) -> Step:
     return Step(tape, loss, tuple(dict.fromkeys(outputs)), gradients, carried)
 
 
+def tame_step(choices: random.Random) -> Step:
+    """Make a step of tame numbers and with at least one gradient, for a test that hypothesis runs."""
+    step = random_step(choices)
+    assume(step.gradients and step.is_tame())
+    return step
+
+
 def random_presentation(choices: random.Random, step: Step) -> Presentation:
     """A way to write a step down."""
     # A scalar initializer that is no input is a constant, and no counter.
@@ -98,20 +104,6 @@ def random_presentation(choices: random.Random, step: Step) -> Presentation:
         value_info=choices.choice((True, True, False)),
         opset=choices.choice((20, 17, 18, 21)),
     )
-
-
-@st.composite
-def steps(draw: st.DrawFn) -> Step:
-    """Random steps, of tame numbers and with at least one gradient."""
-    step = random_step(draw(st.randoms(use_true_random=False)))
-    assume(step.gradients and step.is_tame())
-    return step
-
-
-@st.composite
-def presentations(draw: st.DrawFn, step: Step) -> Presentation:
-    """Random ways to write a step down."""
-    return random_presentation(draw(st.randoms(use_true_random=False)), step)
 
 
 def _computed(tape: Tape, gradient: Var) -> Var:

@@ -1,11 +1,10 @@
 """Random small training graphs, scaled: they keep their gradients, to the last bit.
 
-Set GRAPHSCALE_TEST_PROFILE=deep for thousands of random graphs instead of the same few hundred each time.
+The same few hundred graphs each time; GRAPHSCALE_TEST_PROFILE=deep draws thousands of new ones.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
@@ -14,36 +13,24 @@ import numpy as np
 import onnx
 import onnx.printer
 import onnxruntime as ort
-from hypothesis import HealthCheck, Phase, assume, event, given, note, reject, settings
-from hypothesis import strategies as st
+from hypothesis import assume, event, note, reject
 
 import graphscale as gs
 from graphscale.errors import SeedNotFoundError, UpdateError
-from tests.random_graphs import Step, presentations, steps
+from tests.random_cases import random_cases
+from tests.random_graphs import Step, random_presentation, tame_step
 from tests.tape.evaluate import evaluate
 from tests.tape.render import Presentation, Rendered
 from tests.tape.trace import Var
 
 SCALE = np.float32(1024)
-DEEP = os.environ.get("GRAPHSCALE_TEST_PROFILE") == "deep"
 PLAIN, OPTIMIZED = ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
 
 
-def profile(examples: int) -> settings:
-    return settings(
-        max_examples=20 * examples if DEEP else examples,
-        derandomize=not DEEP,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.reuse, Phase.generate, Phase.shrink),
-        report_multiple_bugs=False,
-    )
-
-
-@profile(300)
-@given(steps())
-def test_generated_gradients_are_gradients(step: Step) -> None:
+@random_cases(300, tried=310)
+def test_generated_gradients_are_gradients(choices: random.Random) -> None:
     """The generator itself: its gradients against finite differences, along a random direction."""
+    step = tame_step(choices)
     numbers = np.random.default_rng(0)
     direction = {w: numbers.normal(size=w.shape) for w in step.gradients}
     slope = sum(float((direction[w] * g.array).sum()) for w, g in step.gradients.items())
@@ -61,11 +48,10 @@ def _loss_at(step: Step, moved: Mapping[Var, np.ndarray]) -> float:
     return float(arrays[step.loss])
 
 
-@profile(500)
-@given(st.data())
-def test_fixed_scale_keeps_every_bit(data: st.DataObject) -> None:
+@random_cases(500, tried=510)
+def test_fixed_scale_keeps_every_bit(choices: random.Random) -> None:
     """Loss and state are found; each output has the bits it had; every backward contraction runs 1024 times larger."""
-    step, rendered = _drawn(data)
+    step, rendered = _drawn(choices)
     given_bytes = rendered.model.SerializeToString(deterministic=True)
     result = gs.scale(rendered.model, float(SCALE))
     again = gs.scale(rendered.model, float(SCALE))
@@ -76,7 +62,7 @@ def test_fixed_scale_keeps_every_bit(data: st.DataObject) -> None:
     feeds = _feeds(step, rendered)
     expected = _run(rendered.model, feeds)
     _assert_same(_run(result.model, feeds), expected)
-    if data.draw(st.booleans()):
+    if choices.random() < 0.5:
         # The optimizer may move constants through products, which rounds differently: see that it did not.
         optimized = _run(rendered.model, feeds, OPTIMIZED)
         if all(optimized[name].tobytes() == array.tobytes() for name, array in expected.items()):
@@ -109,11 +95,10 @@ def _assert_covered(step: Step, rendered: Rendered, result: gs.ScaledModel, feed
         np.testing.assert_array_equal(scaled, before[name] * SCALE, err_msg=f"contraction {name} is not scaled")
 
 
-@profile(500)
-@given(st.data())
-def test_dynamic_scale_skips_nonfinite_steps(data: st.DataObject) -> None:
+@random_cases(500, tried=510)
+def test_dynamic_scale_skips_nonfinite_steps(choices: random.Random) -> None:
     """A finite step is the one without scaling; a step with a non-finite gradient changes the scale and no state."""
-    step, rendered = _drawn(data)
+    step, rendered = _drawn(choices)
     result = gs.scale(rendered.model)
     feeds = _feeds(step, rendered)
     expected, actual = (_run(model, feeds) for model in (rendered.model, result.model))
@@ -122,7 +107,7 @@ def test_dynamic_scale_skips_nonfinite_steps(data: st.DataObject) -> None:
     assert actual[finite]
     assert actual[scale] == 2**15
 
-    poisoned = _poison(step, rendered, feeds, random.Random(data.draw(st.integers(0, 9999))))
+    poisoned = _poison(step, rendered, feeds, choices)
     before = _run(_with_all_outputs(rendered.model), poisoned)
     after = _run(result.model, poisoned)
     harmless = all(np.isfinite(before[rendered.names[g]]).all() for g in step.gradients.values())
@@ -153,12 +138,11 @@ def _poison(
     return {**feeds, name: array}
 
 
-@profile(300)
-@given(st.data())
-def test_presentation_does_not_matter(data: st.DataObject) -> None:
+@random_cases(300, tried=310)
+def test_presentation_does_not_matter(choices: random.Random) -> None:
     """Names, order, shared or copied constants, missing types: the same gradients and state are found."""
-    step = data.draw(steps())
-    how = data.draw(presentations(step))
+    step = tame_step(choices)
+    how = random_presentation(choices, step)
     plain = Presentation(weights=how.weights)
     assert _findings(step, how) == _findings(step, plain)
 
@@ -194,9 +178,9 @@ def assert_bitwise_equal(actual: np.ndarray, expected: np.ndarray, name: str) ->
     assert actual.tobytes() == expected.tobytes(), f"{name}: {actual} is not {expected}"
 
 
-def _drawn(data: st.DataObject) -> tuple[Step, Rendered]:
-    step = data.draw(steps())
-    rendered = step.render(data.draw(presentations(step)))
+def _drawn(choices: random.Random) -> tuple[Step, Rendered]:
+    step = tame_step(choices)
+    rendered = step.render(random_presentation(choices, step))
     note(onnx.printer.to_text(rendered.model))
     try:
         gs.scale(rendered.model)

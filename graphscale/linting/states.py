@@ -87,7 +87,7 @@ def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
     for output in graph.outputs:
         if output in not_states or output.producer() is None:
             continue
-        best = _held(output, inputs, taken) or _held(output, weights, taken)
+        best = _held(output, inputs, taken) or (None if _is_copy(output) else _held(output, weights, taken))
         if best is None and _depends_on_constants(view, output):
             best = _held(output, {value for value in scalars if _is_like_state(value)}, taken)
         if best is not None:
@@ -101,6 +101,14 @@ def _without_constants(view: View, states: list[State], losses: Collection[ir.Va
     if not weights or not weights.isdisjoint(view.ancestors(losses)):
         return states
     return [state for state in states if state.value not in weights]
+
+
+def _is_copy(output: ir.Value) -> bool:
+    """Whether an output is an initializer or an input as it stands: no initializer changes by that."""
+    node = output.producer()
+    while node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        output, node = node.inputs[0], node.inputs[0].producer()
+    return node is None
 
 
 def _held(output: ir.Value, states: Collection[ir.Value], taken: Collection[ir.Value]) -> ir.Value | None:

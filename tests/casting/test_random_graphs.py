@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 import onnx.printer
 import pytest
-from hypothesis import assume, event, given, note
-from hypothesis import strategies as st
+from hypothesis import assume, event, note
 
 import graphscale as gs
 from graphscale.passes import Autocast
@@ -20,16 +19,16 @@ from tests.casting.borders import assert_well_cast
 from tests.casting.execute import executed
 from tests.casting.rounding import assert_same_numbers, run_all_values
 from tests.conftest import Level, run_once
-from tests.random_graphs import Step, presentations, random_presentation, random_step, steps
+from tests.random_cases import random_cases
+from tests.random_graphs import Step, random_presentation, random_step, tame_step
 from tests.session.test_random_graphs import sample
 from tests.tape.render import Rendered
-from tests.test_property import profile
 
 
-def drawn(data: st.DataObject) -> tuple[Step, Rendered, gs.Report]:
+def drawn(choices: random.Random) -> tuple[Step, Rendered, gs.Report]:
     """A step, the model, and what its scaling in float32 found; graphs that are refused there are left out."""
-    step = data.draw(steps())
-    rendered = step.render(data.draw(presentations(step)))
+    step = tame_step(choices)
+    rendered = step.render(random_presentation(choices, step))
     note(onnx.printer.to_text(rendered.model))
     try:
         return step, rendered, gs.scale(rendered.model).report
@@ -38,11 +37,10 @@ def drawn(data: st.DataObject) -> tuple[Step, Rendered, gs.Report]:
         raise
 
 
-@profile(80)
-@given(st.data())
-def test_emulated_is_what_typed_says(data: st.DataObject) -> None:
+@random_cases(80, tried=85)
+def test_emulated_is_what_typed_says(choices: random.Random) -> None:
     """Casts at borders alone; and executed node by node by its dtypes, the typed graph gives the emulated numbers."""
-    step, rendered, _ = drawn(data)
+    step, rendered, _ = drawn(choices)
     typed, emulated = (gs.autocast(rendered.model, emulate=emulate) for emulate in (False, True))
     for result in (typed, emulated):
         assert_well_cast(rendered.model, result)
@@ -56,12 +54,11 @@ def test_emulated_is_what_typed_says(data: st.DataObject) -> None:
     event(f"{typed.report.low_nodes > 0}: some nodes are low")
 
 
-@profile(80)
-@given(st.data())
-def test_scaled(data: st.DataObject) -> None:
-    step, rendered, wide = drawn(data)
-    mixed = Autocast(data.draw(st.sampled_from(["float16", "bfloat16"])), emulate=True)
-    assert_scales_alike(step, rendered, wide, mixed if data.draw(st.booleans()) else Autocast())
+@random_cases(80, tried=85)
+def test_scaled(choices: random.Random) -> None:
+    step, rendered, wide = drawn(choices)
+    mixed = Autocast(choices.choice(["float16", "bfloat16"]), emulate=True)
+    assert_scales_alike(step, rendered, wide, mixed if choices.random() < 0.5 else Autocast())
 
 
 # Their backward passes compute forward values again, which are then no longer the same to the bit. In the last one, the

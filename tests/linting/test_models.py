@@ -13,6 +13,7 @@ import graphscale as gs
 from graphscale import presets
 from graphscale.passes import Autocast
 from tests.artifacts.training_session import FOLDERS
+from tests.build import step
 from tests.conftest import MODEL_NAMES, MODELS
 
 EMULATED = {"float16": Autocast("float16", emulate=True), "bfloat16": Autocast("bfloat16", emulate=True)}
@@ -135,3 +136,20 @@ def test_the_model_is_not_changed() -> None:
         gs.lint(model)
         after = model if isinstance(model, onnx.ModelProto) else ir.to_proto(model)
         assert after.SerializeToString(deterministic=True) == before
+
+
+def test_a_gradient_that_is_a_constant_is_no_state() -> None:
+    """Not even where a metric, which could be a loss, reads it; computed with, it would be one."""
+    metric = "n2 = ReduceL2<keepdims = 0>(db)\n norm = Add(n1, n2)"
+    outputs = "float[4,5] dw1, float[5,3] dw2, float[2] db, float norm"
+
+    def codes(line: str) -> set[str]:
+        model = step(
+            f"n1 = ReduceL2<keepdims = 0>(dw1)\n {line}\n {metric}",
+            outputs=outputs,
+            constants="float[2] ones = {1.0, 1.0}",
+        )
+        return {finding.code for finding in gs.lint(model).findings}
+
+    assert codes("same = Identity(ones)\n db = Identity(same)") == set()
+    assert codes("db = Sub(ones, n1)") == {"GS501"}

@@ -11,30 +11,28 @@ from unittest import mock
 
 import numpy as np
 import onnx.printer
-from hypothesis import event, given, note, reject
-from hypothesis import strategies as st
+from hypothesis import event, note, reject
 
 import graphscale as gs
 from graphscale.errors import UpdateError
 from graphscale.session import bounded, probes, selection
 from tests.conftest import HAS_TRAINING, Arrays, Level, assert_same_bits
-from tests.random_graphs import Step, presentations, steps
+from tests.random_cases import random_cases
+from tests.random_graphs import Step, random_presentation, tame_step
 from tests.session.plain import PlainLoop, options
 from tests.tape.render import Rendered
-from tests.test_property import profile
 
 STEPS = 5
 TARGETS = ["onnx", "ort-training"] if HAS_TRAINING else ["onnx"]
 
 
-@profile(200)
-@given(st.data())
-def test_a_session_does_what_a_loop_by_hand_does(data: st.DataObject) -> None:
-    step = data.draw(steps())
-    rendered = step.render(data.draw(presentations(step)))
+@random_cases(200, tried=215)
+def test_a_session_does_what_a_loop_by_hand_does(choices: random.Random) -> None:
+    step = tame_step(choices)
+    rendered = step.render(random_presentation(choices, step))
     note(onnx.printer.to_text(rendered.model))
-    loss_scale = data.draw(st.sampled_from(["dynamic", 1024.0, gs.DynamicLossScale(1024.0, 2, 3.0)]))
-    target = data.draw(st.sampled_from(TARGETS))
+    loss_scale = choices.choice(["dynamic", 1024.0, gs.DynamicLossScale(1024.0, 2, 3.0)])
+    target = choices.choice(TARGETS)
     try:
         reference, result = (gs.scale(rendered.model, loss_scale, target=name) for name in ("onnx", target))
     except UpdateError:
@@ -42,7 +40,7 @@ def test_a_session_does_what_a_loop_by_hand_does(data: st.DataObject) -> None:
     carried = {state.input for state in reference.report.state}
     feeds = sample(step, rendered)
     state = {name: value for name, value in feeds.items() if name in carried}
-    level = data.draw(st.sampled_from([Level.ORT_DISABLE_ALL, Level.ORT_ENABLE_ALL]))
+    level = choices.choice([Level.ORT_DISABLE_ALL, Level.ORT_ENABLE_ALL])
     try:
         plain = PlainLoop(reference, state, level)
     except Exception as error:  # ORT's exceptions share no public base class
@@ -51,7 +49,7 @@ def test_a_session_does_what_a_loop_by_hand_does(data: st.DataObject) -> None:
             raise
         reject()
     # From how many elements on states and gradients are treated together, or by their bounds.
-    least = data.draw(st.sampled_from([0, 2**16]))
+    least = choices.choice([0, 2**16])
     with (
         mock.patch.object(selection, "_WORTH", least),
         mock.patch.object(bounded, "_WORTH", least),
@@ -61,7 +59,6 @@ def test_a_session_does_what_a_loop_by_hand_does(data: st.DataObject) -> None:
     ):
         session = gs.Session(result, session_options=options(level), state=state)
 
-    choices = random.Random(data.draw(st.integers(0, 9999)))
     applied = []
     for number, batch in enumerate(batches({n: v for n, v in feeds.items() if n not in carried}, choices)):
         expected, actual = plain.step(batch), session.step(batch)

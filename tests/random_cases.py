@@ -1,0 +1,73 @@
+"""Property tests over random choices: the same cases in each run, and thousands of new ones in a deep one.
+
+Set GRAPHSCALE_TEST_PROFILE=deep for the new ones: hypothesis draws and shrinks them. Otherwise a case is a seed, and
+neither a release of hypothesis nor an edit of the code, from which it takes constants, makes another graph of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, Phase, example, given, note, settings
+from hypothesis import strategies as st
+
+__all__ = ["ALONE", "random_cases"]
+
+DEEP = os.environ.get("GRAPHSCALE_TEST_PROFILE") == "deep"
+# The number of the only case to run.
+ALONE = os.environ.get("GRAPHSCALE_TEST_CASE")
+
+
+def random_cases(
+    least: int, tried: int, name: str | None = None
+) -> Callable[[Callable[[random.Random], None]], Callable[[], None]]:
+    """Run a test of `choices` on `tried` cases, of which `assume` may set aside all but `least`.
+
+    Args:
+        least: how many cases must count; a deep run looks for twenty times as many.
+        tried: how many seeds there are.
+        name: what the seeds are named after, if not after the test.
+    """
+
+    def decorate(test: Callable[[random.Random], None]) -> Callable[[], None]:
+        counted = 0
+
+        @functools.wraps(test)
+        def case(choices: random.Random | int) -> None:
+            nonlocal counted
+            if isinstance(choices, int):
+                seed = f"{name or test.__name__}-{choices}"
+                note(f"choices = random.Random({seed!r}); GRAPHSCALE_TEST_CASE={choices} runs this case alone")
+                choices = random.Random(seed)
+            test(choices)
+            counted += 1
+
+        profile = settings(
+            max_examples=20 * least,
+            derandomize=False,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.reuse, Phase.generate, Phase.shrink) if DEEP else (Phase.explicit,),
+            report_multiple_bugs=False,
+        )
+        run = profile(given(choices=st.randoms(use_true_random=False))(case))
+        if DEEP:
+            return run
+        for number in reversed(range(tried) if ALONE is None else [int(ALONE)]):
+            run = example(choices=number)(run)
+
+        @functools.wraps(run)
+        def run_all() -> None:
+            nonlocal counted
+            counted = 0
+            run()
+            # That nothing is missing silently: hypothesis sets explicit examples aside without a word.
+            wanted = least if ALONE is None else 1
+            assert counted >= wanted, f"{counted} of {tried} cases count, fewer than {wanted}: the others are set aside"
+
+        return run_all
+
+    return decorate
