@@ -39,7 +39,7 @@ def recomputed_values(
         forward: the values that the loss depends on.
         mixing: the forward values that count: those that mix several inputs, so that a seed is never among them.
     """
-    numbers: dict[ir.Value, Hashable] = {}
+    numbers = _Numbers()
     classes: dict[Hashable, list[ir.Node]] = {}
     rest = []
     for node in nodes:
@@ -68,37 +68,39 @@ def recomputed_values(
     return found
 
 
-def _key(node: ir.Node, numbers: dict[ir.Value, Hashable]) -> Hashable | None:
+class _Numbers(dict[ir.Value, Hashable]):
+    """The number of each value's class, that of a value that nobody has numbered being its own."""
+
+    def __missing__(self, value: ir.Value) -> Hashable:
+        tensor = constant_tensor(value)
+        small = tensor is not None and tensor.size <= _SMALL
+        self[value] = number = (
+            (tensor.dtype, tuple(tensor.shape), tensor.tobytes()) if small and tensor is not None else value
+        )
+        return number
+
+
+def _key(node: ir.Node, numbers: _Numbers) -> Hashable | None:
     """What two nodes have in common that compute the same; None for a node that is like no other."""
-    if node.op_type in _RANDOM or subgraphs(node):
+    op_type, inputs, held = node.op_type, node.inputs, node.attributes.data.items()
+    if op_type in _RANDOM or (held and subgraphs(node)):
         return None
-    if is_rounding(node) and node.inputs[0] is not None:
-        numbers[node.outputs[0]] = _number(node.inputs[0], numbers)
+    if op_type == "Cast" and is_rounding(node) and inputs[0] is not None:
+        numbers[node.outputs[0]] = numbers[inputs[0]]
         return None
-    operands = [None if value is None else _number(value, numbers) for value in node.inputs]
-    if node.op_type in _COMMUTATIVE:
+    operands = [None if value is None else numbers[value] for value in inputs]
+    if op_type in _COMMUTATIVE:
         operands.sort(key=hash)
-    held = node.attributes.data.items()
     attributes = sorted((name, _attribute(value)) for name, value in held) if held else []
-    if WAS_FLOAT in node.metadata_props:
+    if op_type == "Cast" and WAS_FLOAT in node.metadata_props:
         attributes = [("to", repr(int(ir.DataType.FLOAT)))]
-    return node.domain, node.op_type, tuple(attributes), tuple(operands)
+    return node.domain, op_type, tuple(attributes), tuple(operands)
 
 
 def _is_source(value: ir.Value) -> bool:
     """Whether a value is an input or a constant, which both passes may read."""
     node = value.producer()
     return node is None or node.op_type == "Constant"
-
-
-def _number(value: ir.Value, numbers: dict[ir.Value, Hashable]) -> Hashable:
-    if value not in numbers:
-        tensor = constant_tensor(value)
-        small = tensor is not None and tensor.size <= _SMALL
-        numbers[value] = (
-            (tensor.dtype, tuple(tensor.shape), tensor.tobytes()) if small and tensor is not None else value
-        )
-    return numbers[value]
 
 
 def _attribute(attribute: ir.Attr) -> str:
