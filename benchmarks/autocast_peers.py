@@ -21,8 +21,9 @@ models  The whole training steps: does what each tool makes of them load and run
         weight or moment is computed in float16. Constants that float16 does not hold are looked up.
 time    CPU time on the training step that pass_cost.py generates, ModelProto in, ModelProto out, in a process for each
         size (what another size has left in memory makes the next one slower), and of the pass `Autocast` alone, which
-        changes an onnx_ir model in place, as the peers change a ModelProto in place; medians of the repeats; a job that
-        takes more than 30 s runs once. The peer that grows with the square is left out above 10,000 nodes.
+        changes an onnx_ir model in place, as the peers change a ModelProto in place; medians of the repeats, which run
+        for graphscale before and after each peer, since machines get slower and faster by the minute; a job that takes
+        more than 30 s runs once. The peer that grows with the square is left out above 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -220,15 +221,15 @@ def beyond_float16(model: onnx.ModelProto) -> list[float]:
     return sorted({float(x) for a in arrays if a.dtype.kind == "f" for x in a[np.abs(a) > 65504]})
 
 
-def seconds(job: Callable[[], Any], repeats: int) -> float:
-    """The median CPU time of a job, which runs only once where it is slow."""
+def seconds(job: Callable[[], Any], repeats: int) -> list[float]:
+    """The CPU times of a job, which runs only once where it is slow."""
     times: list[float] = []
     while len(times) < repeats and (not times or times[0] < SLOW):
         gc.collect()
         begin = time.process_time()
         job()
         times.append(time.process_time() - begin)
-    return statistics.median(times)
+    return times
 
 
 def measure_sizes(sizes: Sequence[int], repeats: int) -> None:
@@ -247,18 +248,33 @@ def measure_time(peers: Sequence[str], size: int, repeats: int) -> None:
     model = ir.to_proto(graph)
     before = casts(model)
     job = functools.partial(convert, "graphscale", model, {})
-    ours = seconds(job, repeats)
-    copies = [graph.clone() for _ in range(repeats)]
-    inside = seconds(lambda c=copies: Autocast()(c.pop()), repeats)
-    cells = [f"{len(model.graph.node):,}", f"{ours:.2f} s", f"{inside:.2f} s", casts(job()) - before]
+    times: dict[str, list[float]] = {"ours": [], "inside": []}
+    added = {}
+
+    def measure_ours() -> None:
+        times["ours"] += seconds(job, repeats)
+        copies = [graph.clone() for _ in range(repeats)]
+        times["inside"] += seconds(lambda: Autocast()(copies.pop()), repeats)
+
+    measure_ours()
     for peer in peers:
         if peer == "common" and size > LARGEST_OF_SQUARE:
-            cells += ["left out", "", "", ""]
             continue
         results: list[onnx.ModelProto] = []
-        theirs = seconds(lambda p=peer, m=model, r=results: r.append(convert(p, m, {})), repeats)
-        ratios = (f"{theirs / own:.1f}" for own in (ours, inside))
-        cells += [f"{theirs:.2f} s", *ratios, casts(results[0]) - before]
+        times[peer] = seconds(lambda p=peer, m=model, r=results: r.append(convert(p, m, {})), repeats)
+        added[peer] = casts(results[0]) - before
+        results.clear()
+        measure_ours()
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    cells = [
+        f"{len(model.graph.node):,}",
+        f"{medians['ours']:.2f} s",
+        f"{medians['inside']:.2f} s",
+        casts(job()) - before,
+    ]
+    for peer in peers:
+        ratios = [f"{medians[peer] / medians[own]:.1f}" for own in ("ours", "inside")] if peer in added else []
+        cells += [f"{medians[peer]:.2f} s", *ratios, added[peer]] if ratios else ["left out", "", "", ""]
     row(*cells)
 
 
