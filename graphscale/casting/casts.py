@@ -62,13 +62,9 @@ class CastInserter:
 
     def _read_values(self) -> list[ir.Value]:
         """The values on either side of a border, each once, in order."""
-        found: dict[ir.Value | None, None] = {}
-        for node in self.painting.nodes:
-            if node in self.painting.low:
-                sides, inputs = self.painting.sides[node], node.inputs
-                found.update(dict.fromkeys([inputs[i] for i in sides.inputs]))
-                found.update(dict.fromkeys(sides.outputs))
-        return [value for value in found if value is not None]
+        low = self.painting.low
+        sides = [sides for node, sides in self.painting.sides.items() if node in low]
+        return list(dict.fromkeys(value for around in sides for value in (*around.operands, *around.outputs)))
 
     def _low_uses(self, value: ir.Value) -> list[ir.usage.Usage]:  # type: ignore[name-defined]
         low, sides = self.painting.low, self.painting.sides
@@ -155,8 +151,15 @@ class CastInserter:
 
     def _cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
         result = ir.Value(name=self._editor.unique(name), type=ir.TensorType(to), shape=shape_like(value))
-        node = ir.Node("", "Cast", [value], [self._to[to]], outputs=[result], metadata_props={PASS_KEY: NAME})
-        node.name = self._editor.unique(f"graphscale/{NAME}/{result.name}")
+        node = ir.Node(
+            "",
+            "Cast",
+            [value],
+            [self._to[to]],
+            outputs=[result],
+            name=self._editor.unique(f"graphscale/{NAME}/{result.name}"),
+            metadata_props={PASS_KEY: NAME},
+        )
         producer = value.producer()
         if producer is not None and producer.graph is not None:
             producer.graph.insert_after(producer, node)

@@ -39,12 +39,14 @@ class Sides(NamedTuple):
 
     Attributes:
         inputs: the indices of the operands that are float16 if the node is.
+        operands: these operands.
         outputs: the results that are float16 if the node is.
         low: the indices of these operands, and of these results.
         wide: the indices of the other float32 operands and results.
     """
 
     inputs: tuple[int, ...]
+    operands: tuple[ir.Value, ...]
     outputs: tuple[ir.Value, ...]
     low: Slots
     wide: Slots
@@ -90,8 +92,8 @@ class Painting:
 
 
 def _sides(node: ir.Node, rule: OpRule, floats: set[ir.Value]) -> Sides:
-    results = node.outputs
-    inputs = tuple([i for i, value in enumerate(node.inputs) if value in floats])
+    read, results = node.inputs, node.outputs
+    inputs = tuple([i for i, value in enumerate(read) if value in floats])
     outputs = tuple([i for i, value in enumerate(results) if value in floats and value.name])
     wide: Slots = ((), ())
     if rule.wide_inputs or rule.wide_outputs:
@@ -101,8 +103,8 @@ def _sides(node: ir.Node, rule: OpRule, floats: set[ir.Value]) -> Sides:
         )
         inputs = tuple(i for i in inputs if i not in rule.wide_inputs)
         outputs = tuple(i for i in outputs if i not in rule.wide_outputs)
-    given = tuple(results) if len(outputs) == len(results) else tuple([results[i] for i in outputs])
-    return Sides(inputs, given, (inputs, outputs), wide)
+    operands = tuple([value for i in inputs if (value := read[i]) is not None])
+    return Sides(inputs, operands, tuple([results[i] for i in outputs]), (inputs, outputs), wide)
 
 
 def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str] = ()) -> Painting:
@@ -254,66 +256,58 @@ def _propagate_denial(painting: Painting) -> None:
 
 def _take_between(painting: Painting) -> None:
     """Take the allowed nodes, and the free infer and clear nodes between them."""
-    low, rules, sides = painting.low, painting.rules, painting.sides
-    free = [node for node in painting.nodes if node not in painting.reasons]
-    low.update(node for node in free if rules[node].colour is Colour.ALLOW)
+    low, rules = painting.low, painting.rules
+    free = [(node, sides) for node, sides in painting.sides.items() if node not in painting.reasons]
+    low.update(node for node, _ in free if rules[node].colour is Colour.ALLOW)
     behind = {value for node in low for value in painting.low_outputs(node)}
-    for node in free:
-        inputs = node.inputs
-        if not behind.isdisjoint([inputs[i] for i in sides[node].inputs]):
-            behind.update(sides[node].outputs)
-    ahead: set[ir.Value | None] = set()
-    for node in reversed(free):
-        if node in low or not ahead.isdisjoint(sides[node].outputs):
-            inputs = node.inputs
-            ahead.update([inputs[i] for i in sides[node].inputs])
-    low.update(node for node in free if any(value in behind and value in ahead for value in sides[node].outputs))
+    for _, sides in free:
+        if not behind.isdisjoint(sides.operands):
+            behind.update(sides.outputs)
+    ahead: set[ir.Value] = set()
+    for node, sides in reversed(free):
+        if node in low or not ahead.isdisjoint(sides.outputs):
+            ahead.update(sides.operands)
+    between = behind & ahead
+    low.update(node for node, sides in free if not between.isdisjoint(sides.outputs))
 
 
 def _save_casts(painting: Painting) -> None:
     """Let clear nodes change sides, and infer nodes go back to float32, where that takes fewer casts."""
-    movable = [
-        node
-        for node in painting.nodes
-        if node not in painting.reasons and painting.rules[node].colour in (Colour.CLEAR, Colour.INFER)
-    ]
-    constants = painting.constants  # which are cast offline
+    low, rules = painting.low, painting.rules
+    movable = {
+        node: sides
+        for node, sides in painting.sides.items()
+        if node not in painting.reasons and rules[node].colour in (Colour.CLEAR, Colour.INFER)
+    }
     # A node's answer changes only after a neighbour has changed sides.
-    borders = _borders(painting).difference(constants)
+    borders = _borders(painting).difference(painting.constants)
     pending = {
         node
-        for node in movable
-        if not borders.isdisjoint(painting.sides[node].outputs)
-        or not borders.isdisjoint([node.inputs[i] for i in painting.sides[node].inputs])
+        for node, sides in movable.items()
+        if not borders.isdisjoint(sides.operands) or not borders.isdisjoint(sides.outputs)
     }
     for _ in range(_ROUNDS):
         for node in (*movable, *reversed(movable)):
             if node not in pending:
                 continue
             pending.discard(node)
-            is_low = node in painting.low
-            if not is_low and painting.rules[node].colour is Colour.INFER:
+            if node not in low and rules[node].colour is Colour.INFER:
                 continue
-            sides, inputs = painting.sides[node], node.inputs
-            around = dict.fromkeys([*[inputs[i] for i in sides.inputs], *sides.outputs])
-            values = [value for value in around if value is not None and value not in constants]
-            before = _casts(painting, values)
-            if before == 0:
-                continue
-            painting.low.symmetric_difference_update({node})
-            if _casts(painting, values) < before:
+            sides = movable[node]
+            around = dict.fromkeys((*sides.operands, *sides.outputs))
+            values = [value for value in around if value not in painting.constants]  # which are cast offline
+            if _saves_casts(painting, node, values):
+                low.symmetric_difference_update({node})
                 pending.update(_around(values))
-            else:
-                painting.low.symmetric_difference_update({node})
         pending.intersection_update(movable)
         if not pending:
             return
 
 
-def _borders(painting: Painting) -> set[ir.Value | None]:
-    """The values that take a cast, as `_casts` counts them."""
+def _borders(painting: Painting) -> set[ir.Value]:
+    """The values that take a cast: that a node on one side gives, and one on the other reads."""
     low_given: set[ir.Value] = set()
-    low_read: set[ir.Value | None] = set()
+    low_read: set[ir.Value] = set()
     wide_read: set[ir.Value | None] = set()
     for node, sides in painting.sides.items():
         inputs = node.inputs
@@ -321,7 +315,7 @@ def _borders(painting: Painting) -> set[ir.Value | None]:
             wide_read.update(inputs)
             continue
         low_given.update(sides.outputs)
-        low_read.update([inputs[i] for i in sides.inputs])
+        low_read.update(sides.operands)
         if len(inputs) > len(sides.inputs):
             wide_read.update([value for i, value in enumerate(inputs) if i not in sides.inputs])
     return {v for v in low_given if v in wide_read or v.is_graph_output()} | (low_read - low_given)
@@ -336,22 +330,34 @@ def _around(values: Iterable[ir.Value]) -> Iterable[ir.Node]:
         yield from (use.node for use in value.uses())
 
 
-def _casts(painting: Painting, values: Iterable[ir.Value]) -> int:
-    """How many casts some values take: one each, if some reader wants the other type."""
+def _saves_casts(painting: Painting, node: ir.Node, values: Iterable[ir.Value]) -> bool:
+    """Whether the values around a node take fewer casts if it changes sides: one each, if some reader wants one."""
     low, sides = painting.low, painting.sides
-    count = 0
+    is_low = node in low
+    saved = 0
     for value in values:
         producer = value.producer()
-        is_low = producer in low and value in sides[producer].outputs
-        if is_low and value.is_graph_output():
-            count += 1
-            continue
-        for node, index in value.uses():
-            reads_low = node in low and index in sides[node].inputs
-            if reads_low != is_low and (reads_low or node in sides):
-                count += 1
-                break
-    return count
+        given_low = producer in low and value in sides[producer].outputs
+        reads = low_readers = False
+        wide_readers = value.is_graph_output()
+        for reader, index in value.uses():
+            known = sides.get(reader)
+            if known is None:
+                continue
+            if index not in known.inputs:
+                wide_readers = True
+            elif reader is node:
+                reads = True
+            elif reader in low:
+                low_readers = True
+            else:
+                wide_readers = True
+        for side, sign in ((is_low, 1), (not is_low, -1)):
+            if side if producer is node else given_low:
+                saved += sign * (wide_readers or (reads and not side))
+            else:
+                saved += sign * (low_readers or (reads and side))
+    return saved > 0
 
 
 def _floats(read: set[ir.Value | None], typed: Mapping[ir.Value, ir.DataType]) -> set[ir.Value]:
