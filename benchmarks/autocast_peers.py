@@ -19,23 +19,23 @@ models  The whole training steps: does what each tool makes of them load and run
         same for graphscale, also emulated, with a dynamic loss scale: the CPU provider computes in float32 between
         casts, and takes pairs of casts away, so that only emulation shows what float16 rounds. "No masters": a next
         weight or moment is computed in float16. Constants that float16 does not hold are looked up.
-time    CPU time on the training step that pass_cost.py generates, ModelProto in, ModelProto out, in a process for each
-        size (what another size has left in memory makes the next one slower), and of the pass `Autocast` alone, which
-        changes an onnx_ir model in place, as the peers change a ModelProto in place; medians of the repeats, which run
-        for graphscale before and after each peer, since machines get slower and faster by the minute; a job that takes
-        more than 30 s runs once. The peer that grows with the square is left out above 10,000 nodes.
+time    CPU time on the training step that pass_cost.py generates, ModelProto in, ModelProto out, and of the pass
+        `Autocast` alone, which changes an onnx_ir model in place, as the peers change a ModelProto in place. Each tool
+        has processes of its own, since what one leaves in memory makes the next one slower; those of graphscale run
+        before and after each peer's, since machines get slower and faster by the minute. Medians of all repeats; a job
+        that takes more than 30 s runs once. The peer that grows with the square is left out above 10,000 nodes.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
+import json
 import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -66,6 +66,7 @@ from graphscale.passes import Autocast
 
 DENIED = sorted({op for (_, op), rule in default_rules().items() if rule.colour is Colour.DENY})
 SLOW, LARGEST_OF_SQUARE = 30.0, 10_000
+OURS, PASS = "graphscale", "the pass"
 
 
 def table(*columns: str) -> None:
@@ -232,49 +233,44 @@ def seconds(job: Callable[[], Any], repeats: int) -> list[float]:
     return times
 
 
-def measure_sizes(sizes: Sequence[int], repeats: int) -> None:
-    """Let a process for each size print its row."""
-    for number, size in enumerate(sizes):
-        command = [sys.executable, __file__, "time", "--nodes", str(size), "--repeats", str(repeats)]
-        *head, line = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-        print("\n".join([line] if number else [*head, line]), flush=True)
+def time_alone(tool: str, size: int, repeats: int) -> None:
+    """Print, as JSON, the CPU times of a tool, and how many casts it adds."""
+    graph = training_graph(max(1, round(size / NODES_PER_LAYER)))
+    model = ir.to_proto(graph)
+    last: deque[Any] = deque(maxlen=1)
+    if tool == PASS:
+        copies = [graph.clone() for _ in range(repeats)]
+        times = seconds(lambda: last.append(Autocast()(copies.pop()).model), repeats)
+    else:
+        times = seconds(lambda: last.append(convert(tool, model, {})), repeats)
+    result = ir.to_proto(last[0]) if tool == PASS else last[0]
+    print(json.dumps({"nodes": len(model.graph.node), "times": times, "casts": casts(result) - casts(model)}))
 
 
 def measure_time(peers: Sequence[str], size: int, repeats: int) -> None:
-    peers = [peer for peer in peers if peer != "auto"]  # it searches, by running the graph
-    columns = (name for peer in peers for name in (peer, "ratio", "ratio to the pass", "casts"))
-    table("nodes", "graphscale", "the pass", "casts", *columns)
-    graph = training_graph(max(1, round(size / NODES_PER_LAYER)))
-    model = ir.to_proto(graph)
-    before = casts(model)
-    job = functools.partial(convert, "graphscale", model, {})
-    times: dict[str, list[float]] = {"ours": [], "inside": []}
-    added = {}
+    """Print the row of a size: each tool in new processes, graphscale's before and after each peer's."""
+    found: dict[str, dict[str, Any]] = {}
 
-    def measure_ours() -> None:
-        times["ours"] += seconds(job, repeats)
-        copies = [graph.clone() for _ in range(repeats)]
-        times["inside"] += seconds(lambda: Autocast()(copies.pop()), repeats)
+    def measure(*tools: str) -> None:
+        for tool in tools:
+            command = [sys.executable, __file__, "--alone", tool, "--nodes", str(size), "--repeats", str(repeats)]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            answer = json.loads(done.stdout.splitlines()[-1])
+            answer["times"] += found[tool]["times"] if tool in found else []
+            found[tool] = answer
 
-    measure_ours()
+    measure(OURS, PASS)
     for peer in peers:
-        if peer == "common" and size > LARGEST_OF_SQUARE:
-            continue
-        results: list[onnx.ModelProto] = []
-        times[peer] = seconds(lambda p=peer, m=model, r=results: r.append(convert(p, m, {})), repeats)
-        added[peer] = casts(results[0]) - before
-        results.clear()
-        measure_ours()
-    medians = {name: statistics.median(found) for name, found in times.items()}
-    cells = [
-        f"{len(model.graph.node):,}",
-        f"{medians['ours']:.2f} s",
-        f"{medians['inside']:.2f} s",
-        casts(job()) - before,
-    ]
+        if peer != "common" or size <= LARGEST_OF_SQUARE:
+            measure(peer, OURS, PASS)
+    middle = {tool: statistics.median(answer["times"]) for tool, answer in found.items()}
+    cells = [f"{found[OURS]['nodes']:,}", f"{middle[OURS]:.2f} s", f"{middle[PASS]:.2f} s", found[OURS]["casts"]]
     for peer in peers:
-        ratios = [f"{medians[peer] / medians[own]:.1f}" for own in ("ours", "inside")] if peer in added else []
-        cells += [f"{medians[peer]:.2f} s", *ratios, added[peer]] if ratios else ["left out", "", "", ""]
+        if peer in found:
+            ratios = [f"{middle[peer] / middle[own]:.1f}" for own in (OURS, PASS)]
+            cells += [f"{middle[peer]:.2f} s", *ratios, found[peer]["casts"]]
+        else:
+            cells += ["left out", "", "", ""]
     row(*cells)
 
 
@@ -283,7 +279,12 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help="casts, models, time; default: all")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1_000, 3_000, 10_000, 100_000])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--alone", metavar="TOOL", help="print the times of this tool alone, as JSON")
     options = parser.parse_args()
+    if options.alone is not None:
+        with quiet():
+            time_alone(options.alone, options.nodes[0], options.repeats)
+        return
     if unknown := set(options.parts) - {"casts", "models", "time"}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are casts, models, time")
     with quiet():
@@ -293,10 +294,11 @@ def main() -> None:
         if not options.parts or "models" in options.parts:
             try_models(peers)
         if not options.parts or "time" in options.parts:
-            if len(options.nodes) > 1:
-                measure_sizes(options.nodes, options.repeats)
-            else:
-                measure_time(peers, options.nodes[0], options.repeats)
+            peers = [peer for peer in peers if peer != "auto"]  # it searches, by running the graph
+            columns = (name for peer in peers for name in (peer, "ratio", "ratio to the pass", "casts"))
+            table("nodes", "graphscale", "the pass", "casts", *columns)
+            for size in options.nodes:
+                measure_time(peers, size, options.repeats)
 
 
 if __name__ == "__main__":
