@@ -2,7 +2,7 @@
 
     python benchmarks/step_cost.py --torch PYTHON [--tensorflow PYTHON] [--rounds 15] [--threads 2]
         [--only mlp-8-sgd ...] [--sides onnx torch tensorflow keras] [--graphs FOLDER] [--rate constant]
-        [--processes 15] [--spinning] [--quick]
+        [--processes 15] [--times FILE] [--spinning] [--quick]
 
 This interpreter has graphscale and ONNX Runtime; `--torch` and `--tensorflow` (with Keras) name interpreters that have
 these. PyTorch also exports the graphs that ONNX Runtime runs; `--graphs` keeps them in a folder, and takes them from
@@ -10,7 +10,8 @@ there.
 
 Every framework trains the same model from the same weights on the same batches with the same optimizer, unscaled and
 with a dynamic loss scale. In each round each framework runs all its ways, one after the other and once more in reverse
-order, while the others wait; a ratio is the median over the rounds' ratios to the framework's own unscaled step. In the
+order, while the others wait; a ratio is the median over the rounds' ratios to the framework's own unscaled step. With
+--processes each of so many processes gives one ratio, of the means of its rounds, and the median is over these. In the
 end all ways must have gone the same way: see benchmarks/README.md.
 """
 
@@ -237,12 +238,14 @@ def main() -> None:
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help="measure each workload in as many new ones, in turn"
     )
-    parser.add_argument("--times", type=Path, metavar="FILE", help="write the times of all rounds as JSON, too")
+    parser.add_argument("--times", type=Path, metavar="FILE", help="write all times as JSON, too")
     parser.add_argument("--spinning", action="store_true", help="let ONNX Runtime's threads spin while they wait")
     parser.add_argument("--quick", action="store_true", help="tiny models")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("--rounds: quartiles need 2 or more")
+    if options.processes < 1:
+        parser.error("--processes: there is 1 at least")
     missing = lacking(options.graphs, options.only) if "onnx" in options.sides else []
     if missing and options.torch is None:
         parser.error(
@@ -261,9 +264,10 @@ def main() -> None:
                 found = {name: measure_apart(command, name, options.processes) for name in options.only}
             else:
                 found = {name: measure(benches, name, options.rounds) for name in options.only}
-                end(benches)
         except ValueError as error:
             sys.exit(f"step_cost.py: {error}")
+        finally:
+            end(benches)
     if options.times is not None:
         options.times.write_text(json.dumps(found, default=dataclasses.asdict))
     many = f"{options.processes} processes" if options.processes > 1 else f"{options.rounds} rounds"
@@ -297,7 +301,7 @@ def start(options: argparse.Namespace, folder: Path) -> dict[str, Bench | Remote
 
 
 def end(benches: Benches) -> None:
-    """End the processes of other frameworks."""
+    """End the processes of other frameworks, if they have not ended."""
     for bench in benches.values():
         if isinstance(bench, Remote):
             bench.end()

@@ -18,7 +18,7 @@ __all__ = ["read_model", "write_model"]
 _OWN_INFOS = 10
 _ANNOTATION = "quant_parameter_tensor_names"
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-_NUMBERS = (onnx.AttributeProto.INT, onnx.AttributeProto.INTS, onnx.AttributeProto.FLOAT)
+_NUMBERS = (onnx.AttributeProto.INT, onnx.AttributeProto.INTS, onnx.AttributeProto.FLOAT, onnx.AttributeProto.FLOATS)
 
 
 class _StandIn:
@@ -51,8 +51,8 @@ def read_model(proto: onnx.ModelProto) -> ir.Model:
     Raises:
         Exception: what onnx_ir raises for a damaged graph.
     """
-    with_functions = bool(proto.functions) and proto.ir_version < _OWN_INFOS
-    if not with_functions and not proto.graph.quantization_annotation:
+    typed_elsewhere = bool(proto.functions) and proto.ir_version < _OWN_INFOS
+    if not typed_elsewhere and not proto.graph.quantization_annotation:
         graph = _StandIn(proto.graph, input=(), value_info=(), node=(), output=())
         model = ir.serde.deserialize_model(_StandIn(proto, graph=graph))  # type: ignore[arg-type]
         try:
@@ -185,8 +185,8 @@ def write_model(model: ir.Model, *, annotated: bool = True) -> onnx.ModelProto:
 
     Args:
         model: the model.
-        annotated: whether values may have quantization annotations: a model that was read from a ModelProto without
-            any has none.
+        annotated: whether results of nodes may have quantization annotations: those of a model that was read from a
+            ModelProto without any have none.
 
     Raises:
         SerdeError: a part of the model cannot be serialized.

@@ -69,14 +69,14 @@ def recomputed_values(
 
 
 class _Numbers(dict[ir.Value, Hashable]):
-    """The number of each value's class, that of a value that nobody has numbered being its own."""
+    """What each value is compared by: the first value that equals it, or the content of a small constant."""
 
     def __missing__(self, value: ir.Value) -> Hashable:
+        number: Hashable = value
         tensor = constant_tensor(value)
-        small = tensor is not None and tensor.size <= _SMALL
-        self[value] = number = (
-            (tensor.dtype, tuple(tensor.shape), tensor.tobytes()) if small and tensor is not None else value
-        )
+        if tensor is not None and tensor.size <= _SMALL:
+            number = tensor.dtype, tuple(tensor.shape), tensor.tobytes()
+        self[value] = number
         return number
 
 

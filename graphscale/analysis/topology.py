@@ -67,7 +67,7 @@ class Topology:
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.owners = main_nodes(self.nodes)
         self.reads = {node: operands_of(node) if self.owners else present(node) for node in self.nodes}
-        # Each node with its results and what it reads: for loops over all, which ask a node for nothing then.
+        # Each node with its results and what it reads, so that loops over all nodes need not ask each.
         self._rows = [(node, node.outputs, operands) for node, operands in self.reads.items()]
         check_order(graph, self.reads)
         self.forward = self.ancestors([loss])

@@ -142,15 +142,15 @@ class _Attempt:
 def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...]:
     """How well a choice of the loss explains the backward pass, to be compared with other choices.
 
-    The backward pass of a loss reads something that the loss is computed from. It depends on activations and on no
-    gradients, and no other candidate has to be unscaled beside it. Its backward pass covers the most contractions,
-    begins with a constant if it can, and reads the most values of its forward pass;
-    what is computed from another candidate in a non-linear way (a perplexity) is a metric; a total is more than its
-    parts.
+    The backward pass of a loss reads something that the loss is computed from, other than constants. A loss depends on
+    activations and on no gradients, and no other candidate has to be unscaled beside it. Its backward pass covers the
+    most contractions, begins with a constant if it can, and reads the most values of its forward pass; what is computed
+    from another candidate in a non-linear way (a perplexity) is a metric; a total is more than its parts.
     """
     topology, plan = attempt.topology, attempt.solver.plan
     others = {other.topology.loss for other in attempts} - {topology.loss}
-    read_values = topology.ancestors(plan.unscaled)
+    read_values = topology.forward & topology.ancestors(plan.unscaled)
+    read_values = {v for v in read_values if v in topology.states or constant_tensor(v) is None}
     below, nonlinear = set(others), 0
     for node in topology.nodes:
         is_forward = any(value in topology.forward for value in node.outputs)
@@ -168,7 +168,7 @@ def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...
     # The norm of the gradients is computed from what another choice takes for gradients that leave the graph.
     from_gradients = sum(_holds_gradients(topology, other) for other in attempts if other is not attempt)
     return (
-        not topology.forward.isdisjoint(read_values),
+        bool(read_values),
         topology.loss in topology.activation_dependent,
         -below_places,
         -from_gradients,
@@ -177,7 +177,7 @@ def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...
         -len(attempt.coverage.missed),
         attempt.coverage.covered,
         all(constant_tensor(place.value) is not None for place in plan.places),
-        len(topology.forward & read_values),
+        len(read_values),
         -nonlinear,
         len(topology.forward),
     )

@@ -19,13 +19,23 @@ from graphscale.analysis.optimizers import optimizer_of
 from graphscale.analysis.values import constant_tensor, describe, is_scalar
 from graphscale.errors import UpdateError
 
-__all__ = ["NEXT_STATE", "Factors", "Update", "find_updates", "held_initializers", "named_updates", "own_coefficients"]
+__all__ = [
+    "NEXT_STATE",
+    "Factors",
+    "Update",
+    "find_updates",
+    "held_initializers",
+    "is_constant_view",
+    "named_updates",
+    "own_coefficients",
+]
 
 # Coefficients of the previous value: from here on an update; up to there a gradient with decay; between them, ask.
 NEXT_STATE, _DECAY = 0.5, 0.1
 # What is below this is a gradient's coefficient, and not looked into.
 _NOTHING = 0.05
 
+_VIEWS = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose"}
 _DIRECT = {"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Clip", "Max", "Min", "Transpose"}
 
 
@@ -204,16 +214,22 @@ def find_updates(
             continue
         held = coefficients(output)
         candidates[output] = _candidates(output, inputs, held)
-        if not candidates[output] and not _is_constant_view(output):
+        if not candidates[output] and not is_constant_view(output):
             candidates[output] = _candidates(output, weights, held)
     found = [Update(o, c[0], "depends on its own previous value") for o, c in candidates.items() if c]
     _refuse_ambiguity(candidates)
     return [*named, *found]
 
 
-def _is_constant_view(output: ir.Value) -> bool:
+def is_constant_view(output: ir.Value) -> bool:
+    """Whether an output is a constant, moved about at most: that changes no state."""
     node = output.producer()
-    return node is not None and node.op_type == "Identity" and constant_tensor(node.inputs[0]) is not None
+    while node is not None and node.op_type in _VIEWS and node.domain == "":
+        value = node.inputs[0]
+        if value is None or constant_tensor(value) is not None:
+            return value is not None
+        node = value.producer()
+    return False
 
 
 def _candidates(output: ir.Value, states: set[ir.Value], held: Mapping[ir.Value, float]) -> list[ir.Value]:

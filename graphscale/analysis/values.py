@@ -144,7 +144,7 @@ def operands_of(node: ir.Node) -> tuple[ir.Value, ...]:
 
 
 def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
-    """For each graph nested in a main graph, the node of the main graph, all of whose nodes are given, that has it."""
+    """For each graph nested in a main graph, whose nodes are given, the one of them that it belongs to."""
     found: dict[ir.Graph, ir.Node] = {}
 
     def walk(node: ir.Node, owner: ir.Node) -> None:

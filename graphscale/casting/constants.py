@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -50,19 +49,19 @@ def misfits(
     found: dict[ir.Value, Misfit] = {}
     derived: set[ir.Value] = set()  # what only holds the numbers of constants
 
-    def look(value: ir.Value, tensor: Any) -> None:
+    def look(value: ir.Value, tensor: ir.TensorProtocol) -> None:
         derived.add(value)
-        problem = None if tensor is None else _misfit(value, tensor, dtype)
+        problem = _misfit(value, tensor, dtype)
         if problem is not None:
             found[value] = problem
 
     for value, tensor in constants.items():
         look(value, tensor)
-    for node, (_, op_type) in operators.items():
-        if op_type == "ConstantOfShape" and "value" in node.attributes:
+    for node, operator in operators.items():
+        if operator == ("", "ConstantOfShape") and "value" in node.attributes:
             look(node.outputs[0], node.attributes["value"].as_tensor())
             continue
-        if op_type == "Cast" and node.outputs[0] in floats and node.inputs[0] is not None:
+        if operator == ("", "Cast") and node.outputs[0] in floats and node.inputs[0] is not None:
             cast = constant_tensor(node.inputs[0])
             if cast is not None:
                 look(node.outputs[0], cast)

@@ -60,7 +60,7 @@ class Painting:
         nodes: all nodes that compute on float32 numbers, in order, bodies included.
         low: those that run in float16.
         reasons: why each other one does not.
-        operators: the domain and the operator of each.
+        operators: the domain and the operator of each node.
         rules: how to treat each node.
         floats: the float32 values.
         constants: those that are constants, with their tensors.
@@ -279,7 +279,7 @@ def _save_casts(painting: Painting) -> None:
         for node, sides in painting.sides.items()
         if node not in painting.reasons and rules[node].colour in (Colour.CLEAR, Colour.INFER)
     }
-    # A node's answer changes only after a neighbour has changed sides.
+    # A node without a cast around it saves none; its answer changes only after a neighbour has changed sides.
     borders = _borders(painting).difference(painting.constants)
     pending = {
         node
@@ -295,7 +295,8 @@ def _save_casts(painting: Painting) -> None:
                 continue
             sides = movable[node]
             around = dict.fromkeys((*sides.operands, *sides.outputs))
-            values = [value for value in around if value not in painting.constants]  # which are cast offline
+            # Constants are cast offline.
+            values = [value for value in around if value not in painting.constants]
             if _saves_casts(painting, node, values):
                 low.symmetric_difference_update({node})
                 pending.update(_around(values))
@@ -305,7 +306,7 @@ def _save_casts(painting: Painting) -> None:
 
 
 def _borders(painting: Painting) -> set[ir.Value]:
-    """The values that take a cast: that a node on one side gives, and one on the other reads."""
+    """The values that take a cast: low ones that a wide operand or an output wants, wide ones that a low one wants."""
     low_given: set[ir.Value] = set()
     low_read: set[ir.Value] = set()
     wide_read: set[ir.Value | None] = set()

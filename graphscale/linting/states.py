@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.optimizers import OPTIMIZERS, optimizer_of
 from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS
-from graphscale.analysis.updates import NEXT_STATE, own_coefficients
+from graphscale.analysis.updates import NEXT_STATE, is_constant_view, own_coefficients
 from graphscale.analysis.values import constant_tensor, is_scalar
 from graphscale.linting.view import View
 from graphscale.passes.guard_in_place import WRITES_INPUTS
@@ -87,7 +87,7 @@ def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
     for output in graph.outputs:
         if output in not_states or output.producer() is None:
             continue
-        best = _held(output, inputs, taken) or (None if _is_copy(output) else _held(output, weights, taken))
+        best = _held(output, inputs, taken) or (None if is_constant_view(output) else _held(output, weights, taken))
         if best is None and _depends_on_constants(view, output):
             best = _held(output, {value for value in scalars if _is_like_state(value)}, taken)
         if best is not None:
@@ -101,14 +101,6 @@ def _without_constants(view: View, states: list[State], losses: Collection[ir.Va
     if not weights or not weights.isdisjoint(view.ancestors(losses)):
         return states
     return [state for state in states if state.value not in weights]
-
-
-def _is_copy(output: ir.Value) -> bool:
-    """Whether an output is an initializer or an input as it stands: no initializer changes by that."""
-    node = output.producer()
-    while node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
-        output, node = node.inputs[0], node.inputs[0].producer()
-    return node is None
 
 
 def _held(output: ir.Value, states: Collection[ir.Value], taken: Collection[ir.Value]) -> ir.Value | None:

@@ -368,3 +368,22 @@ def test_a_linear_loss_beside_a_metric_of_its_gradients() -> None:
     report = gs.scale(model).report
     assert (report.loss, report.coverage) == ("v25", 1.0)
     assert [place.value for place in report.places] == ["c1"]
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["shared constants", "copies"])
+def test_the_norm_of_a_gradient_that_weight_decay_alone_gives(copies: bool) -> None:
+    """Its backward pass would read nothing that it is computed from: constants are read by everything."""
+    path = Path(__file__).with_name("weight_decay_metric.onnxtxt")
+    model = onnx.parser.parse_model(path.read_text(encoding="utf-8"))
+    if copies:
+        constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        for node in model.graph.node:
+            for index, name in enumerate(node.input):
+                if name in constants:
+                    node.input[index] = f"{name}.{len(model.graph.initializer)}"
+                    copy = model.graph.initializer.add()
+                    copy.CopyFrom(constants[name])
+                    copy.name = node.input[index]
+    report = gs.scale(model).report
+    assert (report.loss, report.coverage) == ("v41", 1.0)
+    assert {gradient.value for gradient in report.gradients} == {"v95", "v93", "v55"}

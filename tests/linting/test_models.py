@@ -139,7 +139,7 @@ def test_the_model_is_not_changed() -> None:
 
 
 def test_a_gradient_that_is_a_constant_is_no_state() -> None:
-    """Not even where a metric, which could be a loss, reads it; computed with, it would be one."""
+    """Not even where a metric, which could be a loss, reads it; what is computed from it would be one."""
     metric = "n2 = ReduceL2<keepdims = 0>(db)\n norm = Add(n1, n2)"
     outputs = "float[4,5] dw1, float[5,3] dw2, float[2] db, float norm"
 
