@@ -56,9 +56,8 @@ def test_a_step_with(feature: str) -> None:
         seen.update(each for each in FEATURES if made.has(each))
 
     holds()
-    # That nothing is missing silently: hypothesis sets aside what does not have what was asked for.
+    # That features meet: hypothesis sets steps aside without a word.
     if ALONE is None:
-        assert seen[feature] >= EXAMPLES, seen
         assert len(seen) >= 5, seen
 
 

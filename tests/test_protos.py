@@ -63,6 +63,8 @@ def check(proto: onnx.ModelProto) -> None:
     assert facts(read_model(proto)) == facts(ir.from_proto(proto))
     assert as_bytes(write_model(ir.from_proto(proto))) == wanted
     assert as_bytes(write_model(read_model(proto))) == wanted
+    annotated = bool(proto.graph.quantization_annotation)
+    assert as_bytes(write_model(read_model(proto), annotated=annotated)) == wanted
     assert as_bytes(proto) == before
 
 
@@ -185,6 +187,11 @@ def details_of_nodes(proto: onnx.ModelProto) -> None:
     proto.graph.node[1].doc_string = ""
 
 
+def metadata_of_a_node(proto: onnx.ModelProto) -> None:
+    for key in ("b", "a"):
+        proto.graph.node[0].metadata_props.add(key=key, value=f"value of {key}")
+
+
 def types_of_nothing(proto: onnx.ModelProto) -> None:
     proto.graph.value_info.add(name="nowhere").type.CopyFrom(proto.graph.input[1].type)
 
@@ -211,6 +218,7 @@ def types_of_nothing(proto: onnx.ModelProto) -> None:
         an_undeclared_operand,
         an_undeclared_output,
         details_of_nodes,
+        metadata_of_a_node,
     ],
 )
 def test_unusual_graphs(change: Callable[[onnx.ModelProto], None], ir_version: int) -> None:
@@ -243,6 +251,24 @@ def test_shapes_are_shared_unless_axes_have_denotations() -> None:
     assert third.shape is not fourth.shape
     other.type = ir.TensorType(ir.DataType.FLOAT, denotation="TENSOR")
     third.shape = one.shape
+    assert as_bytes(write_model(model)) == as_bytes(ir.to_proto(model))
+
+
+def test_attributes_that_are_equal_numbers_are_shared() -> None:
+    proto = small()
+    axis = onnx.helper.make_attribute("axis", 1)
+    about = onnx.helper.make_attribute("axis", 1, doc_string="about it")
+    others = [onnx.helper.make_attribute("to", 1), onnx.helper.make_attribute("axis", 1.0), about]
+    for i, attribute in enumerate([axis, axis, *others, axis]):
+        proto.graph.node.add(op_type="Softmax", input=["v"], output=[f"v{i}"]).attribute.append(attribute)
+    check(proto)
+    model = read_model(proto)
+    nodes = model.graph[-6:]
+    one, other, *different, last = (attribute for node in nodes for attribute in node.attributes.values())
+    assert one is other is last
+    assert len({id(attribute) for attribute in (one, *different)}) == 4
+    nodes[0].attributes["axis"] = ir.AttrInt64("axis", 0)
+    assert [nodes[i].attributes["axis"].value for i in (0, 1, 5)] == [0, 1, 1]
     assert as_bytes(write_model(model)) == as_bytes(ir.to_proto(model))
 
 
