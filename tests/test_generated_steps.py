@@ -105,16 +105,22 @@ def told(made: Featured, rendered: Rendered) -> dict[str, Any]:
     """What gs.scale has to be told where it asks; mostly nothing."""
     names = rendered.names
     updates = {names[following]: names[present] for present, following in made.step.carried.items()}
-    try:
-        gs.scale(rendered.model)
-    except UpdateError as error:
-        # A gradient of zeros may be the next value of any parameter; the message names it.
-        zeros = re.search("does not depend on it directly; .* or --gradient (.+)", str(error))
-        if zeros is None:
-            return {"updates": updates}
-        assert zeros[1] not in updates
-        return {"updates": updates, "gradients": [zeros[1]]}
-    return {}
+    options: dict[str, Any] = {}
+    while True:
+        try:
+            gs.scale(rendered.model, **options)
+        except UpdateError as error:
+            # A gradient of zeros may be the next value of any parameter; the message names it.
+            zeros = re.search("does not depend on it directly; .* or --gradient (.+)", str(error))
+            if zeros is None and options:
+                raise
+            known = options.get("gradients", [])
+            options["updates"] = updates
+            if zeros is not None:
+                assert zeros[1] not in (*updates, *known)
+                options["gradients"] = [*known, zeros[1]]
+        else:
+            return options
 
 
 def feeds_of(made: Featured, rendered: Rendered) -> Arrays:
