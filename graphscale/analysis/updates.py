@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.optimizers import optimizer_of
 from graphscale.analysis.values import constant_tensor, describe, is_scalar
+from graphscale.analysis.views import PURE_VIEWS
 from graphscale.errors import UpdateError
 
 __all__ = [
@@ -35,7 +36,6 @@ NEXT_STATE, _DECAY = 0.5, 0.1
 # What is below this is a gradient's coefficient, and not looked into.
 _NOTHING = 0.05
 
-_VIEWS = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose"}
 _DIRECT = {"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Clip", "Max", "Min", "Transpose"}
 
 
@@ -224,8 +224,8 @@ def find_updates(
 def is_constant_view(output: ir.Value) -> bool:
     """Whether an output is a constant, moved about at most: that changes no state."""
     node = output.producer()
-    while node is not None and node.op_type in _VIEWS and node.domain == "":
-        value = node.inputs[0]
+    while node is not None and node.op_type in PURE_VIEWS and node.domain == "":
+        value = node.inputs[0] if node.inputs else None
         if value is None or constant_tensor(value) is not None:
             return value is not None
         node = value.producer()

@@ -57,29 +57,31 @@ class Painting:
     """Which nodes run in float16.
 
     Attributes:
-        nodes: all nodes that compute on float32 numbers, in order, bodies included.
-        low: those that run in float16.
-        reasons: why each other one does not.
-        operators: the domain and the operator of each node.
+        operators: all nodes that compute on float32 numbers, in order, bodies included, with domain and operator.
         rules: how to treat each node.
         floats: the float32 values.
         constants: those that are constants, with their tensors.
         typed: the dtypes of all results that can be told.
         forward: the nodes of the main graph that the loss depends on.
+        low: the nodes that run in float16.
+        reasons: why each other one does not.
+        nodes: all nodes.
+        sides: the float32 operands and results of each.
     """
 
-    nodes: list[ir.Node]
-    low: set[ir.Node]
-    reasons: dict[ir.Node, str]
     operators: dict[ir.Node, tuple[str, str]]
     rules: dict[ir.Node, OpRule]
     floats: set[ir.Value]
     constants: dict[ir.Value, ir.TensorProtocol]
     typed: Mapping[ir.Value, ir.DataType]
     forward: set[ir.Node]
+    low: set[ir.Node] = dataclasses.field(default_factory=set)
+    reasons: dict[ir.Node, str] = dataclasses.field(default_factory=dict)
+    nodes: list[ir.Node] = dataclasses.field(init=False)
     sides: dict[ir.Node, Sides] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
+        self.nodes = list(self.operators)
         self.sides = {node: _sides(node, rule, self.floats) for node, rule in self.rules.items()}
 
     def low_outputs(self, node: ir.Node) -> tuple[ir.Value, ...]:
@@ -127,16 +129,15 @@ def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops
     floats = _floats(read, typed)
     touching = (node for node in everything if _touches(node, floats))
     operators = {node: kind for node in touching if (kind := (node.domain, node.op_type)) not in _SHAPE_READERS}
-    nodes = list(operators)
     rules = {node: settings.rules.get(kind, _UNKNOWN_RULE) for node, kind in operators.items()}
     constants = _constants(floats.difference(typed), operators)
     forward = leading_to(found, found.loss)
-    painting = Painting(nodes, set(), {}, operators, rules, floats, constants, typed, forward)
+    painting = Painting(operators, rules, floats, constants, typed, forward)
     _deny(painting, found, settings, dtype, wide_ops, {v for v in read.difference(typed) if _is_untyped(v)})
     _propagate_denial(painting)
     _take_between(painting)
     _save_casts(painting)
-    for node in nodes:
+    for node in painting.nodes:
         if node not in painting.low:
             painting.reasons.setdefault(node, "no allowed operator on both sides")
     return painting
@@ -208,7 +209,7 @@ _LOOKED_AT = frozenset({"Clip", "LayerNormalization", "Mul", "Pad", "ReduceL1", 
 
 def _own_reason(painting: Painting, node: ir.Node, unfit: Mapping[ir.Value, Misfit]) -> str | None:
     """Why this one node stays float32, though its operator need not."""
-    op_type, inputs = node.op_type, node.inputs
+    (_, op_type), inputs = painting.operators[node], node.inputs
     if op_type == "Mul" and inputs[0] is inputs[1]:
         return "a square leaves the range of float16"
     if op_type in ("ReduceSum", "ReduceSumTraining", "ReduceL1") and _summed(node) > _LONG:
