@@ -387,3 +387,20 @@ def test_the_norm_of_a_gradient_that_weight_decay_alone_gives(copies: bool) -> N
     report = gs.scale(model).report
     assert (report.loss, report.coverage) == ("v41", 1.0)
     assert {gradient.value for gradient in report.gradients} == {"v95", "v93", "v55"}
+
+
+@pytest.mark.parametrize("moved", ["db = Identity(ones)", "same = Identity(ones)\n db = Reshape(same, two)"])
+def test_a_gradient_that_is_a_constant_beside_weights_that_are_initializers(moved: str) -> None:
+    model = step(
+        f"{PLAIN}\n {moved}",
+        inputs="float rate",
+        outputs=f"{NEXT}, float[2] db",
+        constants="float[2] ones = {1.0, 1.0}, int64[1] two = {2}",
+    )
+    for value in [value for value in model.graph.input if value.name in ("w1", "w2")]:
+        shape = [axis.dim_value for axis in value.type.tensor_type.shape.dim]
+        array = np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
+        model.graph.input.remove(value)
+    report = gs.scale(model).report
+    assert {state.input for state in report.state if "loss scale" not in state.how} == {"w1", "w2"}
