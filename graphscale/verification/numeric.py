@@ -88,7 +88,7 @@ def _measure(bench: Bench, feeder: Feeder, found: Measured, *, runs: int, tolera
         tolerance = max(tolerance, SMALL_TOLERANCE)
         found.notes.append(
             f"the graph computes in a type smaller than float32: values are compared within {tolerance:g} of the "
-            "largest element of each tensor"
+            f"largest element of each tensor{f' and {bench.lost:.1g}, which may underflow' if bench.lost else ''}"
         )
     _compare_values(bench, feeder, batches, tolerance, comparable, found)
     _force(bench, feeder, batches, found)

@@ -62,7 +62,7 @@ class Pair:
         states: what the original carries.
         nodes: `{node of the original: the same node in the scaled graph}`.
         lost: nodes of the original that the scaled graph does not have.
-        small: whether the scaled graph computes in a type smaller than float32.
+        small: the types smaller than float32 that the scaled graph computes in.
         alike: whether both compute in the same types.
         notes: what a user should know.
     """
@@ -75,7 +75,7 @@ class Pair:
     states: tuple[State, ...]
     nodes: Mapping[ir.Node, ir.Node]
     lost: tuple[ir.Node, ...]
-    small: bool
+    small: frozenset[ir.DataType]
     alike: bool
     notes: tuple[str, ...]
 
@@ -132,7 +132,7 @@ def open_pair(
         states=tuple(_states(found)),
         nodes=nodes,
         lost=tuple(node for node in first.graph if node not in nodes),
-        small=any(v.dtype in _SMALL or _casts_small(node) for node in second.graph for v in node.outputs),
+        small=_small_types(second.graph),
         alike=alike,
         notes=(*notes, *more),
     )
@@ -304,8 +304,10 @@ def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Mapping[str, Any]) ->
     ]
 
 
-def _casts_small(node: ir.Node) -> bool:
-    return node.op_type == "Cast" and node.attributes["to"].as_int() in _SMALL
+def _small_types(graph: ir.Graph) -> frozenset[ir.DataType]:
+    made = {value.dtype for node in graph for value in node.outputs}
+    cast = {node.attributes["to"].as_int() for node in graph if node.op_type == "Cast"}
+    return frozenset(dtype for dtype in _SMALL if dtype in made or dtype in cast)
 
 
 def _states(found: TrainingGraph) -> list[State]:

@@ -44,7 +44,7 @@ class Case:
         position: for "skip", the index of the element in the flattened gradient.
         finite: for "rule", whether the gradients are said to be finite.
         tolerance: how far floating-point values may be off, relative to the largest element of a tensor; 0 for equal
-            bits.
+            bits. In float16 2**-18 comes on top of it: what underflows without a scale.
     """
 
     kind: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -85,6 +86,34 @@ def test_mixed_precision(name: str, emulate: bool, settings: dict[str, Any]) -> 
     report = gs.verify(mixed, scaled, runs=1)
     assert {check.status for check in report.checks} == {"holds"}, report.failures
     assert any("within" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_every_graph_in_float16(name: str) -> None:
+    """Gradients that are zero but for rounding, such as those of the keys' biases in attention, are no differences."""
+    require(name, "onnx")
+    model = load_example(name).model()
+    mixed = name == "pytorch/mlp_float16"
+    report = gs.verify(model, gs.scale(model, autocast=None if mixed else "float16"), runs=1)
+    assert report.ok, report.failures
+    assert any("4e-06, which may underflow" in note for note in report.notes)
+
+
+@pytest.mark.training
+def test_a_gradient_that_keeps_the_scale_is_seen_in_float16() -> None:
+    """One that is zero but for rounding, too."""
+    model = load_example("ort/transformer").model()
+    scaled = gs.scale(model, autocast="float16").model
+    divisions = [i for i, node in enumerate(scaled.graph.node) if node.name.startswith("graphscale/unscale-gradients/")]
+    assert len(divisions) > 10
+    for i in divisions:
+        broken = onnx.ModelProto()
+        broken.CopyFrom(scaled)
+        node = broken.graph.node[i]
+        del node.input[1:]
+        node.op_type = "Identity"
+        status = {check.name: check.status for check in gs.verify(model, broken, runs=1).checks}
+        assert status["values as in the original"] == "fails", node.name
 
 
 def test_the_samples_can_be_fed() -> None:
