@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +158,20 @@ def test_weights_that_are_not_there(damage: str, folder: str, model: Path, tmp_p
     before = contents(tmp_path)
     refused(graphscale("scale", model, "-o", out / "scaled.onnx"), ("weights.bin",))
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("system", ["has no such call", "cannot between these file systems", "copies nothing"])
+def test_weights_are_copied_where_the_system_does_not(
+    system: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other_file_system(*_: object) -> int:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    if system == "has no such call":
+        monkeypatch.delattr(os, "copy_file_range", raising=False)
+    else:
+        replaced = other_file_system if "between" in system else lambda *_: 0
+        monkeypatch.setattr(os, "copy_file_range", replaced, raising=False)
+    output = tmp_path / "out.onnx"
+    gs.scale(model).save(output)
+    assert (tmp_path / "out.onnx.data").read_bytes() == (model.parent / "weights.bin").read_bytes()
