@@ -114,7 +114,11 @@ class Session:
 
     @property
     def loss_scale(self) -> float:
-        """The loss scale that the next step will use."""
+        """The loss scale that the next step will use.
+
+        Raises:
+            SessionError: the model is fed it; the session is closed.
+        """
         self._open()
         return float(self._scalar(self.stamp.names["loss_scale"])) if self._fixed_scale is None else self._fixed_scale
 
@@ -303,6 +307,11 @@ class Session:
 
     def _scalar(self, name: str) -> Any:
         self._open()
+        if name not in self._carried.specs:
+            raise SessionError(
+                f"{name!r} is no state of this model, which is fed it: another one carries it, as the second half of a "
+                "split step does"
+            )
         return self._carried.buffer(name).numpy()
 
     def _first_values(self, source: ir.Model, outputs: Mapping[str, str], state: Mapping[str, Any]) -> Arrays:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.errors import AlreadyScaledError, GraphscaleError, ModelFileError, SplitError
+from graphscale.errors import AlreadyScaledError, GraphscaleError, ModelFileError, SessionError, SplitError
 from graphscale.replicas import SplitStep
 from tests.build import EXACT
 from tests.conftest import MODELS, Arrays, assert_all_same_bits, load_example, make_session, run_session
@@ -69,6 +69,16 @@ def test_buckets_are_in_the_order_of_the_backward_pass() -> None:
     # The digits step: 64-128-64-10. The gradients of the last layer are there first.
     shapes = list(gs.split(scaled(DIGITS)).report.gradients.values())
     assert [max(shape) for shape in shapes] == [64, 10, 128, 64, 128, 128]
+
+
+def test_a_session_on_the_first_half_says_that_it_carries_no_loss_scale() -> None:
+    step = scaled("pytorch/mlp_momentum")
+    parts = gs.split(step)
+    with gs.Session(parts.gradients[0]) as session:
+        assert "current_loss_scale" in session.inputs
+        for told in ("loss_scale", "good_steps"):
+            with pytest.raises(SessionError, match="is no state of this model, which is fed it"):
+                getattr(session, told)
 
 
 def test_without_packing_the_gradients_keep_their_names_and_shapes() -> None:
