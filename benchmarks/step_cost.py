@@ -40,7 +40,10 @@ FRAMEWORKS = {"onnx": "ONNX Runtime", "torch": "PyTorch", "tensorflow": "TensorF
 INTERPRETERS = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}  # the options that name them
 GRAPHS = ("step", "gradients", "update")
 EXPORT = Path(__file__).parent / "training_steps" / "export_graphs.py"
-ROUND = 0.25  # seconds of the unscaled step, or more
+# Seconds of the unscaled step: a turn of a way, and its turns of one direction in a round. The shorter turns are, the
+# less of what the machine does besides falls on one way alone; but each begins with the caches that another one left.
+TURN, ROUND = 0.05, 0.25
+MOST_STEPS, MOST_TURNS = 20, 5
 # Of a weight, relative to the largest way of its tensor. Powers of two change no gradient, but ONNX Runtime folds a
 # constant learning rate into the MatMul of an unscaled gradient, and rounds it otherwise.
 SAME_FRAMEWORK = 2e-2
@@ -62,16 +65,17 @@ def measure(benches: Benches, name: str, rounds: int) -> Times:
         ValueError: the ways of a framework did not do the same, or frameworks did not train the same model.
     """
     times: Times = {framework: {side: [] for side in bench.prepare(name)} for framework, bench in benches.items()}
-    steps = {framework: calibrate(bench, times[framework]) for framework, bench in benches.items()}
+    turns = {framework: calibrate(bench, times[framework]) for framework, bench in benches.items()}
     for number in range(rounds):
         order = list(benches)
         for framework in order[number % len(order) :] + order[: number % len(order)]:
             sides = list(times[framework])[:: 1 if number % 2 else -1]
+            steps, count = turns[framework]
             found: dict[str, list[Time]] = {side: [] for side in sides}
-            for side in sides + sides[::-1]:
-                found[side].append(benches[framework].run(side, steps[framework]))
-            for side, (one, two) in found.items():
-                times[framework][side].append(Time((one.cpu + two.cpu) / 2, (one.wall + two.wall) / 2))
+            for side in (sides + sides[::-1]) * count:
+                found[side].append(benches[framework].run(side, steps))
+            for side, runs in found.items():
+                times[framework][side].append(mean(runs))
     check(benches, name)
     for framework in times:
         for what in ("cpu", "wall"):
@@ -105,15 +109,19 @@ def measure_apart(command: Sequence[str], name: str, processes: int) -> Times:
             found = json.loads(file.read_text())[name]
         for framework, sides in found.items():
             for side, rounds in sides.items():
-                mean = Time(*(statistics.mean(time[what] for time in rounds) for what in ("cpu", "wall")))
-                times.setdefault(framework, {}).setdefault(side, []).append(mean)
+                times.setdefault(framework, {}).setdefault(side, []).append(mean([Time(**time) for time in rounds]))
     return times
 
 
-def calibrate(bench: Bench | Remote, sides: Sequence[str] | Mapping[str, Any]) -> int:
-    """Warm all sides up; return how many steps make a round long enough."""
+def calibrate(bench: Bench | Remote, sides: Sequence[str] | Mapping[str, Any]) -> tuple[int, int]:
+    """Warm all sides up; return how many steps make a turn, and how many turns there and back make a round."""
     first = {side: [bench.run(side, 1), bench.run(side, 2)][-1] for side in sides}
-    return max(2, min(100, math.ceil(ROUND / first[PLAIN].wall)))
+    steps = max(2, min(MOST_STEPS, math.ceil(TURN / first[PLAIN].wall)))
+    return steps, max(1, min(MOST_TURNS, math.ceil(ROUND / (steps * first[PLAIN].wall))))
+
+
+def mean(times: Sequence[Time]) -> Time:
+    return Time(statistics.mean(time.cpu for time in times), statistics.mean(time.wall for time in times))
 
 
 def check(benches: Benches, name: str) -> None:

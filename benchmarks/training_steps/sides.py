@@ -76,6 +76,8 @@ class Bench:
         self._made = self._make(self._workload)
         self._counts = dict.fromkeys(self._made.sides, 0)
         self._losses = {side: [] for side in self._made.sides}
+        gc.collect()
+        gc.freeze()  # what is there now is not looked through again before each turn: that takes longer than a turn
         return list(self._made.sides)
 
     def run(self, name: str, steps: int) -> Time:
@@ -119,6 +121,7 @@ class Bench:
     def close(self) -> None:
         """Free the sides."""
         self._made = Sides({}, [])
+        gc.unfreeze()
         gc.collect()
 
 
