@@ -2,67 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
 
 import graphscale as gs
+from tests.analysis.expected import GRADIENTS, PLAIN, WEIGHTS, check
 from tests.analysis.optimizers import ADAM, CLIP_BY_NORM, NEXT, NUMBERS, SGD
 from tests.build import BACKWARD, EXACT, FORWARD, assert_same_step, feeds_for, linear_step, step
 from tests.conftest import assert_all_same_bits, assert_same_bits, run_once
-
-PLAIN = "g1 = Identity(dw1)\n g2 = Identity(dw2)\n" + SGD
-GRADIENTS = "float[4,5] dw1, float[5,3] dw2"
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What the report shall say."""
-
-    places: set[str]
-    gradients: set[str]
-    state: dict[str, str]
-    loss: str
-
-
-def found(report: gs.Report, model: onnx.ModelProto) -> Found:
-    return Found(
-        {place.value if place.node is None else f"{place.value}:{place.input}" for place in report.places},
-        {multiple_of(model, gradient.value) for gradient in report.gradients},
-        {state.input: state.output or "" for state in report.state if "loss scale" not in state.how},
-        report.loss,
-    )
-
-
-def multiple_of(model: onnx.ModelProto, name: str) -> str:
-    """The value that one is only the learning rate times: it does not matter which of them is unscaled."""
-    producers = {output: node for node in model.graph.node for output in node.output}
-    while producers[name].op_type == "Identity" or "rate" in producers[name].input:
-        name = producers[name].input[0]
-    return name
-
-
-def check(
-    model: onnx.ModelProto,
-    gradients: str,
-    state: str = "",
-    places: str = "two_over_n:1",
-    feeds: dict[str, np.ndarray] | None = None,
-) -> gs.Report:
-    """The scaled step computes what the unscaled one does, and these are the gradients, the state and the places."""
-    report = assert_same_step(model, feeds)
-    pairs = dict(pair.split("=") for pair in state.split())
-    assert found(report, model) == Found(set(places.split()), set(gradients.split()), pairs, "loss")
-    assert report.coverage == 1.0
-    assert report.proved
-    return report
-
-
-WEIGHTS = "w1=w1_next w2=w2_next"
 
 
 class TestTheSeed:
@@ -268,45 +217,6 @@ class TestState:
         assert losses[-1] < 0.6 * losses[0]
 
 
-METRICS = {
-    "accuracy": """
-        chosen = ArgMax<axis = 1>(y)
-        right = ArgMax<axis = 1>(t)
-        hit = Equal(chosen, right)
-        hits = Cast<to = 1>(hit)
-        metric = ReduceMean<keepdims = 0>(hits)
-    """,
-    "mean-error": "size = Abs(d)\n metric = ReduceMean<keepdims = 0>(size)",
-    "largest-activation": "metric = ReduceMax<keepdims = 0>(a)",
-    "norm-of-a-weight": "metric = ReduceL2<keepdims = 0>(w1)",
-    "sum-of-a-weight": "metric = ReduceSum<keepdims = 0>(w1)",
-    "norm-of-a-gradient": "metric = ReduceL2<keepdims = 0>(dw1)",
-    "global-norm": "squares = Mul(dw1, dw1)\n total = ReduceSum<keepdims = 0>(squares)\n metric = Sqrt(total)",
-    "learning-rate": "metric = Mul(rate, one)",
-}
-
-
-@pytest.mark.parametrize("name", METRICS)
-class TestMetrics:
-    """A scalar output beside the loss is neither the loss nor a gradient, wherever it stands."""
-
-    def test_beside_gradients(self, name: str) -> None:
-        check(step(METRICS[name], outputs=f"{GRADIENTS}, float metric", constants=NUMBERS), "dw1 dw2")
-
-    def test_before_the_loss(self, name: str) -> None:
-        model = step(METRICS[name], outputs=f"{GRADIENTS}, float metric", constants=NUMBERS)
-        outputs = list(model.graph.output)
-        del model.graph.output[:]
-        model.graph.output.extend(reversed(outputs))
-        report = assert_same_step(model)
-        # The mean error depends on all that the backward pass reads, just as the loss does: either may be meant.
-        loss = report.loss if name == "mean-error" else "loss"
-        assert found(report, model) == Found({"two_over_n:1"}, {"dw1", "dw2"}, {}, loss)
-
-    def test_beside_updates(self, name: str) -> None:
-        check(step(PLAIN + METRICS[name], outputs=f"{NEXT}, float metric", constants=NUMBERS), "dw1 dw2", WEIGHTS)
-
-
 INVARIANT = {
     "sign": "g1 = Sign(dw1)",
     "mask": "above = Greater(dw1, zero)\n g1 = Cast<to = 1>(above)",
@@ -346,13 +256,6 @@ def test_a_gradient_and_a_multiple_of_it() -> None:
     check(model, "dw1 dw2")
 
 
-def test_the_loss_as_two_outputs() -> None:
-    model = step("copy = Identity(loss)", outputs=f"float copy, {GRADIENTS}")
-    report = assert_same_step(model)
-    assert report.loss in ("loss", "copy")
-    assert {gradient.value for gradient in report.gradients} == {"dw1", "dw2"}
-
-
 def test_double_precision() -> None:
     text = onnx.printer.to_text(step()).replace("float", "double")
     model = onnx.parser.parse_model(text)
@@ -360,33 +263,6 @@ def test_double_precision() -> None:
         actual, _ = run_once(gs.scale(model, loss_scale).model, feeds_for(model), EXACT)
         assert_all_same_bits(actual, run_once(model, feeds_for(model), EXACT)[0])
         assert actual["dw1"].dtype == np.float64
-
-
-def test_a_linear_loss_beside_a_metric_of_its_gradients() -> None:
-    """Seen from the metric, the loss's weights are constants, and its forward pass a backward pass."""
-    model = onnx.parser.parse_model(Path(__file__).with_name("linear_loss.onnxtxt").read_text(encoding="utf-8"))
-    report = gs.scale(model).report
-    assert (report.loss, report.coverage) == ("v25", 1.0)
-    assert [place.value for place in report.places] == ["c1"]
-
-
-@pytest.mark.parametrize("copies", [False, True], ids=["shared constants", "copies"])
-def test_the_norm_of_a_gradient_that_weight_decay_alone_gives(copies: bool) -> None:
-    """Its backward pass would read nothing that it is computed from: constants are read by everything."""
-    path = Path(__file__).with_name("weight_decay_metric.onnxtxt")
-    model = onnx.parser.parse_model(path.read_text(encoding="utf-8"))
-    if copies:
-        constants = {tensor.name: tensor for tensor in model.graph.initializer}
-        for node in model.graph.node:
-            for index, name in enumerate(node.input):
-                if name in constants:
-                    node.input[index] = f"{name}.{len(model.graph.initializer)}"
-                    copy = model.graph.initializer.add()
-                    copy.CopyFrom(constants[name])
-                    copy.name = node.input[index]
-    report = gs.scale(model).report
-    assert (report.loss, report.coverage) == ("v41", 1.0)
-    assert {gradient.value for gradient in report.gradients} == {"v95", "v93", "v55"}
 
 
 @pytest.mark.parametrize("moved", ["db = Identity(ones)", "same = Identity(ones)\n db = Reshape(same, two)"])
