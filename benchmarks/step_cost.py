@@ -121,6 +121,7 @@ def calibrate(bench: Bench | Remote, sides: Sequence[str] | Mapping[str, Any]) -
 
 
 def mean(times: Sequence[Time]) -> Time:
+    """The mean of times, in either measure."""
     return Time(statistics.mean(time.cpu for time in times), statistics.mean(time.wall for time in times))
 
 

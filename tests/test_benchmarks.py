@@ -98,6 +98,23 @@ def test_step_cost_refuses_graphs_of_another_size() -> None:
     assert "fc1.weight is (32, 16), the workload's (2048, 784); export the graphs again" in done.stderr
 
 
+@pytest.mark.parametrize(("seconds", "steps", "turns"), [(0.2, 2, 1), (0.03, 2, 5), (0.01, 5, 5), (1e-4, 20, 5)])
+def test_turns_are_short_and_fill_a_round(
+    seconds: float, steps: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    benchmark, sides = (importlib.import_module(name) for name in ("step_cost", "training_steps.sides"))
+
+    class Clockwork:
+        """The plain step takes so long, once it is warm."""
+
+        def run(self, side: str, count: int) -> object:
+            wall = 9.0 if count == 1 or side != sides.PLAIN else seconds
+            return sides.Time(cpu=0.0, wall=wall)
+
+    assert benchmark.calibrate(Clockwork(), [sides.PLAIN, "session"]) == (steps, turns)
+
+
 def test_all_ways_follow_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Growth and a skipped step, which the benchmark itself never meets."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
