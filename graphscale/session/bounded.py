@@ -29,15 +29,18 @@ class Bounded:
     """A gradient that a bound can be told of.
 
     Attributes:
-        terms: what it is the sum of before it is unscaled; or itself.
+        terms: what it is the sum of before it is unscaled.
+        itself: or the gradient, which must be read, scaled or unscaled. If there is neither, it is small: its probe
+            stays.
         early: whether each term is unscaled where it reads its cotangent.
         rate: or where the step reads a number that it multiplies it by, and that is all it does with it: there it is
             unscaled. If neither, it is divided.
         division: the node that unscales it.
-        probe: the nodes that test it for finiteness, in execution order.
+        probe: the nodes that test it alone for finiteness, in execution order, which its bound replaces.
     """
 
     terms: tuple[Term, ...]
+    itself: ir.Value | None
     early: bool
     rate: Use | None
     division: ir.Node
@@ -71,7 +74,7 @@ class Check:
         """Take the probes of gradients out of the sum, and out of the graph."""
         graph = self.total.graph
         assert isinstance(graph, ir.Graph)
-        probes = {gradient.probe[-1].outputs[0] for gradient in gradients}
+        probes = {gradient.probe[-1].outputs[0] for gradient in gradients if gradient.probe}
         kept = [value for value in self.total.inputs if value is not None and value not in probes]
         read_only(self.total, kept or [self.zero])
         graph.remove([node for gradient in gradients for node in gradient.probe], safe=True)
@@ -151,25 +154,29 @@ def _bounded(division: ir.Node, check: Check, scaled: set[ir.Value], step: ir.No
     gradient, dividend = division.outputs[0], division.inputs[0]
     if division.op_type != "Div" or dividend is None or gradient.dtype is not ir.DataType.FLOAT:
         return None
-    if gradient.shape is None or not gradient.shape.is_static() or math.prod(gradient.shape.numpy()) < _WORTH:
+    if gradient.shape is None or not gradient.shape.is_static():
         return None
     then = step.attributes["then_branch"].as_graph()
     readers = [use.node for use in uses_of(gradient) if use.node.graph is not then]
+    only_step = exact and len(readers) == 1 and not gradient.is_graph_output()
+    rate = _rate(gradient, then) if only_step else None
     probes = [probe for node in readers if (probe := _probe(node, check)) is not None]
     if len(probes) != 1:
+        return None
+    if math.prod(gradient.shape.numpy()) < _WORTH:
+        return None if rate is None else Bounded((), None, False, rate, division, ())
+    if any(node.op_type == "Concat" for node in probes[0]):
         return None
     size, found = _size(gradient), terms_of(division, scaled) or Sum((), False)
     terms = found.terms
     read_once = sum(map(_size, {value for term in terms for value in (*term.operands, *term.factors)}))
     # An early cotangent is read once more, and written.
     early = sum(2 * _size(read(use)) for use in {term.cotangent for term in terms} if use is not None)
-    only_step = exact and len(readers) == 1 and not gradient.is_graph_output()
-    rate = _rate(gradient, then) if only_step else None
     if rate is None and only_step and found.is_alone and read_once + early <= _PASSES * size:
-        return Bounded(terms, True, None, division, probes[0])
-    if not terms or read_once > _READS * size:
-        terms = (Term((gradient if rate is None else dividend,)),)
-    return Bounded(terms, False, rate, division, probes[0])
+        return Bounded(terms, None, True, None, division, probes[0])
+    if terms and read_once <= _READS * size:
+        return Bounded(terms, None, False, rate, division, probes[0])
+    return Bounded((), gradient if rate is None else dividend, False, rate, division, probes[0])
 
 
 def _rate(gradient: ir.Value, then: ir.Graph) -> Use | None:
@@ -190,11 +197,11 @@ def _size(value: ir.Value) -> int:
 
 
 def _probe(node: ir.Node, check: Check) -> tuple[ir.Node, ...] | None:
-    """The nodes from the first reader of a gradient to the sum of all probes, if they are a probe of it alone."""
+    """The nodes from the first reader of a gradient to the sum of all probes, if they are a probe and nothing else."""
     path = [node]
     while path[-1].metadata_props.get(PASS_KEY) in (PROBES, CHECK) and len(path) < 4:
         uses = uses_of(path[-1].outputs[0])
-        if len(uses) != 1 or path[-1].op_type == "Concat":
+        if len(uses) != 1:
             return None
         if uses[0].node is check.total:
             return tuple(path)

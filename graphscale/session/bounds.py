@@ -2,8 +2,8 @@
 
 A gradient dw = MatMul(x, dy) has no element larger than the sum of all |x| times the sum of all |dy|, and neither has a
 part of its sums (the triangle inequality). Where that is far below the largest float32 number, dw is finite: x and dy
-are the activations of a batch, and smaller than the weights. Of a gradient that is no sum of such products the sum of
-its own absolute values is the bound.
+are the activations of a batch, and smaller than the weights. A gradient that is no sum of such products is read: where
+the sum of its elements is finite, so are they.
 
 Where the scale is a power of two, the number that the step multiplies dw by can be divided by it instead of dw; or dy.
 Without an overflow the results are the same, bit for bit, unless a number is subnormal on the way. Otherwise dw is
@@ -28,7 +28,7 @@ from graphscale.session.terms import Term
 __all__ = ["bound_gradients"]
 
 NAME = "session-bounds"
-_SAFE = 1e36  # far enough below 3.4e38 for the rounding of the sums
+_SAFE = 1e36  # far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 terms
 _FLAG, _REAL = ir.DataType.BOOL, ir.DataType.FLOAT
 
 
@@ -39,9 +39,16 @@ class _Nodes:
         self._editor, self._nodes = editor, nodes
 
     def op(
-        self, op_type: str, *inputs: ir.Value, like: ir.Value | None = None, dtype: ir.DataType = _REAL, **options: Any
+        self,
+        op_type: str,
+        *inputs: ir.Value,
+        like: ir.Value | None = None,
+        shape: ir.Shape | None = None,
+        dtype: ir.DataType = _REAL,
+        **options: Any,
     ) -> ir.Value:
-        shape = ir.Shape([]) if like is None else like.shape
+        if shape is None:
+            shape = ir.Shape([]) if like is None else like.shape
         result = ir.Value(name=self._editor.unique(f"bound.{op_type}"), type=ir.TensorType(dtype), shape=shape)
         node = ir.node(op_type, inputs, outputs=[result], attributes=options, metadata_props={PASS_KEY: NAME})
         node.name = self._editor.unique(f"graphscale/{NAME}/{result.name}")
@@ -61,17 +68,18 @@ def bound_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Nod
 
     Before: `dw = Div(MatMul(x, dy), scale); finite = ...(dw)`
             `w.next = If <then: f(dw); else: w> (finite)`
-    After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); raw = MatMul(x, Mul(dy, Where(fits, 1 / scale, 1)))`
+    After:  `bound = Mul(ReduceL1(x), ReduceL1(dy)); factor = Clip(ThresholdedRelu <1e36> (bound), 1 / scale, 1)`
+            `raw = MatMul(x, Mul(dy, factor))`
             `finite, w.next = If <then: True, f(raw);`
-            `                     else: dw = Div(raw, Where(fits, 1, scale)); ok = ...(dw);`
-            `                           ok, If <then: f(dw); else: w> (ok)> (fits)`
+            `                     else: dw = Div(raw, Mul(scale, factor)); ok = ...(dw);`
+            `                           ok, If <then: f(dw); else: w> (ok)> (Less(bound, 1e36))`
 
     If the scale is no power of two:
     After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); dw = Div(MatMul(x, dy), scale)`
             `finite, w.next = If <then: True, f(dw);`
             `                     else: ok = ...(dw); ok, If <then: f(dw); else: w> (ok)> (fits)`
 
-    If it is one, and f(dw) begins with `Mul(dw, rate)`:
+    If it is one, and f(dw) begins with `Mul(dw, rate)` (a small dw is tested as it is, before it is unscaled):
     After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); raw = MatMul(x, dy); step = Mul(rate, 1 / scale)`
             `finite, w.next = If <then: True, f'(Mul(raw, step));`
             `                     else: dw = Div(raw, scale); ok = ...(dw);`
@@ -91,11 +99,11 @@ def bound_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Nod
     at_once = _Nodes(editor).op("And", test.fit, check.decision, dtype=_FLAG)
     then, keep = (step.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
     apply = then.clone(allow_outer_scope_values=True)
-    otherwise = _exact_branch(editor, check, scale, found, test.flags, one, apply, keep)
+    otherwise = _exact_branch(editor, check, scale, found, test.factors, apply, keep)
     undivided = [gradient for gradient in found if gradient.early or gradient.rate]
     for gradient in undivided:
         unscaled = gradient.division.outputs[0]
-        replace_reads(unscaled, gradient.scaled, [use for use in uses_of(unscaled) if use.node.graph is then])
+        replace_reads(unscaled, gradient.scaled, uses_of(unscaled))
         if gradient.rate is not None:
             node, index = gradient.rate
             node.replace_input_with(index, test.rates[read(gradient.rate)])
@@ -121,12 +129,12 @@ class _Test(NamedTuple):
 
     Attributes:
         fit: whether all fit, and all gradients may be unscaled as they are in the branch that applies a step at once.
-        flags: of each node that unscales a gradient, whether that one's cotangents are unscaled.
+        factors: of each node that unscales a gradient, what that one's cotangents have been multiplied by.
         rates: of each number that gradients are multiplied by, its quotient with the scale.
     """
 
     fit: ir.Value
-    flags: dict[ir.Node, ir.Value]
+    factors: dict[ir.Node, ir.Value]
     rates: dict[ir.Value, ir.Value]
 
 
@@ -134,17 +142,22 @@ def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Val
     """Compute bounds, and unscale the cotangents of gradients whose bound fits."""
     make = _Nodes(editor)
     is_moved = any(gradient.early or gradient.rate for gradient in found)
-    limit = _limit_of_exact(editor, make, scale) if is_moved else _limit(editor, make, scale, one)
-    inverse = make.op("Reciprocal", scale) if is_moved else one
+    limit, inverse = _exact(editor, make, scale, one) if is_moved else (_limit(editor, make, scale, one), one)
     sums: dict[ir.Value, ir.Value] = {}
-    bounds, flags = [], {}
+    bounds, factors = [], {}
     for gradient in found:
-        bound = make.total([_bound_of(editor, make, term, sums, one) for term in gradient.terms])
-        bounds.append(bound)
+        if gradient.itself is not None:
+            bounds.append(_sum_of(editor, make, gradient.itself))
+        if not gradient.terms:
+            continue
+        parts = [_bound_of(editor, make, term, sums, one) for term in gradient.terms]
+        bounds += parts
         if not gradient.early:
             continue
-        flags[gradient.division] = fits = make.op("Less", bound, limit, dtype=_FLAG)
-        factor = make.op("Where", fits, inverse, one)
+        # 0 if all fit. What is no number counts for 0: a product with zeros, which is exact however it is formed, or
+        # with what is not finite.
+        excess = make.total([make.op("ThresholdedRelu", part, alpha=_SAFE) for part in parts])
+        factors[gradient.division] = factor = make.op("Clip", excess, inverse, one)
         for use in dict.fromkeys(term.cotangent for term in gradient.terms):
             assert use is not None
             (node, index), cotangent = use, read(use)
@@ -158,21 +171,23 @@ def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Val
         error = make.op("Sub", make.op("Mul", rates[rate], scale, like=rate), rate, like=rate)
         is_off = make.op("Less", _number(editor, "none", 0.0), make.op("ReduceL1", error, keepdims=0), dtype=_FLAG)
         fit = make.op("And", fit, make.op("Not", is_off, dtype=_FLAG), dtype=_FLAG)
-    return _Test(fit, flags, rates)
+    return _Test(fit, factors, rates)
 
 
-def _limit_of_exact(editor: Editor, make: _Nodes, scale: ir.Value) -> ir.Value:
-    """What bounds must be below, so that it makes no difference where a gradient is unscaled.
+def _exact(editor: Editor, make: _Nodes, scale: ir.Value, one: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """What bounds must be below, so that it makes no difference where a gradient is unscaled; and 1 / scale.
 
     The scale must be a power of two, which any other one than the policy's can only have been loaded; at least 1, for
     a smaller one makes numbers larger; and at most 2**126, for a larger one has no normal reciprocal. The remainder of
-    2**126 is 0 then. Of another scale of at least 1 it is 2**-23 or more.
+    2**126 is 0 then. Of another scale of at least 1 it is 2**-23 or more. Else nothing is below the limit, and the
+    factor is 1.
     """
     remainder = make.op("Mod", _number(editor, "largest_scale", 2.0**126), scale, fmod=1)
     is_power = make.op("Less", remainder, _number(editor, "no_remainder", 2.0**-24), dtype=_FLAG)
     is_large = make.op("Less", _number(editor, "half", 0.5), scale, dtype=_FLAG)
     fits = make.op("And", is_power, is_large, dtype=_FLAG)
-    return make.op("Where", fits, _number(editor, "limit", _SAFE), _number(editor, "none", 0.0))
+    limit = make.op("Where", fits, _number(editor, "limit", _SAFE), _number(editor, "none", 0.0))
+    return limit, make.op("Where", fits, make.op("Reciprocal", scale), one)
 
 
 def _limit(editor: Editor, make: _Nodes, scale: ir.Value, one: ir.Value) -> ir.Value:
@@ -193,6 +208,16 @@ def _bound_of(editor: Editor, make: _Nodes, term: Term, sums: dict[ir.Value, ir.
     return functools.reduce(lambda a, b: make.op("Mul", a, b), numbers)
 
 
+def _sum_of(editor: Editor, make: _Nodes, value: ir.Value) -> ir.Value:
+    """The absolute value of the sum of all elements, by rows, which are summed up side by side: finite if they are."""
+    shape = value.shape
+    assert shape is not None
+    if len(shape) > 1:
+        axes = editor.shared_constant(f"graphscale/{NAME}.axes.{len(shape)}", np.arange(1, len(shape), dtype=np.int64))
+        value = make.op("ReduceSum", value, axes, keepdims=0, shape=ir.Shape(shape[:1]))
+    return make.op("Abs", make.op("ReduceSum", value, keepdims=0))
+
+
 def _number(editor: Editor, name: str, value: float) -> ir.Value:
     with np.errstate(over="ignore"):
         return editor.shared_constant(f"graphscale/{NAME}.{name}", np.asarray(value, dtype=np.float32))
@@ -203,8 +228,7 @@ def _exact_branch(
     check: Check,
     scale: ir.Value,
     found: Sequence[Bounded],
-    flags: Mapping[ir.Node, ir.Value],
-    one: ir.Value,
+    factors: Mapping[ir.Node, ir.Value],
     apply: ir.Graph,
     keep: ir.Graph,
 ) -> ir.Graph:
@@ -215,8 +239,8 @@ def _exact_branch(
     for gradient in found:
         old = unscaled = gradient.division.outputs[0]
         if gradient.early or gradient.rate:
-            flag = flags.get(gradient.division)
-            rest = scale if flag is None else make.op("Where", flag, one, scale)
+            factor = factors.get(gradient.division)
+            rest = scale if factor is None else make.op("Mul", scale, factor)
             unscaled = make.op("Div", gradient.scaled, rest, like=gradient.scaled)
             replace_reads(old, unscaled, [use for use in uses_of(old) if use.node.graph is apply])
         probes.append(make.op("ReduceSum", make.op("Mul", unscaled, check.zero, like=unscaled), keepdims=0))

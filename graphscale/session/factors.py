@@ -15,6 +15,7 @@ from graphscale.analysis.values import Use, constant_tensor, uses_of
 from graphscale.bound import CHECK
 from graphscale.editing import PASS_KEY, replace_reads
 from graphscale.loss_scale import DynamicLossScale, LossScale
+from graphscale.session.terms import before_views
 
 __all__ = ["is_at_least_one", "keeps_to_powers_of_two", "multiply_first"]
 
@@ -37,7 +38,7 @@ def is_at_least_one(policy: LossScale | None) -> bool:
 
 
 def multiply_first(graph: ir.Graph) -> None:
-    """Let a gradient that is only multiplied by a number, the learning rate, say, be multiplied before it is divided.
+    """Let a product of matrices that is only multiplied by a number, the learning rate, say, be divided after that.
 
     Before: `dw = MatMul(x, dy); dw.unscaled = Div(dw, scale); step = Mul(dw.unscaled, 0.1)`
     After:  `dw = MatMul(x, dy); step.scaled = Mul(dw, 0.1);   step = Div(step.scaled, scale)`
@@ -79,5 +80,9 @@ def _only_factor(division: ir.Node) -> Use | None:
     other, step = node.inputs[1 - uses[0].idx], node.outputs[0]
     tensor = constant_tensor(other)
     if tensor is None or tensor.size != 1 or step.is_graph_output() or step.shape != gradient.shape:
+        return None
+    dividend = division.inputs[0]
+    product = None if dividend is None else before_views(dividend).producer()
+    if product is None or (product.domain, product.op_type) != ("", "MatMul"):
         return None
     return uses[0] if 0 < abs(float(np.ravel(tensor.numpy())[0])) <= 1 else None

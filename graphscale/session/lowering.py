@@ -20,6 +20,9 @@ from graphscale.session.selection import select_step
 __all__ = ["lower_for_cpu"]
 
 
+_OPSET = 13  # since which ReduceSum takes axes as an input, as Clip takes limits
+
+
 def lower_for_cpu(
     graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value | None], scale: ir.Value | None, policy: Any
 ) -> None:
@@ -42,7 +45,7 @@ def lower_for_cpu(
     if step is None or scale is None or check is None:
         return
     found = bounded_gradients(graph, check, scale, step, exact=exact)
-    if found:
+    if any(gradient.terms or gradient.itself for gradient in found) and graph.opset_imports.get("", 0) >= _OPSET:
         bound_gradients(graph, check, scale, step, found)
     _drop_unused(graph)
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.values import Use, constant_tensor, is_known_zero, read, uses_of
 
-__all__ = ["Sum", "Term", "terms_of"]
+__all__ = ["Sum", "Term", "before_views", "terms_of"]
 
 _TABLES = frozenset({"ScatterElements", "ScatterND"})
 _CONTRACTIONS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
@@ -178,7 +178,7 @@ def _term(node: ir.Node, scaled: set[ir.Value]) -> list[Term] | None:
         use = Use(transposition, 0)  # ONNX Runtime fuses the transposition with the contraction
     alpha = node.attributes.get("alpha") if node.op_type == "Gemm" else None
     factor = 1.0 if alpha is None else abs(alpha.as_float())
-    term = Term(tuple(map(_before_views, operands)), cotangent=use)
+    term = Term(tuple(map(before_views, operands)), cotangent=use)
     return [term.times(factor)] if math.isfinite(factor) else None
 
 
@@ -186,7 +186,8 @@ def _same_shape(one: ir.Value, other: ir.Value) -> bool:
     return one.shape is not None and one.shape.is_static() and one.shape == other.shape
 
 
-def _before_views(value: ir.Value) -> ir.Value:
+def before_views(value: ir.Value) -> ir.Value:
+    """What a value has the elements of, in another order or with another sign."""
     node = value.producer()
     while node is not None and node.domain == "" and node.op_type in _VIEWS and node.inputs[0] is not None:
         value = node.inputs[0]

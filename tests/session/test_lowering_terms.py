@@ -28,6 +28,7 @@ NUMBERS = (
     "int64[1] three = {3}, int64[3] pairs = {2, 4, 4}, int64[3] pairs3 = {2, 4, 3}, int64[2] matrix = {4, 3}, "
     "int64[3] deep = {4, 8, 1}, int64[3] kernel = {3, 8, 1}, int64[2] halves = {2, 2}"
 )
+EXACT = ("powers of two", "2**126", "powers of two below 1")
 POLICIES: dict[str, gs.DynamicLossScale] = {
     "powers of two": gs.DynamicLossScale(1024.0, 2),
     "2**126": gs.DynamicLossScale(2.0**126, 3),
@@ -44,7 +45,7 @@ class Kind(NamedTuple):
         nodes: from x and dy to dw [4, 3].
         inputs: more inputs of the graph.
         early: whether it is unscaled before it is large, where the scale is a power of two.
-        read: how many tensors are read for its bound.
+        read: how many tensors are read for its bound; 0 if it is read itself.
     """
 
     nodes: str
@@ -63,18 +64,18 @@ KINDS = {
     "a mask of a row": Kind(PRODUCT + "dw = Mul(g, m)", "float[3] m", read=3),
     "two masks": Kind(PRODUCT + "h = Mul(g, kept) dw = Mul(m, h)", MASK, read=3),
     "a mask that is cast": Kind(PRODUCT + "c = Cast <to = 1> (b) dw = Mul(g, c)", CONDITION),
-    "a mask that is infinite": Kind(PRODUCT + "dw = Mul(g, infinite)", early=False, read=1),
+    "a mask that is infinite": Kind(PRODUCT + "dw = Mul(g, infinite)", early=False, read=0),
     "what is squared": Kind(PRODUCT + "mm = Mul(m, m) dw = Mul(g, mm)", MASK, read=3),
     "where it is kept": Kind(PRODUCT + "dw = Where(b, g, zero)", CONDITION),
     "where it is not dropped": Kind(PRODUCT + "dw = Where(b, zeros, g)", CONDITION),
     "where zeros are a product": Kind(
-        PRODUCT + "z = Mul(m, zero) dw = Where(b, z, g)", f"{MASK}, {CONDITION}", False, 1
+        PRODUCT + "z = Mul(m, zero) dw = Where(b, z, g)", f"{MASK}, {CONDITION}", False, 0
     ),
     "one or the other": Kind(
         PRODUCT + "h = Gemm <transA = 1, alpha = -3.0> (x, dy) dw = Where(b, g, h)", CONDITION, read=2
     ),
     "over a small number": Kind(PRODUCT + "h = Div(g, tiny) dw = Mul(h, m)", MASK, read=3),
-    "over a tensor": Kind(PRODUCT + "dw = Div(g, m)", MASK, early=False, read=1),
+    "over a tensor": Kind(PRODUCT + "dw = Div(g, m)", MASK, early=False, read=0),
     "negative": Kind(PRODUCT + "h = Neg(g) dw = Mul(h, kept)"),
     "a large factor before a small one": Kind(PRODUCT + "h = Mul(g, huge) dw = Mul(h, m)", MASK, read=3),
     "a difference": Kind(PRODUCT + "h = Gemm <transA = 1> (x, dy) k = Mul(h, m) dw = Sub(g, k)", MASK, read=3),
@@ -85,7 +86,7 @@ KINDS = {
     "Einsum, transposed": Kind(
         'g = Einsum <equation = "bi,bo->oi"> (x, dy) h = Transpose <perm = [1, 0]> (g) dw = Mul(h, kept)'
     ),
-    "Einsum of three": Kind('dw = Einsum <equation = "bi,bo,io->io"> (x, dy, m)', MASK, False, 1),
+    "Einsum of three": Kind('dw = Einsum <equation = "bi,bo,io->io"> (x, dy, m)', MASK, False, 0),
     "Conv": Kind(
         "x3 = Reshape(xt, deep) dyt = Transpose <perm = [1, 0]> (dy) dy3 = Reshape(dyt, kernel) g = Conv(x3, dy3) "
         "h = Reshape(g, matrix) dw = Mul(h, kept)"
@@ -106,7 +107,7 @@ KINDS = {
     "a row added to all": Kind(
         PRODUCT + "h = Gemm <transA = 1> (x, dy) row = ReduceSum <keepdims = 1> (h, first) dw = Add(g, row)",
         early=False,
-        read=1,
+        read=0,
     ),
     "two readers": Kind(PRODUCT + "h = Mul(g, kept) k = Neg(g) dw = Add(h, k)"),
     "two readers that multiply": Kind(PRODUCT + "h = Mul(g, kept) k = Mul(g, m) dw = Add(h, k)", MASK, read=3),
@@ -117,11 +118,11 @@ KINDS = {
     "the same 128 times": Kind(
         PRODUCT + "g0 = Neg(g) " + DOUBLED + "dw = Mul(g7, kept)",
         early=False,
-        read=1,
+        read=0,
     ),
-    "a long chain": Kind(PRODUCT + "g0 = Neg(g) " + CHAIN + "dw = Mul(g1000, kept)", early=False, read=1),
+    "a long chain": Kind(PRODUCT + "g0 = Neg(g) " + CHAIN + "dw = Mul(g1000, kept)", early=False, read=0),
     "a triangle": Kind(PRODUCT + "h = Trilu(g) dw = Mul(h, kept)"),
-    "an operator that is not known": Kind(PRODUCT + "dw = Max(g, g)", early=False, read=1),
+    "an operator that is not known": Kind(PRODUCT + "dw = Max(g, g)", early=False, read=0),
 }
 
 
@@ -176,28 +177,69 @@ def spoiled(feeds: Arrays) -> list[Arrays]:
     return found
 
 
+def assert_read(kind: Kind, nodes: Counter[tuple[str | None, str]], more: int = 0) -> None:
+    """Its operands, by their absolute values, or itself: each row, and all rows."""
+    assert nodes["session-bounds", "ReduceL1"] == kind.read + more
+    assert nodes["session-bounds", "ReduceSum"] == (0 if kind.read else 2)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", KINDS)
 def test_the_same_steps(name: str, policy: str) -> None:
     kind = KINDS[name]
-    model = model_of(kind)
+    model = model_of(kind, optimizer="w_next = Sub(w, dw)")
     feeds = feeds_of(kind, model)
     plain, lowered, nodes = both(model, POLICIES[policy], feeds.pop("w"))
-    # Of a scale that is at least 1, the constant rate comes before the division: there the step does not multiply.
-    at_rate = policy == "powers of two below 1"
-    early = kind.early and policy in ("powers of two", "2**126")
-    undivided = early or at_rate
-    assert (nodes["unscale-gradients", "Div"], nodes["session-bounds", "Reciprocal"]) == (not undivided, undivided)
-    assert nodes["session-bounds", "ReduceL1"] == kind.read + at_rate
+    early = kind.early and policy in EXACT
+    assert (nodes["unscale-gradients", "Div"], nodes["session-bounds", "Reciprocal"]) == (not early, early)
+    assert_read(kind, nodes)
+    applied = assert_same_when_spoiled(plain, lowered, feeds)
+    if policy != "2**126":
+        assert applied[:3] == 3 * [name != "a mask that is infinite"]
+    assert not all(applied)
+
+
+def assert_same_when_spoiled(plain: gs.Session, lowered: gs.Session, feeds: Arrays) -> list[bool]:
+    """Three steps on a good batch, then one on each bad one, with a good one after it; which were applied."""
     first = plain.state_dict()
     applied = assert_same_steps(plain, lowered, [feeds, feeds, feeds])
-    if policy != "2**126":
-        assert applied == 3 * [name != "a mask that is infinite"]
     for batch in spoiled(feeds):
         for session in (plain, lowered):
             session.load_state_dict(first)
         applied += assert_same_steps(plain, lowered, [batch, feeds])
-    assert not all(applied)
+    return applied
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", [*KINDS, "a product"])
+def test_a_constant_rate(name: str, policy: str) -> None:
+    """It is divided in place of the gradient, but that of a product, which ONNX Runtime multiplies as it forms it."""
+    kind = KINDS.get(name, Kind("dw = MatMul(xt, dy)"))
+    model = model_of(kind)
+    feeds = feeds_of(kind, model)
+    plain, lowered, nodes = both(model, POLICIES[policy], feeds.pop("w"))
+    early = policy in EXACT and policy != "powers of two below 1" and name == "a product"
+    at_rate = policy in EXACT and not early
+    assert nodes["unscale-gradients", "Div"] == (policy not in EXACT)
+    assert_read(kind, nodes, at_rate)
+    assert not all(assert_same_when_spoiled(plain, lowered, feeds))
+
+
+@pytest.mark.parametrize(("size", "applied"), [(1.0, True), (1e10, False)])
+def test_a_bound_that_is_no_number(size: float, applied: bool) -> None:
+    """Of zeros times what sums up to infinity, which is 0; the other product is what decides."""
+    nodes = "g = MatMul(xt, dy) zt = Transpose <perm = [1, 0]> (z) dz = Mul(dy, m) h = MatMul(zt, dz) dw = Add(g, h)"
+    kind = Kind(nodes, "float[8,4] z, float[8,3] m")
+    model = model_of(kind, optimizer="w_next = Sub(w, dw)")
+    feeds = feeds_of(kind, model)
+    feeds |= {
+        "x": feeds["x"] * np.float32(size),
+        "z": np.full_like(feeds["z"], F32_MAX),
+        "m": np.zeros_like(feeds["m"]),
+    }
+    plain, lowered, found = both(model, gs.DynamicLossScale(2.0**100, 5), np.zeros_like(feeds.pop("w")))
+    assert (found["session-bounds", "ThresholdedRelu"], found["session-bounds", "Clip"]) == (2, 1)
+    assert assert_same_steps(plain, lowered, [feeds]) == [applied]
 
 
 @pytest.mark.parametrize("shape", ["", "[1]", "[1,1]"])
@@ -212,7 +254,7 @@ def test_a_gradient_that_a_fed_rate_multiplies(scale: float, shape: str) -> None
     # Of a weight of 0, the next one shows all bits of the step.
     plain, lowered, nodes = both(model, gs.DynamicLossScale(scale, 50), np.zeros_like(feeds.pop("w")))
     assert nodes["unscale-gradients", "Div"] == 0
-    assert nodes["session-bounds", "ReduceL1"] == 2
+    assert_read(KINDS["an operator that is not known"], nodes, more=1)
     first = plain.state_dict()
     sizes = [0.1, 1e-30, 1e-35, 1.1 * 2.0**-126, 1e-40, 1e-45, 0.0, -0.0, -0.3, 1e30, F32_MAX, np.inf, np.nan]
     small = {**feeds, "x": feeds["x"] * np.float32(1e-30)}

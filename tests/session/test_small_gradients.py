@@ -1,0 +1,158 @@
+"""Small gradients: tested together, as they are, and unscaled by the number that the step multiplies them by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from unittest import mock
+
+import numpy as np
+import onnx
+import pytest
+
+import graphscale as gs
+from graphscale.marks import PASS_KEY
+from graphscale.session import bounded, loading, probes, selection
+from graphscale.session import session as session_module
+from tests.build import feeds_for, linear_step
+from tests.conftest import Arrays
+from tests.session.plain import options
+from tests.session.test_lowering import EXACT, F32_MAX, assert_same_steps
+
+LARGE = 10  # elements: w [4, 3] is large, the vectors are small
+BACKWARD = """
+    dy = Mul(d, two_over_n) xt = Transpose <perm = [1, 0]> (x) dw = MatMul(xt, dy)
+    db = ReduceSum <keepdims = 0> (dy, first) g = Mul(dy, c) dc = ReduceSum <keepdims = 0> (g, first)
+"""
+SGD = (
+    "u = Mul(rate, dw) w_next = Sub(w, u) v = Mul({rate}, db) b_next = Sub(b, v) s = Mul(dc, {rate}) c_next = Sub(c, s)"
+)
+STATE = {"w": (4, 3), "b": (3,), "c": (3,)}
+
+
+def model_of(optimizer: str, rate: str, outputs: str = "") -> onnx.ModelProto:
+    """A step with one large gradient and two small ones; the rate is "fed" or "constant"."""
+    is_fed = rate == "fed"
+    model = linear_step(
+        optimizer,
+        inputs="float[4,3] w, float[3] b, float[3] c" + (", float rate" if is_fed else ""),
+        outputs=f"float[4,3] w_next, float[3] b_next, float[3] c_next{outputs}",
+        backward=BACKWARD,
+        constants="int64[1] first = {0}" + ("" if is_fed else ", float rate = {0.125}"),
+    )
+    return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+
+
+def both(
+    model: onnx.ModelProto, policy: gs.LossScale, state: Arrays
+) -> tuple[gs.Session, gs.Session, Counter[tuple[str | None, str]]]:
+    """A session on the graph as it was scaled, a lowered one, and what was put into its graph."""
+    result = gs.scale(model, policy, updates={f"{name}_next": name for name in STATE})
+    nodes: Counter[tuple[str | None, str]] = Counter()
+
+    def create(model: object, *rest: object) -> object:
+        nodes.update((node.metadata_props.get(PASS_KEY), node.op_type) for node in model.graph)  # type: ignore[attr-defined]
+        return loading.create(model, *rest)  # type: ignore[arg-type]
+
+    with mock.patch.object(session_module, "lower_for_cpu"):
+        plain = gs.Session(result, session_options=options(EXACT), state=state)
+    with (
+        mock.patch.object(selection, "_WORTH", 0),
+        mock.patch.object(bounded, "_WORTH", LARGE),
+        mock.patch.object(probes, "_SMALL", LARGE),
+        mock.patch.object(bounded, "_size", return_value=0),
+        mock.patch.object(session_module, "create", create),
+    ):
+        return plain, gs.Session(result, session_options=options(EXACT), state=state), nodes
+
+
+def prepared(model: onnx.ModelProto) -> tuple[Arrays, Arrays]:
+    """The state, and a batch."""
+    feeds = feeds_for(model)
+    return {name: feeds.pop(name) for name in STATE}, feeds
+
+
+def spoiled(batch: Arrays) -> list[Arrays]:
+    """Batches with something wrong in one array, or that is large."""
+    found = []
+    for name in ("x", "t"):
+        for value in (np.nan, np.inf, F32_MAX, 1e30):
+            wrong = np.array(batch[name])
+            wrong.reshape(-1)[wrong.size // 2] = value
+            found.append({**batch, name: wrong})
+        found += [{**batch, name: batch[name] * np.float32(size)} for size in (1e-30, 1e15, 1e25)]
+    return found
+
+
+@pytest.mark.parametrize("rate", ["fed", "constant"])
+@pytest.mark.parametrize("scale", [1.0, 1024.0, 2.0**100, 2.0**126])
+def test_the_same_steps(scale: float, rate: str) -> None:
+    model = model_of(SGD.format(rate="rate"), rate)
+    state, batch = prepared(model)
+    plain, lowered, nodes = both(model, gs.DynamicLossScale(scale, 3), state)
+    assert nodes["unscale-gradients", "Div"] == 0
+    assert nodes["session-probes", "Concat"] == 1
+    assert_same_steps(plain, lowered, [batch] * 4)
+    first = plain.state_dict()
+    applied = []
+    for wrong in spoiled(batch):
+        for session in (plain, lowered):
+            session.load_state_dict(first)
+        applied += assert_same_steps(plain, lowered, [wrong, batch])
+    assert not all(applied) and any(applied)
+
+
+SCALES = [3.0, 1.5 * 2.0**100, 2.0**126, 2.0**127, 0.75, 0.5, 2.0**-30, 2.0**-126, 1e-40, F32_MAX]
+
+
+# A large gradient that is subnormal is rounded twice where it is multiplied by a constant before it is divided.
+@pytest.mark.parametrize(
+    ("scale", "rate"), [*((s, "fed") for s in SCALES), *((s, "constant") for s in SCALES if s > 2.0**-100)]
+)
+def test_a_scale_that_was_loaded(scale: float, rate: str) -> None:
+    """Of a scale below 1 the quotient may overflow, where the gradient does not."""
+    model = model_of(SGD.format(rate="rate"), rate)
+    state, batch = prepared(model)
+    plain, lowered, _ = both(model, gs.DynamicLossScale(1024.0, 3), state)
+    loaded = {**plain.state_dict(), "current_loss_scale": np.float32(scale)}
+    for size in (1.0, 1e-10, 1e10, 1e18, 1e30):
+        for session in (plain, lowered):
+            session.load_state_dict(loaded)
+        large = {name: value * np.float32(size) if name == "t" else value for name, value in batch.items()}
+        assert_same_steps(plain, lowered, [large, large, batch])
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-30, 1.1 * 2.0**-126, 1e-45, -0.3, 1e30, F32_MAX, np.inf, np.nan])
+def test_a_rate_whose_quotient_may_be_inexact(rate: float) -> None:
+    model = model_of(SGD.format(rate="rate"), "fed")
+    state, batch = prepared(model)
+    plain, lowered, _ = both(model, gs.DynamicLossScale(2.0**15, 3), {**state, "b": np.zeros(3, np.float32)})
+    assert_same_steps(plain, lowered, [{**batch, "rate": np.array(rate, np.float32)}, batch])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "outputs", "divided"),
+    [
+        (
+            SGD.format(rate="rate").replace("c_next = Sub(c, s)", "e = Mul(dc, dc) f = Add(e, s) c_next = Sub(c, f)"),
+            "",
+            1,
+        ),
+        (SGD.format(rate="rate"), ", float[3] db", 1),
+        (SGD.format(rate="b"), "", 2),
+    ],
+    ids=["another reader", "an output", "no number"],
+)
+def test_what_is_divided(optimizer: str, outputs: str, divided: int) -> None:
+    model = model_of(optimizer, "fed", outputs)
+    state, batch = prepared(model)
+    plain, lowered, nodes = both(model, gs.DynamicLossScale(1024.0, 3), state)
+    assert nodes["unscale-gradients", "Div"] == divided
+    assert_same_steps(plain, lowered, [batch, *spoiled(batch), batch])
+
+
+def test_a_scale_that_is_no_power_of_two_divides() -> None:
+    model = model_of(SGD.format(rate="rate"), "fed")
+    state, batch = prepared(model)
+    plain, lowered, nodes = both(model, gs.DynamicLossScale(3.0**9, 3, 3.0), state)
+    assert nodes["unscale-gradients", "Div"] == 3
+    assert_same_steps(plain, lowered, [batch, *spoiled(batch), batch])
