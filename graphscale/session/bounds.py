@@ -13,13 +13,14 @@ divided.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.values import read, uses_of
+from graphscale.analysis.values import constant_tensor, read, uses_of
 from graphscale.editing import Editor, replace_reads
 from graphscale.marks import PASS_KEY, SELECTION
 from graphscale.session.bounded import Bounded, Check
@@ -29,6 +30,7 @@ __all__ = ["bound_gradients"]
 
 NAME = "session-bounds"
 _SAFE = 1e36  # far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 terms
+_LARGEST = 126  # the power of two that is the largest one with a normal reciprocal
 _FLAG, _REAL = ir.DataType.BOOL, ir.DataType.FLOAT
 
 
@@ -141,15 +143,18 @@ class _Test(NamedTuple):
 def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Value) -> _Test:
     """Compute bounds, and unscale the cotangents of gradients whose bound fits."""
     make = _Nodes(editor)
-    is_moved = any(gradient.early or gradient.rate for gradient in found)
-    limit, inverse = _exact(editor, make, scale, one) if is_moved else (_limit(editor, make, scale, one), one)
+    inverse, rates = one, dict.fromkeys(read(gradient.rate) for gradient in found if gradient.rate is not None)
+    is_moved = bool(rates) or any(gradient.early for gradient in found)
+    if is_moved:
+        reciprocal = make.op("Reciprocal", scale)
+        quotients = {rate: make.op("Mul", rate, reciprocal, like=rate) for rate in rates}
+        exact = _is_exact(editor, make, scale, quotients)
+        inverse = make.op("Where", exact, reciprocal, one)
     sums: dict[ir.Value, ir.Value] = {}
     bounds, factors = [], {}
     for gradient in found:
         if gradient.itself is not None:
             bounds.append(_sum_of(editor, make, gradient.itself))
-        if not gradient.terms:
-            continue
         parts = [_bound_of(editor, make, term, sums, one) for term in gradient.terms]
         bounds += parts
         if not gradient.early:
@@ -163,31 +168,49 @@ def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Val
             (node, index), cotangent = use, read(use)
             node.replace_input_with(index, make.op("Mul", cotangent, factor, like=cotangent))
     # A sum below the limit has only terms below it; what is no number is below nothing.
-    fit = make.op("Less", make.total(bounds), limit, dtype=_FLAG)
-    rates = {}
-    for rate in dict.fromkeys(read(gradient.rate) for gradient in found if gradient.rate is not None):
-        rates[rate] = make.op("Mul", rate, inverse, like=rate)
-        # A quotient that is subnormal may be inexact; that of 0 is not.
-        error = make.op("Sub", make.op("Mul", rates[rate], scale, like=rate), rate, like=rate)
-        is_off = make.op("Less", _number(editor, "none", 0.0), make.op("ReduceL1", error, keepdims=0), dtype=_FLAG)
-        fit = make.op("And", fit, make.op("Not", is_off, dtype=_FLAG), dtype=_FLAG)
-    return _Test(fit, factors, rates)
+    if not is_moved:
+        return _Test(make.op("Less", make.total(bounds), _limit(editor, make, scale, one), dtype=_FLAG), {}, {})
+    fit = make.op("Less", make.total(bounds), _number(editor, "limit", _SAFE), dtype=_FLAG)
+    return _Test(make.op("And", fit, exact, dtype=_FLAG), factors, quotients)
 
 
-def _exact(editor: Editor, make: _Nodes, scale: ir.Value, one: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """What bounds must be below, so that it makes no difference where a gradient is unscaled; and 1 / scale.
+def _is_exact(editor: Editor, make: _Nodes, scale: ir.Value, quotients: Mapping[ir.Value, ir.Value]) -> ir.Value:
+    """Whether it makes no difference where a gradient is unscaled, if nothing overflows.
 
     The scale must be a power of two, which any other one than the policy's can only have been loaded; at least 1, for
-    a smaller one makes numbers larger; and at most 2**126, for a larger one has no normal reciprocal. The remainder of
-    2**126 is 0 then. Of another scale of at least 1 it is 2**-23 or more. Else nothing is below the limit, and the
-    factor is 1.
+    a smaller one makes numbers larger; and not so large that 1 / scale, or its product with a rate, is subnormal.
+    Of the largest such power of two the remainder is 0 then. Of another scale of at least 1 it is 2**-23 or more.
+
+    Args:
+        editor: of the main graph.
+        make: creates nodes.
+        scale: the loss scale.
+        quotients: of each number that gradients are multiplied by, its quotient with the scale.
     """
-    remainder = make.op("Mod", _number(editor, "largest_scale", 2.0**126), scale, fmod=1)
+    largest, fed = _LARGEST, []
+    for rate in quotients:
+        exponent = _exponent(rate)
+        if exponent is None or _LARGEST + exponent < 0:
+            fed.append(rate)
+        else:
+            largest = min(largest, _LARGEST + exponent)
+    remainder = make.op("Mod", _number(editor, "largest_scale", 2.0**largest), scale, fmod=1)
     is_power = make.op("Less", remainder, _number(editor, "no_remainder", 2.0**-24), dtype=_FLAG)
     is_large = make.op("Less", _number(editor, "half", 0.5), scale, dtype=_FLAG)
-    fits = make.op("And", is_power, is_large, dtype=_FLAG)
-    limit = make.op("Where", fits, _number(editor, "limit", _SAFE), _number(editor, "none", 0.0))
-    return limit, make.op("Where", fits, make.op("Reciprocal", scale), one)
+    exact = make.op("And", is_power, is_large, dtype=_FLAG)
+    for rate in fed:
+        # A quotient that is subnormal may be inexact; that of 0 is not.
+        error = make.op("Sub", make.op("Mul", quotients[rate], scale, like=rate), rate, like=rate)
+        is_off = make.op("Less", _number(editor, "none", 0.0), make.op("ReduceL1", error, keepdims=0), dtype=_FLAG)
+        exact = make.op("And", exact, make.op("Not", is_off, dtype=_FLAG), dtype=_FLAG)
+    return exact
+
+
+def _exponent(rate: ir.Value) -> int | None:
+    """The largest power of two that a number is not below, if it is a constant other than 0."""
+    tensor = constant_tensor(rate)
+    number = 0.0 if tensor is None else abs(float(np.ravel(tensor.numpy())[0]))
+    return math.frexp(number)[1] - 1 if 0 < number < math.inf else None
 
 
 def _limit(editor: Editor, make: _Nodes, scale: ir.Value, one: ir.Value) -> ir.Value:

@@ -219,10 +219,32 @@ def test_a_constant_rate(name: str, policy: str) -> None:
     feeds = feeds_of(kind, model)
     plain, lowered, nodes = both(model, POLICIES[policy], feeds.pop("w"))
     early = policy in EXACT and policy != "powers of two below 1" and name == "a product"
-    at_rate = policy in EXACT and not early
     assert nodes["unscale-gradients", "Div"] == (policy not in EXACT)
-    assert_read(kind, nodes, at_rate)
+    assert nodes["session-bounds", "Clip"] == early
+    assert_read(kind, nodes)
     assert not all(assert_same_when_spoiled(plain, lowered, feeds))
+
+
+RATES = [0.1, 0.125, 1e-30, 1e-35, 2.0**-125, 1.1 * 2.0**-126, 1e-40, 1e-45, 0.0, -0.3, 1e30, F32_MAX, np.inf, np.nan]
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0, 2.0**15, 2.0**122, 2.0**123, 2.0**126])
+@pytest.mark.parametrize("rate", RATES)
+def test_a_constant_rate_of_any_size(rate: float, scale: float) -> None:
+    """Divided by the scale it must not be subnormal, unless it is exact."""
+    kind = KINDS["an operator that is not known"]
+    model = model_of(kind)
+    for tensor in model.graph.initializer:
+        if tensor.name == "rate":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.float32(rate), "rate"))
+    feeds = feeds_of(kind, model)
+    # Of a weight of 0, the next one shows all bits of the step.
+    plain, lowered, nodes = both(model, gs.DynamicLossScale(scale, 50), np.zeros_like(feeds.pop("w")))
+    assert nodes["unscale-gradients", "Div"] == 0
+    is_looked_up = 2.0**-126 <= abs(rate) < np.inf  # the largest scale that it allows
+    assert_read(kind, nodes, more=not is_looked_up)
+    small = {**feeds, "x": feeds["x"] * np.float32(1e-30), "t": feeds["t"] * np.float32(1e-3)}
+    assert_same_steps(plain, lowered, [small, feeds])
 
 
 @pytest.mark.parametrize(("size", "applied"), [(1.0, True), (1e10, False)])
