@@ -43,9 +43,16 @@ def model_of(optimizer: str, rate: str, outputs: str = "") -> onnx.ModelProto:
 
 
 def both(
-    model: onnx.ModelProto, policy: gs.LossScale, state: Arrays
+    model: onnx.ModelProto, policy: gs.LossScale, state: Arrays, small: int = LARGE
 ) -> tuple[gs.Session, gs.Session, Counter[tuple[str | None, str]]]:
-    """A session on the graph as it was scaled, a lowered one, and what was put into its graph."""
+    """A session on the graph as it was scaled, a lowered one, and what was put into its graph.
+
+    Args:
+        model: the step.
+        policy: how to scale it.
+        state: what it carries.
+        small: elements: gradients of fewer are probed together.
+    """
     result = gs.scale(model, policy, updates={f"{name}_next": name for name in STATE})
     nodes: Counter[tuple[str | None, str]] = Counter()
 
@@ -58,7 +65,7 @@ def both(
     with (
         mock.patch.object(selection, "_WORTH", 0),
         mock.patch.object(bounded, "_WORTH", LARGE),
-        mock.patch.object(probes, "_SMALL", LARGE),
+        mock.patch.object(probes, "_SMALL", small),
         mock.patch.object(bounded, "_size", return_value=0),
         mock.patch.object(session_module, "create", create),
     ):
@@ -81,6 +88,17 @@ def spoiled(batch: Arrays) -> list[Arrays]:
             found.append({**batch, name: wrong})
         found += [{**batch, name: batch[name] * np.float32(size)} for size in (1e-30, 1e15, 1e25)]
     return found
+
+
+@pytest.mark.parametrize("small", [LARGE, 100], ids=["small ones", "all"])
+def test_a_small_gradient_alone_is_not_finite(small: int) -> None:
+    """A large one that is probed with small ones leaves their probe as it is."""
+    model = model_of(SGD.format(rate="rate"), "fed")
+    state, batch = prepared(model)
+    state["c"] = np.array([1.0, np.inf, 1.0], np.float32)
+    plain, lowered, nodes = both(model, gs.DynamicLossScale(1024.0, 3), state, small)
+    assert nodes["session-probes", "Concat"] == 1
+    assert assert_same_steps(plain, lowered, [batch]) == [False]
 
 
 @pytest.mark.parametrize("rate", ["fed", "constant"])
@@ -154,5 +172,19 @@ def test_a_scale_that_is_no_power_of_two_divides() -> None:
     model = model_of(SGD.format(rate="rate"), "fed")
     state, batch = prepared(model)
     plain, lowered, nodes = both(model, gs.DynamicLossScale(3.0**9, 3, 3.0), state)
+    assert nodes["unscale-gradients", "Div"] == 3
+    assert_same_steps(plain, lowered, [batch, *spoiled(batch), batch])
+
+
+def test_an_opset_whose_sums_take_their_axes_as_an_attribute() -> None:
+    """Of opset 12 no gradient is bounded; all are divided, and tested."""
+    model = model_of(SGD.format(rate="rate"), "fed")
+    for node in model.graph.node:
+        if node.op_type == "ReduceSum":
+            del node.input[1:]
+            node.attribute.append(onnx.helper.make_attribute("axes", [0]))
+    model.opset_import[0].version = 12
+    state, batch = prepared(model)
+    plain, lowered, nodes = both(model, gs.DynamicLossScale(1024.0, 3), state)
     assert nodes["unscale-gradients", "Div"] == 3
     assert_same_steps(plain, lowered, [batch, *spoiled(batch), batch])
