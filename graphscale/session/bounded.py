@@ -199,7 +199,7 @@ def _size(value: ir.Value) -> int:
 def _probe(node: ir.Node, check: Check) -> tuple[ir.Node, ...] | None:
     """The nodes from the first reader of a gradient to the sum of all probes, if they are a probe and nothing else."""
     path = [node]
-    while path[-1].metadata_props.get(PASS_KEY) in (PROBES, CHECK) and len(path) < 4:
+    while path[-1].metadata_props.get(PASS_KEY) in (PROBES, CHECK) and len(path) < 5:
         uses = uses_of(path[-1].outputs[0])
         if len(uses) != 1:
             return None

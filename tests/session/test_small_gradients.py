@@ -18,15 +18,15 @@ from tests.conftest import Arrays
 from tests.session.plain import options
 from tests.session.test_lowering import EXACT, F32_MAX, assert_same_steps
 
-LARGE = 10  # elements: w [4, 3] is large, the vectors are small
+LARGE = 10  # elements: w [4, 3] is large, b [3] and c [1, 3] are small
 BACKWARD = """
     dy = Mul(d, two_over_n) xt = Transpose <perm = [1, 0]> (x) dw = MatMul(xt, dy)
-    db = ReduceSum <keepdims = 0> (dy, first) g = Mul(dy, c) dc = ReduceSum <keepdims = 0> (g, first)
+    db = ReduceSum <keepdims = 0> (dy, first) g = Mul(dy, c) dc = ReduceSum <keepdims = 1> (g, first)
 """
 SGD = (
     "u = Mul(rate, dw) w_next = Sub(w, u) v = Mul({rate}, db) b_next = Sub(b, v) s = Mul(dc, {rate}) c_next = Sub(c, s)"
 )
-STATE = {"w": (4, 3), "b": (3,), "c": (3,)}
+STATE = ("w", "b", "c")
 
 
 def model_of(optimizer: str, rate: str, outputs: str = "") -> onnx.ModelProto:
@@ -34,8 +34,8 @@ def model_of(optimizer: str, rate: str, outputs: str = "") -> onnx.ModelProto:
     is_fed = rate == "fed"
     model = linear_step(
         optimizer,
-        inputs="float[4,3] w, float[3] b, float[3] c" + (", float rate" if is_fed else ""),
-        outputs=f"float[4,3] w_next, float[3] b_next, float[3] c_next{outputs}",
+        inputs="float[4,3] w, float[3] b, float[1,3] c" + (", float rate" if is_fed else ""),
+        outputs=f"float[4,3] w_next, float[3] b_next, float[1,3] c_next{outputs}",
         backward=BACKWARD,
         constants="int64[1] first = {0}" + ("" if is_fed else ", float rate = {0.125}"),
     )
@@ -95,7 +95,7 @@ def test_a_small_gradient_alone_is_not_finite(small: int) -> None:
     """A large one that is probed with small ones leaves their probe as it is."""
     model = model_of(SGD.format(rate="rate"), "fed")
     state, batch = prepared(model)
-    state["c"] = np.array([1.0, np.inf, 1.0], np.float32)
+    state["c"] = np.array([[1.0, np.inf, 1.0]], np.float32)
     plain, lowered, nodes = both(model, gs.DynamicLossScale(1024.0, 3), state, small)
     assert nodes["session-probes", "Concat"] == 1
     assert assert_same_steps(plain, lowered, [batch]) == [False]
