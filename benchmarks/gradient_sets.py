@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 from graphs import constant, variable
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from tape import Tape
 
 __all__ = ["KINDS", "Arrays", "GradientSet"]
@@ -68,7 +69,9 @@ class GradientSet:
             opset_imports={"": 20},
             name="gradient_set",
         )
-        return ir.Model(graph, ir_version=10, producer_name="gradient_sets")
+        model = ir.Model(graph, ir_version=10, producer_name="gradient_sets")
+        RemoveUnusedNodesPass()(model)  # the cotangent of x
+        return model
 
     def _masked(self, tape: Tape, weight: ir.Value, mask: ir.Value) -> ir.Value:
         """A weight of which half the elements are kept at zero."""
