@@ -17,8 +17,8 @@ Arrays = dict[str, np.ndarray]
 BATCH = 8
 RATE = 1e-3
 # What the gradients are: contractions; sums of two contractions, of weights that are used twice; contractions times a
-# mask, of a pruned network; the same with a mask that is fed, which must be read for its bound; and contractions whose
-# rows are put in another order, of which gs.Session knows no bound: it must read the gradients.
+# mask, of a pruned network; the same with a mask that is fed, which is as large as the gradient; and contractions whose
+# rows are put in another order, of which gs.Session knows no bound. Of the last two it reads the gradients.
 KINDS = ("products", "sums", "masked", "fed masks", "ordered")
 
 
