@@ -26,7 +26,7 @@ _BATCH = 64  # what an axis of unknown size is taken for
 
 @dataclasses.dataclass(frozen=True)
 class Bounded:
-    """A gradient that a bound can be told of.
+    """A gradient that a bound can be told of, or a small one that need not be divided.
 
     Attributes:
         terms: what it is the sum of before it is unscaled.
@@ -129,7 +129,7 @@ def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> Check | No
 
 
 def bounded_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Node, *, exact: bool) -> list[Bounded]:
-    """The large float32 gradients that are tested alone.
+    """The large float32 gradients that are tested alone, and small ones that the step only multiplies by a number.
 
     Args:
         graph: the main graph.
@@ -172,7 +172,7 @@ def _bounded(division: ir.Node, check: Check, scaled: set[ir.Value], step: ir.No
     read_once = sum(map(_size, {value for term in terms for value in (*term.operands, *term.factors)}))
     # An early cotangent is read once more, and written.
     early = sum(2 * _size(read(use)) for use in {term.cotangent for term in terms} if use is not None)
-    if rate is None and only_step and found.is_alone and read_once + early <= _PASSES * size:
+    if terms and rate is None and only_step and found.is_alone and read_once + early <= _PASSES * size:
         return Bounded(terms, None, True, None, division, probes[0])
     if terms and read_once <= _READS * size:
         return Bounded(terms, None, False, rate, division, probes[0])
@@ -180,13 +180,16 @@ def _bounded(division: ir.Node, check: Check, scaled: set[ir.Value], step: ir.No
 
 
 def _rate(gradient: ir.Value, then: ir.Graph) -> Use | None:
-    """Where a branch reads the number that it multiplies a gradient by, if that is all that it does with it."""
+    """Where a branch reads the number that it multiplies a gradient by, if that is all that it does with it.
+
+    A number that is a gradient itself is none: it may be unscaled elsewhere.
+    """
     uses = [use for use in uses_of(gradient) if use.node.graph is then]
     if len(uses) != 1 or uses[0].node.op_type != "Mul":
         return None
     use = Use(uses[0].node, 1 - uses[0].idx)
     rate, node = read(use), read(use).producer()
-    is_outer = node is None or node.graph is not then
+    is_outer = node is None or (node.graph is not then and node.metadata_props.get(PASS_KEY) != _UNSCALE)
     return use if is_outer and is_scalar(rate) and rate.dtype is ir.DataType.FLOAT else None
 
 

@@ -149,7 +149,8 @@ def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Val
         reciprocal = make.op("Reciprocal", scale)
         quotients = {rate: make.op("Mul", rate, reciprocal, like=rate) for rate in rates}
         exact = _is_exact(editor, make, scale, quotients)
-        inverse = make.op("Where", exact, reciprocal, one)
+        if any(gradient.early for gradient in found):
+            inverse = make.op("Where", exact, reciprocal, one)
     sums: dict[ir.Value, ir.Value] = {}
     bounds, factors = [], {}
     for gradient in found:
@@ -159,10 +160,7 @@ def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Val
         bounds += parts
         if not gradient.early:
             continue
-        # 0 if all fit. What is no number counts for 0: a product with zeros, which is exact however it is formed, or
-        # with what is not finite.
-        excess = make.total([make.op("ThresholdedRelu", part, alpha=_SAFE) for part in parts])
-        factors[gradient.division] = factor = make.op("Clip", excess, inverse, one)
+        factors[gradient.division] = factor = _factor(editor, make, gradient.terms, parts, inverse, one)
         for use in dict.fromkeys(term.cotangent for term in gradient.terms):
             assert use is not None
             (node, index), cotangent = use, read(use)
@@ -172,6 +170,21 @@ def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Val
         return _Test(make.op("Less", make.total(bounds), _limit(editor, make, scale, one), dtype=_FLAG), {}, {})
     fit = make.op("Less", make.total(bounds), _number(editor, "limit", _SAFE), dtype=_FLAG)
     return _Test(make.op("And", fit, exact, dtype=_FLAG), factors, quotients)
+
+
+def _factor(
+    editor: Editor, make: _Nodes, terms: Sequence[Term], parts: Sequence[ir.Value], inverse: ir.Value, one: ir.Value
+) -> ir.Value:
+    """What to multiply the cotangents of a gradient by: 1 / scale where the bounds of all terms fit, else 1.
+
+    A bound that is no number is one of zeros times a sum that has overflowed, or of something that is not finite. The
+    former is 0, however it is formed. So it may count for 0, if the latter makes the gradient not finite.
+    """
+    if not all(term.is_kept for term in terms):
+        fits = make.op("Less", make.total(parts), _number(editor, "limit", _SAFE), dtype=_FLAG)
+        return make.op("Where", fits, inverse, one)
+    excess = make.total([make.op("ThresholdedRelu", part, alpha=_SAFE) for part in parts])
+    return make.op("Clip", excess, inverse, one)
 
 
 def _is_exact(editor: Editor, make: _Nodes, scale: ir.Value, quotients: Mapping[ir.Value, ir.Value]) -> ir.Value:
@@ -232,7 +245,7 @@ def _bound_of(editor: Editor, make: _Nodes, term: Term, sums: dict[ir.Value, ir.
 
 
 def _sum_of(editor: Editor, make: _Nodes, value: ir.Value) -> ir.Value:
-    """The absolute value of the sum of all elements, by rows, which are summed up side by side: finite if they are."""
+    """The absolute value of the sum of all elements, by rows, side by side: where it is finite, so are they."""
     shape = value.shape
     assert shape is not None
     if len(shape) > 1:

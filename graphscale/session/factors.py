@@ -45,7 +45,8 @@ def multiply_first(graph: ir.Graph) -> None:
 
     The first two are one kernel then. What is tested for finiteness is the step: for a scale of at least 1 and a number
     of at most 1 it is finite if and only if the gradient is. The step is the same, bit for bit, unless the gradient or
-    the step is a subnormal number.
+    the step is a subnormal number. Where a scale below 1 was loaded, though the policy never goes there, a gradient
+    that overflows as it is divided goes unnoticed if the step is finite.
     """
     changed = False
     for division in tuple(graph):

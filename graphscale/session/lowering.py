@@ -19,8 +19,7 @@ from graphscale.session.selection import select_step
 
 __all__ = ["lower_for_cpu"]
 
-
-_OPSET = 13  # since which ReduceSum takes axes as an input, as Clip takes limits
+_OPSET = 13  # since which ReduceSum takes its axes as an input
 
 
 def lower_for_cpu(

@@ -39,12 +39,14 @@ class Term(NamedTuple):
         largest: of constant factors, and at least 1.
         cotangent: where the node that gives it, or the transposition before that, reads its scaled operand; None if it
             must not be unscaled there.
+        is_kept: whether all of it is in the gradient: what is not finite in an operand makes the gradient so.
     """
 
     operands: tuple[ir.Value, ...]
     factors: tuple[ir.Value, ...] = ()
     largest: float = 1.0
     cotangent: Use | None = None
+    is_kept: bool = False
 
     def times(self, factor: ir.Value | float) -> Term:
         """This term, multiplied by a number or, element by element, by a tensor that is not larger."""
@@ -103,11 +105,13 @@ class _Search:
     def _terms(self, node: ir.Node, value: ir.Value) -> list[Term] | None:
         count = len(node.inputs)
         if node.op_type in _VIEWS | _PARTS:
-            return self.follow(Use(node, 0))
+            terms = self.follow(Use(node, 0))
+            return _parts(terms) if node.op_type in ("Slice", "Trilu") else terms
         if node.op_type in ("Add", "Concat", "Sub", "Sum"):
             return self._sum(node, value, range(count))
         if node.op_type == "Where":
-            return self._sum(node, value, [i for i in (1, 2) if not is_known_zero(node.inputs[i], of_finite=False)])
+            zeros = [i for i in (1, 2) if is_known_zero(node.inputs[i], of_finite=False)]
+            return _parts(self._sum(node, value, [i for i in (1, 2) if i not in zeros]))
         if node.op_type in ("Div", "Mul"):
             return self._product(node, value)
         return _term(node, self._scaled)
@@ -178,8 +182,14 @@ def _term(node: ir.Node, scaled: set[ir.Value]) -> list[Term] | None:
         use = Use(transposition, 0)  # ONNX Runtime fuses the transposition with the contraction
     alpha = node.attributes.get("alpha") if node.op_type == "Gemm" else None
     factor = 1.0 if alpha is None else abs(alpha.as_float())
-    term = Term(tuple(map(before_views, operands)), cotangent=use)
+    is_kept = node.op_type in ("Gemm", "MatMul", "Mul")  # others may leave a border out, or overwrite
+    term = Term(tuple(map(before_views, operands)), cotangent=use, is_kept=is_kept)
     return [term.times(factor)] if math.isfinite(factor) else None
+
+
+def _parts(terms: list[Term] | None) -> list[Term] | None:
+    """Terms of which something may be dropped."""
+    return None if terms is None else [term._replace(is_kept=False) for term in terms]
 
 
 def _same_shape(one: ir.Value, other: ir.Value) -> bool:

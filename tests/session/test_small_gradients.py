@@ -53,7 +53,13 @@ def both(
         state: what it carries.
         small: elements: gradients of fewer are probed together.
     """
-    result = gs.scale(model, policy, updates={f"{name}_next": name for name in STATE})
+    return sessions_of(gs.scale(model, policy, updates={f"{name}_next": name for name in STATE}), state, small)
+
+
+def sessions_of(
+    result: gs.ScaledModel, state: Arrays, small: int = LARGE
+) -> tuple[gs.Session, gs.Session, Counter[tuple[str | None, str]]]:
+    """The same of a graph that is scaled."""
     nodes: Counter[tuple[str | None, str]] = Counter()
 
     def create(model: object, *rest: object) -> object:
