@@ -10,8 +10,9 @@ import graphscale as gs
 from tests.build import feeds_for, linear_step
 from tests.conftest import Arrays
 from tests.session.test_lowering import assert_same_steps
+from tests.session.test_lowering_more import plain_and_lowered
 from tests.session.test_lowering_terms import Kind, both, model_of
-from tests.session.test_small_gradients import sessions_of
+from tests.session.test_small_gradients import LARGE
 
 # What drops the last row of MatMul(zt, dy), at least, but not the second one.
 DROPPING = {
@@ -61,5 +62,5 @@ def test_gradients_that_are_multiplied_with_each_other() -> None:
     state = {name: feeds.pop(name) for name in ("w", "e", "f")}
     updates = {f"{name}_next": name for name in state}
     result = gs.scale(model, gs.DynamicLossScale(1024.0, 3), updates=updates, gradients=["dw", "de", "df"])
-    plain, lowered, _ = sessions_of(result, state)
+    plain, lowered, _ = plain_and_lowered(result, state, LARGE, LARGE)
     assert assert_same_steps(plain, lowered, [feeds, feeds]) == [True, True]

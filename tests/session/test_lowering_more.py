@@ -27,9 +27,16 @@ RATE = "float rate = {0.125}"
 
 
 def lower(
-    result: gs.ScaledModel, state: Mapping[str, np.ndarray]
+    result: gs.ScaledModel, state: Mapping[str, np.ndarray], large: int = 0, small: int = 0
 ) -> tuple[gs.Session, collections.Counter[tuple[str | None, str]]]:
-    """A session that bounds every gradient, at any cost; and how many of which operators each pass put there."""
+    """A session that bounds gradients at any cost; and how many of which operators each pass put there.
+
+    Args:
+        result: the scaled step.
+        state: what it carries.
+        large: gradients of so many elements are bounded.
+        small: those of fewer than so many are probed together.
+    """
     found: collections.Counter[tuple[str | None, str]] = collections.Counter()
 
     def create(model: Any, *rest: Any) -> Any:
@@ -38,12 +45,21 @@ def lower(
 
     with (
         mock.patch.object(selection, "_WORTH", 0),
-        mock.patch.object(bounded, "_WORTH", 0),
+        mock.patch.object(bounded, "_WORTH", large),
         mock.patch.object(bounded, "_size", return_value=0),
-        mock.patch.object(probes, "_SMALL", 0),
+        mock.patch.object(probes, "_SMALL", small),
         mock.patch.object(session_module, "create", create),
     ):
         return gs.Session(result, session_options=options(Level.ORT_DISABLE_ALL), state=state), found
+
+
+def plain_and_lowered(
+    result: gs.ScaledModel, state: Mapping[str, np.ndarray], large: int = 0, small: int = 0
+) -> tuple[gs.Session, gs.Session, collections.Counter[tuple[str | None, str]]]:
+    """A session on the graph as it was scaled, and what `lower` gives."""
+    with mock.patch.object(session_module, "lower_for_cpu"):
+        plain = gs.Session(result, session_options=options(Level.ORT_DISABLE_ALL), state=state)
+    return plain, *lower(result, state, large, small)
 
 
 def pair(
@@ -52,9 +68,7 @@ def pair(
     """A session on the graph as it was scaled, and one whose gradients are tested by bounds."""
     # Shapes must be known: a sum of unknown shapes could fail, and would stay out of the branch.
     result = gs.scale(onnx.shape_inference.infer_shapes(model), gs.DynamicLossScale(scale, 2), updates=updates)
-    with mock.patch.object(session_module, "lower_for_cpu"):
-        plain = gs.Session(result, session_options=options(Level.ORT_DISABLE_ALL), state=states)
-    lowered, nodes = lower(result, states)
+    plain, lowered, nodes = plain_and_lowered(result, states)
     assert ("session-bounds", "If") in nodes
     return plain, lowered
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import NamedTuple
-from unittest import mock
 
 import numpy as np
 import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.session import session as session_module
 from tests.build import feeds_for, linear_step
-from tests.conftest import Arrays, Level
-from tests.session.plain import options
+from tests.conftest import Arrays
 from tests.session.test_lowering import F32_MAX, assert_same_steps
-from tests.session.test_lowering_more import lower
+from tests.session.test_lowering_more import plain_and_lowered
 
 BACKWARD = "dy = Mul(d, two_over_n) xt = Transpose <perm = [1, 0]> (x) "
 SGD = "u = Mul(rate, dw) w_next = Sub(w, u)"
@@ -151,10 +148,8 @@ def both(
     model: onnx.ModelProto, policy: gs.LossScale, weight: np.ndarray
 ) -> tuple[gs.Session, gs.Session, Counter[tuple[str | None, str]]]:
     """A session on the graph as it was scaled, one that bounds every gradient, and what was put into its graph."""
-    result, state = gs.scale(model, policy, updates={"w_next": "w"}), {"w": weight}
-    with mock.patch.object(session_module, "lower_for_cpu"):
-        plain = gs.Session(result, session_options=options(Level.ORT_DISABLE_ALL), state=state)
-    lowered, nodes = lower(result, state)
+    result = gs.scale(model, policy, updates={"w_next": "w"})
+    plain, lowered, nodes = plain_and_lowered(result, {"w": weight})
     assert nodes["session-bounds", "If"] == 1
     return plain, lowered, nodes
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from unittest import mock
 
 import numpy as np
 import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.marks import PASS_KEY
-from graphscale.session import bounded, loading, probes, selection
-from graphscale.session import session as session_module
 from tests.build import feeds_for, linear_step
 from tests.conftest import Arrays
-from tests.session.plain import options
-from tests.session.test_lowering import EXACT, F32_MAX, assert_same_steps
+from tests.session.test_lowering import F32_MAX, assert_same_steps
+from tests.session.test_lowering_more import plain_and_lowered
 
 LARGE = 10  # elements: w [4, 3] is large, b [3] and c [1, 3] are small
 BACKWARD = """
@@ -53,29 +49,8 @@ def both(
         state: what it carries.
         small: elements: gradients of fewer are probed together.
     """
-    return sessions_of(gs.scale(model, policy, updates={f"{name}_next": name for name in STATE}), state, small)
-
-
-def sessions_of(
-    result: gs.ScaledModel, state: Arrays, small: int = LARGE
-) -> tuple[gs.Session, gs.Session, Counter[tuple[str | None, str]]]:
-    """The same of a graph that is scaled."""
-    nodes: Counter[tuple[str | None, str]] = Counter()
-
-    def create(model: object, *rest: object) -> object:
-        nodes.update((node.metadata_props.get(PASS_KEY), node.op_type) for node in model.graph)  # type: ignore[attr-defined]
-        return loading.create(model, *rest)  # type: ignore[arg-type]
-
-    with mock.patch.object(session_module, "lower_for_cpu"):
-        plain = gs.Session(result, session_options=options(EXACT), state=state)
-    with (
-        mock.patch.object(selection, "_WORTH", 0),
-        mock.patch.object(bounded, "_WORTH", LARGE),
-        mock.patch.object(probes, "_SMALL", small),
-        mock.patch.object(bounded, "_size", return_value=0),
-        mock.patch.object(session_module, "create", create),
-    ):
-        return plain, gs.Session(result, session_options=options(EXACT), state=state), nodes
+    result = gs.scale(model, policy, updates={f"{name}_next": name for name in STATE})
+    return plain_and_lowered(result, state, LARGE, small)
 
 
 def prepared(model: onnx.ModelProto) -> tuple[Arrays, Arrays]:
@@ -115,6 +90,8 @@ def test_the_same_steps(scale: float, rate: str) -> None:
     plain, lowered, nodes = both(model, gs.DynamicLossScale(scale, 3), state)
     assert nodes["unscale-gradients", "Div"] == 0
     assert nodes["session-probes", "Concat"] == 1
+    # Of 1 and 1 / scale, for the cotangents of a product that a constant multiplies.
+    assert nodes["session-bounds", "Where"] == (rate == "constant")
     assert_same_steps(plain, lowered, [batch] * 4)
     first = plain.state_dict()
     applied = []
