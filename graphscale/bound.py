@@ -40,6 +40,7 @@ class BoundLossScale:
             them in place. Empty for a fixed loss scale.
         next_state: after `write`, the next values: `{state value: next value}`.
         updated: after `write`, what the update rule gives.
+        alone: whether nobody else puts anything into the graph meanwhile, so that no names need be looked for again.
     """
 
     def __init__(self, policy: LossScale, graph: ir.Graph | ir.Model, target: str = "onnx") -> None:
@@ -52,6 +53,7 @@ class BoundLossScale:
         self.editor = Editor(self.graph)
         self.next_state: dict[ir.Value, ir.Value] = {}
         self.updated: UpdatedScale | None = None
+        self.alone = False
         self.states: dict[str, ir.Value] = {}
         if isinstance(policy, FixedLossScale):
             self.loss_scale = self.editor.constant("current_loss_scale", np.asarray(policy(), dtype=np.float32))
@@ -94,12 +96,12 @@ class BoundLossScale:
 
     def order_writes(self) -> bool:
         """Make in-place writes wait for all readers of the old values; whether any had to be told to."""
-        self.editor.refresh()
+        self._look_for_names()
         return order_writes(self.editor)
 
     def check(self, grads: Any) -> ir.Value:
         """Add the nodes that test all gradients for finiteness, and return the result, a scalar bool value."""
-        self.editor.refresh()
+        self._look_for_names()
         return all_finite(self.editor, list(_flatten(grads)), self.target, CHECK)
 
     def write(self, finite: ir.Value) -> ir.Node:
@@ -108,7 +110,7 @@ class BoundLossScale:
         Args:
             finite: whether all gradients of the step are finite, a scalar bool value.
         """
-        self.editor.refresh()
+        self._look_for_names()
         assert isinstance(self.policy, DynamicLossScale)
         in_place = self.target.in_place
         self.updated = add_update_rule(
@@ -134,6 +136,10 @@ class BoundLossScale:
             return finite
         outputs = [("applies", ir.DataType.BOOL, ir.Shape([]))]
         return self.editor.node(UPDATE, "Or", [finite, stuck], outputs).outputs[0]
+
+    def _look_for_names(self) -> None:
+        if not self.alone:
+            self.editor.refresh()
 
     def write_in_place(self, state: ir.Value, value: ir.Value, pass_name: str) -> ir.Node:
         """Add a node that assigns a float32 value to a state initializer, within the session."""

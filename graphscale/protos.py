@@ -18,6 +18,8 @@ __all__ = ["read_model", "write_model"]
 _OWN_INFOS = 10
 _ANNOTATION = "quant_parameter_tensor_names"
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+# The dtype of a tensor, and its shape.
+_Plain = tuple[ir.DataType, ir.Shape | None]
 _NUMBERS = (onnx.AttributeProto.INT, onnx.AttributeProto.INTS, onnx.AttributeProto.FLOAT, onnx.AttributeProto.FLOATS)
 
 
@@ -73,10 +75,11 @@ class _Reader:
 
     def __init__(self, proto: onnx.GraphProto) -> None:
         self._proto = proto
-        self._infos = {info.name: info for info in proto.value_info}
-        self._types: dict[bytes, tuple[ir.DataType, ir.Shape | None] | None] = {}
+        self._types: dict[bytes, _Plain | None] = {}
         self._attributes: dict[bytes, ir.Attr] = {}
         self._values: dict[str, ir.Value] = {}
+        # What is rare is kept as it is; of the rest no object of protobuf shall live on, one for each value.
+        self._infos = {info.name: self._plain_type(info) or info for info in proto.value_info}
 
     def read_into(self, graph: ir.Graph) -> None:
         """Put all into a graph that has its initializers.
@@ -89,7 +92,7 @@ class _Reader:
                 raise _RareError
             value = graph.initializers.get(info.name) or ir.Value(name=info.name)
             self._values[info.name] = value
-            self._describe(value, info)
+            self._describe(value, self._plain_type(info) or info)
             graph.inputs.append(value)
         for name, value in graph.initializers.items():
             if name not in self._values:
@@ -101,7 +104,7 @@ class _Reader:
             if info.name not in self._values:
                 raise _RareError
             value = self._values[info.name]
-            self._describe(value, info)
+            self._describe(value, self._plain_type(info) or info)
             graph.outputs.append(value)
 
     def _node(self, proto: onnx.NodeProto) -> ir.Node:
@@ -141,26 +144,24 @@ class _Reader:
             return ir.Value(name=name)
         if name in self._values:
             raise _RareError
-        info = self._infos.get(name)
-        known = None if info is None else self._plain_type(info)
-        if known is not None:
-            value = ir.Value(name=name, type=ir.TensorType(known[0]), shape=known[1])
-        elif info is not None:
-            value = ir.serde.deserialize_value_info_proto(info, None)
-        else:
+        known = self._infos.get(name)
+        if known is None:
             value = ir.Value(name=name)
+        elif isinstance(known, tuple):
+            value = ir.Value(name=name, type=ir.TensorType(known[0]), shape=known[1])
+        else:
+            value = ir.serde.deserialize_value_info_proto(known, None)
         self._values[name] = value
         return value
 
-    def _describe(self, value: ir.Value, info: onnx.ValueInfoProto) -> None:
+    def _describe(self, value: ir.Value, known: _Plain | onnx.ValueInfoProto) -> None:
         """Give a value what is said of it."""
-        known = self._plain_type(info)
-        if known is None:
-            ir.serde.deserialize_value_info_proto(info, value)
-        else:
+        if isinstance(known, tuple):
             value.type, value.shape, value.doc_string = ir.TensorType(known[0]), known[1], None
+        else:
+            ir.serde.deserialize_value_info_proto(known, value)
 
-    def _plain_type(self, info: onnx.ValueInfoProto) -> tuple[ir.DataType, ir.Shape | None] | None:
+    def _plain_type(self, info: onnx.ValueInfoProto) -> _Plain | None:
         """The dtype and shape of a value; None if something else is said of it, too."""
         if info.metadata_props or info.doc_string:
             return None
@@ -170,7 +171,7 @@ class _Reader:
         return self._types[content]
 
 
-def _plain(proto: onnx.TypeProto) -> tuple[ir.DataType, ir.Shape | None] | None:
+def _plain(proto: onnx.TypeProto) -> _Plain | None:
     """The dtype and shape of a tensor; None for another type, or one with denotations."""
     tensor = proto.tensor_type
     if not proto.HasField("tensor_type") or not tensor.HasField("elem_type") or proto.denotation:
@@ -192,7 +193,7 @@ def write_model(model: ir.Model, *, annotated: bool = True) -> onnx.ModelProto:
         SerdeError: a part of the model cannot be serialized.
     """
     graph = model.graph
-    annotated = annotated and any(_ANNOTATION in value.meta for node in graph for value in node.outputs)
+    annotated = annotated and any(_is_annotated(value) for node in graph for value in node.outputs)
     if annotated or (model.functions and model.ir_version < _OWN_INFOS):
         return ir.serde.serialize_model(model)
     proto = onnx.ModelProto()
@@ -203,6 +204,11 @@ def write_model(model: ir.Model, *, annotated: bool = True) -> onnx.ModelProto:
     except (TypeError, ValueError):  # of which onnx_ir says more
         return ir.serde.serialize_model(model)
     return proto
+
+
+def _is_annotated(value: ir.Value) -> bool:
+    # A value that is asked for its `meta` gets a store, which takes more memory than the value itself.
+    return getattr(value, "_metadata", value) is not None and _ANNOTATION in value.meta
 
 
 class _Writer:

@@ -66,6 +66,7 @@ class ScaleLoss(InPlacePass):
         snapshot = Snapshot.begin(model)
         graph = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
         bound = BoundLossScale(policy, model, self.target)
+        bound.alone = snapshot is None  # else others' passes may run between ours
         rewrite = Rewrite(graph, describe(graph), bound, self.skip_nonfinite, snapshot)
         by_value: dict[ir.Value, list[Place]] = {}
         for place in graph.places:
