@@ -242,6 +242,6 @@ def _rank(topology: Topology, value: ir.Value) -> tuple[bool, bool, bool, int, i
         value in topology.propagated,
         value in topology.tail_dependent,
         value in topology.activation_dependent,
-        topology.depth.get(value, 0),
-        topology.late.get(value, 0).bit_count(),
+        topology.depth(value),
+        topology.late(value).bit_count(),
     )

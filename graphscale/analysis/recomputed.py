@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Iterable
-from collections.abc import Set as AbstractSet
 
 import onnx_ir as ir
 
@@ -26,7 +25,7 @@ _SMALL = 64
 
 
 def recomputed_values(
-    nodes: Iterable[ir.Node], forward: AbstractSet[ir.Value], mixing: Container[ir.Value]
+    forward: Iterable[ir.Node], rest: Iterable[ir.Node], mixing: Container[ir.Value]
 ) -> dict[ir.Value, ir.Value]:
     """Return the values outside of forward that equal a forward value, each with that value.
 
@@ -35,17 +34,13 @@ def recomputed_values(
     rounded value alone.
 
     Args:
-        nodes: the nodes in graph order.
-        forward: the values that the loss depends on.
+        forward: the nodes that the loss depends on, in graph order.
+        rest: the others, in graph order.
         mixing: the forward values that count: those that mix several inputs, so that a seed is never among them.
     """
     numbers = _Numbers()
     classes: dict[Hashable, list[ir.Node]] = {}
-    rest = []
-    for node in nodes:
-        if forward.isdisjoint(node.outputs):
-            rest.append(node)
-            continue
+    for node in forward:
         key = _key(node, numbers)
         if key is not None:
             members = classes.setdefault(key, [])

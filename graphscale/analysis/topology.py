@@ -8,12 +8,15 @@ activation, a residual of a derivative or a recomputed activation depends on sha
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from itertools import compress
 
 import onnx_ir as ir
 
+from graphscale.analysis.numbering import Numbering, ValueSet
 from graphscale.analysis.recomputed import recomputed_values
-from graphscale.analysis.rules import IN_PLACE
+from graphscale.analysis.rules import IN_PLACE, RULES
 from graphscale.analysis.updates import Factors, own_coefficients
 from graphscale.analysis.values import (
     is_float,
@@ -46,14 +49,13 @@ class Topology:
         nodes: the nodes in graph order; `index` gives the place of each.
         owners: for each nested graph, the node of the main graph that it belongs to.
         reads: what each node reads, in graph order: its inputs, and what its subgraphs capture.
+        by_operator: the nodes of each operator, by its domain and type.
         contractions: the nodes that are contractions, or have one in their subgraphs.
         propagating: these, and gradient operators: where gradients go through a backward node for certain.
         forward: the values that the loss depends on, the loss among them, and what is computed again of them.
         tail: the forward values from which the loss is reached without a further contraction.
         states: the graph inputs, and the initializers that are weights or moments: no constants.
         backward: the nodes outside of forward that reach a gradient, or carried state.
-        depth: for each value, the greatest forward depth it depends on: nodes on the longest path from the inputs.
-        late: for each value, a bit set of the inputs it depends on that enter the forward pass in its tail: labels.
         activation_dependent: values that depend on a forward value that mixes several inputs.
         tail_dependent: values that depend on such a value of the tail.
         target_dependent: values that depend on a target, an input that says what an output shall be.
@@ -67,39 +69,42 @@ class Topology:
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.owners = main_nodes(self.nodes)
         self.reads = {node: operands_of(node) if self.owners else present(node) for node in self.nodes}
-        # Each node with its results and what it reads, so that loops over all nodes need not ask each.
-        self._rows = [(node, node.outputs, operands) for node, operands in self.reads.items()]
-        check_order(graph, self.reads)
-        self.forward = self.ancestors([loss])
-        rules = {node: rule_of(node) for node in self.nodes}
+        self._numbering = Numbering(graph, self.reads)
+        if not self._numbering.ordered:
+            check_order(graph, self.reads)
+        self._rows = self._numbering.rows
+        self.by_operator: dict[tuple[str, str], list[ir.Node]] = {}
+        for node in self.nodes:
+            self.by_operator.setdefault((node.domain, node.op_type), []).append(node)
+        rules = {kind: RULES.get(kind) for kind in self.by_operator}
+        of_rules = [(rule, self.by_operator[kind]) for kind, rule in rules.items() if rule is not None]
         if self.owners:
             self.contractions = frozenset(node for node in self.nodes if contains_contraction(node))
         else:
-            self.contractions = frozenset(node for node, rule in rules.items() if rule is not None and rule.contraction)
-        operators = {node for node, rule in rules.items() if rule is not None and rule.gradient}
-        self.propagating = self.contractions | operators
+            self.contractions = frozenset(node for rule, nodes in of_rules if rule.contraction for node in nodes)
+        self.propagating = self.contractions.union(*(nodes for rule, nodes in of_rules if rule.gradient))
+        self.forward = self.ancestors([loss])
         self.tail = self.ancestors([loss], stop=self.contractions.__contains__)
         self.states = frozenset(graph.inputs) | self._weights(set(held))
         self._coefficients: dict[ir.Value, dict[ir.Value, float]] = {}
         self._factors = Factors()
-        self.late: dict[ir.Value, int] = {}
+        count = len(self._numbering.values)
         # Of the states that a value depends on: the number of the only one, or _MANY.
-        self._roots: dict[ir.Value, int] = {}
-        self.depth: dict[ir.Value, int] = {}
-        self.activation_dependent: set[ir.Value] = set()
-        self.tail_dependent: set[ir.Value] = set()
-        self.propagated: set[ir.Value] = set()
+        self._roots, self._late, self._depth = [0] * count, [0] * count, [0] * count
+        self._late_states: dict[ir.Value, int] = {}
+        self.activation_dependent = ValueSet(self._numbering, bytearray(count))
+        self.tail_dependent = ValueSet(self._numbering, bytearray(count))
+        for root, value in enumerate(self.states, 1):
+            self._roots[self._numbering.numbers[value]] = root
         self._spread()
-        again = recomputed_values(self.nodes, self.forward, self.activation_dependent)
+        again = self._recomputed()
         if again:
-            self.forward |= again.keys()
-            self.tail |= {value for value, original in again.items() if original in self.tail}
+            self._add(self.forward, again)
+            self._add(self.tail, (value for value, original in again.items() if original in self.tail))
             self._spread()
         self.target_dependent = self._descendants(self.targets)
         self.backward = self._backward_nodes()
-        for node, results, operands in self._rows:
-            if (node in self.propagating and node in self.backward) or not self.propagated.isdisjoint(operands):
-                self.propagated.update(results)
+        self.propagated = self._descendants(nodes=self.propagating & self.backward)
 
     def coefficients(self, value: ir.Value) -> dict[ir.Value, float]:
         """The states on which a value depends directly, each with its coefficient; see `own_coefficients`."""
@@ -126,7 +131,17 @@ class Topology:
                 seen.add(node)
                 yield node
 
-    def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] | None = None) -> set[ir.Value]:
+    def depth(self, value: ir.Value) -> int:
+        """The greatest forward depth that a value depends on: how many nodes the longest path from the inputs has."""
+        number = self._numbering.numbers.get(value)
+        return 0 if number is None else self._depth[number]
+
+    def late(self, value: ir.Value) -> int:
+        """A bit set of the inputs that a value depends on and that enter the forward pass in its tail: labels."""
+        number = self._numbering.numbers.get(value)
+        return 0 if number is None else self._late[number]
+
+    def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] | None = None) -> ValueSet:
         """The values that some values depend on, themselves included; not going up through nodes where to stop."""
         found = set(values)
         # Values of subgraphs first, from one to the next; then the main graph, from its end.
@@ -138,30 +153,50 @@ class Topology:
             new = [operand for operand in operands_of(node) if operand not in found]
             found.update(new)
             pending += new
-        for node, results, operands in reversed(self._rows):
-            if not found.isdisjoint(results) and not (stop is not None and stop(node)):
-                found.update(operands)
-        return found
+        marks = self._numbering.marks(found)
+        for node, (first, end, operands) in zip(reversed(self.nodes), reversed(self._rows), strict=True):
+            if marks.find(1, first, end) >= 0 and not (stop is not None and stop(node)):
+                for operand in operands:
+                    marks[operand] = 1
+        return ValueSet(self._numbering, marks, found.difference(self._numbering.numbers) if self.owners else ())
 
-    def _descendants(self, values: set[ir.Value]) -> set[ir.Value]:
-        found = set(values)
-        for _, results, operands in self._rows if found else ():
-            if not found.isdisjoint(operands):
-                found.update(results)
-        return found
+    def _add(self, to: ValueSet, values: Iterable[ir.Value]) -> None:
+        for value in values:
+            to.marks[self._numbering.numbers[value]] = 1
+
+    def _recomputed(self) -> dict[ir.Value, ir.Value]:
+        """The values outside of forward that equal a forward value, each with that value."""
+        marks = self.forward.marks
+        is_forward = [marks.find(1, first, end) >= 0 for first, end, _ in self._rows]
+        forward = compress(self.nodes, is_forward)
+        rest = compress(self.nodes, map(operator.not_, is_forward))
+        return recomputed_values(forward, rest, self.activation_dependent)
+
+    def _descendants(self, values: Set[ir.Value] = frozenset(), nodes: Set[ir.Node] = frozenset()) -> ValueSet:
+        """The values that depend on some values, themselves included, or that some nodes compute."""
+        marks = self._numbering.marks(values)
+        for node, (first, end, operands) in zip(self.nodes, self._rows, strict=True) if values or nodes else ():
+            depends = node in nodes
+            for operand in operands:
+                if marks[operand]:
+                    depends = True
+                    break
+            if depends:
+                marks[first:end] = b"\1" * (end - first)
+        return ValueSet(self._numbering, marks)
 
     def _backward_nodes(self) -> set[ir.Node]:
         sinks = [value for value in self.graph.outputs if value is not self.loss and self.may_be_state(value)]
         if not sinks:
             sinks = [value for value in self.graph.outputs if value is not self.loss]
-        for node in self.nodes:
-            if (node.domain, node.op_type) in IN_PLACE:
+        for kind in IN_PLACE:
+            for node in self.by_operator.get(kind, ()):
                 sinks.extend(node.outputs)
-        reached = self.ancestors(sinks)
+        reached, forward = self.ancestors(sinks).marks, self.forward.marks
         return {
             node
-            for node, results, _ in self._rows
-            if not reached.isdisjoint(results) and self.forward.isdisjoint(results)
+            for node, (first, end, _) in zip(self.nodes, self._rows, strict=True)
+            if reached.find(1, first, end) >= 0 and forward.find(1, first, end) < 0
         }
 
     def may_be_state(self, value: ir.Value) -> bool:
@@ -178,7 +213,7 @@ class Topology:
         """Inputs that meet an activation of their own shape in the tail: they say what an output shall be."""
         return {
             value
-            for value in self.late
+            for value in self._late_states
             if value.is_graph_input() and value.shape is not None and len(value.shape) > 0
             if any(self._meets_activation(node, value) for node in self.consumers(value))
         }
@@ -198,37 +233,38 @@ class Topology:
         return frozenset(read | held if read & held else read)
 
     def _spread(self) -> None:
+        """Tell of each value what it depends on, from the states on; again, when more is known to be forward."""
         for value in self.states:
-            self._roots[value] = len(self._roots) + 1 if value not in self._roots else self._roots[value]
-            readers = [node for node in self.consumers(value) if not self.forward.isdisjoint(node.outputs)]
-            if readers and value not in self.late and all(any(v in self.tail for v in n.outputs) for n in readers):
-                self.late[value] = 1 << len(self.late)
-        for _, results, operands in self._rows:
-            self._spread_node(results, operands)
-
-    def _spread_node(self, results: Sequence[ir.Value], operands: tuple[ir.Value, ...]) -> None:
-        roots, lates, depths = self._roots, self.late, self.depth
-        root, late, depth = 0, 0, 0
-        for operand in operands:
-            other = roots.get(operand, 0)
-            root = other if root == 0 else root if other in (0, root) else _MANY
-            late |= lates.get(operand, 0)
-            below = depths.get(operand, 0)
-            depth = below if below > depth else depth
-        activation = not self.activation_dependent.isdisjoint(operands)
-        tail = not self.tail_dependent.isdisjoint(operands)
-        is_forward = not self.forward.isdisjoint(results)
-        mixes = is_forward and root == _MANY
-        for value in results:
-            if root:
-                roots[value] = root
-            if late:
-                lates[value] = late
-            depths[value] = depth + 1 if is_forward else depth
-            if activation or (mixes and is_float(value)):
-                self.activation_dependent.add(value)
-            if tail or (mixes and is_float(value) and value in self.tail):
-                self.tail_dependent.add(value)
+            if value not in self._late_states:
+                readers = [node for node in self.consumers(value) if any(v in self.forward for v in node.outputs)]
+                if readers and all(any(v in self.tail for v in n.outputs) for n in readers):
+                    bit = self._late_states[value] = 1 << len(self._late_states)
+                    self._late[self._numbering.numbers[value]] = bit
+        values, forward, tail = self._numbering.values, self.forward.marks, self.tail.marks
+        roots, lates, depths = self._roots, self._late, self._depth
+        activations, tails = self.activation_dependent.marks, self.tail_dependent.marks
+        for first, end, operands in self._rows:
+            root = late = depth = is_activation = is_tail = 0
+            for operand in operands:
+                other = roots[operand]
+                if other:
+                    root = other if root in (0, other) else _MANY
+                late |= lates[operand]
+                below = depths[operand]
+                depth = below if below > depth else depth
+                is_activation |= activations[operand]
+                is_tail |= tails[operand]
+            is_forward = forward.find(1, first, end) >= 0
+            for number in range(first, end):
+                if root:
+                    roots[number] = root
+                if late:
+                    lates[number] = late
+                depths[number] = depth + is_forward
+                # What mixes several inputs.
+                mixes = is_forward and root == _MANY and is_float(values[number])
+                activations[number] |= is_activation or mixes
+                tails[number] |= is_tail or (mixes and tail[number])
 
 
 def check_order(graph: ir.Graph, operands: Mapping[ir.Node, Iterable[ir.Value]], name: str = "the graph") -> None:

@@ -1,0 +1,104 @@
+"""The values of a main graph as numbers in graph order, and sets of them as one byte for each.
+
+What goes through all nodes of a large graph is bound by memory: a set of a hundred thousand objects is read here and
+there, and each object beside it to know its hash; a row of bytes is read from one end to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import compress
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+__all__ = ["Numbering", "Row", "ValueSet"]
+
+
+class Row(NamedTuple):
+    """A node in numbers.
+
+    Attributes:
+        first: the number of its first result.
+        end: the number after its last result.
+        operands: the numbers of what it reads.
+    """
+
+    first: int
+    end: int
+    operands: tuple[int, ...]
+
+
+class Numbering:
+    """Numbers for the values of a main graph: inputs and initializers first, then the results of node after node.
+
+    Args:
+        graph: the main graph.
+        reads: what each of its nodes reads, in graph order.
+
+    Attributes:
+        values: the values, each at its number.
+        numbers: the number of each value.
+        rows: the nodes, in graph order.
+        ordered: whether each value is an input or an initializer, or computed before all that read it. If not, some
+            nodes may have no row.
+    """
+
+    def __init__(self, graph: ir.Graph, reads: Mapping[ir.Node, Iterable[ir.Value]]) -> None:
+        self.values = list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
+        self.numbers = numbers = {value: number for number, value in enumerate(self.values)}
+        self.rows: list[Row] = []
+        self.ordered = all(value.producer() is not None or value in numbers for value in graph.outputs)
+        end = len(numbers)
+        for node, values in reads.items():
+            try:
+                operands = tuple([numbers[value] for value in values])
+            except KeyError:
+                self.ordered = False
+                return
+            first = end
+            for value in node.outputs:
+                numbers[value] = end
+                end += 1
+            self.values += node.outputs
+            self.rows.append(Row(first, end, operands))
+
+    def marks(self, values: Iterable[ir.Value] = ()) -> bytearray:
+        """A byte for each value: 1 for these, and 0; values of subgraphs have none."""
+        found, numbers = bytearray(len(self.values)), self.numbers
+        for value in values:
+            number = numbers.get(value)
+            if number is not None:
+                found[number] = 1
+        return found
+
+
+class ValueSet(Set[ir.Value]):
+    """Some values of a main graph; `&` and the like give sets of Python's own.
+
+    Args:
+        numbering: of the main graph.
+        marks: a byte for each of its values: 1 for those in the set, and 0. It is looked at, not copied.
+        inner: values of subgraphs that are in the set as well.
+    """
+
+    def __init__(self, numbering: Numbering, marks: bytearray, inner: Iterable[ir.Value] = ()) -> None:
+        self._values = numbering.values
+        self._numbers = numbering.numbers
+        self.marks = marks
+        self._inner = frozenset(inner)
+
+    def __contains__(self, value: object) -> bool:
+        number = self._numbers.get(value)  # type: ignore[call-overload]
+        return value in self._inner if number is None else bool(self.marks[number])
+
+    def __iter__(self) -> Iterator[ir.Value]:
+        yield from compress(self._values, self.marks)
+        yield from self._inner
+
+    def __len__(self) -> int:
+        return self.marks.count(1) + len(self._inner)
+
+    @classmethod
+    def _from_iterable(cls, values: Iterable[ir.Value]) -> set[ir.Value]:  # type: ignore[override]
+        return set(values)
