@@ -174,10 +174,10 @@ def read_only(node: ir.Node, values: Sequence[ir.Value]) -> None:
         node.replace_input_with(index, value)
 
 
-def inserted(graph: ir.Graph) -> dict[str, dict[str, int]]:
-    """For each pass, how many nodes of each operator it put into a graph."""
+def inserted(nodes: Iterable[ir.Node]) -> dict[str, dict[str, int]]:
+    """For each pass, how many of a graph's nodes it put there, by operator."""
     counts: dict[str, Counter[str]] = {}
-    for node in graph:
+    for node in nodes:
         name = node.metadata_props.get(PASS_KEY)
         if name is not None:
             counts.setdefault(name, Counter())[node.op_type] += 1
@@ -190,10 +190,10 @@ def shape_like(value: ir.Value) -> ir.Shape | None:
 
 
 def _add_names(graph: ir.Graph, names: set[str]) -> None:
-    nodes = tuple(graph)
     names.update([value.name or "" for value in (*graph.inputs, *graph.initializers.values())])
-    names.update([node.name or "" for node in nodes])
-    names.update([value.name or "" for node in nodes for value in node.outputs])
-    for node in nodes:
+    for node in graph:
+        names.add(node.name or "")
+        for value in node.outputs:
+            names.add(value.name or "")
         for body in subgraphs(node):
             _add_names(body, names)

@@ -35,9 +35,11 @@ def restore_order(graph: ir.Graph) -> None:
     """Sort a graph if a node in it stands before what it reads; to look costs a tenth of sorting."""
     seen: set[ir.Node] = set()
     for node in graph:
-        if any((producer := value.producer()) is not None and producer not in seen for value in operands_of(node)):
-            graph.sort()
-            return
+        for value in operands_of(node):
+            producer = value.producer()
+            if producer is not None and producer not in seen:
+                graph.sort()
+                return
         seen.add(node)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -149,7 +149,9 @@ def scale(
     rewrite = Rewrite.detach(work)
     new = [value for value in work.graph.outputs if value.name not in outputs]
     exposed = [value for value in new if expose_scaled_loss and (value.name or "").startswith("scaled_loss")]
-    _prove(work, rewrite, marked, exposed)
+    with_mark = [node for node in work.graph if PASS_KEY in node.metadata_props]
+    # Nodes that were marked before, as those of a fused step are, are nodes like all others.
+    _prove(work, rewrite, [node for node in with_mark if node not in marked], exposed)
     found = rewrite.report
     report = dataclasses.replace(
         found,
@@ -158,7 +160,7 @@ def scale(
         target=target,
         nodes_before=nodes_before,
         nodes_after=len(work.graph),
-        inserted=inserted(work.graph),
+        inserted=inserted(with_mark),
         renamed=dict(rewrite.bound.editor.renamed),
         state=_state(rewrite),
         proved=True,
@@ -275,8 +277,8 @@ def _autocast_pass(autocast: Any, found_by: tuple[Any, ...]) -> Autocast | None:
     return chosen
 
 
-def _prove(model: ir.Model, rewrite: Rewrite, marked: frozenset[ir.Node], exposed: Sequence[ir.Value]) -> None:
-    """Prove the result; nodes that were marked before, as those of a fused step are, are nodes like all others."""
+def _prove(model: ir.Model, rewrite: Rewrite, own: Iterable[ir.Node], exposed: Sequence[ir.Value]) -> None:
+    """Prove the result; these are the nodes that the passes put in."""
     graph, bound = rewrite.training_graph, rewrite.bound
     states = set(bound.next_state)
     marks = {"update-loss-scale", "order-writes"}
@@ -289,7 +291,7 @@ def _prove(model: ir.Model, rewrite: Rewrite, marked: frozenset[ir.Node], expose
         all_finite=rewrite.all_finite,
         applies=rewrite.applies,
         exempt=exposed,
-        rule_nodes=frozenset(node for node in model.graph if node.metadata_props.get(PASS_KEY) in marks) - marked,
+        rule_nodes=frozenset(node for node in own if node.metadata_props[PASS_KEY] in marks),
     )
     covered = {node_name(node) for node in graph.coverage.nodes} - {node_name(n) for n in graph.coverage.missed}
     lacking = covered - set(proof.scaled_contractions)

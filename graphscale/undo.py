@@ -11,7 +11,7 @@ import base64
 import dataclasses
 import json
 import zlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -88,7 +88,7 @@ class Record:
 
     def write(self, model: ir.Model) -> None:
         """Put the record into a model's metadata."""
-        text = json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+        text = json.dumps(vars(self), separators=(",", ":"))
         model.metadata_props[UNDO_KEY] = base64.b64encode(zlib.compress(text.encode())).decode()
 
     @staticmethod
@@ -117,16 +117,24 @@ class Snapshot:
             self._nodes = tuple(own_nodes(graph))
         self._reads = [node.inputs for node in self._nodes]
         self._results = [len(node.outputs) for node in self._nodes]
-        values = [*graph.inputs, *graph.initializers.values()]
+        self._values = list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
         for node in self._nodes:
-            values += node.outputs
+            self._values += node.outputs
             for body in subgraphs(node) if self._has_bodies else ():
-                values.extend(body.inputs)
-        self._names = {value: value.name or "" for value in values}
-        types = [(value, value.type) for value in self._names]
-        self._small = [(value, kind.dtype) for value, kind in types if kind is not None and kind.dtype in _SMALL]
-        self._untyped = [value for value, kind in types if kind is None]
-        self._shapeless = [value for value in self._names if value.shape is None]
+                self._values.extend(body.inputs)
+        self._names: list[str] = []
+        self._small: list[tuple[ir.Value, ir.DataType]] = []
+        self._untyped: list[ir.Value] = []
+        self._shapeless: list[ir.Value] = []
+        for value in self._values:
+            self._names.append(value.name or "")
+            kind = value.type
+            if kind is None:
+                self._untyped.append(value)
+            elif kind.dtype in _SMALL:
+                self._small.append((value, kind.dtype))
+            if value.shape is None:
+                self._shapeless.append(value)
         self._inputs, self._outputs = tuple(graph.inputs), tuple(graph.outputs)
         self._initializers = set(graph.initializers)
         self._marked = [node.name or "" for node in self._nodes if PASS_KEY in node.metadata_props]
@@ -178,35 +186,48 @@ class Snapshot:
         return record if self._whole is not None else self._details(record, model, small)
 
     def _details(self, record: Record, model: ir.Model, small: ir.DataType | None) -> Record:
-        names = self._names
-        index = {node: i for i, node in enumerate(self._nodes)}
-        nodes = own_nodes(model.graph) if self._has_bodies else model.graph
-        order = [index[node] for node in nodes if node in index]
+        # Few are renamed: a dictionary of all names would cost more than all the rest.
+        renamed = {value: name for value, name in zip(self._values, self._names, strict=True) if value.name != name}
+
+        def name_of(value: ir.Value) -> str:
+            return renamed.get(value, value.name or "")
+
         return dataclasses.replace(
             record,
-            outputs=[names.get(value, value.name or "") for value in self._outputs],
-            inputs=[names[value] for value in self._inputs],
-            renames={now: name for value, name in names.items() if (now := value.name or "") != name},
-            edges=self._edges(),
+            outputs=[name_of(value) for value in self._outputs],
+            inputs=[name_of(value) for value in self._inputs],
+            renames={now: name for value, name in renamed.items() if (now := value.name or "") != name},
+            edges=self._edges(name_of),
             results={
                 str(i): count
                 for i, (node, count) in enumerate(zip(self._nodes, self._results, strict=True))
                 if len(node.outputs) != count
             },
-            order=None if order == sorted(order) else order,
-            was_small=[names[value] for value, dtype in self._small if dtype is small],
-            untyped=[names[value] for value in self._untyped if value.type is not None],
-            shapeless=[names[value] for value in self._shapeless if value.shape is not None],
+            order=self._order(own_nodes(model.graph) if self._has_bodies else model.graph),
+            was_small=[name_of(value) for value, dtype in self._small if dtype is small],
+            untyped=[name_of(value) for value in self._untyped if value.type is not None],
+            shapeless=[name_of(value) for value in self._shapeless if value.shape is not None],
         )
 
-    def _edges(self) -> dict[str, list[str | None]]:
+    def _order(self, nodes: Iterable[ir.Node]) -> list[int] | None:
+        """The places that the nodes before had, in their order now; None if that is the same."""
+        nodes, place = tuple(nodes), 0
+        for node in nodes:
+            place += place < len(self._nodes) and node is self._nodes[place]
+        if place == len(self._nodes):
+            return None
+        index = {node: i for i, node in enumerate(self._nodes)}
+        order = [index[node] for node in nodes if node in index]
+        return None if order == sorted(order) else order
+
+    def _edges(self, name_of: Callable[[ir.Value], str]) -> dict[str, list[str | None]]:
         found: dict[str, list[str | None]] = {}
         for i, (node, before) in enumerate(zip(self._nodes, self._reads, strict=True)):
             now = node.inputs
             if now is before:
                 continue
             if len(now) != len(before) or any(stands_for(a) is not b for a, b in zip(now, before, strict=True)):
-                found[str(i)] = [None if value is None else self._names[value] for value in before]
+                found[str(i)] = [None if value is None else name_of(value) for value in before]
         return found
 
 

@@ -8,7 +8,7 @@ must not depend on S at all, and every carried state must be guarded and every i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -62,34 +62,36 @@ def prove(
     Raises:
         ProofError: with the first value or node that contradicts it.
     """
-    degrees = _degrees(graph, scale, rule_nodes)
+    nodes, exempt, checked = tuple(graph), frozenset(exempt), tuple(checked)
+    degrees = _degrees(nodes, scale, rule_nodes)
     for value in graph.outputs:
-        if degrees.values.get(value, 0) not in (0, ZERO) and value not in set(exempt):
+        if degrees.values.get(value, 0) not in (0, ZERO) and value not in exempt:
             raise ProofError(f"output {value.name!r} would still be multiplied by the loss scale")
-    if loss in _descendants(graph, scale):
+    if scale in _ancestors(loss):
         raise ProofError(f"the loss {loss.name!r} would depend on the loss scale")
     if all_finite is not None:
         condition = all_finite if applies is None else applies
-        if all_finite not in _ancestors(condition):
+        if condition is not all_finite and all_finite not in _ancestors(condition):
             raise ProofError("whether the step is applied would not depend on the finite check")
         _prove_guards(condition, guarded)
-        checked = tuple(checked)
-        reach = _ancestors(all_finite)
+        reach = _ancestors(all_finite, stop=frozenset(checked))
+        if not reach.issuperset(checked):
+            reach = _ancestors(all_finite)  # one of them may be met only above another
         for value in checked:
             if value not in reach:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
-        _prove_checked(graph, scale, set(checked), rule_nodes, {*exempt})
+        _prove_checked(graph, nodes, scale, frozenset(checked), rule_nodes, exempt)
     for write, readers in unordered_readers(graph):
         names = ", ".join(node_name(node) for node in readers)
         state = write.inputs[0]
         raise ProofError(f"{names} could read {state.name if state else '?'!r} after it was overwritten")
-    return Proof(degrees, tuple(_scaled_contractions(graph, degrees)))
+    return Proof(degrees, tuple(_scaled_contractions(nodes, degrees)))
 
 
-def _degrees(graph: ir.Graph, scale: ir.Value, rule_nodes: frozenset[ir.Node]) -> Degrees:
+def _degrees(nodes: Iterable[ir.Node], scale: ir.Value, rule_nodes: frozenset[ir.Node]) -> Degrees:
     degrees = Degrees({scale: 1}, symbol=scale)
     scaled = degrees.values.keys()
-    for node in graph:
+    for node in nodes:
         # What reads nothing that carries the scale gives nothing that does.
         if node in rule_nodes or (scaled.isdisjoint(node.inputs) and not subgraphs(node)):
             continue
@@ -102,19 +104,20 @@ def _degrees(graph: ir.Graph, scale: ir.Value, rule_nodes: frozenset[ir.Node]) -
 
 def _prove_checked(
     graph: ir.Graph,
+    nodes: Iterable[ir.Node],
     scale: ir.Value,
-    checked: set[ir.Value],
+    checked: frozenset[ir.Value],
     rule_nodes: frozenset[ir.Node],
-    exempt: set[ir.Value],
+    exempt: frozenset[ir.Value],
 ) -> None:
     """Whatever the scale reaches, by whatever way, it reaches through a value that is tested for finiteness."""
     found = {scale}
-    for node in graph:
-        rule = rule_of(node)
-        if node in rule_nodes or (rule is not None and rule.kind is Kind.SHAPE):
+    for node in nodes:
+        if found.isdisjoint(node.inputs) and not (subgraphs(node) and not found.isdisjoint(captured_values(node))):
             continue
-        if not found.isdisjoint((*node.inputs, *captured_values(node))):
-            found.update(value for value in node.outputs if value not in checked)
+        rule = rule_of(node)
+        if node not in rule_nodes and (rule is None or rule.kind is not Kind.SHAPE):
+            found.update([value for value in node.outputs if value not in checked])
             if (node.domain, node.op_type) in IN_PLACE:
                 raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
     for value in graph.outputs:
@@ -131,8 +134,8 @@ def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:
             raise ProofError(f"the next value {value.name!r} of carried state would not be guarded")
 
 
-def _scaled_contractions(graph: ir.Graph, degrees: Degrees) -> Iterable[str]:
-    for node in graph:
+def _scaled_contractions(nodes: Iterable[ir.Node], degrees: Degrees) -> Iterator[str]:
+    for node in nodes:
         for body in subgraphs(node):
             yield from _scaled_contractions(body, degrees)
         rule = rule_of(node)
@@ -141,19 +144,13 @@ def _scaled_contractions(graph: ir.Graph, degrees: Degrees) -> Iterable[str]:
                 yield node_name(node)
 
 
-def _descendants(graph: ir.Graph, value: ir.Value) -> set[ir.Value]:
-    found = {value}
-    for node in graph:
-        if not found.isdisjoint(node.inputs):
-            found.update(node.outputs)
-    return found
-
-
-def _ancestors(value: ir.Value) -> set[ir.Value]:
+def _ancestors(value: ir.Value, stop: Container[ir.Value] = ()) -> set[ir.Value]:
+    """The values that a value depends on, itself included; not going up from those where to stop."""
     found = {value}
     pending = [value]
     while pending:
-        node = pending.pop().producer()
+        value = pending.pop()
+        node = None if value in stop else value.producer()
         for operand in node.inputs if node is not None else ():
             if operand is not None and operand not in found:
                 found.add(operand)

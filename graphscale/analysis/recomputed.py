@@ -49,7 +49,7 @@ def recomputed_values(
     found: dict[ir.Value, ir.Value] = {}
     for node in rest:
         # What reads a value that is no forward value computed again is none itself.
-        if any(v is not None and v not in numbers and not _is_source(v) for v in node.inputs):
+        if [v for v in node.inputs if v is not None and v not in numbers and not _is_source(v)]:
             continue
         key = _key(node, numbers)
         members = [] if key is None else classes.get(key, [])

@@ -7,6 +7,7 @@ import dataclasses
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
+from graphscale.analysis.optimizers import OPTIMIZERS
 from graphscale.analysis.types import dtype_of
 from graphscale.analysis.updates import Update
 from graphscale.editing import Editor, shape_like
@@ -26,6 +27,10 @@ _WIDER = {
     ir.DataType.UINT16: ir.DataType.INT32,
     ir.DataType.UINT32: ir.DataType.INT64,
 }
+
+
+# The operators that may write what they read.
+_WRITES = OPTIMIZERS.keys() | WRITES_INPUTS.keys()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,7 @@ class GuardUpdates(InPlacePass):
         if applies is not None and rewrite.all_finite is not None:
             for node in graph.accumulators:
                 guard_accumulator(rewrite, node, applies)
-            for node in tuple(model.graph):
+            for node in [node for node in model.graph if (node.domain, node.op_type) in _WRITES]:
                 guard_optimizer(rewrite, node, applies)
                 for i, o in WRITES_INPUTS.get((node.domain, node.op_type), {}).items():
                     guard_written_input(rewrite, node, i, o, applies)
