@@ -96,12 +96,12 @@ class BoundLossScale:
 
     def order_writes(self) -> bool:
         """Make in-place writes wait for all readers of the old values; whether any had to be told to."""
-        self._look_for_names()
+        self.look_for_names()
         return order_writes(self.editor)
 
     def check(self, grads: Any) -> ir.Value:
         """Add the nodes that test all gradients for finiteness, and return the result, a scalar bool value."""
-        self._look_for_names()
+        self.look_for_names()
         return all_finite(self.editor, list(_flatten(grads)), self.target, CHECK)
 
     def write(self, finite: ir.Value) -> ir.Node:
@@ -110,7 +110,7 @@ class BoundLossScale:
         Args:
             finite: whether all gradients of the step are finite, a scalar bool value.
         """
-        self._look_for_names()
+        self.look_for_names()
         assert isinstance(self.policy, DynamicLossScale)
         in_place = self.target.in_place
         self.updated = add_update_rule(
@@ -137,7 +137,8 @@ class BoundLossScale:
         outputs = [("applies", ir.DataType.BOOL, ir.Shape([]))]
         return self.editor.node(UPDATE, "Or", [finite, stuck], outputs).outputs[0]
 
-    def _look_for_names(self) -> None:
+    def look_for_names(self) -> None:
+        """Take note of the names that others have put into the graph since, if anybody could have."""
         if not self.alone:
             self.editor.refresh()
 

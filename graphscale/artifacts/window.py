@@ -76,7 +76,6 @@ class AccumulationWindow(InPlacePass):
         policy = bound.policy
         if not isinstance(policy, DynamicLossScale):
             return PassResult(model, modified=False)
-        bound.editor.refresh()
         if policy.rule.on_stuck == "accept":
             raise InvalidLossScaleError(
                 'on_stuck="accept" has no effect in a training session, whose optimizer model sees the gradients '

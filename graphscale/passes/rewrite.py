@@ -118,4 +118,5 @@ def rewrite_of(model: ir.Model, pass_name: str, after: str = "scale-loss") -> Re
     if pass_name in rewrite.done:
         raise PassOrderError(f"{pass_name} has run on this model already; run it once")
     rewrite.done.append(pass_name)
+    rewrite.bound.look_for_names()
     return rewrite

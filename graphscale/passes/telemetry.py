@@ -41,7 +41,6 @@ class AddTelemetry(InPlacePass):
                 "(--skip-nonfinite), or choose a dynamic one"
             )
         editor = rewrite.bound.editor
-        editor.refresh()
         _count(rewrite, applies)
         if gradients:
             found = find_offender(editor, gradients, finite, rewrite.bound.target, NAME)

@@ -65,6 +65,28 @@ def test_among_the_passes_of_onnx_ir(loss_scale: float | str) -> None:
     assert_all_same_bits(actual, expected)
 
 
+def test_a_pass_of_ones_own_takes_names() -> None:
+    """What others put into the graph between two passes keeps its name, and ours gets another one."""
+    wanted = ("g.unscaled", "probes", "good_steps.next", "w_next.unguarded", "order.flag")
+    taken = iter(wanted)
+
+    class Take(InPlacePass):
+        def call(self, model: ir.Model) -> PassResult:
+            name = next(taken)
+            node = ir.node("Neg", [model.graph.inputs[0]], outputs=[ir.Value(name=name)], name=name)
+            model.graph.insert_before(model.graph[0], node)
+            return PassResult(model, modified=True)
+
+    model = load(cases.sgd())
+    first, *following = chain(ScaleLoss())
+    between = itertools.chain(*((Take(), each) for each in following))
+    Sequential(first, *between, CheckerPass())(model)
+    names = [value.name for node in model.graph for value in node.outputs if value.name]
+    assert len(names) == len(set(names))
+    assert {node.outputs[0].name for node in model.graph if node.op_type == "Neg"} == {*wanted}
+    assert {f"{name}_1" for name in wanted[:-1]} < set(names)  # nothing is ordered here
+
+
 def test_a_pass_of_ones_own_sees_what_was_done_so_far() -> None:
     seen = []
 

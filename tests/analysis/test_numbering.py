@@ -1,0 +1,99 @@
+"""Values by number, and sets of them as bytes."""
+
+from __future__ import annotations
+
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from graphscale.analysis.numbering import Numbering, ValueSet
+from graphscale.analysis.topology import Topology, check_order
+from graphscale.analysis.values import operands_of
+from graphscale.errors import ModelFileError
+
+STEP = """
+<ir_version: 10, opset_import: ["" : 20]>
+step (float[4] x, float[4] w, bool first) => (float[4] y, float[2] low, float[2] high)
+<float[4] w = {1, 2, 3, 4}, float[4] v = {1, 1, 1, 1}>
+{
+   product = Mul(x, w)
+   low, high = Split <num_outputs = 2> (product)
+   y = If (first) <
+      then_branch = one () => (float[4] a) { a = Exp(product) },
+      else_branch = two () => (float[4] b) { b = Identity(v) }
+   >
+}
+"""
+
+
+@pytest.fixture
+def graph() -> ir.Graph:
+    return ir.from_proto(onnx.parser.parse_model(STEP)).graph
+
+
+def numbered(graph: ir.Graph) -> Numbering:
+    return Numbering(graph, {node: operands_of(node) for node in graph})
+
+
+def named(numbering: Numbering, *names: str) -> list[ir.Value]:
+    values = {value.name: value for value in numbering.values}
+    return [values[name] for name in names]
+
+
+def test_numbers_are_in_graph_order(graph: ir.Graph) -> None:
+    numbering = numbered(graph)
+    assert numbering.ordered
+    names = [value.name for value in numbering.values]
+    assert names == ["x", "w", "first", "v", "product", "low", "high", "y"]
+    assert [numbering.numbers[value] for value in numbering.values] == list(range(8))
+    assert numbering.rows == [(4, 5, (0, 1)), (5, 7, (4,)), (7, 8, (2, 4, 3))]  # a body's captures come last
+
+
+def test_what_stands_too_late_is_seen(graph: ir.Graph) -> None:
+    product = graph[0]
+    graph.remove(product)
+    graph.append(product)
+    assert not numbered(graph).ordered
+    with pytest.raises(ModelFileError, match="before it is computed"):
+        Topology(graph, graph.outputs[0])
+
+
+def test_an_output_that_nothing_computes_is_seen(graph: ir.Graph) -> None:
+    graph.outputs[1] = ir.Value(name="nowhere")
+    assert not numbered(graph).ordered
+    with pytest.raises(ModelFileError, match="'nowhere' of the graph is computed by no node"):
+        Topology(graph, graph.outputs[0])
+    graph.outputs[1] = graph.inputs[0]
+    assert numbered(graph).ordered
+    check_order(graph, {node: operands_of(node) for node in graph})
+
+
+def test_a_set_of_values(graph: ir.Graph) -> None:
+    numbering = numbered(graph)
+    x, low, high, y = named(numbering, "x", "low", "high", "y")
+    inner = next(value for node in graph.all_nodes() for value in node.outputs if value.name == "a")
+    some = ValueSet(numbering, numbering.marks([high, x]))
+    assert list(some) == [x, high]
+    assert len(some) == 2
+    assert x in some
+    assert y not in some
+    assert inner not in some
+    assert None not in some
+    assert some == {x, high}
+    assert some & {high, low} == {high}
+    assert type(some & {high, low}) is set
+    assert some | {low} == {x, low, high}
+    assert some.isdisjoint([low, y])
+    assert not some.isdisjoint([low, high])
+    more = ValueSet(numbering, numbering.marks([y, inner]), [inner])
+    assert inner in more
+    assert set(more) == {y, inner}
+    assert len(more) == 2
+
+
+def test_a_set_sees_what_is_added_to_its_marks(graph: ir.Graph) -> None:
+    numbering = numbered(graph)
+    x, y = named(numbering, "x", "y")
+    some = ValueSet(numbering, numbering.marks([x]))
+    some.marks[numbering.numbers[y]] = 1
+    assert some == {x, y}

@@ -1,0 +1,62 @@
+"""The proof by itself, on graphs written by hand."""
+
+from __future__ import annotations
+
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from graphscale.analysis.proof import prove
+from graphscale.errors import ProofError
+
+STEP = """
+<ir_version: 10, opset_import: ["" : 20]>
+step (float[4] x, float[4] w, float scale) => (float loss, float[4] dw, float[4] whole, bool all_finite)
+{
+   product = Mul(x, w)
+   loss = ReduceSum <keepdims = 0> (product)
+   scaled = Mul(x, scale)
+   dw = Div(scaled, scale)
+   whole = Add(dw, w)
+   zero = Constant <value_float = 0.0> ()
+   probe = Mul(whole, zero)
+   total = ReduceSum <keepdims = 0> (probe)
+   nan = IsNaN(total)
+   all_finite = Not(nan)
+}
+"""
+
+
+def proved(text: str, *checked: str) -> None:
+    graph = ir.from_proto(onnx.parser.parse_model(text)).graph
+    values = {value.name: value for value in (*graph.inputs, *(v for node in graph for v in node.outputs))}
+    prove(
+        graph,
+        values["scale"],
+        values["loss"],
+        checked=[values[name] for name in checked],
+        all_finite=values["all_finite"],
+    )
+
+
+def test_a_gradient_that_is_tested_as_a_share_of_another() -> None:
+    proved(STEP, "dw", "whole")
+    proved(STEP, "dw")
+
+
+def test_a_gradient_that_is_not_tested() -> None:
+    with pytest.raises(ProofError, match="gradient 'dw' would not be tested"):
+        proved(STEP.replace("Add(dw, w)", "Add(x, w)"), "whole", "dw")
+
+
+def test_what_is_not_among_the_gradients() -> None:
+    with pytest.raises(ProofError, match="output 'dw' would depend on a gradient that is not tested"):
+        proved(STEP, "whole")
+
+
+def test_a_loss_that_depends_on_the_scale() -> None:
+    """Its degree is 0, and still it is another number at another scale, by rounding."""
+    text = STEP.replace("loss = ReduceSum <keepdims = 0> (product)", "loss = ReduceSum <keepdims = 0> (back)")
+    text = text.replace("product = Mul(x, w)", "product = Mul(x, w) up = Mul(product, scale) back = Div(up, scale)")
+    with pytest.raises(ProofError, match="the loss 'loss' would depend on the loss scale"):
+        proved(text, "dw")
