@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx_ir.passes import InPlacePass, PassResult
+from onnx_ir.passes.common import ShapeInferencePass
 
 import graphscale as gs
 from graphscale.errors import ModelFileError
@@ -181,3 +183,33 @@ def test_passes_in_a_sequence_of_ones_own(name: str) -> None:
     Autocast()(mixed)
     assert_strips(model, mixed)
     assert_strips(gs.strip(model), original)
+
+
+@pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "jax/attention", "ort/digits_mlp"])
+def test_what_others_passes_changed_in_between(name: str) -> None:
+    """The order of nodes, and types and shapes that were not known: the original's own come back."""
+    original = ir.load(MODELS / f"{name}.onnx")
+    for node in original.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.type = value.shape = None
+
+    class Tell(InPlacePass):
+        """Move the last node that can be moved up by one, and infer types and shapes."""
+
+        def call(self, model: ir.Model) -> PassResult:
+            nodes = list(model.graph)
+            above, node = next(
+                (above, node)
+                for above, node in zip(reversed(nodes[:-1]), reversed(nodes[1:]), strict=True)
+                if not {*above.outputs} & {*node.inputs}
+            )
+            model.graph.remove(node)
+            model.graph.insert_before(above, node)
+            assert ShapeInferencePass()(model).modified
+            return PassResult(model, modified=True)
+
+    model = original.clone()
+    passes = (UnscaleGradients(), CheckFinite(), UpdateLossScale(), GuardUpdates(), OrderWrites())
+    ir.passes.Sequential(ScaleLoss("dynamic"), Tell(), *passes)(model)
+    assert_strips(model, original)
