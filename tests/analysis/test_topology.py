@@ -1,0 +1,89 @@
+"""What each value of a training graph depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from graphscale.analysis.topology import Topology
+
+# Two layers, a quadratic loss, and a backward pass that computes the first layer's product again.
+STEP = """
+<ir_version: 10, opset_import: ["" : 20]>
+step (float[2,4] x, float[2,4] w, float[4,4] v, float[2,4] t) => (float loss, float[2,4] w_next, float[4,4] v_next)
+<float two = {2.0}, float[2,4] d>
+{
+   h = Mul(x, w)
+   c = MatMul(h, v)
+   d = Sub(c, t)
+   s = Mul(d, d)
+   loss = ReduceSum <keepdims = 0> (s)
+   again = Mul(x, w)
+   dd = Mul(d, two)
+   turned = Transpose <perm = [1, 0]> (again)
+   dv = MatMul(turned, dd)
+   v_turned = Transpose <perm = [1, 0]> (v)
+   dh = MatMul(dd, v_turned)
+   dw = Mul(dh, x)
+   w_next = Sub(w, dw)
+   v_next = Sub(v, dv)
+}
+"""
+
+
+@pytest.fixture
+def topology() -> Topology:
+    graph = ir.from_proto(onnx.parser.parse_model(STEP)).graph
+    return Topology(graph, graph.outputs[0])
+
+
+def names(values: Iterable[ir.Value]) -> set[str | None]:
+    return {value.name for value in values}
+
+
+def values_of(topology: Topology) -> dict[str | None, ir.Value]:
+    results = (value for node in topology.nodes for value in node.outputs)
+    return {value.name: value for value in (*topology.graph.inputs, *results)}
+
+
+def test_forward_and_backward(topology: Topology) -> None:
+    assert names(topology.forward) == {"x", "w", "v", "t", "h", "c", "d", "s", "loss", "again"}
+    assert names(topology.tail) == {"c", "t", "d", "s", "loss"}
+    backward = {"dd", "turned", "dv", "v_turned", "dh", "dw", "w_next", "v_next"}
+    assert names(value for node in topology.backward for value in node.outputs) == backward
+    assert names(value for node in topology.contractions for value in node.outputs) == {"c", "dv", "dh"}
+
+
+def test_what_depends_on_what(topology: Topology) -> None:
+    behind_the_loss = {"d", "s", "loss", "dd", "dv", "dh", "dw", "w_next", "v_next"}
+    assert names(topology.activation_dependent) == {"h", "c", "again", "turned"} | behind_the_loss
+    assert names(topology.tail_dependent) == {"c"} | behind_the_loss
+    assert names(topology.targets) == {"t"}
+    assert names(topology.target_dependent) == {"t"} | behind_the_loss
+    assert names(topology.propagated) == {"dv", "dh", "dw", "w_next", "v_next"}
+
+
+def test_how_deep_and_how_late(topology: Topology) -> None:
+    values = values_of(topology)
+    depths = {name: topology.depth(value) for name, value in values.items()}
+    assert {name for name, depth in depths.items() if depth == 0} == {"x", "w", "v", "t", "v_turned"}
+    assert {name for name, depth in depths.items() if depth == 1} == {"h", "again", "turned"}
+    assert {name: depths[name] for name in ("c", "d", "s", "loss")} == {"c": 2, "d": 3, "s": 4, "loss": 5}
+    assert {depths[name] for name in ("dd", "dv", "dh", "dw", "w_next")} == {3}
+    # The last layer's weight enters behind the last contraction's operands, as a label does.
+    label, weight = topology.late(values["t"]), topology.late(values["v"])
+    assert label.bit_count() == weight.bit_count() == 1
+    assert label != weight
+    lates = {name: topology.late(value) for name, value in values.items()}
+    assert {name for name, late in lates.items() if late == 0} == {"x", "w", "h", "again", "turned"}
+    assert {name for name, late in lates.items() if late == weight} == {"v", "c", "v_turned"}
+    assert {lates[name] for name in ("d", "s", "loss", "dd", "dv", "dh", "dw", "w_next")} == {label | weight}
+
+
+def test_values_that_are_not_of_the_graph(topology: Topology) -> None:
+    other = ir.Value(name="other")
+    assert topology.depth(other) == topology.late(other) == 0
+    assert other not in topology.forward
