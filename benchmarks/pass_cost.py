@@ -10,11 +10,12 @@ The graphs are training steps of a GPT with clipping and AdamW (gpt_like.py), or
 and one GPT with more than 2 GB of weights and moments in a file beside the model, which both jobs write anew in another
 folder.
 
-Each job is a fresh process; the two take turns, who begins changes from round to round, and what they have written is
-gone and the disk at rest before the next begins. A first round does not count. Times are those of the job alone,
-without start and imports, by the clock and of the processor; "process" is the whole process as the user sees it. Ratios
-are medians of the rounds' ratios. Peak memory is the largest resident set of the process, with what Python and the
-imports take, which is told besides. Graphs of 50,000 nodes or more, and the large one, have `--large-rounds` rounds.
+Each job is a fresh process; in a round both work on every graph in turn, who begins changes from round to round, and
+what they have written is gone and the disk at rest before the next begins. A first round does not count. Times are
+those of the job alone, without start and imports, by the clock and of the processor; "process" is the whole process as
+the user sees it. Ratios are medians of the rounds' ratios, also those of two sizes. Peak memory is the largest resident
+set of the process, with what Python and the imports take, which is told besides. Graphs of 50,000 nodes or more, and
+the large one, have `--large-rounds` rounds.
 """
 
 from __future__ import annotations
@@ -84,15 +85,25 @@ class Cost:
 
     def ratios(self, measure: str) -> tuple[float, float, float]:
         """The lower quartile, the median and the upper quartile of graphscale's cost over bare's, round by round."""
-        pairs = zip(*(self.rounds[job][measure] for job in ("graphscale", "bare")), strict=True)
-        ratios = [mine / theirs for mine, theirs in pairs]
-        quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-        return quartiles[0], quartiles[1], quartiles[2]
+        return quartiles(self.rounds["graphscale"][measure], self.rounds["bare"][measure])
+
+    def growth(self, smaller: Cost, job: str, measure: str) -> tuple[float, float, float]:
+        """The lower quartile, the median and the upper quartile of a job's cost over that of a smaller graph."""
+        mine, theirs = self.rounds[job][measure], smaller.rounds[job][measure]
+        count = min(len(mine), len(theirs))
+        return quartiles(mine[:count], theirs[:count])
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
         subject = {"graph": self.subject.name, "nodes": self.subject.nodes, "megabytes": self.subject.megabytes}
         return {**subject, "rounds": self.rounds}
+
+
+def quartiles(costs: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    """The lower quartile, the median and the upper quartile of what the rounds cost over what they cost another."""
+    ratios = [mine / theirs for mine, theirs in zip(costs, others, strict=True)]
+    found = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return found[0], found[1], found[2]
 
 
 def run(script: Path, *arguments: object) -> dict[str, float]:
@@ -108,17 +119,18 @@ def run(script: Path, *arguments: object) -> dict[str, float]:
     return {**found, "process": process}
 
 
-def measure(subject: Subject, folder: Path) -> Cost:
-    """Let the jobs take turns."""
-    rounds: dict[str, dict[str, list[float]]] = {job: {} for job in JOBS}
-    for i in range(subject.rounds + 1):
-        for job in JOBS if i % 2 else JOBS[::-1]:
-            with tempfile.TemporaryDirectory(dir=folder) as output:
-                os.sync()
-                found = run(JOB, job, subject.path, Path(output, "out.onnx"))
-            for name, value in found.items() if i else ():
-                rounds[job].setdefault(name, []).append(value)
-    return Cost(subject, rounds)
+def measure(subjects: Sequence[Subject], folder: Path) -> list[Cost]:
+    """Let the jobs, and the graphs, take turns."""
+    costs = [Cost(subject, {job: {} for job in JOBS}) for subject in subjects]
+    for i in range(max((subject.rounds for subject in subjects), default=0) + 1):
+        for cost in (cost for cost in costs if i <= cost.subject.rounds):
+            for job in JOBS if i % 2 else JOBS[::-1]:
+                with tempfile.TemporaryDirectory(dir=folder) as output:
+                    os.sync()
+                    found = run(JOB, job, cost.subject.path, Path(output, "out.onnx"))
+                for name, value in found.items() if i else ():
+                    cost.rounds[job].setdefault(name, []).append(value)
+    return costs
 
 
 def import_costs(rounds: int) -> dict[str, list[float]]:
@@ -147,9 +159,9 @@ def seconds(cost: Cost, job: str, measure: str = "wall") -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-def ratio(cost: Cost, measure: str) -> str:
+def shown(ratios: tuple[float, float, float]) -> str:
     """A median ratio with its quartiles."""
-    low, middle, high = cost.ratios(measure)
+    low, middle, high = ratios
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
@@ -160,20 +172,21 @@ def print_table(costs: Sequence[Cost]) -> None:
         subject = cost.subject
         row = [subject.name, f"{subject.nodes:,}", f"{subject.megabytes:,.1f}", str(subject.rounds)]
         row += [seconds(cost, job) for job in JOBS]
-        row += [ratio(cost, name) for name in ("wall", "cpu", "process")]
+        row += [shown(cost.ratios(name)) for name in ("wall", "cpu", "process")]
         print(f"| {' | '.join(row)} |")
     print()
     print("| graph | nodes | peak memory: bare, MB | graphscale, MB | ratio |")
     print("|---|---:|---:|---:|---:|")
     for cost in costs:
         peaks = [f"{cost.median(job, 'peak'):.0f}" for job in JOBS]
-        print(f"| {cost.subject.name} | {cost.subject.nodes:,} | {' | '.join(peaks)} | {ratio(cost, 'peak')} |")
+        print(f"| {cost.subject.name} | {cost.subject.nodes:,} | {' | '.join(peaks)} | {shown(cost.ratios('peak'))} |")
     print()
 
 
 def print_limits(costs: Sequence[Cost], imports: dict[str, list[float]]) -> None:
     """What the costs must not exceed."""
     rows: list[tuple[str, float, float]] = []
+    growths: list[tuple[str, str, str]] = []
     steps = [cost for cost in costs if not cost.subject.name.startswith("large")]
     by_size = {round(cost.subject.nodes, -len(str(cost.subject.nodes)) + 1): cost for cost in steps}
     if 100_000 in by_size:
@@ -182,8 +195,9 @@ def print_limits(costs: Sequence[Cost], imports: dict[str, list[float]]) -> None
         if 10_000 in by_size:
             quick = by_size[10_000]
             for name, word in (("wall", "the job by the clock"), ("cpu", "its CPU time"), ("process", "the process")):
-                growth = slow.median("graphscale", name) / quick.median("graphscale", name)
-                rows.append((f"100,000 nodes over 10,000, {word}", growth, 12))
+                growth = slow.growth(quick, "graphscale", name)
+                rows.append((f"100,000 nodes over 10,000, {word}", growth[1], 12))
+                growths.append((word, shown(growth), shown(slow.growth(quick, "bare", name))))
     for cost in costs:
         if cost.subject.name.startswith("large"):
             rows += [("large over bare", cost.ratios("wall")[1], 1), ("its CPU time", cost.ratios("cpu")[1], 1)]
@@ -198,7 +212,9 @@ def print_limits(costs: Sequence[Cost], imports: dict[str, list[float]]) -> None
         print(f"| {what} | {value:.2f} | {limit:g} | {'yes' if value <= limit else 'no'} |")
     print(f"| graphscale --help imports onnxruntime | | no | {'no' if 'onnxruntime' in help_imports() else 'yes'} |")
     peaks = f"{medians['bare peak']:.0f} MB with onnx and onnx_ir, {medians['graphscale peak']:.0f} MB with graphscale"
-    print(f"\nPeak memory after the imports alone: {peaks}.")
+    for word, mine, theirs in growths:
+        print(f"\n100,000 nodes over 10,000, {word}: graphscale {mine}, bare {theirs}.", end="")
+    print(f"\n\nPeak memory after the imports alone: {peaks}.")
 
 
 def subjects(options: argparse.Namespace, folder: Path) -> list[Subject]:
@@ -223,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="*", default=[1_000, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--large-rounds", type=int, default=7)
+    parser.add_argument("--large-rounds", type=int, default=15)
     parser.add_argument("--graph", choices=("gpt", "residual"), default="gpt")
     parser.add_argument("--no-large", action="store_true")
     parser.add_argument("--large-blocks", type=int, default=12)
@@ -232,7 +248,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all rounds into this file as well")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        costs = [measure(subject, Path(name)) for subject in subjects(options, Path(name))]
+        costs = measure(subjects(options, Path(name)), Path(name))
         imports = import_costs(options.rounds)
         print_table(costs)
         print_limits(costs, imports)

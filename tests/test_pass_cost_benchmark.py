@@ -108,6 +108,23 @@ def test_the_benchmark(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rounds.json"]
 
 
+def test_growth_is_that_of_each_round(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What another round of the smaller graph has cost, when the machine was faster, is no part of it."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    pass_cost = importlib.import_module("pass_cost")
+    costs = []
+    for nodes, walls in ((9_881, [0.5, 1.0, 0.4]), (100_193, [5.0, 11.0, 4.0])):
+        measures = {"wall": walls, "cpu": walls, "process": [wall + 1 for wall in walls]}
+        subject = pass_cost.Subject("gpt", nodes, Path("step.onnx"), 3)
+        costs.append(pass_cost.Cost(subject, dict.fromkeys(pass_cost.JOBS, measures)))
+    assert costs[1].growth(costs[0], "graphscale", "wall") == (10.0, 10.0, 10.5)
+    imports = {key: [1.0] for key in ("base", "graphscale", "scale", "bare peak", "graphscale peak")}
+    pass_cost.print_limits(costs, imports)
+    printed = capsys.readouterr().out
+    assert "| 100,000 nodes over 10,000, the job by the clock | 10.00 | 12 | yes |" in printed
+    assert "the job by the clock: graphscale 10.00 (10.00 to 10.50), bare 10.00 (10.00 to 10.50)." in printed
+
+
 def test_help_starts_no_runtime() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "graphscale", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -8,25 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import compress
-from typing import NamedTuple
 
 import onnx_ir as ir
 
 __all__ = ["Numbering", "Row", "ValueSet"]
 
-
-class Row(NamedTuple):
-    """A node in numbers.
-
-    Attributes:
-        first: the number of its first result.
-        end: the number after its last result.
-        operands: the numbers of what it reads.
-    """
-
-    first: int
-    end: int
-    operands: tuple[int, ...]
+# A node in numbers: that of its first result, that after its last result, and those of what it reads.
+Row = tuple[int, int, tuple[int, ...]]
 
 
 class Numbering:
@@ -61,7 +49,7 @@ class Numbering:
                 numbers[value] = end
                 end += 1
             self.values += node.outputs
-            self.rows.append(Row(first, end, operands))
+            self.rows.append((first, end, operands))
 
     def marks(self, values: Iterable[ir.Value] = ()) -> bytearray:
         """A byte for each value: 1 for these, and 0; values of subgraphs have none."""

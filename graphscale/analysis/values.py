@@ -154,7 +154,8 @@ def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
                 walk(inner, owner)
 
     for node in nodes:
-        walk(node, node)
+        if node.attributes.data:
+            walk(node, node)
     return found
 
 
