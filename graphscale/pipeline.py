@@ -278,7 +278,7 @@ def _autocast_pass(autocast: Any, found_by: tuple[Any, ...]) -> Autocast | None:
 
 
 def _prove(model: ir.Model, rewrite: Rewrite, own: Iterable[ir.Node], exposed: Sequence[ir.Value]) -> None:
-    """Prove the result; these are the nodes that the passes put in."""
+    """Prove the result; `own` are the nodes that these passes put in, not some rewrite before."""
     graph, bound = rewrite.training_graph, rewrite.bound
     states = set(bound.next_state)
     marks = {"update-loss-scale", "order-writes"}

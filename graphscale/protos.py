@@ -78,8 +78,7 @@ class _Reader:
         self._types: dict[bytes, _Plain | None] = {}
         self._attributes: dict[bytes, ir.Attr] = {}
         self._values: dict[str, ir.Value] = {}
-        # What is rare is kept as it is; of the rest no object of protobuf shall live on, one for each value.
-        self._infos = {info.name: self._plain_type(info) or info for info in proto.value_info}
+        self._infos = {info.name: self._known(info) for info in proto.value_info}
 
     def read_into(self, graph: ir.Graph) -> None:
         """Put all into a graph that has its initializers.
@@ -92,7 +91,7 @@ class _Reader:
                 raise _RareError
             value = graph.initializers.get(info.name) or ir.Value(name=info.name)
             self._values[info.name] = value
-            self._describe(value, self._plain_type(info) or info)
+            self._describe(value, self._known(info))
             graph.inputs.append(value)
         for name, value in graph.initializers.items():
             if name not in self._values:
@@ -104,7 +103,7 @@ class _Reader:
             if info.name not in self._values:
                 raise _RareError
             value = self._values[info.name]
-            self._describe(value, self._plain_type(info) or info)
+            self._describe(value, self._known(info))
             graph.outputs.append(value)
 
     def _node(self, proto: onnx.NodeProto) -> ir.Node:
@@ -150,7 +149,7 @@ class _Reader:
         elif isinstance(known, tuple):
             value = ir.Value(name=name, type=ir.TensorType(known[0]), shape=known[1])
         else:
-            value = ir.serde.deserialize_value_info_proto(known, None)
+            value = self._read_rare(known, None)
         self._values[name] = value
         return value
 
@@ -159,7 +158,21 @@ class _Reader:
         if isinstance(known, tuple):
             value.type, value.shape, value.doc_string = ir.TensorType(known[0]), known[1], None
         else:
-            ir.serde.deserialize_value_info_proto(known, value)
+            self._read_rare(known, value)
+
+    def _read_rare(self, info: onnx.ValueInfoProto, value: ir.Value | None) -> ir.Value:
+        self._plain_type(info)  # says of a damaged type what is wrong with it; onnx_ir says where it is
+        return ir.serde.deserialize_value_info_proto(info, value)
+
+    def _known(self, info: onnx.ValueInfoProto) -> _Plain | onnx.ValueInfoProto:
+        """What is said of a value; what is rare, or damaged, as it is.
+
+        Of all others no object of protobuf shall live on: there is one for each value.
+        """
+        try:
+            return self._plain_type(info) or info
+        except ValueError:
+            return info
 
     def _plain_type(self, info: onnx.ValueInfoProto) -> _Plain | None:
         """The dtype and shape of a value; None if something else is said of it, too."""

@@ -8,6 +8,7 @@ It is checked against the snapshot when it is made, so that what it leads to is 
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import json
 import zlib
@@ -151,6 +152,18 @@ class Snapshot:
             return None
         snapshot = model.meta[_KEY] = Snapshot(model, whole=whole)
         return snapshot
+
+    @staticmethod
+    @contextlib.contextmanager
+    def begun(model: ir.Model) -> Iterator[Snapshot | None]:
+        """What `begin` gives, for a `with` block; if the block raises, whoever tries again begins anew."""
+        snapshot = Snapshot.begin(model)
+        try:
+            yield snapshot
+        except BaseException:
+            if snapshot is not None:
+                del model.meta[_KEY]
+            raise
 
     def finish(self, model: ir.Model, small: ir.DataType | None = None) -> None:
         """Put the record of what was done since the snapshot into the model's metadata."""

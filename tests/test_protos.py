@@ -272,6 +272,24 @@ def test_attributes_that_are_equal_numbers_are_shared() -> None:
     assert as_bytes(write_model(model)) == as_bytes(ir.to_proto(model))
 
 
+def test_damaged_types_of_values_that_are_not_there() -> None:
+    """They are passed over, as by onnx_ir; of a value that is there they are damage."""
+    proto = small()
+    for name in ("nobody", "", "v"):
+        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2])
+        info.type.tensor_type.elem_type = 99
+        proto.graph.value_info.append(info)
+    proto.graph.value_info.append(
+        onnx.helper.make_tensor_value_info("v", onnx.TensorProto.FLOAT, [2])
+    )  # the last counts
+    check(proto)
+    proto.graph.value_info[-1].type.tensor_type.elem_type = 99
+    with pytest.raises(ValueError, match=r"^99 is not a valid DataType$"):
+        read_model(proto)
+    with pytest.raises(ir.serde.SerdeError):
+        ir.from_proto(proto)
+
+
 def test_damaged_graphs_raise_what_onnx_ir_raises() -> None:
     proto = small()
     proto.graph.node.add(op_type="Neg", input=["w"], output=["v"])

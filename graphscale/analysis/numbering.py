@@ -6,8 +6,8 @@ there, and each object beside it to know its hash; a row of bytes is read from o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Set
-from itertools import compress
 
 import onnx_ir as ir
 
@@ -28,22 +28,28 @@ class Numbering:
         values: the values, each at its number.
         numbers: the number of each value.
         rows: the nodes, in graph order.
-        ordered: whether each value is an input or an initializer, or computed before all that read it. If not, some
-            nodes may have no row.
+        ordered: whether each value is an input or an initializer, or computed before all that read it; if not, the rest
+            is of no use.
     """
 
     def __init__(self, graph: ir.Graph, reads: Mapping[ir.Node, Iterable[ir.Value]]) -> None:
         self.values = list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
         self.numbers = numbers = {value: number for number, value in enumerate(self.values)}
         self.rows: list[Row] = []
-        self.ordered = all(value.producer() is not None or value in numbers for value in graph.outputs)
+        self.ordered = all(value.producer() is not None or _is_source(value) for value in graph.outputs)
         end = len(numbers)
         for node, values in reads.items():
             try:
                 operands = tuple([numbers[value] for value in values])
             except KeyError:
-                self.ordered = False
-                return
+                unknown = [value for value in dict.fromkeys(values) if value not in numbers]
+                if not all(map(_is_source, unknown)):
+                    self.ordered = False
+                    return
+                numbers.update(zip(unknown, itertools.count(end), strict=False))
+                self.values += unknown
+                end = len(numbers)
+                operands = tuple([numbers[value] for value in values])
             first = end
             for value in node.outputs:
                 numbers[value] = end
@@ -61,12 +67,17 @@ class Numbering:
         return found
 
 
+def _is_source(value: ir.Value) -> bool:
+    """Whether a value is an input or an initializer, be it another graph's."""
+    return value.producer() is None and (value.is_graph_input() or value.is_initializer())
+
+
 class ValueSet(Set[ir.Value]):
-    """Some values of a main graph; `&` and the like give sets of Python's own.
+    """A view of some values of a main graph; `&` and the like give sets of Python's own.
 
     Args:
         numbering: of the main graph.
-        marks: a byte for each of its values: 1 for those in the set, and 0. It is looked at, not copied.
+        marks: a byte for each of its values: 1 for those in the set, and 0. Who changes it changes the set.
         inner: values of subgraphs that are in the set as well.
     """
 
@@ -81,7 +92,7 @@ class ValueSet(Set[ir.Value]):
         return value in self._inner if number is None else bool(self.marks[number])
 
     def __iter__(self) -> Iterator[ir.Value]:
-        yield from compress(self._values, self.marks)
+        yield from itertools.compress(self._values, self.marks)
         yield from self._inner
 
     def __len__(self) -> int:

@@ -80,7 +80,8 @@ def prove(
         for value in checked:
             if value not in reach:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
-        _prove_checked(graph, nodes, scale, frozenset(checked), rule_nodes, exempt)
+        outputs = [value for value in graph.outputs if value not in exempt]
+        _prove_checked(nodes, scale, frozenset(checked), rule_nodes, outputs)
     for write, readers in unordered_readers(graph):
         names = ", ".join(node_name(node) for node in readers)
         state = write.inputs[0]
@@ -103,12 +104,11 @@ def _degrees(nodes: Iterable[ir.Node], scale: ir.Value, rule_nodes: frozenset[ir
 
 
 def _prove_checked(
-    graph: ir.Graph,
     nodes: Iterable[ir.Node],
     scale: ir.Value,
     checked: frozenset[ir.Value],
     rule_nodes: frozenset[ir.Node],
-    exempt: frozenset[ir.Value],
+    outputs: Iterable[ir.Value],
 ) -> None:
     """Whatever the scale reaches, by whatever way, it reaches through a value that is tested for finiteness."""
     found = {scale}
@@ -120,8 +120,8 @@ def _prove_checked(
             found.update([value for value in node.outputs if value not in checked])
             if (node.domain, node.op_type) in IN_PLACE:
                 raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
-    for value in graph.outputs:
-        if value in found and value not in exempt:
+    for value in outputs:
+        if value in found:
             raise ProofError(f"output {value.name!r} would depend on a gradient that is not tested for finiteness")
 
 

@@ -49,7 +49,6 @@ class Topology:
         nodes: the nodes in graph order; `index` gives the place of each.
         owners: for each nested graph, the node of the main graph that it belongs to.
         reads: what each node reads, in graph order: its inputs, and what its subgraphs capture.
-        by_operator: the nodes of each operator, by its domain and type.
         contractions: the nodes that are contractions, or have one in their subgraphs.
         propagating: these, and gradient operators: where gradients go through a backward node for certain.
         forward: the values that the loss depends on, the loss among them, and what is computed again of them.
@@ -73,11 +72,11 @@ class Topology:
         if not self._numbering.ordered:
             check_order(graph, self.reads)
         self._rows = self._numbering.rows
-        self.by_operator: dict[tuple[str, str], list[ir.Node]] = {}
+        self._by_operator: dict[tuple[str, str], list[ir.Node]] = {}
         for node in self.nodes:
-            self.by_operator.setdefault((node.domain, node.op_type), []).append(node)
-        rules = {kind: RULES.get(kind) for kind in self.by_operator}
-        of_rules = [(rule, self.by_operator[kind]) for kind, rule in rules.items() if rule is not None]
+            self._by_operator.setdefault((node.domain, node.op_type), []).append(node)
+        rules = {kind: RULES.get(kind) for kind in self._by_operator}
+        of_rules = [(rule, self._by_operator[kind]) for kind, rule in rules.items() if rule is not None]
         if self.owners:
             self.contractions = frozenset(node for node in self.nodes if contains_contraction(node))
         else:
@@ -99,8 +98,8 @@ class Topology:
         self._spread()
         again = self._recomputed()
         if again:
-            self._add(self.forward, again)
-            self._add(self.tail, (value for value, original in again.items() if original in self.tail))
+            self._include(again, self.forward)
+            self._include([value for value, original in again.items() if original in self.tail], self.tail)
             self._spread()
         self.target_dependent = self._descendants(self.targets)
         self.backward = self._backward_nodes()
@@ -160,9 +159,9 @@ class Topology:
                     marks[operand] = 1
         return ValueSet(self._numbering, marks, found.difference(self._numbering.numbers) if self.owners else ())
 
-    def _add(self, to: ValueSet, values: Iterable[ir.Value]) -> None:
+    def _include(self, values: Iterable[ir.Value], where: ValueSet) -> None:
         for value in values:
-            to.marks[self._numbering.numbers[value]] = 1
+            where.marks[self._numbering.numbers[value]] = 1
 
     def _recomputed(self) -> dict[ir.Value, ir.Value]:
         """The values outside of forward that equal a forward value, each with that value."""
@@ -190,7 +189,7 @@ class Topology:
         if not sinks:
             sinks = [value for value in self.graph.outputs if value is not self.loss]
         for kind in IN_PLACE:
-            for node in self.by_operator.get(kind, ()):
+            for node in self._by_operator.get(kind, ()):
                 sinks.extend(node.outputs)
         reached, forward = self.ancestors(sinks).marks, self.forward.marks
         return {

@@ -67,7 +67,10 @@ class Autocast(InPlacePass):
             raise AutocastError(f"{NAME}: the model carries a loss scale already; autocast the original, then scale it")
         if AUTOCAST_KEY in model.metadata_props:
             raise AutocastError(f"{NAME}: the model is in mixed precision already; autocast the original graph")
-        snapshot = Snapshot.begin(model)
+        with Snapshot.begun(model) as snapshot:
+            return self._rewrite(model, snapshot)
+
+    def _rewrite(self, model: ir.Model, snapshot: Snapshot | None) -> PassResult:
         dtype, target = _DTYPES[self.dtype], get_target(self.target)
         _check_target(dtype, target, self.emulate)
         _refuse_double(model.graph)

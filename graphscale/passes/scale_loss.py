@@ -17,7 +17,7 @@ from graphscale.analysis.values import main_node, main_nodes, uses_of
 from graphscale.bound import BoundLossScale
 from graphscale.editing import Editor, Position, replace_reads, shape_like
 from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
-from graphscale.loss_scale import get
+from graphscale.loss_scale import LossScale, get
 from graphscale.metadata import is_scaled
 from graphscale.passes.rewrite import Rewrite
 from graphscale.undo import Snapshot
@@ -63,7 +63,11 @@ class ScaleLoss(InPlacePass):
         policy = get(self.loss_scale)
         if policy is None:
             raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
-        snapshot = Snapshot.begin(model)
+        with Snapshot.begun(model) as snapshot:
+            self._rewrite(model, policy, snapshot)
+        return PassResult(model, modified=True)
+
+    def _rewrite(self, model: ir.Model, policy: LossScale, snapshot: Snapshot | None) -> None:
         graph = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
         bound = BoundLossScale(policy, model, self.target)
         bound.alone = snapshot is None  # else others' passes may run between ours
@@ -76,7 +80,6 @@ class ScaleLoss(InPlacePass):
         if self.expose_scaled_loss:
             _expose(bound.editor, graph.loss, bound())
         rewrite.attach(model)
-        return PassResult(model, modified=True)
 
 
 def _enter(editor: Editor, value: ir.Value, places: Sequence[Place], scale: ir.Value) -> ir.Value:

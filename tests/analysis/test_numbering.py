@@ -58,6 +58,21 @@ def test_what_stands_too_late_is_seen(graph: ir.Graph) -> None:
         Topology(graph, graph.outputs[0])
 
 
+def test_an_input_of_another_graph_is_taken_for_a_constant(graph: ir.Graph) -> None:
+    """No model can be written like that; what onnx_ir objects say is that the value needs no node."""
+    foreign = ir.Value(name="foreign", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([4]))
+    ir.Graph([foreign], [], nodes=[])
+    node = ir.node("Add", [foreign, graph.inputs[0]], outputs=[ir.Value(name="sum")])
+    graph.insert_before(graph[0], node)
+    numbering = numbered(graph)
+    assert numbering.ordered
+    names = [value.name for value in numbering.values]
+    assert names == ["x", "w", "first", "v", "foreign", "sum", "product", "low", "high", "y"]
+    assert numbering.rows[0] == (5, 6, (4, 0))
+    assert [numbering.numbers[value] for value in numbering.values] == list(range(10))
+    assert foreign in Topology(graph, node.outputs[0]).forward
+
+
 def test_an_output_that_nothing_computes_is_seen(graph: ir.Graph) -> None:
     graph.outputs[1] = ir.Value(name="nowhere")
     assert not numbered(graph).ordered

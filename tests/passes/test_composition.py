@@ -14,6 +14,7 @@ from onnx_ir.passes.common import CheckerPass, NameFixPass, ShapeInferencePass, 
 import graphscale as gs
 from graphscale.errors import GraphscaleError, PassOrderError
 from graphscale.passes import (
+    Autocast,
     CheckFinite,
     GuardUpdates,
     LowerOptimizers,
@@ -65,26 +66,35 @@ def test_among_the_passes_of_onnx_ir(loss_scale: float | str) -> None:
     assert_all_same_bits(actual, expected)
 
 
-def test_a_pass_of_ones_own_takes_names() -> None:
+class Take(InPlacePass):
+    """Puts a node into the graph whose result has the first of some names."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def call(self, model: ir.Model) -> PassResult:
+        name = self.names.pop(0)
+        node = ir.node("Neg", [model.graph.inputs[0]], outputs=[ir.Value(name=name)], name=name)
+        model.graph.insert_before(model.graph[0], node)
+        return PassResult(model, modified=True)
+
+
+@pytest.mark.parametrize("failing", [None, ScaleLoss(loss="nowhere"), Autocast(loss="nowhere")])
+def test_a_pass_of_ones_own_takes_names(failing: InPlacePass | None) -> None:
     """What others put into the graph between two passes keeps its name, and ours gets another one."""
-    wanted = ("g.unscaled", "probes", "good_steps.next", "w_next.unguarded", "order.flag")
-    taken = iter(wanted)
-
-    class Take(InPlacePass):
-        def call(self, model: ir.Model) -> PassResult:
-            name = next(taken)
-            node = ir.node("Neg", [model.graph.inputs[0]], outputs=[ir.Value(name=name)], name=name)
-            model.graph.insert_before(model.graph[0], node)
-            return PassResult(model, modified=True)
-
     model = load(cases.sgd())
+    if failing is not None:
+        with pytest.raises(GraphscaleError, match="nowhere"):
+            failing(model)
+    wanted = ["g.unscaled", "probes", "good_steps.next", "w_next.unguarded", "order.flag"]
     first, *following = chain(ScaleLoss())
-    between = itertools.chain(*((Take(), each) for each in following))
-    Sequential(first, *between, CheckerPass())(model)
+    take = Take([*wanted])
+    Sequential(first, *itertools.chain(*((take, each) for each in following)), CheckerPass())(model)
     names = [value.name for node in model.graph for value in node.outputs if value.name]
     assert len(names) == len(set(names))
     assert {node.outputs[0].name for node in model.graph if node.op_type == "Neg"} == {*wanted}
     assert {f"{name}_1" for name in wanted[:-1]} < set(names)  # nothing is ordered here
+    assert "graphscale.undo" in model.metadata_props
 
 
 def test_a_pass_of_ones_own_sees_what_was_done_so_far() -> None:
