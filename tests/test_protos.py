@@ -279,9 +279,8 @@ def test_damaged_types_of_values_that_are_not_there() -> None:
         info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2])
         info.type.tensor_type.elem_type = 99
         proto.graph.value_info.append(info)
-    proto.graph.value_info.append(
-        onnx.helper.make_tensor_value_info("v", onnx.TensorProto.FLOAT, [2])
-    )  # the last counts
+    # The last one counts.
+    proto.graph.value_info.append(onnx.helper.make_tensor_value_info("v", onnx.TensorProto.FLOAT, [2]))
     check(proto)
     proto.graph.value_info[-1].type.tensor_type.elem_type = 99
     with pytest.raises(ValueError, match=r"^99 is not a valid DataType$"):

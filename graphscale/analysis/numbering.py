@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 import onnx_ir as ir
 
-__all__ = ["Numbering", "Row", "ValueSet"]
+__all__ = ["Numbering", "Row", "ValueSet", "is_source"]
 
 # A node in numbers: that of its first result, that after its last result, and those of what it reads.
 Row = tuple[int, int, tuple[int, ...]]
@@ -36,14 +36,14 @@ class Numbering:
         self.values = list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
         self.numbers = numbers = {value: number for number, value in enumerate(self.values)}
         self.rows: list[Row] = []
-        self.ordered = all(value.producer() is not None or _is_source(value) for value in graph.outputs)
+        self.ordered = all(value.producer() is not None or is_source(value) for value in graph.outputs)
         end = len(numbers)
         for node, values in reads.items():
             try:
                 operands = tuple([numbers[value] for value in values])
             except KeyError:
                 unknown = [value for value in dict.fromkeys(values) if value not in numbers]
-                if not all(map(_is_source, unknown)):
+                if not all(map(is_source, unknown)):
                     self.ordered = False
                     return
                 numbers.update(zip(unknown, itertools.count(end), strict=False))
@@ -67,7 +67,7 @@ class Numbering:
         return found
 
 
-def _is_source(value: ir.Value) -> bool:
+def is_source(value: ir.Value) -> bool:
     """Whether a value is an input or an initializer, be it another graph's."""
     return value.producer() is None and (value.is_graph_input() or value.is_initializer())
 
@@ -86,6 +86,11 @@ class ValueSet(Set[ir.Value]):
         self._numbers = numbering.numbers
         self.marks = marks
         self._inner = frozenset(inner)
+
+    def include(self, values: Iterable[ir.Value]) -> None:
+        """Add values of the main graph."""
+        for value in values:
+            self.marks[self._numbers[value]] = 1
 
     def __contains__(self, value: object) -> bool:
         number = self._numbers.get(value)  # type: ignore[call-overload]

@@ -14,7 +14,7 @@ from itertools import compress
 
 import onnx_ir as ir
 
-from graphscale.analysis.numbering import Numbering, ValueSet
+from graphscale.analysis.numbering import Numbering, ValueSet, is_source
 from graphscale.analysis.recomputed import recomputed_values
 from graphscale.analysis.rules import IN_PLACE, RULES
 from graphscale.analysis.updates import Factors, own_coefficients
@@ -98,8 +98,8 @@ class Topology:
         self._spread()
         again = self._recomputed()
         if again:
-            self._include(again, self.forward)
-            self._include([value for value, original in again.items() if original in self.tail], self.tail)
+            self.forward.include(again)
+            self.tail.include([value for value, original in again.items() if original in self.tail])
             self._spread()
         self.target_dependent = self._descendants(self.targets)
         self.backward = self._backward_nodes()
@@ -158,10 +158,6 @@ class Topology:
                 for operand in operands:
                     marks[operand] = 1
         return ValueSet(self._numbering, marks, found.difference(self._numbering.numbers) if self.owners else ())
-
-    def _include(self, values: Iterable[ir.Value], where: ValueSet) -> None:
-        for value in values:
-            where.marks[self._numbering.numbers[value]] = 1
 
     def _recomputed(self) -> dict[ir.Value, ir.Value]:
         """The values outside of forward that equal a forward value, each with that value."""
@@ -278,14 +274,14 @@ def check_order(graph: ir.Graph, operands: Mapping[ir.Node, Iterable[ir.Value]],
         ModelFileError: with the first value that nothing computes, or that comes too late.
     """
     for value in graph.outputs:
-        if value.producer() is None and not (value.is_graph_input() or value.is_initializer()):
+        if value.producer() is None and not is_source(value):
             raise ModelFileError(f"output {value.name!r} of {name} is computed by no node")
     known = {*graph.inputs, *graph.initializers.values()}
     seen: set[ir.Node] = set()
     for node, values in operands.items():
         for value in () if known.issuperset(values) else values:
             producer = value.producer()
-            if producer is None and not (value.is_graph_input() or value.is_initializer()):
+            if producer is None and not is_source(value):
                 raise ModelFileError(f"node {node_name(node)!r} of {name} reads {value.name!r}, which nothing computes")
             if producer is not None and producer not in seen:
                 raise ModelFileError(

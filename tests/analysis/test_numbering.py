@@ -110,5 +110,7 @@ def test_a_set_sees_what_is_added_to_its_marks(graph: ir.Graph) -> None:
     numbering = numbered(graph)
     x, y = named(numbering, "x", "y")
     some = ValueSet(numbering, numbering.marks([x]))
-    some.marks[numbering.numbers[y]] = 1
+    some.include([y])
     assert some == {x, y}
+    some.marks[numbering.numbers[x]] = 0
+    assert some == {y}
