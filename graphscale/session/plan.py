@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from graphscale.errors import SessionError, one_line
 from graphscale.session.carried import CarriedState, Device
-from graphscale.session.interface import InputSpec, as_feed, as_ort_value
+from graphscale.session.interface import InputSpec, as_feed, as_ort_value, read_specs
 
-__all__ = ["StepError", "StepPlan"]
+__all__ = ["Number", "StepError", "StepPlan", "own_numbers"]
 
 _SMALL = 2**16  # bytes
 
 
 class StepError(SessionError):
     """ONNX Runtime could not run a step."""
+
+
+class Number(NamedTuple):
+    """Memory for an output that is a number: it is read right after each run, so that it can serve all runs.
+
+    Attributes:
+        array: of numpy, on this memory.
+        value: of ONNX Runtime.
+    """
+
+    array: np.ndarray[Any, Any]
+    value: Any
 
 
 class StepPlan:
@@ -35,7 +47,8 @@ class StepPlan:
         outputs: what can be fetched.
         fetch: the names of what is fetched.
         status: outputs that the result reads when it is asked, on the device.
-        device: where those stay.
+        numbers: what `own_numbers` has made for these.
+        device: where the others stay.
 
     Raises:
         SessionError: a name is unknown, or a feed is missing.
@@ -50,19 +63,29 @@ class StepPlan:
         outputs: tuple[str, ...],
         fetch: tuple[str, ...],
         status: tuple[str, ...],
+        numbers: Mapping[str, Number],
         device: Device,
     ) -> None:
         _check_names(inputs, feeds, outputs, fetch)
         self._session, self._carried = session, carried
-        self._specs = [(name, inputs[name]) for name in feeds]
-        self._fetch = {name: name for name in fetch}
-        self._status = [name for name in status if name not in self._fetch]
+        # A binding takes arrays of numpy for inputs that must be fed, and of the dtypes that numpy has itself.
+        self._feeds = [
+            (name, spec, spec.optional or spec.dtype == ml_dtypes.bfloat16, spec.dtype, spec.shape)
+            for name, spec in ((name, inputs[name]) for name in feeds)
+        ]
         self._device = device
-        if not self._fetch and not self._status:
-            self._status = list(outputs[:1])  # by some output it shows whether a run has ended
+        self._numbers, wanted = dict(numbers), dict.fromkeys((*fetch, *status))
+        if self._numbers and len(self._numbers) == len(wanted):
+            del self._numbers[next(iter(wanted))]
+        # One at least: by an output that is bound anew it shows whether a run has ended.
+        anew = [name for name in wanted if name not in self._numbers] or list(outputs[:1])
+        self._anew = [(name, "cpu" if name in fetch else device.name, device.index) for name in anew]
+        self._first = len(carried.outputs) + len(self._numbers)
+        places = {name: self._first + i for i, name in enumerate(anew)}
+        self._fetch = [(name, places.get(name)) for name in dict.fromkeys(fetch)]
+        self._status = [(name, places.get(name)) for name in status]
         self._bindings: dict[int, Any] = {}
         self._running: Any = None
-        self._first = len(carried.outputs)
 
     def check(self, feeds: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """The feeds as ONNX Runtime takes them.
@@ -71,10 +94,11 @@ class StepPlan:
             SessionError: one does not fit.
         """
         checked = []
-        for name, spec in self._specs:
-            value = as_feed(name, feeds[name], spec)
-            # A binding takes arrays of numpy for inputs that must be fed, and of the dtypes that numpy has itself.
-            if (spec.optional or spec.dtype == ml_dtypes.bfloat16) and isinstance(value, np.ndarray):
+        for name, spec, as_value, dtype, shape in self._feeds:
+            value = feeds[name]
+            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+                value = as_feed(name, value, spec)
+            if as_value and isinstance(value, np.ndarray):
                 value = as_ort_value(name, value)
             checked.append((name, value))
         return checked
@@ -85,7 +109,7 @@ class StepPlan:
         """Run one step.
 
         Returns:
-            the outputs that are fetched, and all that were bound as values of ONNX Runtime, by name.
+            the outputs that are fetched; and the status, numbers on a CPU, values of ONNX Runtime elsewhere; by name.
 
         Raises:
             StepError: the step could not run.
@@ -101,10 +125,8 @@ class StepPlan:
         except Exception as error:  # ORT's exceptions share no public base class
             raise SessionError(f"the feed {name!r} cannot be bound: {one_line(error)}") from error
         # A bound output keeps the buffer of the run before, which the caller may still hold: bind it anew.
-        for name in self._fetch:
-            binding.bind_output(name, "cpu")
-        for name in self._status:
-            binding.bind_output(name, self._device.name, self._device.index)
+        for name, kind, index in self._anew:
+            binding.bind_output(name, kind, index)
         self._running = binding
         try:
             session.run_with_iobinding(binding)
@@ -114,9 +136,19 @@ class StepPlan:
             self._bindings.clear()
             raise StepError(f"the step could not run: {one_line(error)}") from error
         found = binding.get_outputs_as_ortvaluevector()
-        first = self._first
-        values = {name: found[first + i] for i, name in enumerate((*self._fetch, *self._status))}
-        return {name: _fetched(values[name].numpy()) for name in self._fetch}, values
+        arrays = {name: self._array(name, found, place) for name, place in self._fetch}
+        return arrays, {name: self._number(name, found, place) for name, place in self._status}
+
+    def _array(self, name: str, found: Any, place: int | None) -> np.ndarray[Any, Any]:
+        """A fetched output, a copy if it is small: a view keeps all memory that the session has used."""
+        array: np.ndarray[Any, Any] = self._numbers[name].array if place is None else found[place].numpy()
+        return array.copy() if array.nbytes <= _SMALL else array
+
+    def _number(self, name: str, found: Any, place: int | None) -> Any:
+        """A status."""
+        if place is None:
+            return self._numbers[name].array.item()
+        return found[place].numpy().item() if self._device.name == "cpu" else found[place]
 
     def has_run(self) -> bool:
         """Whether the run that was begun last has ended: then its outputs have values, which were bound without."""
@@ -130,13 +162,18 @@ class StepPlan:
         if binding is None:
             binding = self._session.io_binding()
             self._carried.bind(binding)
+            for name, number in self._numbers.items():
+                binding.bind_ortvalue_output(name, number.value)
             self._bindings[turn] = binding
         return binding
 
 
-def _fetched(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy of a small output: a view, however small, keeps all memory that the session has used."""
-    return np.array(array) if array.nbytes <= _SMALL else array
+def own_numbers(session: Any, names: Collection[str]) -> dict[str, Number]:
+    """Memory for those outputs of a session on a CPU that are numbers of numpy's."""
+    specs = read_specs((output for output in session.get_outputs() if output.name in names), ())
+    plain = {name: spec.dtype for name, spec in specs.items() if spec.shape == () and spec.dtype != ml_dtypes.bfloat16}
+    arrays = {name: np.zeros((), dtype) for name, dtype in plain.items()}
+    return {name: Number(array, as_ort_value(name, array)) for name, array in arrays.items()}
 
 
 def _check_names(

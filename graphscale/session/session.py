@@ -22,7 +22,7 @@ from graphscale.session.fence import add_fence, is_inserted
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
 from graphscale.session.loading import create, device_of, maps_files, open_model, quiet_options, read_values
 from graphscale.session.lowering import lower_for_cpu
-from graphscale.session.plan import StepError, StepPlan
+from graphscale.session.plan import StepError, StepPlan, own_numbers
 from graphscale.session.result import StepResult
 from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
 
@@ -108,6 +108,7 @@ class Session:
         self.output_names = tuple(name for name in names if name not in hidden)
         self._interface = fingerprint(self.inputs, names, self._carried.specs)
         self._status = {role: self.stamp.names[role] for role in _STATUS if role in self.stamp.names}
+        self._numbers = {} if on_gpu else own_numbers(self._session, self._status.values())
         self._accepts = self.stamp.policy.get("config", {}).get("on_stuck") == "accept"
         self._gradients = tuple(self.stamp.telemetry.get("gradients", ()))
         self._plans: dict[tuple[Any, ...], StepPlan] = {}
@@ -156,9 +157,6 @@ class Session:
         self._refuse_torn()
         arrays, values = self._run(session, self._plan_for(feeds, fetch), feeds)
         status = {role: values[name] for role, name in self._status.items()}
-        if self._device.name == "cpu":
-            # Plain numbers: a value of ONNX Runtime would keep all of the session's memory as long as it lives.
-            status = {role: value.numpy().item() for role, value in status.items()}
         return StepResult(arrays, status, self._gradients, self._accepts)
 
     def _run(self, session: Any, plan: StepPlan, feeds: Mapping[str, Any]) -> tuple[Arrays, dict[str, Any]]:
@@ -179,16 +177,9 @@ class Session:
             raise
 
     def _plan_for(self, feeds: Mapping[str, Any], fetch: Sequence[str] | None) -> StepPlan:
-        if not isinstance(feeds, Mapping):
+        if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise SessionError(f"feeds are a mapping of input names to values; got a {type(feeds).__name__}")
-        if isinstance(fetch, str):
-            raise SessionError(f"fetch is a list of output names; pass [{fetch!r}]")
-        if not isinstance(fetch, Iterable | None):
-            raise SessionError(f"fetch is a list of output names; got {fetch!r}")
-        wanted = self.output_names if fetch is None else tuple(fetch)
-        wrong = [name for name in wanted if not isinstance(name, str)]
-        if wrong:
-            raise SessionError(f"fetch is a list of output names; it holds {wrong[0]!r}")
+        wanted = self.output_names if fetch is None else _names(fetch)
         key = (*feeds, None, *wanted)
         plan = self._plans.get(key)
         return self._plan(key, tuple(feeds), wanted) if plan is None else plan
@@ -298,6 +289,7 @@ class Session:
             self.output_names,
             fetch,
             tuple(self._status.values()),
+            self._numbers,
             self._device,
         )
         if len(self._plans) >= _PLANS:
@@ -349,6 +341,23 @@ class Session:
             scale = next((value for value in work.graph.inputs if value.name == names["loss_scale"]), None)
             lower_for_cpu(work.graph, decision, states, scale, self.stamp.policy)
         return work, decision
+
+
+def _names(fetch: Any) -> tuple[str, ...]:
+    """The outputs to fetch.
+
+    Raises:
+        SessionError: it is no list of names.
+    """
+    if isinstance(fetch, str):
+        raise SessionError(f"fetch is a list of output names; pass [{fetch!r}]")
+    if not isinstance(fetch, Iterable):
+        raise SessionError(f"fetch is a list of output names; got {fetch!r}")
+    wanted = tuple(fetch)
+    wrong = [name for name in wanted if not isinstance(name, str)]
+    if wrong:
+        raise SessionError(f"fetch is a list of output names; it holds {wrong[0]!r}")
+    return wanted
 
 
 def _shared(graph: ir.Graph, outputs: Mapping[str, str], decision: ir.Value | None) -> set[str]:
