@@ -13,7 +13,7 @@ from graphscale.bound import CHECK
 from graphscale.editing import Editor, read_only, replace_reads
 from graphscale.marks import PASS_KEY
 from graphscale.session.probes import NAME as PROBES
-from graphscale.session.terms import Sum, Term, terms_of
+from graphscale.session.terms import Sum, Term, elements, terms_of
 
 __all__ = ["Bounded", "Check", "bounded_gradients", "find_check"]
 
@@ -21,7 +21,6 @@ _UNSCALE = "unscale-gradients"
 _WORTH = 2**13  # elements of a gradient: below, reading it costs less than its bound
 _PASSES = 3  # over a gradient that is not bounded, but divided: it is read twice, and written
 _READS = 0.75  # times its size is cheaper to read, on one thread, than the gradient by rows, on all
-_BATCH = 64  # what an axis of unknown size is taken for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,11 +166,11 @@ def _bounded(division: ir.Node, check: Check, scaled: set[ir.Value], step: ir.No
         return None if rate is None else Bounded((), None, False, rate, division, ())
     if any(node.op_type == "Concat" for node in probes[0]):
         return None
-    size, found = _size(gradient), terms_of(division, scaled) or Sum((), False)
+    size, found = elements(gradient), terms_of(division, scaled) or Sum((), False)
     terms = found.terms
-    read_once = sum(map(_size, {value for term in terms for value in (*term.operands, *term.factors)}))
+    read_once = sum(map(elements, {value for term in terms for value in (*term.operands, *term.factors)}))
     # An early cotangent is read once more, and written.
-    early = sum(2 * _size(read(use)) for use in {term.cotangent for term in terms} if use is not None)
+    early = sum(2 * elements(read(use)) for use in {term.cotangent for term in terms} if use is not None)
     if terms and rate is None and only_step and found.is_alone and read_once + early <= _PASSES * size:
         return Bounded(terms, None, True, None, division, probes[0])
     if terms and read_once <= _READS * size:
@@ -191,12 +190,6 @@ def _rate(gradient: ir.Value, then: ir.Graph) -> Use | None:
     rate, node = read(use), read(use).producer()
     is_outer = node is None or (node.graph is not then and node.metadata_props.get(PASS_KEY) != _UNSCALE)
     return use if is_outer and is_scalar(rate) and rate.dtype is ir.DataType.FLOAT else None
-
-
-def _size(value: ir.Value) -> int:
-    if value.shape is None:
-        return _BATCH**2
-    return math.prod(axis if isinstance(axis, int) else _BATCH for axis in value.shape)
 
 
 def _probe(node: ir.Node, check: Check) -> tuple[ir.Node, ...] | None:

@@ -30,6 +30,7 @@ __all__ = ["bound_gradients"]
 
 NAME = "session-bounds"
 _SAFE = 1e36  # far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 terms
+_BY_ROWS, _WIDE = 2**19, 2**6  # elements, and those of a row: below, one thread is as fast as all are
 _LARGEST = 126  # the power of two that is the largest one with a normal reciprocal
 _FLAG, _REAL = ir.DataType.BOOL, ir.DataType.FLOAT
 
@@ -152,15 +153,16 @@ def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Val
         if any(gradient.early for gradient in found):
             inverse = make.op("Where", exact, reciprocal, one)
     sums: dict[ir.Value, ir.Value] = {}
-    bounds, factors = [], {}
+    bounds, factors, choice = [], {}, _Choice(editor, make, inverse, one)
     for gradient in found:
         if gradient.itself is not None:
             bounds.append(_sum_of(editor, make, gradient.itself))
+            choice.wait_for(bounds[-1])
         parts = [_bound_of(editor, make, term, sums, one) for term in gradient.terms]
         bounds += parts
         if not gradient.early:
             continue
-        factors[gradient.division] = factor = _factor(editor, make, gradient.terms, parts, inverse, one)
+        factors[gradient.division] = factor = choice.factor(gradient.terms, parts)
         for use in dict.fromkeys(term.cotangent for term in gradient.terms):
             assert use is not None
             (node, index), cotangent = use, read(use)
@@ -172,19 +174,46 @@ def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Val
     return _Test(make.op("And", fit, exact, dtype=_FLAG), factors, quotients)
 
 
-def _factor(
-    editor: Editor, make: _Nodes, terms: Sequence[Term], parts: Sequence[ir.Value], inverse: ir.Value, one: ir.Value
-) -> ir.Value:
-    """What to multiply the cotangents of a gradient by: 1 / scale where the bounds of all terms fit, else 1.
+class _Choice:
+    """What to multiply cotangents by: 1 / scale where bounds fit, else 1.
 
-    A bound that is no number is one of zeros times a sum that has overflowed, or of something that is not finite. The
-    former is 0, however it is formed. So it may count for 0, if the latter makes the gradient not finite.
+    Whoever comes later waits for the gradients before that are read themselves. Nothing else does until the step is
+    decided: ONNX Runtime would form them last, when what they come from has left the caches.
     """
-    if not all(term.is_kept for term in terms):
-        fits = make.op("Less", make.total(parts), _number(editor, "limit", _SAFE), dtype=_FLAG)
-        return make.op("Where", fits, inverse, one)
-    excess = make.total([make.op("ThresholdedRelu", part, alpha=_SAFE) for part in parts])
-    return make.op("Clip", excess, inverse, one)
+
+    def __init__(self, editor: Editor, make: _Nodes, inverse: ir.Value, one: ir.Value) -> None:
+        self._editor, self._make, self._inverse, self._one = editor, make, inverse, one
+        self._unseen: list[ir.Value] = []
+        self._before: list[ir.Value] = []
+
+    def wait_for(self, total: ir.Value) -> None:
+        """Let all later factors wait for a number, which should be small like a bound."""
+        self._unseen.append(total)
+
+    def factor(self, terms: Sequence[Term], parts: Sequence[ir.Value]) -> ir.Value:
+        """The factor for the cotangents of one gradient.
+
+        A bound that is no number is one of zeros times a sum that has overflowed, or of something that is not finite.
+        The former is 0, however it is formed. So it may count for 0, if the latter makes the gradient not finite.
+
+        Args:
+            terms: what the gradient is the sum of.
+            parts: the bound of each.
+        """
+        make = self._make
+        if self._unseen:
+            self._before = [make.total([*self._before, *map(self._excess, self._unseen)])]
+            self._unseen.clear()
+        if not all(term.is_kept for term in terms):
+            limit = _number(self._editor, "limit", _SAFE)
+            fits = make.op("Less", make.total([*parts, *self._before]), limit, dtype=_FLAG)
+            return make.op("Where", fits, self._inverse, self._one)
+        excess = make.total([*map(self._excess, parts), *self._before])
+        return make.op("Clip", excess, self._inverse, self._one)
+
+    def _excess(self, number: ir.Value) -> ir.Value:
+        """The number, if it is too large; else 0."""
+        return self._make.op("ThresholdedRelu", number, alpha=_SAFE)
 
 
 def _is_exact(editor: Editor, make: _Nodes, scale: ir.Value, quotients: Mapping[ir.Value, ir.Value]) -> ir.Value:
@@ -245,10 +274,14 @@ def _bound_of(editor: Editor, make: _Nodes, term: Term, sums: dict[ir.Value, ir.
 
 
 def _sum_of(editor: Editor, make: _Nodes, value: ir.Value) -> ir.Value:
-    """The absolute value of the sum of all elements, by rows, side by side: where it is finite, so are they."""
+    """The absolute value of the sum of all elements: where it is finite, so are they.
+
+    That of a large value is formed by rows, side by side.
+    """
     shape = value.shape
     assert shape is not None
-    if len(shape) > 1:
+    size = math.prod(shape.numpy())
+    if size >= _BY_ROWS and size >= _WIDE * shape.numpy()[0]:
         axes = editor.shared_constant(f"graphscale/{NAME}.axes.{len(shape)}", np.arange(1, len(shape), dtype=np.int64))
         value = make.op("ReduceSum", value, axes, keepdims=0, shape=ir.Shape(shape[:1]))
     return make.op("Abs", make.op("ReduceSum", value, keepdims=0))

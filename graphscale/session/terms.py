@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.values import Use, constant_tensor, is_known_zero, read, uses_of
 
-__all__ = ["Sum", "Term", "before_views", "terms_of"]
+__all__ = ["Sum", "Term", "before_views", "elements", "terms_of"]
 
 _TABLES = frozenset({"ScatterElements", "ScatterND"})
 _CONTRACTIONS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
@@ -25,6 +25,9 @@ _VIEWS = frozenset({"Flatten", "Identity", "Neg", "Reshape", "Squeeze", "Transpo
 _PARTS = frozenset({"ReduceSum", "Slice", "Trilu"})
 _MOST = 100  # terms: a sum with itself, again and again, has very many
 _FAR = 200  # values to look at for one gradient
+_NEAR = 10  # and for a scaled operand, which is taken for a product
+_NARROW = 8  # if its operands together have so many times fewer elements
+_BATCH = 64  # what an axis of unknown size is taken for
 
 
 class Term(NamedTuple):
@@ -76,14 +79,35 @@ def terms_of(division: ir.Node, scaled: set[ir.Value]) -> Sum | None:
     """
     search = _Search(scaled)
     terms = search.follow(Use(division, 0))
-    return None if terms is None else Sum(tuple(terms), search.is_alone())
+    return None if terms is None else Sum(tuple(_simplified(term, scaled) for term in terms), search.is_alone())
+
+
+def _simplified(term: Term, scaled: set[ir.Value]) -> Term:
+    """A term whose scaled operand is a product of much smaller ones itself, as a product of these."""
+    use = term.cotangent
+    if use is None:
+        return term
+    cotangent = before_views(read(use))
+    found = _Search(scaled, _NEAR).follow(use)
+    if found is None or len(found) != 1 or cotangent not in term.operands:
+        return term
+    [part] = found
+    if _NARROW * sum(map(elements, (*part.operands, *part.factors))) > elements(cotangent):
+        return term
+    place = term.operands.index(cotangent)
+    return term._replace(
+        operands=(*term.operands[:place], *part.operands, *term.operands[place + 1 :]),
+        factors=(*term.factors, *part.factors),
+        largest=term.largest * part.largest,
+        is_kept=term.is_kept and part.is_kept,
+    )
 
 
 class _Search:
     """Goes from a gradient up to the terms that it is the sum of, and notes which reads it has gone along."""
 
-    def __init__(self, scaled: set[ir.Value]) -> None:
-        self._scaled = scaled
+    def __init__(self, scaled: set[ir.Value], far: int = _FAR) -> None:
+        self._scaled, self._far = scaled, far
         self._found: dict[ir.Value, list[Term] | None] = {}
         self._reads: set[Use] = set()
 
@@ -93,7 +117,7 @@ class _Search:
         self._reads.add(use)
         if value not in self._found:
             node = value.producer()
-            is_near = node is not None and node.domain == "" and len(self._reads) <= _FAR
+            is_near = node is not None and node.domain == "" and len(self._reads) <= self._far
             terms = self._terms(node, value) if node is not None and is_near else None
             self._found[value] = None if terms is None or len(terms) > _MOST else terms
         return self._found[value]
@@ -203,6 +227,13 @@ def before_views(value: ir.Value) -> ir.Value:
         value = node.inputs[0]
         node = value.producer()
     return value
+
+
+def elements(value: ir.Value) -> int:
+    """How many elements a value has, or may have."""
+    if value.shape is None:
+        return _BATCH**2
+    return math.prod(axis if isinstance(axis, int) else _BATCH for axis in value.shape)
 
 
 def _is(node: ir.Node | None, op_type: str) -> TypeGuard[ir.Node]:

@@ -15,7 +15,7 @@ import pytest
 import graphscale as gs
 from graphscale.errors import SessionError
 from graphscale.marks import PASS_KEY
-from graphscale.session import bounded, loading, probes, selection
+from graphscale.session import bounded, bounds, loading, probes, selection
 from graphscale.session import session as session_module
 from tests.build import feeds_for, linear_step
 from tests.conftest import Arrays, Level, assert_all_same_bits, with_initializers
@@ -46,7 +46,9 @@ def lower(
     with (
         mock.patch.object(selection, "_WORTH", 0),
         mock.patch.object(bounded, "_WORTH", large),
-        mock.patch.object(bounded, "_size", return_value=0),
+        mock.patch.object(bounded, "elements", return_value=0),
+        mock.patch.object(bounds, "_BY_ROWS", 0),
+        mock.patch.object(bounds, "_WIDE", 0),
         mock.patch.object(probes, "_SMALL", small),
         mock.patch.object(session_module, "create", create),
     ):
