@@ -38,7 +38,7 @@ class Term(NamedTuple):
 
     Attributes:
         operands: what is multiplied, before a view, or what is summed.
-        factors: what it is multiplied by, element by element.
+        factors: what it, or an operand, is multiplied by, element by element or in a product.
         largest: of constant factors, and at least 1.
         cotangent: where the node that gives it, or the transposition before that, reads its scaled operand; None if it
             must not be unscaled there.
@@ -94,10 +94,11 @@ def _simplified(term: Term, scaled: set[ir.Value]) -> Term:
     [part] = found
     if _NARROW * sum(map(elements, (*part.operands, *part.factors))) > elements(cotangent):
         return term
-    place = term.operands.index(cotangent)
+    # The cotangent itself must not be too large, either: no operand below 1 may hide that.
+    rest = [value for value in term.operands if value is not cotangent]
     return term._replace(
-        operands=(*term.operands[:place], *part.operands, *term.operands[place + 1 :]),
-        factors=(*term.factors, *part.factors),
+        operands=part.operands,
+        factors=(*rest, *term.factors, *part.factors),
         largest=term.largest * part.largest,
         is_kept=term.is_kept and part.is_kept,
     )

@@ -1,0 +1,164 @@
+"""Cotangents that are products of narrow matrices: they are bounded by these, which are read in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.analysis.hazards import ancestors
+from graphscale.editing import Editor
+from graphscale.marks import PASS_KEY
+from graphscale.session import bounds, loading, terms
+from tests.build import feeds_for, step
+from tests.conftest import Arrays
+from tests.session.test_lowering import assert_same_steps
+from tests.session.test_lowering_more import plain_and_lowered
+from tests.session.test_lowering_terms import POLICIES, spoiled
+
+SGD = "u = Mul(rate, dw1) w1_next = Sub(w1, u)"
+BACKWARD = """
+    dy = Mul(d, two_over_n) w2t = Transpose <perm = [1, 0]> (w2) xt = Transpose <perm = [1, 0]> (x)
+    {nodes} dw1 = MatMul(xt, dh)
+"""
+
+
+class Kind(NamedTuple):
+    """How the cotangent of a hidden layer comes about.
+
+    Attributes:
+        nodes: from dy and w2 to dh [8, 5].
+        inputs: more inputs of the graph.
+        read: what is read for the bound, beside x: dh itself, or what it is a product of.
+    """
+
+    nodes: str
+    inputs: str = ""
+    read: tuple[str, ...] = ("dy", "w2")
+
+
+MASK, CONDITION = "float[8,5] m", "bool[8,5] b"
+KINDS = {
+    "a product": Kind("dh = MatMul(dy, w2t)"),
+    "a part of a product": Kind("g = MatMul(dy, w2t) dh = Where(b, g, zero)", CONDITION),
+    "what is not dropped": Kind("g = MatMul(dy, w2t) dh = Where(b, zero, g)", CONDITION),
+    "a mask that is cast": Kind("g = MatMul(dy, w2t) c = Cast <to = 1> (b) dh = Mul(g, c)", CONDITION),
+    "a mask that is fed": Kind("g = MatMul(dy, w2t) dh = Mul(g, m)", MASK, ("dh",)),
+    "a large factor": Kind("g = MatMul(dy, w2t) k = Mul(g, huge) dh = Mul(k, tiny)"),
+    "Gemm": Kind("dh = Gemm <alpha = -3.0, transB = 1> (dy, w2)"),
+    "transposed": Kind("dyt = Transpose <perm = [1, 0]> (dy) g = MatMul(w2, dyt) dh = Transpose <perm = [1, 0]> (g)"),
+    "a sum of products": Kind("g = MatMul(dy, w2t) k = Gemm <transB = 1> (dy, w2) dh = Add(g, k)", read=("dh",)),
+    "something else": Kind("g = MatMul(dy, w2t) dh = Max(g, g)", read=("dh",)),
+}
+
+
+def model_of(kind: Kind, optimizer: str = SGD, outputs: str = "float[4,5] w1_next") -> onnx.ModelProto:
+    model = step(
+        optimizer,
+        inputs=kind.inputs,
+        outputs=outputs,
+        constants="float rate = {0.125}, float zero = {0}, float huge = {1e30}, float tiny = {1e-30}",
+        backward=BACKWARD.format(nodes=kind.nodes),
+    )
+    return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+
+
+def feeds_of(model: onnx.ModelProto) -> Arrays:
+    given = {"b": np.arange(40).reshape(8, 5) % 3 != 1} if "bool" in str(model.graph) else {}
+    names = {value.name for value in model.graph.input}
+    return feeds_for(model, **{name: array for name, array in given.items() if name in names})
+
+
+@pytest.fixture
+def graphs() -> Iterator[list[ir.Graph]]:
+    """The lowered graphs, where every cotangent counts as much larger than what gives it."""
+    found: list[ir.Graph] = []
+    create = loading.create
+
+    def seen(model: ir.Model, *rest: Any) -> Any:
+        found.append(model.graph)
+        return create(model, *rest)
+
+    with mock.patch.object(terms, "_NARROW", 1), mock.patch.object(loading, "create", seen):
+        yield found
+
+
+def inserted(graph: ir.Graph, op_type: str) -> list[ir.Node]:
+    return [node for node in graph if node.op_type == op_type and node.metadata_props.get(PASS_KEY) == "session-bounds"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", KINDS)
+def test_the_same_steps(name: str, policy: str, graphs: list[ir.Graph]) -> None:
+    kind = KINDS[name]
+    model = model_of(kind)
+    feeds = feeds_of(model)
+    result = gs.scale(model, POLICIES[policy], updates={"w1_next": "w1"}, gradients=["dw1"])
+    plain, lowered, _ = plain_and_lowered(result, {"w1": feeds.pop("w1")})
+    [graph] = graphs
+    read = {value.name for node in inserted(graph, "ReduceL1") for value in node.inputs if value is not None}
+    assert read == {"x", *kind.read}
+    first = plain.state_dict()
+    applied = []
+    for batch in (feeds, *spoiled(feeds)):
+        for session in (plain, lowered):
+            session.load_state_dict(first)
+        applied += assert_same_steps(plain, lowered, [batch, feeds])
+    assert any(applied) and not all(applied)
+
+
+def test_a_product_that_is_not_much_smaller() -> None:
+    """5 numbers are not worth the 40 of the cotangent by a factor of 8: it is read itself, without the fixture."""
+    model = model_of(KINDS["a product"])
+    feeds = feeds_of(model)
+    result = gs.scale(model, gs.DynamicLossScale(1024.0, 2), updates={"w1_next": "w1"}, gradients=["dw1"])
+    _, _, nodes = plain_and_lowered(result, {"w1": feeds.pop("w1")})
+    assert nodes["session-bounds", "ReduceL1"] == 2
+
+
+BOTH = SGD + " u2 = Mul(rate, dw2) w2_next = Sub(w2, u2)"
+LAST = "at = Transpose <perm = [1, 0]> (a) g2 = MatMul(at, dy) dw2 = Max(g2, g2) "
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", ["a product", "a part of a product", "something else"])
+def test_a_cotangent_waits_for_the_gradients_before_it(name: str, policy: str, graphs: list[ir.Graph]) -> None:
+    """One gradient is read itself, and comes first."""
+    kind = KINDS[name]._replace(nodes=LAST + KINDS[name].nodes)
+    model = model_of(kind, BOTH, "float[4,5] w1_next, float[5,3] w2_next")
+    feeds = feeds_of(model)
+    state = {name: feeds.pop(name) for name in ("w1", "w2")}
+    result = gs.scale(
+        model, POLICIES[policy], updates={f"{name}_next": name for name in state}, gradients=["dw1", "dw2"]
+    )
+    plain, lowered, _ = plain_and_lowered(result, state)
+    [graph] = graphs
+    products = [node for node in inserted(graph, "Mul") if node.outputs[0].shape == ir.Shape([8, 5])]
+    assert len(products) == (policy in ("powers of two", "2**126"))
+    sums = set(inserted(graph, "ReduceSum"))
+    assert sums
+    for product in products:
+        assert sums <= ancestors(*(value for value in product.inputs if value is not None))
+    applied = []
+    for batch in (feeds, *spoiled(feeds)):
+        for session in (plain, lowered):
+            session.load_state_dict({**session.state_dict(), **state})
+        applied += assert_same_steps(plain, lowered, [batch, feeds])
+    assert any(applied) and not all(applied)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sums"), [((700, 800), 2), ((70, 80), 1), ((20000, 32), 1), ((800, 10, 70), 2)], ids=str
+)
+def test_large_gradients_are_summed_up_by_rows(shape: tuple[int, ...], sums: int) -> None:
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 20})
+    value = ir.Value(name="dw", shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
+    editor = Editor(graph)
+    bounds._sum_of(editor, bounds._Nodes(editor), value)
+    assert [node.op_type for node in graph] == [*sums * ["ReduceSum"], "Abs"]
