@@ -38,7 +38,7 @@ class Term(NamedTuple):
 
     Attributes:
         operands: what is multiplied, before a view, or what is summed.
-        factors: what it, or an operand, is multiplied by, element by element or in a product.
+        factors: what it is multiplied by, element by element, or what a product of the operands is.
         largest: of constant factors, and at least 1.
         cotangent: where the node that gives it, or the transposition before that, reads its scaled operand; None if it
             must not be unscaled there.
@@ -92,13 +92,13 @@ def _simplified(term: Term, scaled: set[ir.Value]) -> Term:
     if found is None or len(found) != 1 or cotangent not in term.operands:
         return term
     [part] = found
-    if _NARROW * sum(map(elements, (*part.operands, *part.factors))) > elements(cotangent):
+    if part.factors or _NARROW * sum(map(elements, part.operands)) > elements(cotangent):
         return term
     # The cotangent itself must not be too large, either: no operand below 1 may hide that.
     rest = [value for value in term.operands if value is not cotangent]
     return term._replace(
         operands=part.operands,
-        factors=(*rest, *term.factors, *part.factors),
+        factors=(*rest, *term.factors),
         largest=term.largest * part.largest,
         is_kept=term.is_kept and part.is_kept,
     )

@@ -113,6 +113,19 @@ def test_the_same_steps(name: str, policy: str, graphs: list[ir.Graph]) -> None:
     assert any(applied) and not all(applied)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_dropped_must_not_hide_what_overflows(value: float, graphs: list[ir.Graph]) -> None:
+    model = model_of(KINDS["a part of a product"], "w1_next = Sub(w1, dw1)")
+    feeds = feeds_of(model)
+    feeds["b"][7] = False
+    feeds["t"][7, 1] = value
+    feeds["x"][0] = 1e12  # too much for a cotangent that is scaled
+    result = gs.scale(model, gs.DynamicLossScale(2.0**100, 5), updates={"w1_next": "w1"}, gradients=["dw1"])
+    plain, lowered, nodes = plain_and_lowered(result, {"w1": feeds.pop("w1")})
+    assert nodes["unscale-gradients", "Div"] == 0
+    assert assert_same_steps(plain, lowered, [feeds]) == [False]
+
+
 def test_a_product_that_is_not_much_smaller() -> None:
     """5 numbers are not worth the 40 of the cotangent by a factor of 8: it is read itself, without the fixture."""
     model = model_of(KINDS["a product"])
