@@ -15,7 +15,7 @@ from hypothesis import event, note, reject
 
 import graphscale as gs
 from graphscale.errors import UpdateError
-from graphscale.session import bounded, probes, selection
+from graphscale.session import bounded, probes, selection, terms
 from tests.conftest import HAS_TRAINING, Arrays, Level, assert_same_bits
 from tests.random_cases import random_cases
 from tests.random_graphs import Step, random_presentation, tame_step
@@ -55,6 +55,7 @@ def test_a_session_does_what_a_loop_by_hand_does(choices: random.Random) -> None
         mock.patch.object(bounded, "_WORTH", least),
         mock.patch.object(bounded, "_PASSES", 3 if least else 10**6),
         mock.patch.object(bounded, "_READS", 1.25 if least else 10**6),
+        mock.patch.object(terms, "_NARROW", 8 if least else 0),
         mock.patch.object(probes, "_SMALL", least),
     ):
         session = gs.Session(result, session_options=options(level), state=state)
