@@ -79,7 +79,7 @@ class StepPlan:
             del self._numbers[next(iter(wanted))]
         # One at least: by an output that is bound anew it shows whether a run has ended.
         anew = [name for name in wanted if name not in self._numbers] or list(outputs[:1])
-        self._anew = [(name, "cpu" if name in fetch else device.name, device.index) for name in anew]
+        self._anew = [(name, *(("cpu", 0) if name in fetch else (device.name, device.index))) for name in anew]
         self._first = len(carried.outputs) + len(self._numbers)
         places = {name: self._first + i for i, name in enumerate(anew)}
         self._fetch = [(name, places.get(name)) for name in dict.fromkeys(fetch)]

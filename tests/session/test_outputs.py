@@ -10,6 +10,8 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import SessionError
+from graphscale.session.carried import Device
+from graphscale.session.plan import StepPlan
 from tests.build import linear_step
 from tests.conftest import assert_all_same_bits, assert_same_bits
 from tests.session.dangerous import CASES
@@ -50,6 +52,24 @@ def test_exactly_what_is_fetched(fetch: Any) -> None:
         assert actual.applied
         assert actual.all_finite
     assert_all_same_bits(session.state_dict(), other.state_dict())
+
+
+def test_what_is_fetched_from_a_second_gpu_comes_to_the_host() -> None:
+    """Its number is none of the host's devices."""
+    session = make()
+    feeds, status = tuple(session.inputs), tuple(session._status.values())
+    plan = StepPlan(
+        session._session,
+        session._carried,
+        session.inputs,
+        feeds,
+        session.output_names,
+        ("loss",),
+        status,
+        {},
+        Device("cuda", 1),
+    )
+    assert plan._anew == [("loss", "cpu", 0), ("all_finite", "cuda", 1)]
 
 
 def test_feeds_and_fetches_in_any_order() -> None:
