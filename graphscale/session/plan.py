@@ -71,13 +71,13 @@ class StepPlan:
         # A binding takes arrays of numpy for inputs that must be fed, and of the dtypes that numpy has itself.
         self._feeds = [
             (name, spec, spec.optional or spec.dtype == ml_dtypes.bfloat16, spec.dtype, spec.shape)
-            for name, spec in ((name, inputs[name]) for name in feeds)
+            for name, spec in zip(feeds, map(inputs.__getitem__, feeds), strict=True)
         ]
         self._device = device
         self._numbers, wanted = dict(numbers), dict.fromkeys((*fetch, *status))
+        # One output at least is bound anew: by that it shows whether a run has ended.
         if self._numbers and len(self._numbers) == len(wanted):
             del self._numbers[next(iter(wanted))]
-        # One at least: by an output that is bound anew it shows whether a run has ended.
         anew = [name for name in wanted if name not in self._numbers] or list(outputs[:1])
         self._anew = [(name, *(("cpu", 0) if name in fetch else (device.name, device.index))) for name in anew]
         self._first = len(carried.outputs) + len(self._numbers)
