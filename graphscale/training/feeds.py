@@ -123,6 +123,7 @@ def _from_file(option: str, path: str, spec: InputSpec) -> np.ndarray[Any, Any]:
     except (ValueError, EOFError) as error:
         raise TrainingError(f"--feed {option}: {path} is damaged, or no .npy file: {error}") from error
     if not isinstance(array, np.ndarray):
+        array.close()
         raise TrainingError(f"--feed {option}: {path} is no .npy file of one array")
     problem = spec.misfit(array.dtype, array.shape)
     if problem is not None:
