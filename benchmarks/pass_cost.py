@@ -1,6 +1,6 @@
 """What scaling a training graph costs, against reading and writing the same file with onnx_ir.
 
-    python benchmarks/pass_cost.py [--nodes 1000 10000 100000] [--rounds 15] [--large-rounds 7] [--graph gpt|residual]
+    python benchmarks/pass_cost.py [--nodes 1000 10000 100000] [--rounds 15] [--large-rounds 15] [--graph gpt|residual]
         [--no-large] [--folder FOLDER] [--json FILE]
 
     bare        onnx_ir.load, onnx_ir.save
