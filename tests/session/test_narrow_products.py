@@ -18,9 +18,11 @@ from graphscale.marks import PASS_KEY
 from graphscale.session import bounds, loading, terms
 from tests.build import feeds_for, step
 from tests.conftest import Arrays
-from tests.session.test_lowering import assert_same_steps
+from tests.session.test_lowering import F32_MAX, assert_same_steps, sessions
 from tests.session.test_lowering_more import plain_and_lowered
-from tests.session.test_lowering_terms import POLICIES, spoiled
+from tests.session.test_lowering_terms import ALL_LARGEST, POLICIES, spoiled
+from tests.session.test_lowering_terms import Kind as LinearKind
+from tests.session.test_lowering_terms import model_of as linear_model
 
 SGD = "u = Mul(rate, dw1) w1_next = Sub(w1, u)"
 BACKWARD = """
@@ -175,3 +177,35 @@ def test_large_gradients_are_summed_up_by_rows(shape: tuple[int, ...], sums: int
     editor = Editor(graph)
     bounds._sum_of(editor, bounds._Nodes(editor), value)
     assert [node.op_type for node in graph] == [*sums * ["ReduceSum"], "Abs"]
+
+
+@pytest.mark.parametrize("policy", [gs.DynamicLossScale(1.0, 5), gs.DynamicLossScale(1.0, 5, 3.0)], ids=["2", "3"])
+@pytest.mark.parametrize("numbers", ALL_LARGEST)
+@pytest.mark.parametrize("rows", [0, bounds._BY_ROWS], ids=["by rows", "in one go"])
+def test_gradients_that_are_read_are_the_largest_finite_numbers(rows: int, numbers: str, policy: gs.LossScale) -> None:
+    """And those with a NaN or an infinite one in the middle."""
+    signs, size, finite = ALL_LARGEST[numbers]
+    model = linear_model(LinearKind("g = MatMul(xt, dy) dw = Max(g, g)"), optimizer="w_next = Sub(w, dw)")
+    for tensor in model.graph.initializer:
+        if tensor.name == "two_over_n":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.float32(1), tensor.name))
+    x, t = np.zeros((8, 4), np.float32), np.zeros((8, 3), np.float32)
+    x[3], t[3] = size or 1.0, np.array(signs, np.float32) * F32_MAX
+    result = gs.scale(model, policy, updates={"w_next": "w"})
+    made: list[int] = []
+    sum_of = bounds._sum_of
+
+    def counted(*arguments: Any) -> ir.Value:
+        made.append(bounds._BY_ROWS)
+        return sum_of(*arguments)
+
+    with (
+        mock.patch.object(bounds, "_sum_of", counted),
+        mock.patch.object(bounds, "_BY_ROWS", rows),
+        mock.patch.object(bounds, "_WIDE", 0),
+    ):
+        plain, lowered = sessions(result, {"w": np.zeros((4, 3), np.float32)})
+    assert made == [rows]
+    assert assert_same_steps(plain, lowered, [{"x": x, "t": t}]) == [finite]
+    if finite:
+        assert (np.abs(lowered.state_dict()["w"]) == F32_MAX).all()
