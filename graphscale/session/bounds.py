@@ -24,7 +24,7 @@ from graphscale.analysis.values import constant_tensor, read, uses_of
 from graphscale.editing import Editor, replace_reads
 from graphscale.marks import PASS_KEY, SELECTION
 from graphscale.session.bounded import Bounded, Check
-from graphscale.session.terms import Term
+from graphscale.session.terms import Term, elements
 
 __all__ = ["bound_gradients"]
 
@@ -280,7 +280,7 @@ def _sum_of(editor: Editor, make: _Nodes, value: ir.Value) -> ir.Value:
     """
     shape = value.shape
     assert shape is not None
-    size = math.prod(shape.numpy())
+    size = elements(value)
     if size >= _BY_ROWS and size >= _WIDE * shape.numpy()[0]:
         axes = editor.shared_constant(f"graphscale/{NAME}.axes.{len(shape)}", np.arange(1, len(shape), dtype=np.int64))
         value = make.op("ReduceSum", value, axes, keepdims=0, shape=ir.Shape(shape[:1]))

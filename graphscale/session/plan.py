@@ -70,8 +70,7 @@ class StepPlan:
         self._session, self._carried = session, carried
         # A binding takes arrays of numpy for inputs that must be fed, and of the dtypes that numpy has itself.
         self._feeds = [
-            (name, spec, spec.optional or spec.dtype == ml_dtypes.bfloat16, spec.dtype, spec.shape)
-            for name, spec in zip(feeds, map(inputs.__getitem__, feeds), strict=True)
+            (name, inputs[name], inputs[name].optional or inputs[name].dtype == ml_dtypes.bfloat16) for name in feeds
         ]
         self._device = device
         self._numbers, wanted = dict(numbers), dict.fromkeys((*fetch, *status))
@@ -94,9 +93,9 @@ class StepPlan:
             SessionError: one does not fit.
         """
         checked = []
-        for name, spec, as_value, dtype, shape in self._feeds:
+        for name, spec, as_value in self._feeds:
             value = feeds[name]
-            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+            if type(value) is not np.ndarray or value.dtype != spec.dtype or value.shape != spec.shape:
                 value = as_feed(name, value, spec)
             if as_value and isinstance(value, np.ndarray):
                 value = as_ort_value(name, value)
