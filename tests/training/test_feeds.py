@@ -75,6 +75,16 @@ def test_constants_that_do_not_fit(option: str, message: str, tmp_path: Path, mo
     assert str(error.value).startswith(message)
 
 
+def test_a_refused_file_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "many.npy"
+    with path.open("wb") as file:
+        np.savez(file, a=np.zeros(3, np.float32))
+    with pytest.raises(TrainingError) as error:
+        parse_feeds([f"weights={path}"], INPUTS)
+    [archive] = [entry.locals["array"] for entry in error.traceback if "array" in entry.locals]
+    assert archive.fid is None
+
+
 def test_a_constant_is_given_once() -> None:
     with pytest.raises(TrainingError, match="'rate' is given twice"):
         parse_feeds(["rate=1", "rate=2"], INPUTS)
