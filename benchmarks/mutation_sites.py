@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.editing import PASS_KEY, Editor, replace_reads
-from graphscale.metadata import read_stamp
+from graphscale.graph.builder import PASS_KEY, Editor, replace_reads
+from graphscale.graph.stamp import read_stamp
 
 FLOAT = ir.DataType.FLOAT
 

@@ -18,7 +18,7 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
 
 import graphscale as gs
-from graphscale.drawing import inspection_page
+from graphscale.checks.drawing import inspection_page
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "pytorch" / "mlp_momentum.onnx"

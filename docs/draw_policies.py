@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from sketch import FAINT, INK, NEW, WARM, save
 
 import graphscale as gs
-from graphscale import presets
+from graphscale.policy import presets
 
 # Steps whose gradients are not finite: one alone, two in a row, a long series; then the scale grows again.
 BAD = frozenset({14, 26, 27, *range(40, 52)})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graphscale.linting.codes import CODES, GROUPS, Code
+from graphscale.checks.linting.codes import CODES, GROUPS, Code
 
 __all__ = ["FOLDER", "heading", "index", "with_heading"]
 

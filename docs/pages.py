@@ -20,11 +20,12 @@ from typing import Any, get_args, get_type_hints
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from graphscale import errors, presets
-from graphscale.casting.lists import Colour, default_rules
+from graphscale import errors
+from graphscale.checks.linting.codes import CODES, GROUPS
 from graphscale.cli import app
-from graphscale.linting.codes import CODES, GROUPS
-from graphscale.loss_scale import DynamicLossScale
+from graphscale.passes.casting.lists import Colour, default_rules
+from graphscale.policy import presets
+from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[1]

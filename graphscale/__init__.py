@@ -5,22 +5,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from graphscale import presets
 from graphscale.errors import GraphscaleError
-from graphscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale, get
+from graphscale.policy import presets
+from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale, get
 
 if TYPE_CHECKING:
-    from graphscale.artifacts import resume_artifacts, scale_artifacts
-    from graphscale.diffing import DiffReport, diff
-    from graphscale.fusing import export_weights, fuse  # type: ignore[no-redef]  # modules are named so, too
-    from graphscale.linting import Finding, LintReport, lint  # type: ignore[no-redef]  # modules are named so, too
+    from graphscale.analysis.report import Report
+    from graphscale.checks.diffing import DiffReport, diff
+    from graphscale.checks.linting import Finding, LintReport, lint
+    from graphscale.checks.verification import VerifyReport, verify
     from graphscale.mixed_precision import AutocastModel, autocast
+    from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
+    from graphscale.ort.fusing import export_weights, fuse
     from graphscale.pipeline import ScaledModel, inspect, scale
-    from graphscale.replicas import ReplicatedSession, split  # type: ignore[no-redef]  # modules are named so, too
-    from graphscale.report import Report
+    from graphscale.replicas import ReplicatedSession, split
     from graphscale.session import Session, StepResult
     from graphscale.stripping import strip
-    from graphscale.verification import VerifyReport, verify  # type: ignore[no-redef]  # modules are named so, too
 
 __all__ = [
     "AutocastModel",
@@ -55,17 +55,17 @@ __all__ = [
 
 # Where the rest is: what works on graphs is imported when it is asked for, since policies need numpy alone.
 _MODULES = {
-    "artifacts": ("resume_artifacts", "scale_artifacts"),
-    "diffing": ("DiffReport", "diff"),
-    "fusing": ("export_weights", "fuse"),
-    "linting": ("Finding", "LintReport", "lint"),
+    "ort.artifacts": ("resume_artifacts", "scale_artifacts"),
+    "checks.diffing": ("DiffReport", "diff"),
+    "ort.fusing": ("export_weights", "fuse"),
+    "checks.linting": ("Finding", "LintReport", "lint"),
     "mixed_precision": ("AutocastModel", "autocast"),
     "pipeline": ("ScaledModel", "inspect", "scale"),
     "replicas": ("ReplicatedSession", "split"),
-    "report": ("Report",),
+    "analysis.report": ("Report",),
     "session": ("Session", "StepResult"),
     "stripping": ("strip",),
-    "verification": ("VerifyReport", "verify"),
+    "checks.verification": ("VerifyReport", "verify"),
 }
 
 

@@ -10,18 +10,18 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from graphscale import io
-from graphscale.casting.report import AutocastReport
-from graphscale.casting.settings import make_settings
+from graphscale.analysis.report import Report
 from graphscale.collector import paused_collector
-from graphscale.diagnosis import explains_damage
 from graphscale.errors import AutocastError
-from graphscale.metadata import is_scaled
+from graphscale.files import model_files
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.stamp import is_scaled
+from graphscale.graph.undo import Snapshot
 from graphscale.passes import Autocast
+from graphscale.passes.casting.cast_report import AutocastReport
+from graphscale.passes.casting.settings import make_settings
 from graphscale.pipeline import Model, needs_preparation, open_copy, prepare, run_passes, scale, small_type
-from graphscale.report import Report
 from graphscale.targets import check_versions, get_target
-from graphscale.undo import Snapshot
 
 __all__ = ["AutocastModel", "autocast"]
 
@@ -46,7 +46,7 @@ class AutocastModel:
         Raises:
             OutputError: the folder does not exist, or cannot be written.
         """
-        io.save(self.model if isinstance(self.model, ir.Model) else io.from_proto(self.model), path)
+        model_files.save(self.model if isinstance(self.model, ir.Model) else model_files.from_proto(self.model), path)
 
 
 @explains_damage
@@ -71,8 +71,8 @@ def autocast(
 
     Contractions, and what is safe between them, run in the small type; weights, moments and all carried state, the
     loss, the seed of the backward pass, gradients and the optimizer stay float32. The lists are those of TensorFlow's
-    graph rewrite (grappler's auto_mixed_precision), carried over to ONNX; `graphscale.casting.lists` holds them with
-    the reason for each denied operator.
+    graph rewrite (grappler's auto_mixed_precision), carried over to ONNX; `graphscale.passes.casting.lists` holds
+    them with the reason for each denied operator.
 
     Args:
         model: a path, an onnx_ir model or a ModelProto, as for `scale`, without a loss scale.
@@ -121,4 +121,4 @@ def autocast(
     snapshot.finish(work, small_type(mixed))
     assert mixed.report is not None
     report = dataclasses.replace(mixed.report, warnings=(*warnings, *mixed.report.warnings))
-    return AutocastModel(io.to_proto(work, model) if isinstance(model, onnx.ModelProto) else work, report)
+    return AutocastModel(model_files.to_proto(work, model) if isinstance(model, onnx.ModelProto) else work, report)

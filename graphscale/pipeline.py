@@ -14,17 +14,18 @@ import onnx_ir as ir
 from onnx_ir.passes import PassError
 from onnx_ir.passes.common import InlinePass
 
-from graphscale import io
 from graphscale.analysis.describe import describe
 from graphscale.analysis.proof import prove
+from graphscale.analysis.report import GradientReport, PlaceReport, Report, StateReport
 from graphscale.analysis.training_graph import analyse
-from graphscale.analysis.values import node_name
 from graphscale.collector import paused_collector
-from graphscale.diagnosis import explains_damage
-from graphscale.editing import PASS_KEY, inserted
 from graphscale.errors import AutocastError, InvalidLossScaleError, ModelFileError, ProofError
-from graphscale.loss_scale import LossScale, get
-from graphscale.metadata import Stamp, is_scaled, read_stamp, refuse_scaled
+from graphscale.files import model_files
+from graphscale.graph.builder import PASS_KEY, inserted
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.stamp import Stamp, is_scaled, read_stamp, refuse_scaled
+from graphscale.graph.undo import Snapshot
+from graphscale.graph.values import node_name
 from graphscale.passes import (
     AddTelemetry,
     Autocast,
@@ -38,9 +39,8 @@ from graphscale.passes import (
     UpdateLossScale,
 )
 from graphscale.passes.rewrite import Carried
-from graphscale.report import GradientReport, PlaceReport, Report, StateReport
+from graphscale.policy.loss_scale import LossScale, get
 from graphscale.targets import advise, check_versions, get_target
-from graphscale.undo import Snapshot
 
 __all__ = [
     "Model",
@@ -76,7 +76,7 @@ class ScaledModel:
         Raises:
             OutputError: the folder does not exist, or cannot be written.
         """
-        io.save(self.model if isinstance(self.model, ir.Model) else io.from_proto(self.model), path)
+        model_files.save(self.model if isinstance(self.model, ir.Model) else model_files.from_proto(self.model), path)
 
 
 @explains_damage
@@ -169,7 +169,7 @@ def scale(
     _stamp(work, rewrite, policy, report)
     assert snapshot is not None
     snapshot.finish(work, small_type(mixed))
-    return ScaledModel(io.to_proto(work, model) if isinstance(model, onnx.ModelProto) else work, report)
+    return ScaledModel(model_files.to_proto(work, model) if isinstance(model, onnx.ModelProto) else work, report)
 
 
 @explains_damage
@@ -199,10 +199,10 @@ def inspect(
 def open_copy(model: Model) -> tuple[ir.Model, str]:
     """A copy of a model to work on, and what to call it in messages."""
     if isinstance(model, onnx.ModelProto):
-        return io.from_proto(model), "the model"
+        return model_files.from_proto(model), "the model"
     if isinstance(model, ir.Model):
         return model.clone(), "the model"
-    return io.load(model), os.fspath(model)
+    return model_files.load(model), os.fspath(model)
 
 
 def small_type(mixed: Autocast | None) -> ir.DataType | None:

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 import onnx
 import onnx_ir as ir
 
-from graphscale import io
-from graphscale.analysis.values import subgraphs
 from graphscale.collector import paused_collector
-from graphscale.diagnosis import explains_damage
 from graphscale.errors import ModelFileError
-from graphscale.marks import PASS_KEY, WAS_FLOAT
+from graphscale.files import model_files
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.marks import PASS_KEY, WAS_FLOAT
+from graphscale.graph.undo import UNDO_KEY, Record, own_nodes, stands_for, unpack
+from graphscale.graph.values import subgraphs
 from graphscale.pipeline import Model, open_copy
-from graphscale.undo import UNDO_KEY, Record, own_nodes, stands_for, unpack
 
 __all__ = ["is_rewritten", "strip", "strip_in_place"]
 
@@ -42,7 +42,7 @@ def strip(model: Model) -> ir.Model | onnx.ModelProto:
     """
     work, name = open_copy(model)
     stripped = strip_in_place(work, name)
-    return io.to_proto(stripped) if isinstance(model, onnx.ModelProto) else stripped
+    return model_files.to_proto(stripped) if isinstance(model, onnx.ModelProto) else stripped
 
 
 def is_rewritten(model: ir.Model) -> bool:

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.types import dtype_of
-from graphscale.analysis.values import subgraphs
-from graphscale.editing import PASS_KEY
+from graphscale.graph.builder import PASS_KEY
+from graphscale.graph.types import dtype_of
+from graphscale.graph.values import subgraphs
 
 __all__ = ["KERNELS", "NEWEST_OPSET", "Kernel", "Release", "misplaced"]
 

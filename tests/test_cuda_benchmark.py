@@ -21,7 +21,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.editing import PASS_KEY
+from graphscale.graph.builder import PASS_KEY
 from graphscale.session.fence import add_fence
 from tests.conftest import ROOT, assert_all_same_bits, has_cuda
 from tests.cuda_kernels import Release, misplaced

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 
 import graphscale as gs
-from graphscale.editing import PASS_KEY
+from graphscale.graph.builder import PASS_KEY
 from graphscale.session.fence import FENCE, add_fence
 from tests.build import feeds_for, linear_step, parse, step
 from tests.conftest import HAS_TRAINING, MODEL_NAMES, load_example, with_initializers

@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.diagnosis import damage_of, explains_damage
 from graphscale.errors import ModelFileError
+from graphscale.graph.diagnosis import damage_of, explains_damage
 from tests.conftest import MODELS
 
 STEP = MODELS / "pytorch/mlp_momentum.onnx"

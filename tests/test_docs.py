@@ -18,9 +18,9 @@ import pytest
 import typer.main
 
 import graphscale as gs
-from graphscale.casting.lists import default_rules
+from graphscale.checks.linting.codes import CODES
 from graphscale.cli import app, main
-from graphscale.linting.codes import CODES
+from graphscale.passes.casting.lists import default_rules
 from graphscale.targets import TARGETS
 from tests.conftest import HAS_TRAINING, NEEDS_TRAINING
 from tests.test_readme import ROOT, folder

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.protos import read_model, write_model
+from graphscale.files.protos import read_model, write_model
 from tests.conftest import MODEL_NAMES, MODELS
 
 SMALL = """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.analysis.failures import cannot_fail
-from graphscale.analysis.values import subgraphs
 from graphscale.analysis.views import views_of
-from graphscale.marks import SELECTION
+from graphscale.graph.marks import SELECTION
+from graphscale.graph.values import subgraphs
 
 __all__ = ["may_overwrite"]
 

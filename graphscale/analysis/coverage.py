@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.values import Use, node_name, rule_of, subgraphs
+from graphscale.graph.values import Use, node_name, rule_of, subgraphs
 
 __all__ = ["Coverage", "measure_coverage"]
 

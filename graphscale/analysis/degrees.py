@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.rules import ALL, Kind, Rule
-from graphscale.analysis.values import is_float, is_known_zero, node_name, op_name, rule_of, subgraphs
+from graphscale.graph.values import is_float, is_known_zero, node_name, op_name, rule_of, subgraphs
+from graphscale.operators.rules import ALL, Kind, Rule
 
 __all__ = ["ZERO", "Conflict", "Degree", "Degrees", "evaluate"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from graphscale.analysis.report import GradientReport, PlaceReport, Report, StateReport
 from graphscale.analysis.training_graph import TrainingGraph
-from graphscale.analysis.values import node_name
-from graphscale.report import GradientReport, PlaceReport, Report, StateReport
+from graphscale.graph.values import node_name
 
 __all__ = ["describe"]
 

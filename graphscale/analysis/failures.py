@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from graphscale.analysis.values import constant_tensor, is_scalar
+from graphscale.graph.values import constant_tensor, is_scalar
 
 __all__ = ["cannot_fail"]
 

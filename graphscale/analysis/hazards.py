@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from graphscale.analysis.branches import may_overwrite
 from graphscale.analysis.failures import cannot_fail
-from graphscale.analysis.rules import MICROSOFT, Kind
-from graphscale.analysis.values import captured_values, main_node, main_nodes, operands_of, rule_of, subgraphs
 from graphscale.analysis.views import PURE_VIEWS, views_of
-from graphscale.marks import SELECTION
+from graphscale.graph.marks import SELECTION
+from graphscale.graph.values import captured_values, main_node, main_nodes, operands_of, rule_of, subgraphs
+from graphscale.operators.rules import MICROSOFT, Kind
 
 __all__ = [
     "ancestors",

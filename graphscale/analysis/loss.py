@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.rules import Kind
 from graphscale.analysis.updates import NEXT_STATE, own_coefficients
-from graphscale.analysis.values import constant_tensor, describe, is_float, is_scalar, rule_of
 from graphscale.errors import LossError
+from graphscale.graph.values import constant_tensor, describe, is_float, is_scalar, rule_of
+from graphscale.operators.rules import Kind
 
 __all__ = ["loss_candidates", "named_loss"]
 

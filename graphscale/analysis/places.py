@@ -8,10 +8,10 @@ from collections.abc import Generator
 
 import onnx_ir as ir
 
-from graphscale.analysis.plan import Place, Plan
-from graphscale.analysis.rules import Kind, Rule
+from graphscale.analysis.edits import Place, Plan
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.values import (
+from graphscale.graph.marks import is_rounding
+from graphscale.graph.values import (
     Use,
     captured_values,
     constant_tensor,
@@ -23,7 +23,7 @@ from graphscale.analysis.values import (
     rule_of,
     uses_of,
 )
-from graphscale.marks import is_rounding
+from graphscale.operators.rules import Kind, Rule
 
 __all__ = ["certain_cotangents", "find_places"]
 

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degrees, evaluate
 from graphscale.analysis.hazards import unordered_readers
-from graphscale.analysis.rules import IN_PLACE, Kind
-from graphscale.analysis.values import captured_values, node_name, rule_of, subgraphs
 from graphscale.errors import ProofError
+from graphscale.graph.values import captured_values, node_name, rule_of, subgraphs
+from graphscale.operators.rules import IN_PLACE, Kind
 
 __all__ = ["Proof", "prove"]
 

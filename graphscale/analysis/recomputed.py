@@ -6,8 +6,8 @@ from collections.abc import Container, Hashable, Iterable
 
 import onnx_ir as ir
 
-from graphscale.analysis.values import constant_tensor, subgraphs
-from graphscale.marks import WAS_FLOAT, is_rounding
+from graphscale.graph.marks import WAS_FLOAT, is_rounding
+from graphscale.graph.values import constant_tensor, subgraphs
 
 __all__ = ["recomputed_values"]
 

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, evaluate
+from graphscale.analysis.edits import Place, Plan
 from graphscale.analysis.places import certain_cotangents, find_places
-from graphscale.analysis.plan import Place, Plan
-from graphscale.analysis.rules import Kind
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
-from graphscale.analysis.values import (
+from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError
+from graphscale.graph.values import (
     Use,
     is_known_zero,
     is_scalar,
@@ -30,7 +30,7 @@ from graphscale.analysis.values import (
     rule_of,
     uses_of,
 )
-from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError
+from graphscale.operators.rules import Kind
 
 __all__ = ["Solver"]
 

@@ -14,11 +14,11 @@ from itertools import compress
 
 import onnx_ir as ir
 
-from graphscale.analysis.numbering import Numbering, ValueSet, is_source
 from graphscale.analysis.recomputed import recomputed_values
-from graphscale.analysis.rules import IN_PLACE, RULES
 from graphscale.analysis.updates import Factors, own_coefficients
-from graphscale.analysis.values import (
+from graphscale.errors import ModelFileError
+from graphscale.graph.numbering import Numbering, ValueSet, is_source
+from graphscale.graph.values import (
     is_float,
     is_scalar,
     main_node,
@@ -29,7 +29,7 @@ from graphscale.analysis.values import (
     rule_of,
     subgraphs,
 )
-from graphscale.errors import ModelFileError
+from graphscale.operators.rules import IN_PLACE, RULES
 
 __all__ = ["Topology", "check_order", "contains_contraction"]
 

@@ -10,9 +10,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.coverage import Coverage, measure_coverage
 from graphscale.analysis.degrees import ZERO
+from graphscale.analysis.edits import Place, Unscale
 from graphscale.analysis.loss import loss_candidates, named_loss
-from graphscale.analysis.plan import Place, Unscale
-from graphscale.analysis.rules import IN_PLACE_ACCUMULATORS, Kind
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import (
@@ -22,7 +21,8 @@ from graphscale.analysis.updates import (
     held_initializers,
     named_updates,
 )
-from graphscale.analysis.values import (
+from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError, UpdateError
+from graphscale.graph.values import (
     Use,
     constant_tensor,
     describe,
@@ -30,7 +30,7 @@ from graphscale.analysis.values import (
     is_scalar,
     rule_of,
 )
-from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError, UpdateError
+from graphscale.operators.rules import IN_PLACE_ACCUMULATORS, Kind
 
 __all__ = ["TrainingGraph", "analyse"]
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.optimizers import optimizer_of
-from graphscale.analysis.values import constant_tensor, describe, is_scalar
 from graphscale.analysis.views import PURE_VIEWS
 from graphscale.errors import UpdateError
+from graphscale.graph.values import constant_tensor, describe, is_scalar
+from graphscale.operators.optimizers import optimizer_of
 
 __all__ = [
     "NEXT_STATE",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from graphscale.analysis.values import constant_tensor
+from graphscale.graph.values import constant_tensor
 
 __all__ = ["PURE_VIEWS", "is_fresh", "views_of"]
 

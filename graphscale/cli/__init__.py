@@ -25,8 +25,8 @@ from graphscale.cli.split import split
 from graphscale.cli.strip import strip
 from graphscale.cli.train import train
 from graphscale.cli.verify import verify
-from graphscale.diagnosis import damage_in
 from graphscale.errors import GraphscaleError
+from graphscale.graph.diagnosis import damage_in
 
 __all__ = ["app", "main"]
 

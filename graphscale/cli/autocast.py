@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from graphscale import io, mixed_precision
-from graphscale.artifacts.autocast import autocast_artifacts
-from graphscale.artifacts.folder import holds_artifacts
+from graphscale import mixed_precision
 from graphscale.cli.options import Gradient, Json, Loss, ModelPath, Seed, Update, parse_loss_scale, parse_updates
 from graphscale.cli.show_autocast import show_autocast
+from graphscale.files import model_files
+from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
+from graphscale.ort.artifacts.folder import holds_artifacts
 
 __all__ = ["autocast"]
 
@@ -85,7 +86,7 @@ def autocast(
         show_autocast(report, json, title)
         return
     if output is not None:
-        io.check_output(output)
+        model_files.check_output(output)
     result = mixed_precision.autocast(
         model,
         dtype,

@@ -12,10 +12,10 @@ from rich.markup import escape
 
 from graphscale.cli.demo_precision import compare
 from graphscale.cli.progress import Tally, show_table
-from graphscale.demo.plot import draw
+from graphscale.demo.demo_plot import draw
 from graphscale.demo.training import Training, require
-from graphscale.training.plot import check_picture
 from graphscale.training.record import StepRecord
+from graphscale.training.run_plot import check_picture
 
 __all__ = ["demo"]
 

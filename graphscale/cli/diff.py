@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from graphscale import drawing
+from graphscale.checks import drawing
+from graphscale.checks.diffing.compare import compare
+from graphscale.checks.diffing.diff_report import Change, DiffReport, NodeEntry, ValueEntry
+from graphscale.checks.drawing.pages import unrelated
 from graphscale.cli.options import Json
 from graphscale.cli.show import print_json
-from graphscale.diffing.compare import compare
-from graphscale.diffing.report import Change, DiffReport, NodeEntry, ValueEntry
-from graphscale.drawing.pages import unrelated
 
 __all__ = ["diff"]
 

@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from graphscale import io
 from graphscale.cli.options import Json
 from graphscale.cli.show import print_json
-from graphscale.fusing import export_weights as export
+from graphscale.files import model_files
+from graphscale.ort.fusing import export_weights as export
 
 __all__ = ["export_weights"]
 
@@ -39,7 +39,7 @@ def export_weights(
     json: Json = False,
 ) -> None:
     """Write trained weights into an inference model or a checkpoint, by name. Neither file given is changed."""
-    io.check_output(output)
+    model_files.check_output(output)
     result = export(source, destination, partial=partial)
     result.save(output)
     if json:

@@ -9,12 +9,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from graphscale import io, pipeline
+from graphscale import pipeline
 from graphscale.cli.options import IncrementPeriod, InitialLossScale, Json, Multiplier, parse_loss_scale
 from graphscale.cli.show import show_report
 from graphscale.errors import InvalidLossScaleError
-from graphscale.fusing import FusedStep
-from graphscale.fusing import fuse as fuse_folder
+from graphscale.files import model_files
+from graphscale.ort.fusing import FusedStep
+from graphscale.ort.fusing import fuse as fuse_folder
 
 __all__ = ["fuse"]
 
@@ -39,7 +40,7 @@ def fuse(
     json: Json = False,
 ) -> None:
     """Turn an artifact folder into one training step for a plain InferenceSession, scaled or not."""
-    io.check_output(output)
+    model_files.check_output(output)
     if loss_scale is None:
         options = {"initial-loss-scale": initial_loss_scale, "increment-period": increment_period}
         given = [name for name, value in {**options, "multiplier": multiplier}.items() if value is not None]

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from graphscale import drawing, pipeline
+from graphscale import pipeline
+from graphscale.checks import drawing
 from graphscale.cli.options import Gradient, Json, Loss, ModelPath, Seed, Update, parse_updates
 from graphscale.cli.show import show_report
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from graphscale import io
 from graphscale.cli.options import Json, ModelPath
 from graphscale.cli.show_lint import show_lint
+from graphscale.files import model_files
 
 __all__ = ["lint"]
 
@@ -33,11 +33,11 @@ def lint(
 
     Exit code 1 if there is an error or a warning.
     """
-    from graphscale.linting import lint as find
-    from graphscale.linting.sarif import write_sarif
+    from graphscale.checks.linting import lint as find
+    from graphscale.checks.linting.sarif import write_sarif
 
     if sarif is not None:
-        io.check_output(sarif)
+        model_files.check_output(sarif)
     report = find(model, scale=scale, select=select or (), ignore=ignore or ())
     if sarif is not None:
         write_sarif(report, model, sarif)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from graphscale import presets
 from graphscale.errors import InvalidLossScaleError, UpdateError
-from graphscale.loss_scale import DynamicLossScale, LossScale, get
+from graphscale.policy import presets
+from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
 
 __all__ = [
     "Gradient",

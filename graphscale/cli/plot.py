@@ -11,7 +11,7 @@ from rich.text import Text
 
 from graphscale.errors import TrainingError
 from graphscale.training.metrics import read_metrics
-from graphscale.training.plot import Curve, check_picture, draw
+from graphscale.training.run_plot import Curve, check_picture, draw
 
 __all__ = ["plot"]
 

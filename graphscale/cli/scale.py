@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from graphscale import io, pipeline
-from graphscale.artifacts.folder import holds_artifacts
-from graphscale.artifacts.scale import scale_artifacts
+from graphscale import pipeline
 from graphscale.cli.options import (
     Gradient,
     IncrementPeriod,
@@ -24,6 +22,9 @@ from graphscale.cli.options import (
     parse_updates,
 )
 from graphscale.cli.show import show_report
+from graphscale.files import model_files
+from graphscale.ort.artifacts.folder import holds_artifacts
+from graphscale.ort.artifacts.scale_folder import scale_artifacts
 
 __all__ = ["scale"]
 
@@ -101,7 +102,7 @@ def scale(
         show_report(artifacts.report, json, title)
         return
     if output is not None:
-        io.check_output(output)
+        model_files.check_output(output)
     result = pipeline.scale(
         model,
         policy,

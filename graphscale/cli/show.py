@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from graphscale.report import Report
+from graphscale.analysis.report import Report
 
 __all__ = ["print_json", "show_report"]
 

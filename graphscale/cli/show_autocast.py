@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from graphscale.casting.report import AutocastReport
 from graphscale.cli.show import print_json
+from graphscale.passes.casting.cast_report import AutocastReport
 
 __all__ = ["show_autocast"]
 

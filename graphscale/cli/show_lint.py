@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from graphscale.checks.linting import Finding, LintReport
+from graphscale.checks.linting.codes import CODES, Code, Severity
 from graphscale.cli.show import print_json
-from graphscale.linting import Finding, LintReport
-from graphscale.linting.codes import CODES, Code, Severity
 
 __all__ = ["show_lint"]
 

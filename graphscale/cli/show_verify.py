@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from graphscale.checks.verification.verify_report import Difference, VerifyReport
 from graphscale.cli.show import print_json
-from graphscale.verification.report import Difference, VerifyReport
 
 __all__ = ["replay_command", "show_differences", "show_verification"]
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import onnx_ir as ir
 import typer
 
-from graphscale import io
-from graphscale.artifacts.folder import holds_artifacts
-from graphscale.artifacts.strip import strip_artifacts
+from graphscale.files import model_files
+from graphscale.ort.artifacts.folder import holds_artifacts
+from graphscale.ort.artifacts.strip_folder import strip_artifacts
 from graphscale.stripping import strip as strip_model
 
 __all__ = ["strip"]
@@ -32,8 +32,8 @@ def strip(
     if holds_artifacts(scaled):
         strip_artifacts(scaled, output, force=force)
     else:
-        io.check_output(output)
+        model_files.check_output(output)
         stripped = strip_model(scaled)
         assert isinstance(stripped, ir.Model)
-        io.save(stripped, output)
+        model_files.save(stripped, output)
     print(f"{scaled} without graphscale -> {output}")

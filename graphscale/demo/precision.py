@@ -15,9 +15,9 @@ import onnx
 
 from graphscale.demo import digits, reversal
 from graphscale.demo.digits import Arrays
-from graphscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from graphscale.passes import Autocast
 from graphscale.pipeline import scale
+from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from graphscale.session import Session
 from graphscale.training.data import Batches, Data
 from graphscale.training.loop import Trainer

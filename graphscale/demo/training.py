@@ -15,8 +15,8 @@ import onnx
 
 from graphscale.demo.digits import Arrays, initial_state, read_step, split
 from graphscale.errors import GraphscaleError
-from graphscale.loss_scale import DynamicLossScale
 from graphscale.pipeline import ScaledModel, scale
+from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.session import Session
 from graphscale.training.data import Batches, Data
 from graphscale.training.loop import Trainer

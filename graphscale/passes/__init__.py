@@ -9,10 +9,10 @@ They are `onnx_ir` in-place passes, made for `onnx_ir.passes.Sequential`:
 AddTelemetry goes between UpdateLossScale and GuardUpdates, Autocast before ScaleLoss.
 """
 
-from graphscale.passes.autocast import Autocast
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.lower_optimizers import LowerOptimizers
+from graphscale.passes.lower_precision import Autocast
 from graphscale.passes.order_writes import OrderWrites
 from graphscale.passes.rewrite import Rewrite, rewrite_of
 from graphscale.passes.scale_loss import ScaleLoss

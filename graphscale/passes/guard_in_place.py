@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.optimizers import Optimizer, optimizer_of
-from graphscale.analysis.types import dtype_of
-from graphscale.analysis.values import constant_tensor
-from graphscale.editing import Editor, Position, shape_like
+from graphscale.graph.builder import Editor, Position, shape_like
+from graphscale.graph.types import dtype_of
+from graphscale.graph.values import constant_tensor
+from graphscale.operators.optimizers import Optimizer, optimizer_of
 from graphscale.passes.rewrite import Carried, Rewrite
 
 __all__ = ["WRITES_INPUTS", "guard_accumulator", "guard_optimizer", "guard_written_input"]

@@ -7,12 +7,12 @@ import dataclasses
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
-from graphscale.analysis.optimizers import OPTIMIZERS
-from graphscale.analysis.types import dtype_of
 from graphscale.analysis.updates import Update
-from graphscale.editing import Editor, shape_like
-from graphscale.ordering import restore_order
+from graphscale.graph.builder import Editor, shape_like
+from graphscale.graph.types import dtype_of
+from graphscale.operators.optimizers import OPTIMIZERS
 from graphscale.passes.guard_in_place import WRITES_INPUTS, guard_accumulator, guard_optimizer, guard_written_input
+from graphscale.passes.nodes.write_order import restore_order
 from graphscale.passes.rewrite import Carried, Rewrite, rewrite_of
 
 __all__ = ["GuardUpdates"]

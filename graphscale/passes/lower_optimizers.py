@@ -7,10 +7,10 @@ import dataclasses
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
-from graphscale.analysis.values import node_name
-from graphscale.editing import Editor
 from graphscale.errors import ModelFileError
-from graphscale.passes.optimizer_formulas import LOWERINGS, Formula
+from graphscale.graph.builder import Editor
+from graphscale.graph.values import node_name
+from graphscale.passes.nodes.optimizer_formulas import LOWERINGS, Formula
 
 __all__ = ["LowerOptimizers"]
 

@@ -7,7 +7,7 @@ import dataclasses
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
-from graphscale.ordering import NAME, order_writes
+from graphscale.passes.nodes.write_order import NAME, order_writes
 from graphscale.passes.rewrite import rewrite_of
 
 __all__ = ["OrderWrites"]

@@ -6,11 +6,11 @@ import dataclasses
 
 import onnx_ir as ir
 
+from graphscale.analysis.report import Report
 from graphscale.analysis.training_graph import TrainingGraph
-from graphscale.bound import BoundLossScale
 from graphscale.errors import PassOrderError
-from graphscale.report import Report
-from graphscale.undo import Snapshot
+from graphscale.graph.undo import Snapshot
+from graphscale.passes.nodes.bound import BoundLossScale
 
 __all__ = ["Carried", "Gradient", "Rewrite", "rewrite_of"]
 

@@ -10,17 +10,17 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
 from graphscale.analysis.describe import describe
-from graphscale.analysis.plan import Place
+from graphscale.analysis.edits import Place
 from graphscale.analysis.training_graph import analyse
-from graphscale.analysis.types import dtype_of
-from graphscale.analysis.values import main_node, main_nodes, uses_of
-from graphscale.bound import BoundLossScale
-from graphscale.editing import Editor, Position, replace_reads, shape_like
 from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
-from graphscale.loss_scale import LossScale, get
-from graphscale.metadata import is_scaled
+from graphscale.graph.builder import Editor, Position, replace_reads, shape_like
+from graphscale.graph.stamp import is_scaled
+from graphscale.graph.types import dtype_of
+from graphscale.graph.undo import Snapshot
+from graphscale.graph.values import main_node, main_nodes, uses_of
+from graphscale.passes.nodes.bound import BoundLossScale
 from graphscale.passes.rewrite import Rewrite
-from graphscale.undo import Snapshot
+from graphscale.policy.loss_scale import LossScale, get
 
 __all__ = ["ScaleLoss"]
 

@@ -8,10 +8,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
-from graphscale.editing import Editor
 from graphscale.errors import InvalidLossScaleError
+from graphscale.graph.builder import Editor
+from graphscale.passes.nodes.gradient_statistics import find_offender, zero_fraction
 from graphscale.passes.rewrite import Carried, Rewrite, rewrite_of
-from graphscale.telemetry import find_offender, zero_fraction
 
 __all__ = ["AddTelemetry"]
 

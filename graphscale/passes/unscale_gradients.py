@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
-from graphscale.analysis.plan import Unscale
-from graphscale.analysis.types import dtype_of
-from graphscale.analysis.values import Use, uses_of
-from graphscale.editing import Editor, Position, replace_reads, shape_like
+from graphscale.analysis.edits import Unscale
+from graphscale.graph.builder import Editor, Position, replace_reads, shape_like
+from graphscale.graph.types import dtype_of
+from graphscale.graph.values import Use, uses_of
 from graphscale.passes.rewrite import Gradient, rewrite_of
 
 __all__ = ["UnscaleGradients"]

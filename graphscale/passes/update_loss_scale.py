@@ -7,8 +7,8 @@ import dataclasses
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
-from graphscale.loss_scale import FixedLossScale
 from graphscale.passes.rewrite import Carried, rewrite_of
+from graphscale.policy.loss_scale import FixedLossScale
 
 __all__ = ["UpdateLossScale"]
 

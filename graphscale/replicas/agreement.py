@@ -10,9 +10,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale import io
 from graphscale.errors import ReplicaError
-from graphscale.metadata import Stamp
+from graphscale.files import model_files
+from graphscale.graph.stamp import Stamp
 from graphscale.replicas.collectives import Replicas
 
 __all__ = ["agree", "facts_of"]
@@ -87,4 +87,4 @@ def _digest(model: ir.Model, states: set[str]) -> str:
     for name in states & set(copy.graph.initializers):
         del copy.graph.initializers[name]
     copy.metadata_props.clear()
-    return hashlib.sha256(io.to_proto(copy).SerializeToString(deterministic=True)).hexdigest()
+    return hashlib.sha256(model_files.to_proto(copy).SerializeToString(deterministic=True)).hexdigest()

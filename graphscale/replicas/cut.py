@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import ancestors
-from graphscale.analysis.values import is_float, is_scalar, main_node, main_nodes, node_name, operands_of
 from graphscale.errors import SplitError
-from graphscale.marks import PASS_KEY
-from graphscale.metadata import Stamp
+from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.stamp import Stamp
+from graphscale.graph.values import is_float, is_scalar, main_node, main_nodes, node_name, operands_of
 
 __all__ = ["Cut", "find_cut"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphscale.errors import SessionError, SplitError, one_line
 from graphscale.replicas.buckets import Bucket
-from graphscale.replicas.split import Halves
+from graphscale.replicas.splitting import Halves
 from graphscale.session.interface import InputSpec, as_feed, as_ort_value, read_specs
 from graphscale.session.loading import create
 

@@ -8,10 +8,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from graphscale.analysis.types import dtypes_of
-from graphscale.analysis.values import operands_of, subgraphs, uses_of
-from graphscale.editing import Editor, replace_reads
 from graphscale.errors import SplitError, UnsupportedModelError
+from graphscale.graph.builder import Editor, replace_reads
+from graphscale.graph.types import dtypes_of
+from graphscale.graph.values import operands_of, subgraphs, uses_of
 from graphscale.replicas.buckets import Gradient
 
 __all__ = ["MARK", "REPLICAS_FINITE", "add_common_decision", "extract", "gradients_of", "know_types"]

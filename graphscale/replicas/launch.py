@@ -18,7 +18,7 @@ from graphscale.errors import GraphscaleError, ReplicaError, one_line
 
 if TYPE_CHECKING:
     from graphscale.replicas.collectives import Replicas
-    from graphscale.replicas.session import ReplicatedSession
+    from graphscale.replicas.replicated_session import ReplicatedSession
     from graphscale.training.checkpoints import Checkpoints
     from graphscale.training.data import Batches, Data
 
@@ -108,13 +108,13 @@ class World:
 
     def checkpoints(self, folder: Path, keep: int) -> Checkpoints:
         """Checkpoints that rank 0 reads and writes."""
-        from graphscale.replicas.checkpoints import ReplicaCheckpoints
+        from graphscale.replicas.replica_checkpoints import ReplicaCheckpoints
 
         return ReplicaCheckpoints(self._replicas, folder, keep)
 
     def session(self, step: Path, *, providers: list[str] | None, state: Mapping[str, Any]) -> ReplicatedSession:
         """The session of this replica."""
-        from graphscale.replicas.session import ReplicatedSession
+        from graphscale.replicas.replicated_session import ReplicatedSession
 
         return ReplicatedSession(
             step, self._comm, providers=providers, state=state or None, replicas=self._wanted, **self._settings

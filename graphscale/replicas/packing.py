@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.values import uses_of
-from graphscale.editing import Editor, replace_reads
+from graphscale.graph.builder import Editor, replace_reads
+from graphscale.graph.values import uses_of
 from graphscale.replicas.buckets import Bucket, Gradient, Segment
 from graphscale.replicas.halves import MARK
 

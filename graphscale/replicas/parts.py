@@ -8,11 +8,11 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.values import operands_of
 from graphscale.errors import SessionError, SplitError
+from graphscale.graph.values import operands_of
 from graphscale.replicas.halves import extract, know_types
 from graphscale.replicas.shares import Shares
-from graphscale.replicas.split import Halves
+from graphscale.replicas.splitting import Halves
 from graphscale.session.interface import InputSpec
 
 __all__ = ["Parts", "cut_parts", "specs_of"]

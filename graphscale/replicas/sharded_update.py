@@ -19,9 +19,9 @@ from graphscale.replicas.gathered import GatheredState
 from graphscale.replicas.parts import cut_parts, specs_of
 from graphscale.replicas.reduction import Reduction
 from graphscale.replicas.shares import share_out, trust_replicas
-from graphscale.replicas.split import Halves
-from graphscale.replicas.updates import REDUCING, SHARING
+from graphscale.replicas.splitting import Halves
 from graphscale.replicas.whole import sizes_of
+from graphscale.replicas.whole_update import REDUCING, SHARING
 from graphscale.session.carried import check_all_state, check_state
 from graphscale.session.loading import create, read_values
 from graphscale.session.result import StepResult

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import ancestors
-from graphscale.analysis.values import is_scalar, node_name, operands_of
 from graphscale.errors import SplitError
-from graphscale.marks import PASS_KEY
+from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.values import is_scalar, node_name, operands_of
 from graphscale.replicas.buckets import Gradient
 from graphscale.replicas.halves import MARK, REPLICAS_FINITE
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import ancestors
-from graphscale.analysis.values import operands_of
 from graphscale.errors import SplitError
+from graphscale.graph.values import operands_of
 from graphscale.replicas.buckets import Gradient
 from graphscale.replicas.cut import Cut
 from graphscale.replicas.halves import extract, know_types

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale import io
 from graphscale.errors import SessionError
-from graphscale.metadata import Stamp
-from graphscale.replicas.split import Halves
+from graphscale.files import model_files
+from graphscale.graph.stamp import Stamp
+from graphscale.replicas.splitting import Halves
 from graphscale.session.interface import InputSpec
 
 __all__ = ["check_names", "export_step", "first_state", "output_names", "sizes_of", "without_state"]
@@ -87,4 +87,4 @@ def export_step(model: ir.Model, state: Mapping[str, Array], path: str | os.Path
         if array is not None:
             value.const_value = ir.tensor(array, name=value.name)
             work.graph.initializers[value.name or ""] = value
-    io.save(work, path)
+    model_files.save(work, path)

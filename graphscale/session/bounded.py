@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.values import Use, captured_values, is_scalar, read, uses_of
-from graphscale.bound import CHECK
-from graphscale.editing import Editor, read_only, replace_reads
-from graphscale.marks import PASS_KEY
+from graphscale.graph.builder import Editor, read_only, replace_reads
+from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.values import Use, captured_values, is_scalar, read, uses_of
+from graphscale.passes.nodes.bound import CHECK
 from graphscale.session.probes import NAME as PROBES
 from graphscale.session.terms import Sum, Term, elements, terms_of
 

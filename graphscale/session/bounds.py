@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.values import constant_tensor, read, uses_of
-from graphscale.editing import Editor, replace_reads
-from graphscale.marks import PASS_KEY, SELECTION
+from graphscale.graph.builder import Editor, replace_reads
+from graphscale.graph.marks import PASS_KEY, SELECTION
+from graphscale.graph.values import constant_tensor, read, uses_of
 from graphscale.session.bounded import Bounded, Check
 from graphscale.session.terms import Term, elements
 

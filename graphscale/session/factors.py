@@ -11,10 +11,10 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.values import Use, constant_tensor, uses_of
-from graphscale.bound import CHECK
-from graphscale.editing import PASS_KEY, replace_reads
-from graphscale.loss_scale import DynamicLossScale, LossScale
+from graphscale.graph.builder import PASS_KEY, replace_reads
+from graphscale.graph.values import Use, constant_tensor, uses_of
+from graphscale.passes.nodes.bound import CHECK
+from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 from graphscale.session.terms import before_views
 
 __all__ = ["is_at_least_one", "keeps_to_powers_of_two", "multiply_first"]

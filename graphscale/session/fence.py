@@ -6,9 +6,9 @@ import onnx_ir as ir
 
 from graphscale.analysis.failures import cannot_fail
 from graphscale.analysis.hazards import ancestors
-from graphscale.analysis.values import is_scalar, subgraphs, uses_of
-from graphscale.editing import PASS_KEY, Editor, replace_reads
-from graphscale.ordering import glance
+from graphscale.graph.builder import PASS_KEY, Editor, replace_reads
+from graphscale.graph.values import is_scalar, subgraphs, uses_of
+from graphscale.passes.nodes.write_order import glance
 
 __all__ = ["FENCE", "add_fence", "is_inserted"]
 

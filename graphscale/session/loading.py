@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from graphscale import io
 from graphscale.errors import SessionError, one_line
+from graphscale.files import model_files
 from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import Device
 
@@ -34,10 +34,10 @@ def open_model(model: Any) -> tuple[ir.Model, str | None]:
     if isinstance(model, ir.Model):
         return model, None
     if isinstance(model, onnx.ModelProto):
-        return io.from_proto(model), None
+        return model_files.from_proto(model), None
     if not isinstance(model, str | os.PathLike):
         raise SessionError(f"a session takes a path, a ScaledModel or a model; got a {type(model).__name__}")
-    return io.load(model), os.fspath(model)
+    return model_files.load(model), os.fspath(model)
 
 
 def quiet_options() -> ort.SessionOptions:
@@ -143,7 +143,7 @@ def _source(model: ir.Model, path: str | None, bound: Collection[str]) -> str | 
     # Two fusions of ONNX Runtime next to nodes without a name give their results the same one.
     for i, node in enumerate(copy.graph):
         node.name = node.name or f"graphscale/unnamed.{i}"
-    data: bytes = io.to_proto(copy).SerializeToString()
+    data: bytes = model_files.to_proto(copy).SerializeToString()
     return data
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.loss_scale import get
+from graphscale.policy.loss_scale import get
 from graphscale.session.bounded import bounded_gradients, find_check
 from graphscale.session.bounds import bound_gradients
 from graphscale.session.factors import is_at_least_one, keeps_to_powers_of_two, multiply_first

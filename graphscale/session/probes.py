@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.types import dtype_of
-from graphscale.analysis.values import uses_of
-from graphscale.bound import CHECK
-from graphscale.editing import PASS_KEY, Editor, read_only
+from graphscale.graph.builder import PASS_KEY, Editor, read_only
+from graphscale.graph.types import dtype_of
+from graphscale.graph.values import uses_of
+from graphscale.passes.nodes.bound import CHECK
 
 __all__ = ["probe_at_once"]
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.values import subgraphs, uses_of
 from graphscale.analysis.views import is_fresh
-from graphscale.editing import Editor, replace_reads
-from graphscale.marks import PASS_KEY, SELECTION
+from graphscale.graph.builder import Editor, replace_reads
+from graphscale.graph.marks import PASS_KEY, SELECTION
+from graphscale.graph.values import subgraphs, uses_of
 
 __all__ = ["select_step"]
 

@@ -11,20 +11,20 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from graphscale import io
 from graphscale.analysis.hazards import in_place_writes, late_failures, may_share_buffer
-from graphscale.diagnosis import explains_damage
 from graphscale.errors import SessionError
-from graphscale.metadata import read_stamp
+from graphscale.files import model_files
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.stamp import read_stamp
 from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import CarriedState, check_state
 from graphscale.session.fence import add_fence, is_inserted
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
 from graphscale.session.loading import create, device_of, maps_files, open_model, quiet_options, read_values
 from graphscale.session.lowering import lower_for_cpu
-from graphscale.session.plan import StepError, StepPlan, own_numbers
 from graphscale.session.result import StepResult
 from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
+from graphscale.session.step_plan import StepError, StepPlan, own_numbers
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -246,7 +246,7 @@ class Session:
                 value = next(value for value in model.graph.inputs if value.name == name)
             value.const_value = ir.tensor(array, name=name)
             model.graph.initializers[name] = value
-        io.save(model, path)
+        model_files.save(model, path)
 
     def close(self) -> None:
         """Free the session of ONNX Runtime and all buffers. A closed session can do nothing more."""
@@ -386,4 +386,4 @@ def _without_values(model: ir.Model, state: Arrays) -> ir.Model:
     if external or sum(array.nbytes for array in state.values()) < _LARGE:
         return copy
     # What is left of a protocol buffer, a single constant, keeps all of it: take that over into a new one.
-    return io.from_proto(io.to_proto(copy))
+    return model_files.from_proto(model_files.to_proto(copy))

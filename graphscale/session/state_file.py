@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import ModelFileError, SessionError
-from graphscale.metadata import Stamp
-from graphscale.tensor_files import read_safetensors, write_safetensors
+from graphscale.files.tensor_files import read_safetensors, write_safetensors
+from graphscale.graph.stamp import Stamp
 
 __all__ = ["check_origin", "read_extra", "read_state_file", "write_state_file"]
 

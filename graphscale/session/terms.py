@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeGuard
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.values import Use, constant_tensor, is_known_zero, read, uses_of
+from graphscale.graph.values import Use, constant_tensor, is_known_zero, read, uses_of
 
 __all__ = ["Sum", "Term", "before_views", "elements", "terms_of"]
 

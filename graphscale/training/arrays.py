@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import TrainingError
-from graphscale.tensor_files import read_safetensors
+from graphscale.files.tensor_files import read_safetensors
 
 __all__ = ["Arrays", "load_arrays", "load_npz"]
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphscale import io
 from graphscale.errors import TrainingError
-from graphscale.metadata import read_stamp
+from graphscale.files import model_files
+from graphscale.graph.stamp import read_stamp
 from graphscale.replicas.launch import World
 from graphscale.session import Session
 from graphscale.training.arrays import Arrays, load_arrays, load_npz
+from graphscale.training.batch_feeds import check_fed, find_rate_input, parse_feeds
 from graphscale.training.checkpoints import Checkpoints, Position
 from graphscale.training.data import Batches, Data
-from graphscale.training.feeds import check_fed, find_rate_input, parse_feeds
 from graphscale.training.interrupt import Interruption
 from graphscale.training.loop import Trainer
 from graphscale.training.metrics import MetricsFile, check_metrics
@@ -184,7 +184,7 @@ class Run:
             first = options.world is None or options.world.is_first
             state = load_arrays(options.state) if first else {}
             if options.ignore_extra:
-                stamp = read_stamp(io.load(options.step).metadata_props, str(options.step))
+                stamp = read_stamp(model_files.load(options.step).metadata_props, str(options.step))
                 carried = {*stamp.state, *(pair["input"] for pair in stamp.report["state"])}
                 state = {name: array for name, array in state.items() if name in carried}
         elif self._checkpoints is not None and options.resume:
@@ -251,7 +251,7 @@ def _check_options(options: Options) -> None:
         option = "--resume" if options.resume else "--checkpoint-every"
         raise TrainingError(f"{option} goes with --checkpoint-dir")
     if options.output is not None:
-        io.check_output(options.output)
+        model_files.check_output(options.output)
     if options.metrics is not None:
         check_metrics(options.metrics)
     if options.logdir is not None:

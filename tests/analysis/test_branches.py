@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from graphscale.analysis.branches import may_overwrite
-from graphscale.marks import PASS_KEY
+from graphscale.graph.marks import PASS_KEY
 from graphscale.session.fence import is_inserted
 from tests.build import parse
 

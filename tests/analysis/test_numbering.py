@@ -6,10 +6,10 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from graphscale.analysis.numbering import Numbering, ValueSet
 from graphscale.analysis.topology import Topology, check_order
-from graphscale.analysis.values import operands_of
 from graphscale.errors import ModelFileError
+from graphscale.graph.numbering import Numbering, ValueSet
+from graphscale.graph.values import operands_of
 
 STEP = """
 <ir_version: 10, opset_import: ["" : 20]>

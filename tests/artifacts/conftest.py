@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import graphscale as gs
-from graphscale.artifacts import scale_artifacts
+from graphscale.ort.artifacts import scale_artifacts
 from tests.artifacts.training_session import FOLDERS
 
 Scaled = Callable[..., Path]

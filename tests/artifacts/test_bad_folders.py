@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from graphscale import errors
-from graphscale.artifacts import scale_artifacts
-from graphscale.artifacts.checkpoint import read_checkpoint, write_checkpoint
+from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
+from graphscale.ort.artifacts import scale_artifacts
 from tests.artifacts.training_session import FOLDERS
 from tests.cli.command import contents, graphscale, graphscale_in_process
 

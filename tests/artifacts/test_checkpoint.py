@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graphscale.artifacts.checkpoint import (
+from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError
+from graphscale.files.ort_checkpoint import (
     Checkpoint,
     OptimizerGroup,
     is_checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
-from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError
 from tests.artifacts.training_session import FOLDERS, LOADABLE, TrainingSession, runtime, sample
 from tests.conftest import assert_all_same_bits
 

@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.artifacts import scale_artifacts
-from graphscale.artifacts.checkpoint import read_checkpoint
+from graphscale.files.ort_checkpoint import read_checkpoint
+from graphscale.ort.artifacts import scale_artifacts
 from tests.artifacts.training_session import FOLDERS, STATES
 from tests.cli.command import contents, graphscale, graphscale_in_process
 from tests.conftest import ROOT

@@ -11,9 +11,9 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.artifacts import scale_artifacts
-from graphscale.artifacts.optimizer_model import GuardOptimizer
 from graphscale.errors import UnsupportedModelError
+from graphscale.ort.artifacts import scale_artifacts
+from graphscale.ort.artifacts.optimizer_guard import GuardOptimizer
 from graphscale.targets import get_target
 from tests.artifacts.conftest import Scaled
 from tests.artifacts.training_session import FOLDERS, LOADABLE, TrainingSession, sample

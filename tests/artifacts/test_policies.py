@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import graphscale as gs
-from graphscale.artifacts import resume_artifacts, scale_artifacts
 from graphscale.errors import InvalidLossScaleError
+from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
 from tests.artifacts.training_session import FOLDERS, TrainingSession, sample
 from tests.conftest import Arrays
 

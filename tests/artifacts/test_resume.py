@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import graphscale as gs
-from graphscale.artifacts import resume_artifacts
-from graphscale.artifacts.checkpoint import read_checkpoint, write_checkpoint
 from graphscale.errors import ModelFileError
+from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
+from graphscale.ort.artifacts import resume_artifacts
 from tests.artifacts.conftest import Scaled
 from tests.artifacts.training_session import FOLDERS, STATES, TrainingSession, sample
 from tests.cli.command import contents

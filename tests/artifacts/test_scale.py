@@ -12,11 +12,11 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.artifacts import ScaledArtifacts, scale_artifacts
-from graphscale.artifacts import scale as scale_module
-from graphscale.artifacts.checkpoint import read_checkpoint, write_checkpoint
 from graphscale.errors import AlreadyScaledError, GraphscaleError, OutputError, TargetError, UnsupportedModelError
-from graphscale.metadata import read_stamp
+from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
+from graphscale.graph.stamp import read_stamp
+from graphscale.ort.artifacts import ScaledArtifacts, scale_artifacts
+from graphscale.ort.artifacts import scale_folder as scale_module
 from tests.artifacts.training_session import FOLDERS, STATES, TrainingSession, runtime, sample
 from tests.cli.command import contents
 from tests.conftest import assert_all_same_bits

@@ -11,10 +11,10 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.artifacts.autocast import autocast_artifacts
-from graphscale.artifacts.checkpoint import read_checkpoint, write_checkpoint
-from graphscale.artifacts.strip import strip_artifacts
 from graphscale.errors import ModelFileError, OutputError
+from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
+from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
+from graphscale.ort.artifacts.strip_folder import strip_artifacts
 from tests.artifacts.conftest import Scaled
 from tests.artifacts.training_session import FOLDERS
 

@@ -12,8 +12,8 @@ import pytest
 
 import graphscale as gs
 from graphscale.analysis.hazards import in_place_writes, unordered_readers
-from graphscale.artifacts import scale_artifacts
-from graphscale.artifacts.checkpoint import read_checkpoint, write_checkpoint
+from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
+from graphscale.ort.artifacts import scale_artifacts
 from tests.artifacts.conftest import Scaled
 from tests.artifacts.training_session import FOLDERS, LOADABLE, STATES, TrainingSession, sample
 from tests.conftest import FLOAT32_MAX, Arrays, assert_all_same_bits, assert_same_bits

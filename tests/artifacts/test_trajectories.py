@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import graphscale as gs
-from graphscale.artifacts import scale_artifacts
+from graphscale.ort.artifacts import scale_artifacts
 from tests.artifacts.reference import AdamW, Clip, Digits, Rule, Sgd
 from tests.artifacts.training_session import FOLDERS, TrainingSession
 from tests.conftest import Arrays, assert_all_same_bits

@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.casting.lists import Colour, default_rules
+from graphscale.passes.casting.lists import Colour, default_rules
 from tests.build import linear_step
 from tests.casting.operators import CASES, NO_RUNTIME, OpCase, feeds_of, model_of
 from tests.casting.rounding import (

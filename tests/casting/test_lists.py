@@ -13,9 +13,9 @@ import pytest
 
 import graphscale as gs
 from graphscale import errors
-from graphscale.casting.lists import Colour, default_rules
-from graphscale.casting.settings import make_settings
 from graphscale.passes import Autocast
+from graphscale.passes.casting.lists import Colour, default_rules
+from graphscale.passes.casting.settings import make_settings
 from tests.build import FORWARD, feeds_for, step
 from tests.casting.borders import assert_well_cast, low_nodes
 from tests.casting.rounding import is_rounded, run_all_values

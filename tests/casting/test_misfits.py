@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx.parser
 import onnx_ir as ir
 
-from graphscale.analysis.values import constant_tensor
-from graphscale.casting.constants import misfits
+from graphscale.graph.values import constant_tensor
+from graphscale.passes.casting.constants import misfits
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 20]>

@@ -11,10 +11,10 @@ import onnx_ir as ir
 import pytest
 
 from graphscale.analysis.training_graph import analyse
-from graphscale.casting import paint as module
-from graphscale.casting.lists import Colour
-from graphscale.casting.paint import Painting, paint
-from graphscale.casting.settings import make_settings
+from graphscale.passes.casting import paint as module
+from graphscale.passes.casting.lists import Colour
+from graphscale.passes.casting.paint import Painting, paint
+from graphscale.passes.casting.settings import make_settings
 from graphscale.targets import get_target
 from tests.build import FORWARD, step
 from tests.conftest import load_example

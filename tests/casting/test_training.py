@@ -12,9 +12,9 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.artifacts.autocast import autocast_artifacts
 from graphscale.demo.digits import initial_state, read_step, split
-from graphscale.fusing import fuse
+from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
+from graphscale.ort.fusing import fuse
 from graphscale.passes import Autocast
 from tests.casting.borders import assert_well_cast
 from tests.conftest import Arrays, load_example

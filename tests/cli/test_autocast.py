@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.artifacts.autocast import autocast_artifacts
-from graphscale.artifacts.checkpoint import read_checkpoint
+from graphscale.files.ort_checkpoint import read_checkpoint
+from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
 from tests.artifacts.training_session import FOLDERS
 from tests.build import step
 from tests.casting.borders import assert_well_cast

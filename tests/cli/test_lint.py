@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.linting.codes import CODES
+from graphscale.checks.linting.codes import CODES
 from tests.build import parse
 from tests.cli.command import contents, graphscale, graphscale_in_process
 from tests.conftest import MODELS

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import graphscale as gs
-from graphscale import presets
+from graphscale.policy import presets
 from tests.differential.training import DECAY, PARAMETERS, RECORDED, RUNS, Result, Run, batches, initial
 
 __all__ = ["NEEDS", "PEERS", "POLICIES"]

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.diffing.compare import compare
+from graphscale.checks.diffing.compare import compare
 from tests.build import step
 from tests.conftest import MODEL_NAMES, MODELS, load_example
 from tests.drawing.graphs import deep_network, scaled_model

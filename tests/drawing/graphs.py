@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 
 import graphscale as gs
-from graphscale.drawing.scene import Scene, make_scene
-from graphscale.drawing.subject import understand
+from graphscale.checks.drawing.drawing_context import understand
+from graphscale.checks.drawing.scene import Scene, make_scene
 from tests.build import step
 from tests.conftest import MODELS
 

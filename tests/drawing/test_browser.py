@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import graphscale as gs
-from graphscale.diffing.compare import compare
-from graphscale.drawing import comparison_page, inspection_page
+from graphscale.checks.diffing.compare import compare
+from graphscale.checks.drawing import comparison_page, inspection_page
 from tests.drawing.graphs import HOSTILE, deep_network, hostile_step, scaled_model
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphscale.drawing.lanes import BOX_HEIGHT, Layout, lay_out
-from graphscale.drawing.layered import arrange
-from graphscale.drawing.scene import Scene
-from graphscale.drawing.subject import Phase
+from graphscale.checks.drawing.drawing_context import Phase
+from graphscale.checks.drawing.lanes import BOX_HEIGHT, Layout, lay_out
+from graphscale.checks.drawing.layered import arrange
+from graphscale.checks.drawing.scene import Scene
 from tests.conftest import MODEL_NAMES
 from tests.drawing.graphs import scene_of
 

@@ -13,9 +13,9 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.diffing.compare import compare
-from graphscale.drawing import comparison_page, inspection_page
-from graphscale.drawing.facts import embedded_json
+from graphscale.checks.diffing.compare import compare
+from graphscale.checks.drawing import comparison_page, inspection_page
+from graphscale.checks.drawing.facts import embedded_json
 from tests.conftest import MODEL_NAMES, MODELS
 from tests.drawing.graphs import HOSTILE, hostile_step, scaled_model
 

@@ -8,9 +8,9 @@ import pytest
 import graphscale as gs
 from graphscale.analysis.proof import prove
 from graphscale.analysis.training_graph import analyse
-from graphscale.drawing.facts import degree_of, facts
-from graphscale.drawing.scene import make_scene
-from graphscale.drawing.subject import Phase, Subject, understand
+from graphscale.checks.drawing.drawing_context import Phase, Subject, understand
+from graphscale.checks.drawing.facts import degree_of, facts
+from graphscale.checks.drawing.scene import make_scene
 from graphscale.errors import GraphscaleError
 from tests.build import step
 from tests.cli.bad_graphs import inference

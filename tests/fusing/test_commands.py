@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.fusing import fuse
+from graphscale.ort.fusing import fuse
 from tests.cli.command import contents, graphscale, graphscale_in_process
 from tests.conftest import initial_values
 from tests.fusing.training import FOLDERS, edited

@@ -13,9 +13,9 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.artifacts.checkpoint import read_checkpoint
-from graphscale.fusing import export_weights, fuse
-from graphscale.fusing.weights import read_weights
+from graphscale.files.ort_checkpoint import read_checkpoint
+from graphscale.ort.fusing import export_weights, fuse
+from graphscale.ort.fusing.weights import read_weights
 from tests.conftest import Arrays, assert_all_same_bits, initial_values, run_once
 from tests.fusing.training import FOLDERS, RATE, batches, edited, start, train
 

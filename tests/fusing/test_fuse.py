@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.fusing import FusedStep, fuse
+from graphscale.ort.fusing import FusedStep, fuse
 from tests.conftest import Arrays, assert_all_same_bits, assert_same_bits, initial_values, make_session
 from tests.fusing.training import FOLDERS, LOADABLE, RATE, batches, edited, start, train
 from tests.in_place import with_next_states

@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale import presets
 from graphscale.passes import Autocast
+from graphscale.policy import presets
 from tests.artifacts.training_session import FOLDERS
 from tests.build import step
 from tests.conftest import MODEL_NAMES, MODELS

@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.linting.codes import CODES, GROUPS
-from graphscale.linting.lint import RULES
+from graphscale.checks.linting.codes import CODES, GROUPS
+from graphscale.checks.linting.linter import RULES
 from tests.build import parse
 from tests.conftest import ROOT
 

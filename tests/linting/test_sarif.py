@@ -10,8 +10,8 @@ from urllib.parse import urlparse
 import pytest
 
 import graphscale as gs
-from graphscale.linting.codes import CODES
-from graphscale.linting.sarif import to_sarif, write_sarif
+from graphscale.checks.linting.codes import CODES
+from graphscale.checks.linting.sarif import to_sarif, write_sarif
 from tests.linting.hand import GRADIENTS, changed, report
 
 WRONG = changed(GRADIENTS, ("    db = Div(db_scaled, scale)\n", "    db = Identity(db_scaled)\n"))

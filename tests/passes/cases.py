@@ -9,7 +9,6 @@ from typing import Any
 import onnx
 from onnx_ir.passes import InPlacePass
 
-from graphscale import presets
 from graphscale.passes import (
     AddTelemetry,
     Autocast,
@@ -21,6 +20,7 @@ from graphscale.passes import (
     UnscaleGradients,
     UpdateLossScale,
 )
+from graphscale.policy import presets
 from tests.build import linear_step
 
 __all__ = ["CASES", "ORDER", "Case"]

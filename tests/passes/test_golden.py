@@ -14,8 +14,8 @@ import onnx.printer
 import onnx_ir as ir
 import pytest
 
-from graphscale.editing import PASS_KEY
-from graphscale.undo import UNDO_KEY
+from graphscale.graph.builder import PASS_KEY
+from graphscale.graph.undo import UNDO_KEY
 from tests.passes.cases import CASES, Case
 
 GOLDEN = Path(__file__).parent / "golden"

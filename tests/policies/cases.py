@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import graphscale as gs
-from graphscale import presets
+from graphscale.policy import presets
 from tests.policies import peers
 
 Draw = Callable[[np.random.Generator, int], "Case"]

@@ -1,7 +1,8 @@
 """The loss-scale rules of other projects, each in its own words and variables: what the presets are tested against.
 
-Written from what the projects do, without a look at `graphscale.dynamic_rule`. The scale is held as the project holds
-it: a float32 number on the device, or a Python number. Constructor arguments have the projects' names and defaults.
+Written from what the projects do, without a look at `graphscale.policy.dynamic_rule`. The scale is held as the project
+holds it: a float32 number on the device, or a Python number. Constructor arguments have the names and defaults of the
+projects.
 """
 
 from __future__ import annotations

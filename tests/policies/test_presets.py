@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import graphscale as gs
-from graphscale import presets
+from graphscale.policy import presets
 from tests.policies.cases import DEFAULTS, DRAWS, Case, random_steps
 from tests.policies.forms import BAD, GOOD, GraphForm, Trajectory, eager_trajectory, peer_trajectory
 from tests.policies.peers import FLOAT32_MAX, FLOAT32_TINY

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import graphscale as gs
-from graphscale import presets
+from graphscale.policy import presets
 from tests.policies import record_tensorflow
 from tests.policies.cases import random_steps
 from tests.policies.forms import GraphForm, eager_trajectory

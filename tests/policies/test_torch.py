@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphscale as gs
-from graphscale import presets
+from graphscale.policy import presets
 from tests.policies import record_torch
 from tests.policies.cases import random_steps
 from tests.policies.forms import BAD, GOOD, GraphForm, eager_trajectory

@@ -8,7 +8,7 @@ import pytest
 from graphscale.replicas.buckets import Gradient, in_stages, lay_out_shares
 from graphscale.replicas.reduction import mean_and_check
 from graphscale.replicas.shares import Shares, share_out, trust_replicas
-from graphscale.replicas.split import Halves, cut_halves, open_step
+from graphscale.replicas.splitting import Halves, cut_halves, open_step
 from tests.replicas.steps import DIGITS, STEPS, scaled
 
 

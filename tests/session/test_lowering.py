@@ -13,9 +13,9 @@ import onnxruntime as ort
 import pytest
 
 import graphscale as gs
-from graphscale.editing import Editor
-from graphscale.finite import all_finite
-from graphscale.marks import PASS_KEY
+from graphscale.graph.builder import Editor
+from graphscale.graph.marks import PASS_KEY
+from graphscale.passes.nodes.finite import all_finite
 from graphscale.session import bounded, loading, probes, selection
 from graphscale.session import session as session_module
 from graphscale.targets import get_target

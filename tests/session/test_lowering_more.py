@@ -14,7 +14,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import SessionError
-from graphscale.marks import PASS_KEY
+from graphscale.graph.marks import PASS_KEY
 from graphscale.session import bounded, bounds, loading, probes, selection
 from graphscale.session import session as session_module
 from tests.build import feeds_for, linear_step

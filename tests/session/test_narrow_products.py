@@ -13,7 +13,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.analysis.hazards import ancestors
-from graphscale.marks import PASS_KEY
+from graphscale.graph.marks import PASS_KEY
 from graphscale.session import loading, terms
 from tests.build import feeds_for, step
 from tests.conftest import Arrays

@@ -11,7 +11,7 @@ import pytest
 import graphscale as gs
 from graphscale.errors import SessionError
 from graphscale.session.carried import Device
-from graphscale.session.plan import StepPlan
+from graphscale.session.step_plan import StepPlan
 from tests.build import linear_step
 from tests.conftest import assert_all_same_bits, assert_same_bits
 from tests.session.dangerous import CASES

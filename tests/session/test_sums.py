@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.editing import Editor
+from graphscale.graph.builder import Editor
 from graphscale.session import bounds
 from tests.session.test_lowering import F32_MAX, assert_same_steps, sessions
 from tests.session.test_lowering_terms import ALL_LARGEST, Kind, model_of

@@ -10,7 +10,7 @@ import pytest
 
 from graphscale.errors import TrainingError
 from graphscale.session import InputSpec
-from graphscale.training.feeds import check_fed, find_rate_input, parse_feeds
+from graphscale.training.batch_feeds import check_fed, find_rate_input, parse_feeds
 
 
 def spec(dtype: object, *shape: int | str | None, optional: bool = False) -> InputSpec:

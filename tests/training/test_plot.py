@@ -11,8 +11,8 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import OutputError, TrainingError
-from graphscale.training.plot import Curve, check_picture, draw
 from graphscale.training.record import StepRecord
+from graphscale.training.run_plot import Curve, check_picture, draw
 
 image = pytest.importorskip("matplotlib.image", reason="draws with matplotlib")
 

@@ -13,9 +13,9 @@ import pytest
 
 import graphscale as gs
 from benchmarks.mutations import KINDS, Damaged
+from graphscale.checks.verification.counterexample import load_case, save_case
+from graphscale.checks.verification.verify_report import Difference
 from graphscale.errors import ModelFileError, VerifyError
-from graphscale.verification.counterexample import load_case, save_case
-from graphscale.verification.report import Difference
 from tests.conftest import load_example
 
 MOMENTUM = "pytorch/mlp_momentum"

@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
+from graphscale.checks.verification.ranges import axis_length, index_limit
 from graphscale.errors import VerifyError
-from graphscale.verification.ranges import axis_length, index_limit
 from tests.build import LINEAR_BACKWARD, linear_step, parse
 from tests.conftest import load_example
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from graphscale.verification.finite_check import noticed_values
+from graphscale.checks.verification.finite_check import noticed_values
 from tests.build import parse
 from tests.conftest import run_once
 

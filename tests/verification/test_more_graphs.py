@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.verification import numeric
+from graphscale.checks.verification import numeric
 from tests.build import feeds_for, step
 from tests.conftest import HAS_TRAINING, NEEDS_TRAINING, Level, load_example, make_session, with_initializers
 from tests.random_graphs import random_presentation, random_step

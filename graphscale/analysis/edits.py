@@ -1,0 +1,116 @@
+"""A plan of edits: where the scale shall enter, where it shall come out, and the degrees that follow."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from graphscale.analysis.degrees import Conflict, Degree, Degrees
+from graphscale.graph.values import Use, node_name
+
+__all__ = ["Place", "Plan", "Unscale"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the loss scale enters.
+
+    Attributes:
+        value: what is multiplied by the loss scale.
+        edge: None if all readers get the product; else the one `(node, input index)` that does.
+    """
+
+    value: ir.Value
+    edge: Use | None = None
+
+    def __str__(self) -> str:
+        if self.edge is None:
+            return f"value {self.value.name!r}"
+        return f"{self.value.name!r} at {node_name(self.edge.node)}:{self.edge.idx}"
+
+
+@dataclasses.dataclass
+class Unscale:
+    """Where the loss scale comes out: a value that is divided by it.
+
+    Attributes:
+        value: the scaled value, a gradient times the loss scale.
+        everywhere: whether all readers, and the graph output if it is one, get the quotient.
+        edges: otherwise, the readers that do.
+        output: otherwise, whether the graph output does.
+        reason: what made the unscaling necessary, for messages.
+        wholes: the gradients that the value is only a share of: sums with weight decay, for example.
+    """
+
+    value: ir.Value
+    everywhere: bool = False
+    edges: set[Use] = dataclasses.field(default_factory=set)
+    output: bool = False
+    reason: Conflict | None = None
+    wholes: set[ir.Value] = dataclasses.field(default_factory=set)
+
+    def covers(self, use: tuple[ir.Node, int]) -> bool:
+        """Whether this reader gets the quotient."""
+        return self.everywhere or use in self.edges
+
+
+class Plan(Degrees):
+    """The edits found so far, and every value's degree under them.
+
+    `values` holds the degree of each value as its producer gives it, times the scale where it enters at that value;
+    `edge` also knows of what single readers see.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled_values: set[ir.Value] = set()
+        self.scaled_edges: dict[Use, ir.Value] = {}
+        self.unscaled: dict[ir.Value, Unscale] = {}
+
+    @property
+    def places(self) -> list[Place]:
+        """Where the scale enters."""
+        values = [Place(value) for value in self.scaled_values]
+        return values + [Place(value, edge) for edge, value in self.scaled_edges.items()]
+
+    def add(self, place: Place) -> None:
+        """Let the scale enter at a place."""
+        if place.edge is None:
+            self.scaled_values.add(place.value)
+        else:
+            self.scaled_edges[place.edge] = place.value
+
+    def unscale(self, value: ir.Value) -> Unscale:
+        """The unscaling of a value, created if it is new."""
+        return self.unscaled.setdefault(value, Unscale(value))
+
+    def edge(self, node: ir.Node, index: int) -> Degree:
+        """The degree with which a node reads its input, with what the plan does to that edge."""
+        value = node.inputs[index]
+        if value is None:
+            return 0
+        degree = self.values.get(value, 0)
+        if (node, index) in self.scaled_edges:
+            return None if degree is None else degree + 1
+        unscaled = self.unscaled.get(value)
+        if unscaled is not None and degree is not None and unscaled.covers((node, index)):
+            return 0
+        return degree
+
+    def edges(self, node: ir.Node) -> dict[int, Degree]:
+        """The degrees with which a node reads its inputs, with what the plan does to these edges."""
+        values, unscaled, scaled = self.values, self.unscaled, self.scaled_edges
+        found: dict[int, Degree] = {}
+        for i, value in enumerate(node.inputs):
+            if value is not None:
+                touched = value in unscaled or (scaled and (node, i) in scaled)
+                found[i] = self.edge(node, i) if touched else values.get(value, 0)
+        return found
+
+    def output(self, value: ir.Value) -> Degree:
+        """The degree with which a value leaves the graph."""
+        unscaled = self.unscaled.get(value)
+        if unscaled is not None and (unscaled.everywhere or unscaled.output):
+            return 0
+        return self.values.get(value, 0)

@@ -1,0 +1,6 @@
+"""What changed from one model to another."""
+
+from graphscale.checks.diffing.compare import diff
+from graphscale.checks.diffing.diff_report import DiffReport
+
+__all__ = ["DiffReport", "diff"]

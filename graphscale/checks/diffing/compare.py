@@ -1,0 +1,285 @@
+"""From matched nodes to what changed: `graphscale.diff`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import onnx_ir as ir
+
+from graphscale.checks.diffing.diff_report import Change, DiffReport, NodeEntry, OpCount, Rewiring, ValueEntry
+from graphscale.checks.diffing.match import (
+    Graph,
+    Matching,
+    Scope,
+    attribute_text,
+    match_models,
+    same_attribute,
+    tensor_text,
+)
+from graphscale.collector import paused_collector
+from graphscale.graph.builder import PASS_KEY
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.values import node_name, op_name, subgraphs
+from graphscale.pipeline import Model, open_copy
+
+__all__ = ["Comparison", "compare", "diff"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A report, with the second model that it speaks of.
+
+    Attributes:
+        report: what changed.
+        after: the second model.
+        added: the nodes of its main graph that the first model does not have.
+    """
+
+    report: DiffReport
+    after: ir.Model
+    added: frozenset[ir.Node]
+
+
+@explains_damage
+def diff(before: Model, after: Model) -> DiffReport:
+    """Tell what changed from one model to another. Neither is changed, and no weight is read.
+
+    Any two models can be compared: a training graph and the scaled one, two scaled ones, or two that have nothing to do
+    with each other, which the report says.
+
+    Args:
+        before: a path, an onnx_ir model or a ModelProto.
+        after: likewise.
+
+    Raises:
+        ModelFileError: a file cannot be read, or is no model.
+        UnsupportedModelError: a model carries `training_info`.
+    """
+    return compare(before, after).report
+
+
+@paused_collector()
+def compare(before: Model, after: Model) -> Comparison:
+    """Compare two models; see `diff`."""
+    one, other = (open_copy(model)[0] for model in (before, after))
+    matching = match_models(one, other)
+    added = frozenset(node for node in other.graph if node not in matching.back)
+    return Comparison(_report(one, other, matching), other, added)
+
+
+def _report(before: ir.Model, after: ir.Model, matching: Matching) -> DiffReport:
+    removed, new = list(_removed(matching)), list(_added(matching))
+    passes = dict.fromkeys(node.metadata_props[PASS_KEY] for _, node in new if PASS_KEY in node.metadata_props)
+    matched = sum(node in matching.nodes for node in before.graph)
+    smaller = min(len(before.graph), len(after.graph))
+    pairs = list(matching.values.items())
+    inputs = _only(_by_name(before.graph.inputs), _by_name(after.graph.inputs))
+    outputs = _only(_by_name(before.graph.outputs), _by_name(after.graph.outputs))
+    initializers = _only(before.graph.initializers, after.graph.initializers)
+    functions = (
+        {_function_name(f) for f in before.functions.values()},
+        {_function_name(f) for f in after.functions.values()},
+    )
+    return DiffReport(
+        nodes_before=len(before.graph),
+        nodes_after=len(after.graph),
+        matched=matched,
+        related=2 * matched >= smaller,
+        ops=tuple(_ops(before, after)),
+        inserted={
+            name: tuple(_entry(*found) for found in new if found[1].metadata_props.get(PASS_KEY) == name)
+            for name in passes
+        },
+        added=tuple(_entry(*found) for found in new if PASS_KEY not in found[1].metadata_props),
+        removed=tuple(_entry(*found) for found in removed),
+        attributes=tuple(_attributes(matching)),
+        rewired=tuple(_rewired(matching)),
+        renamed=tuple(
+            Change(node_name(producer), one.name or "", other.name or "")
+            for one, other in pairs
+            if one.name != other.name and (producer := other.producer()) is not None
+        ),
+        retyped=tuple(_retyped(pairs)),
+        reordered=_is_reordered(matching, after),
+        inputs_added=inputs[1],
+        inputs_removed=inputs[0],
+        outputs_added=outputs[1],
+        outputs_removed=outputs[0],
+        initializers_added=initializers[1],
+        initializers_removed=initializers[0],
+        initializers_changed=tuple(_changed_initializers(before.graph, after.graph)),
+        functions_added=tuple(sorted(functions[1] - functions[0])),
+        functions_removed=tuple(sorted(functions[0] - functions[1])),
+        metadata=tuple(_changes(before.metadata_props, after.metadata_props)),
+        versions=tuple(_changes(_versions(before), _versions(after))),
+    )
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def _removed(matching: Matching) -> Iterator[tuple[str, ir.Node]]:
+    for scope in matching.scopes:
+        yield from _inside(scope.name, (node for node in scope.before if node not in matching.nodes))
+
+
+def _added(matching: Matching) -> Iterator[tuple[str, ir.Node]]:
+    for scope in matching.scopes:
+        yield from _inside(scope.name, (node for node in scope.after if node not in matching.back))
+
+
+def _inside(scope: str, nodes: Iterable[ir.Node]) -> Iterator[tuple[str, ir.Node]]:
+    """Nodes with their scope, those of their bodies after them."""
+    for node in nodes:
+        yield scope, node
+        for body in subgraphs(node):
+            yield from _inside(f"{scope}/{node.name}" if scope else str(node.name), body)
+
+
+def _entry(scope: str, node: ir.Node) -> NodeEntry:
+    inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
+    return NodeEntry(node_name(node), op_name(node), inputs, tuple(v.name or "" for v in node.outputs), scope)
+
+
+def _ops(before: ir.Model, after: ir.Model) -> Iterator[OpCount]:
+    one, other = _op_counts(before), _op_counts(after)
+    for op in sorted({*one, *other}):
+        yield OpCount(op, one[op], other[op])
+
+
+def _op_counts(model: ir.Model) -> Counter[str]:
+    graphs: Iterable[Graph] = (model.graph, *model.functions.values())
+    return Counter(op_name(node) for graph in graphs for _, node in _inside("", graph))
+
+
+def _is_reordered(matching: Matching, after: ir.Model) -> bool:
+    place = {node: i for i, node in enumerate(after.graph)}
+    places = [place[matching.nodes[node]] for node in matching.scopes[0].before if node in matching.nodes]
+    return any(a > b for a, b in itertools.pairwise(places))
+
+
+# --- edges, values and attributes of what is in both ----------------------------------------------------------------
+
+
+def _attributes(matching: Matching) -> Iterator[Change]:
+    for one, other in matching.nodes.items():
+        for name in dict.fromkeys((*one.attributes, *other.attributes)):
+            before, after = one.attributes.get(name), other.attributes.get(name)
+            if not same_attribute(before, after):
+                texts = ("" if attribute is None else attribute_text(attribute) for attribute in (before, after))
+                yield Change(f"{node_name(other)}.{name}", *texts)
+
+
+def _rewired(matching: Matching) -> Iterator[Rewiring]:
+    for scope in matching.scopes:
+        for one in scope.before:
+            other = matching.nodes.get(one)
+            if other is None:
+                continue
+            for i, (before, after) in enumerate(itertools.zip_longest(one.inputs, other.inputs)):
+                if not _is_same(matching, before, after):
+                    yield Rewiring(node_name(other), i, _name(before), _name(after), scope.name)
+        yield from _rewired_outputs(matching, scope)
+
+
+def _rewired_outputs(matching: Matching, scope: Scope) -> Iterator[Rewiring]:
+    theirs = _by_name(scope.after.outputs)
+    for i, value in enumerate(scope.before.outputs):
+        # Outputs of the main graph go by their names; those of bodies and functions by their places.
+        by_place = scope.after.outputs[i] if i < len(scope.after.outputs) else None
+        other = by_place if scope.name else theirs.get(value.name or "")
+        if other is not None and not _is_same(matching, value, other):
+            yield Rewiring(other.name or "", None, _giver(value), _giver(other), scope.name)
+
+
+def _giver(value: ir.Value) -> str:
+    node = value.producer()
+    return value.name or "" if node is None else node_name(node)
+
+
+def _is_same(matching: Matching, one: ir.Value | None, other: ir.Value | None) -> bool:
+    if one is None or other is None:
+        return one is other or not (one or other) or not _name(one or other)
+    if one not in matching.values and one.producer() is None and other.producer() is None:
+        return one.name == other.name  # in a damaged graph: read, and nowhere given
+    return matching.values.get(one) is other
+
+
+def _name(value: ir.Value | None) -> str:
+    return "" if value is None else value.name or ""
+
+
+def _retyped(pairs: Iterable[tuple[ir.Value, ir.Value]]) -> Iterator[Change]:
+    for one, other in pairs:
+        if other.is_initializer():
+            continue
+        dtypes = one.dtype is not None and other.dtype is not None and one.dtype != other.dtype
+        shapes = one.shape is not None and other.shape is not None and one.shape != other.shape
+        if dtypes or shapes:
+            yield Change(other.name or "", _type(one), _type(other))
+
+
+# --- values that are in one only ------------------------------------------------------------------------------------
+
+
+def _by_name(values: Iterable[ir.Value]) -> dict[str, ir.Value]:
+    return {value.name: value for value in values if value.name}
+
+
+def _only(
+    before: Mapping[str, ir.Value], after: Mapping[str, ir.Value]
+) -> tuple[tuple[ValueEntry, ...], tuple[ValueEntry, ...]]:
+    one = tuple(_value(value) for name, value in before.items() if name not in after)
+    return one, tuple(_value(value) for name, value in after.items() if name not in before)
+
+
+def _value(value: ir.Value) -> ValueEntry:
+    dtype = "?" if value.dtype is None else value.dtype.name
+    return ValueEntry(value.name or "", dtype, _shape(value))
+
+
+def _shape(value: ir.Value) -> str:
+    return "?" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
+
+
+def _type(value: ir.Value) -> str:
+    return f"{'?' if value.dtype is None else value.dtype.name}{_shape(value)}"
+
+
+def _changed_initializers(before: ir.Graph, after: ir.Graph) -> Iterator[Change]:
+    for name, one in before.initializers.items():
+        other = after.initializers.get(name)
+        if other is None or one.const_value is None or other.const_value is None:
+            continue
+        kinds = [f"{t.dtype.name}[{','.join(str(d) for d in t.shape)}]" for t in (one.const_value, other.const_value)]
+        if kinds[0] != kinds[1]:
+            yield Change(name, *kinds)
+            continue
+        contents = [tensor_text(tensor) for tensor in (one.const_value, other.const_value)]
+        if None not in contents and contents[0] != contents[1]:
+            yield Change(name, *(str(content) for content in contents))
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+def _function_name(function: ir.Function) -> str:
+    return f"{function.domain}::{function.name}" + (f"::{function.overload}" if function.overload else "")
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Change]:
+    for key in dict.fromkeys((*before, *after)):
+        if before.get(key) != after.get(key):
+            yield Change(key, before.get(key, ""), after.get(key, ""))
+
+
+def _versions(model: ir.Model) -> dict[str, str]:
+    found = {
+        "IR version": str(model.ir_version),
+        "producer": f"{model.producer_name or ''} {model.producer_version or ''}",
+    }
+    found |= {f"opset {domain or 'ai.onnx'}": str(number) for domain, number in model.graph.opset_imports.items()}
+    return {**found, "graph name": model.graph.name or ""}

@@ -1,0 +1,215 @@
+"""What a drawing says of each node and value: its phase, the pass that inserted it, its degree in the loss scale."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from graphscale.analysis.degrees import ZERO, Conflict, Degree, Degrees, evaluate
+from graphscale.analysis.edits import Place, Plan, Unscale
+from graphscale.analysis.hazards import ancestors
+from graphscale.analysis.training_graph import TrainingGraph, analyse
+from graphscale.errors import GraphscaleError
+from graphscale.graph.builder import PASS_KEY
+from graphscale.graph.stamp import is_scaled, read_stamp
+from graphscale.graph.values import Use
+from graphscale.pipeline import prepare
+
+__all__ = ["Phase", "Subject", "understand"]
+
+# The nodes of the update rule give a new scale, not something scaled: the proof leaves them out, too.
+_RULE_PASSES = {"update-loss-scale", "order-writes"}
+
+
+class Phase(enum.Enum):
+    """Which part of a training step a node belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+    UNKNOWN = "graph"
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model, and what the drawing says of it.
+
+    Attributes:
+        model: the model, as it is drawn.
+        phases: the phase of each node of the main graph.
+        passes: the pass of each inserted node of the main graph; "added" where the node names none.
+        degrees: the degree of each value in the loss scale, where it is not 0.
+        unclear: the values whose degree does not follow, since the scale does not cancel out.
+        loss: the loss.
+        scale: the loss scale, in a model that has one.
+        places: where the loss scale would enter, in a model without one.
+        unscales: where it would come out, in a model without one, by the value.
+        missed: the backward contractions that the loss scale would not reach.
+        note: why there are no phases and degrees; None where there are.
+    """
+
+    model: ir.Model
+    phases: Mapping[ir.Node, Phase]
+    passes: Mapping[ir.Node, str]
+    degrees: Mapping[ir.Value, Degree] = dataclasses.field(default_factory=dict)
+    unclear: frozenset[ir.Value] = frozenset()
+    loss: ir.Value | None = None
+    scale: ir.Value | None = None
+    places: tuple[Place, ...] = ()
+    unscales: Mapping[ir.Value, Unscale] = dataclasses.field(default_factory=dict)
+    missed: frozenset[ir.Node] = frozenset()
+    note: str | None = None
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the model carries a loss scale."""
+        return self.scale is not None
+
+    def degree_read(self, value: ir.Value, reader: ir.Node | None) -> Degree:
+        """The degree with which a node reads a value, or with None the graph's output; ZERO where it does not follow.
+
+        Before scaling, that is the degree which the node would see.
+        """
+        if value in self.unclear:
+            return ZERO
+        unscale = self.unscales.get(value)
+        if unscale is not None:
+            uses = [] if reader is None else [Use(reader, i) for i, v in enumerate(reader.inputs) if v is value]
+            if unscale.everywhere or (
+                unscale.output if reader is None else bool(uses) and all(map(unscale.covers, uses))
+            ):
+                return 0
+        return self.degrees.get(value, 0) or 0
+
+
+def understand(
+    model: ir.Model,
+    name: str,
+    *,
+    added: frozenset[ir.Node] = frozenset(),
+    strict: bool = True,
+    loss: str | None = None,
+    seed: str | None = None,
+    gradients: Sequence[str] | None = None,
+    updates: Mapping[str, str] | None = None,
+) -> Subject:
+    """Find out what a drawing of a model says.
+
+    Args:
+        model: the model; where it has no loss scale, what hides the gradient path is spelled out in it.
+        name: what to call it in messages.
+        added: nodes to be marked as added, where they name no pass.
+        strict: raise what the analysis raises; else draw the graph without phases, and note why.
+        loss: as for `graphscale.inspect`.
+        seed: likewise.
+        gradients: likewise.
+        updates: likewise.
+
+    Raises:
+        GraphscaleError: the stamp of a scaled model is damaged, or, if strict, the analysis found no training graph.
+    """
+    passes = {node: "added" for node in model.graph if node in added}
+    passes |= {node: node.metadata_props[PASS_KEY] for node in model.graph if PASS_KEY in node.metadata_props}
+    try:
+        if is_scaled(model):
+            return _scaled(model, name, passes)
+        prepare(model)
+        found = analyse(model.graph, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates)
+        # What was inlined is new in the graph, and no part of the comparison.
+        passes = {node: mark for node, mark in passes.items() if node.graph is model.graph}
+        return _unscaled(model, found, passes)
+    except GraphscaleError as error:
+        if strict:
+            raise
+        passes = {node: mark for node, mark in passes.items() if node.graph is model.graph}
+        return Subject(model, dict.fromkeys(model.graph, Phase.UNKNOWN), passes, note=str(error))
+
+
+def _scaled(model: ir.Model, name: str, passes: Mapping[ir.Node, str]) -> Subject:
+    names = read_stamp(model.metadata_props, name).names
+    values = {value.name: value for value in _values(model.graph)}
+    scale, loss = values.get(names.get("loss_scale")), values.get(names.get("loss"))
+    degrees, unclear = _degrees(model.graph, scale, passes)
+    scaled = [node.inputs[0] for node, mark in passes.items() if mark == "unscale-gradients" and node.inputs]
+    scaled = [value for value in scaled if value is not None and degrees.get(value, 0) != 0]
+    scaled += [value for value, degree in degrees.items() if degree == 1 and value.producer() in passes]
+    return Subject(
+        model,
+        _phases(model.graph, loss, [value for value in scaled if value is not None], degrees),
+        passes,
+        degrees,
+        unclear,
+        loss=loss,
+        scale=scale,
+    )
+
+
+def _degrees(
+    graph: ir.Graph, scale: ir.Value | None, passes: Mapping[ir.Node, str]
+) -> tuple[dict[ir.Value, Degree], frozenset[ir.Value]]:
+    if scale is None:
+        return {}, frozenset()
+    degrees, unclear = Degrees({scale: 1}, symbol=scale), set[ir.Value]()
+    for node in graph:
+        if passes.get(node) in _RULE_PASSES:
+            continue
+        result = evaluate(node, degrees)
+        if isinstance(result, Conflict):
+            unclear.update(node.outputs)
+        else:
+            degrees.values.update((v, d) for v, d in zip(node.outputs, result, strict=False) if d != 0)
+    return degrees.values, frozenset(unclear)
+
+
+def _unscaled(model: ir.Model, found: TrainingGraph, passes: Mapping[ir.Node, str]) -> Subject:
+    degrees = _planned_degrees(found)
+    return Subject(
+        model,
+        _phases(model.graph, found.loss, found.gradients, degrees),
+        passes,
+        degrees,
+        loss=found.loss,
+        places=found.places,
+        unscales={unscale.value: unscale for unscale in found.unscales},
+        missed=frozenset(found.coverage.missed),
+    )
+
+
+def _planned_degrees(found: TrainingGraph) -> dict[ir.Value, Degree]:
+    """The degrees that follow from what was found: once scaled, the values would have them."""
+    plan = Plan()
+    for place in found.places:
+        plan.add(place)
+        if place.edge is None:
+            plan.values[place.value] = 1
+    plan.unscaled.update((unscale.value, unscale) for unscale in found.unscales)
+    for node in found.graph:
+        result = evaluate(node, plan)
+        if isinstance(result, Conflict):  # the solver settled them all
+            continue
+        for value, degree in zip(node.outputs, result, strict=False):
+            entered = 1 if value in plan.scaled_values and degree == 0 else degree
+            if entered != 0:
+                plan.values[value] = entered
+    return plan.values
+
+
+def _phases(
+    graph: ir.Graph, loss: ir.Value | None, gradients: Sequence[ir.Value], degrees: Mapping[ir.Value, Degree]
+) -> dict[ir.Node, Phase]:
+    forward = ancestors(loss) if loss is not None else set[ir.Node]()
+    backward = ancestors(*gradients)
+    # A gradient that nothing reads, as that of the batch, belongs to the backward pass as well.
+    unread = [v for v, degree in degrees.items() if degree == 1 and (node := v.producer()) and node.graph is graph]
+    backward |= ancestors(*unread) if gradients else set()
+    return {
+        node: Phase.FORWARD if node in forward else Phase.BACKWARD if node in backward else Phase.UPDATE
+        for node in graph
+    }
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]

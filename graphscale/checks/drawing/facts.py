@@ -1,0 +1,131 @@
+"""What is shown of a box when it is pointed at, as JSON for the page's script."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import onnx_ir as ir
+
+from graphscale.analysis.degrees import ZERO
+from graphscale.checks.diffing.match import attribute_text, tensor_text
+from graphscale.checks.drawing.drawing_context import Phase, Subject
+from graphscale.checks.drawing.scene import Box, Scene
+from graphscale.graph.values import constant_tensor, node_name, op_name, subgraphs
+
+__all__ = ["embedded_json", "facts"]
+
+_LONGEST = 200
+
+
+def facts(scene: Scene) -> list[dict[str, Any]]:
+    """For each box: operator, name, phase, pass, attributes, and what it reads and gives with type and degree."""
+    return [_box(scene, box) for box in scene.boxes]
+
+
+def embedded_json(data: Any) -> str:
+    """JSON that can stand in a `<script>` element: no `<`, `>` or `&` that could end it or begin another."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    # Names from a damaged file may hold half of a surrogate pair, which no encoding has.
+    return text.encode("utf-8", "replace").decode()
+
+
+def _box(scene: Scene, box: Box) -> dict[str, Any]:
+    subject = scene.subject
+    found: dict[str, Any] = {"title": box.title, "phase": "" if box.phase is Phase.UNKNOWN else box.phase.value}
+    if box.mark is not None:
+        found["pass"] = box.mark
+    if box.badges:
+        found["notes"] = [_NOTES[badge] for badge in box.badges if badge in _NOTES]
+    if box.output is not None:
+        found["name"] = box.output.name or ""
+        found["in"] = [_value(scene, box.output)]
+        return found
+    if len(box.nodes) > 1:
+        found["ops"] = Counter(op_name(node) for node in box.nodes).most_common()
+        found["names"] = [node_name(node) for node in box.nodes]
+        return found
+    node = box.nodes[0]
+    found["op"] = op_name(node)
+    found["name"] = node_name(node)
+    found["attributes"] = [
+        [name, _attribute(attribute)] for name, attribute in node.attributes.items() if not _is_graph(attribute)
+    ]
+    found["in"] = [_value(scene, value) for value in node.inputs if value is not None]
+    found["out"] = [_value(scene, value) for value in node.outputs if value.name]
+    inside = _inside(subject, node)
+    if inside:
+        found["ops"] = inside
+    return found
+
+
+_NOTES = {
+    "enters": "the loss scale enters here",
+    "leaves": "a gradient leaves here: the loss scale would come out",
+    "loss": "the loss",
+    "missed": "a backward contraction that the loss scale would not reach",
+}
+
+
+def _value(scene: Scene, value: ir.Value) -> list[Any]:
+    """Name, type, degree in the loss scale, the box that gives it (or None), and what it is otherwise."""
+    subject = scene.subject
+    producer = value.producer()
+    origin = None if producer is None else scene.box_of.get(producer)
+    return [value.name or "", type_of(value), degree_of(subject, value), origin, _origin(value)]
+
+
+def type_of(value: ir.Value) -> str:
+    """Dtype and shape, as in `float32 [8, 10]`."""
+    dtype = "?" if value.dtype is None else value.dtype.name.lower()
+    dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
+    return f"{dtype} {'[?]' if value.shape is None else '[' + ', '.join(str(d) for d in value.shape) + ']'}"
+
+
+def degree_of(subject: Subject, value: ir.Value) -> str:
+    """The degree in the loss scale as text; empty where none is known."""
+    if subject.note is not None or (subject.scale is None and not subject.places):
+        return ""
+    if value in subject.unclear:
+        return "?"
+    degree = subject.degrees.get(value, 0)
+    return "any" if degree is ZERO else str(degree)
+
+
+def _origin(value: ir.Value) -> str:
+    tensor = constant_tensor(value)
+    if tensor is not None and tensor.size == 1 and (text := tensor_text(tensor)) is not None:
+        return f"constant {text.strip('[]')}"
+    if tensor is not None:
+        return "constant" if value.producer() is not None else "initializer"
+    if value.is_graph_input():
+        return "input with initializer" if value.is_initializer() else "input"
+    return ""
+
+
+def _is_graph(attribute: ir.Attr) -> bool:
+    return attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def _attribute(attribute: ir.Attr) -> str:
+    text = attribute_text(attribute)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _inside(subject: Subject, node: ir.Node) -> list[tuple[str, int]]:
+    """The operators in a node's subgraphs, or in the body of the function that it calls."""
+    function = subject.model.functions.get(node.op_identifier())
+    counts: Counter[str] = Counter(op_name(inner) for inner in function or ())
+
+    def walk(graph: ir.Graph) -> None:
+        for inner in graph:
+            counts[op_name(inner)] += 1
+            for body in subgraphs(inner):
+                walk(body)
+
+    for body in subgraphs(node):
+        walk(body)
+    return counts.most_common()

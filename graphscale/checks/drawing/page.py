@@ -1,0 +1,208 @@
+# ruff: noqa: RUF001  (signs in the drawing)
+"""The page: one HTML file that needs nothing else, with the drawing, what is shown on hover, and tables beside it."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from importlib import resources
+
+from graphscale.checks.drawing.drawing_context import Phase
+from graphscale.checks.drawing.facts import embedded_json, facts
+from graphscale.checks.drawing.lanes import lay_out
+from graphscale.checks.drawing.scene import Scene
+from graphscale.checks.drawing.svg import CHIPS, draw, identifier
+
+__all__ = ["Cell", "Jump", "Table", "render"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Jump:
+    """A text that leads to a box of the drawing."""
+
+    text: str
+    box: int
+
+
+Cell = str | int | Jump
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table beside the drawing.
+
+    Attributes:
+        title: what it is about.
+        rows: the cells; those of the first column are headings where there is no head.
+        head: the names of the columns.
+        count: how many things there are, shown beside the title.
+        is_open: whether it is unfolded at first.
+    """
+
+    title: str
+    rows: Sequence[Sequence[Cell]]
+    head: Sequence[str] = ()
+    count: int | None = None
+    is_open: bool = False
+
+
+def render(scene: Scene, title: str, lead: str, tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
+    """Return the page.
+
+    Args:
+        scene: what is drawn.
+        title: the heading.
+        lead: a line below it.
+        tables: the report, as tables.
+        notes: sentences that a reader must not miss.
+    """
+    first, *others = [_table(table) for table in tables if table.rows]
+    style, script = _resource("page.css"), _resource("page.js")
+    drawing = draw(scene, lay_out(scene), f"The graph of {title}")
+    policy = (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    page = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)} · graphscale</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<aside>
+<a class="skip" href="#drawing">To the drawing</a>
+<h1>{escape(title)}</h1>
+<p class="lead">{escape(lead)}</p>
+{"".join(f'<p class="note">{escape(note)}</p>' for note in notes)}
+<div class="search"><input id="search" type="search" placeholder="Find a node or a value   /" autocomplete="off"
+  aria-label="Find a node or a value" role="combobox" aria-expanded="false" aria-controls="results">
+<ul id="results" role="listbox" aria-label="Found" hidden></ul></div>
+<section class="card" id="pinned" aria-live="polite" hidden><div></div>
+<button type="button" class="jump" id="unpin">Unpin</button></section>
+{first}
+<details open><summary>Legend</summary><div class="legend">{"".join(_legend(scene))}</div></details>
+{"".join(others)}
+</aside>
+<main>
+{drawing}
+<div class="tools"><button type="button" id="out" aria-label="Zoom out">&minus;</button>
+<button type="button" id="in" aria-label="Zoom in">+</button>
+<button type="button" id="fit">Show all</button></div>
+<div id="tip" role="tooltip" hidden></div>
+</main>
+<script type="application/json" id="facts">{embedded_json(facts(scene))}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+    return page.encode("utf-8", "replace").decode()
+
+
+def _resource(name: str) -> str:
+    return resources.files("graphscale.checks.drawing").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """What a Content-Security-Policy calls an inline style or script: nothing else on the page is run."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def _table(table: Table) -> str:
+    count = "" if table.count is None else f'<span class="count">{table.count}</span>'
+    numeric = {i for row in table.rows for i, cell in enumerate(row) if _is_number(cell)}
+    head = "".join(
+        f'<th scope="col"{" class=" + chr(34) + "number" + chr(34) if i in numeric else ""}>{escape(name)}</th>'
+        for i, name in enumerate(table.head)
+    )
+    body = "".join(f"<tr>{''.join(_cells(row, bool(table.head)))}</tr>" for row in table.rows)
+    return (
+        f"<details{' open' if table.is_open else ''}><summary>{escape(table.title)} {count}</summary><table>"
+        f"{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table></details>\n"
+    )
+
+
+def _cells(row: Sequence[Cell], has_head: bool) -> Iterator[str]:
+    for i, cell in enumerate(row):
+        if isinstance(cell, Jump):
+            text = f'<button type="button" class="jump" data-jump="{cell.box}">{escape(cell.text)}</button>'
+        else:
+            text = escape(str(cell))
+        if i == 0 and not has_head:
+            yield f'<th scope="row">{text}</th>'
+        else:
+            yield f'<td class="number">{text}</td>' if _is_number(cell) else f"<td>{text}</td>"
+
+
+def _is_number(cell: Cell) -> bool:
+    """Whether a cell is a number, or a change of one, such as +3."""
+    return isinstance(cell, int) or (isinstance(cell, str) and cell[:1] in ("+", "-") and cell[1:].isdigit())
+
+
+# --- legend ---------------------------------------------------------------------------------------------------------
+
+_PHASES = {
+    Phase.FORWARD: "forward pass",
+    Phase.BACKWARD: "backward pass",
+    Phase.UPDATE: "update",
+    Phase.UNKNOWN: "node",
+}
+
+
+def _legend(scene: Scene) -> Iterator[str]:
+    boxes = scene.boxes
+    for phase, text in _PHASES.items():
+        if any(box.phase is phase and box.output is None and box.mark is None for box in boxes):
+            yield _entry(
+                f"box {phase.value} pass-none", "", text, f".{phase.value}.pass-none:not(.multiple):not(.output)"
+            )
+    if any(box.scaled for box in boxes):
+        yield _entry("box backward pass-none multiple", "", "a multiple of S", ".multiple", ".scaled")
+    for mark in dict.fromkeys(mark for mark in CHIPS if any(box.mark == mark for box in boxes)):
+        yield _entry(f"box pass-{mark}", CHIPS[mark], mark, f".pass-{mark}")
+    others = sorted({box.mark for box in boxes if box.mark and identifier(box.mark) == "other"})
+    if others:
+        yield _entry("box pass-other", "+", ", ".join(others), ".pass-other")
+    badges = {badge for box in boxes for badge in box.badges}
+    for badge, (chip, text) in _BADGE_TEXTS.items():
+        if badge in badges:
+            mark = (
+                f'<g class="badge {badge}" transform="translate(17 11)"><circle r="10"/><text y="3.6">{chip}</text></g>'
+            )
+            yield _button(mark, text, f":has(.badge.{badge})")
+    if any(len(box.nodes) > 1 for box in boxes):
+        yield _entry("box group update pass-none", "", "folded nodes", ".group")
+    yield _entry("box output pass-none", "", "output", ".output")
+
+
+_BADGE_TEXTS = {
+    "enters": ("×S", "the scale would enter"),
+    "leaves": ("÷S", "a gradient: it would come out"),
+    "missed": ("!", "not reached by the scale"),
+}
+
+
+def _entry(classes: str, chip: str, text: str, select: str, links: str = "") -> str:
+    radius = 10 if "output" in classes else 5
+    behind = '<rect x="4" y="4" width="28" height="18" rx="5"/>' if "group" in classes else ""
+    label = f'<text class="chip" x="16" y="14.5">{escape(chip)}</text>' if chip else ""
+    mark = f'<g class="{classes}">{behind}<rect x="1" y="1" width="30" height="19" rx="{radius}"/>{label}</g>'
+    return _button(mark, text, select, links)
+
+
+def _button(mark: str, text: str, select: str, links: str = "") -> str:
+    extra = f' data-links="{escape(links)}"' if links else ""
+    return (
+        f'<button type="button" aria-pressed="false" data-select="{escape(select)}"{extra}>'
+        f'<svg width="36" height="24" aria-hidden="true">{mark}</svg>{escape(text)}</button>'
+    )

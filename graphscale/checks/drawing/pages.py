@@ -1,0 +1,110 @@
+"""The two pages: one model, and what changed from one to another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from graphscale.analysis.report import Report
+from graphscale.checks.diffing.compare import Comparison
+from graphscale.checks.drawing.drawing_context import understand
+from graphscale.checks.drawing.page import render
+from graphscale.checks.drawing.scene import Scene, make_scene
+from graphscale.checks.drawing.tables import diff_tables, report_tables
+from graphscale.collector import paused_collector
+from graphscale.errors import OutputError
+from graphscale.files import model_files
+from graphscale.pipeline import Model, open_copy
+
+__all__ = ["check_page", "comparison_page", "inspection_page", "write_page"]
+
+
+@paused_collector()
+def inspection_page(
+    model: Model,
+    report: Report,
+    title: str,
+    *,
+    loss: str | None = None,
+    seed: str | None = None,
+    gradients: Sequence[str] | None = None,
+    updates: Mapping[str, str] | None = None,
+) -> str:
+    """The page of one model, as HTML.
+
+    Args:
+        model: a path, an onnx_ir model or a ModelProto.
+        report: what `graphscale.inspect` says of it, with the same arguments.
+        title: what to call the model.
+        loss: as for `graphscale.inspect`.
+        seed: likewise.
+        gradients: likewise.
+        updates: likewise.
+
+    Raises:
+        GraphscaleError: what `graphscale.inspect` raises.
+    """
+    work, name = open_copy(model)
+    subject = understand(work, name, loss=loss, seed=seed, gradients=gradients, updates=updates)
+    scene = make_scene(subject)
+    notes = [*_notes(scene), *report.warnings]
+    policy = "without a loss scale" if report.policy is None else f"with a {report.policy['class_name']}"
+    lead = f"Training graph {policy}" + (f", for target {report.target}" if report.target else "")
+    return render(scene, title, lead, report_tables(scene, report), notes)
+
+
+@paused_collector()
+def comparison_page(comparison: Comparison, before: str, after: str) -> str:
+    """The page of what changed from a model to another, as HTML: the second one is drawn.
+
+    Args:
+        comparison: the comparison; its second model may be changed by this.
+        before: what to call the first model.
+        after: what to call the second one.
+    """
+    report = comparison.report
+    subject = understand(comparison.after, after, added=comparison.added, strict=False)
+    scene = make_scene(subject)
+    notes = list(_notes(scene))
+    if not report.related:
+        notes.insert(0, unrelated(report.matched, report.nodes_before, report.nodes_after))
+    return render(scene, after, f"What changed from {before}", diff_tables(scene, report), notes)
+
+
+def unrelated(matched: int, before: int, after: int) -> str:
+    """What to say of two models of which less than half is in both."""
+    return f"the models have little to do with each other: {matched} nodes are in both, of {before} and {after}"
+
+
+def _notes(scene: Scene) -> Iterator[str]:
+    if scene.subject.note is not None:
+        yield f"Drawn without phases and degrees, since this is no training graph to the analysis: {scene.subject.note}"
+    drawn = sum(len(box.nodes) == 1 for box in scene.boxes)
+    if drawn < len(scene.box_of):
+        folded = sum(len(box.nodes) > 1 for box in scene.boxes)
+        yield (
+            f"A large graph: {drawn} of {len(scene.box_of)} nodes are drawn one by one, the others are folded into "
+            f"{folded} boxes."
+        )
+
+
+def check_page(path: str | os.PathLike[str], *models: str | os.PathLike[str]) -> None:
+    """Refuse a page that cannot be written, or would overwrite one of the models.
+
+    Raises:
+        OutputError: it cannot be written there.
+    """
+    target = model_files.check_output(path)
+    if target.exists() and any(Path(model).exists() and target.samefile(model) for model in models):
+        raise OutputError(f"{path} is the model itself, and would be replaced by the page; name another file")
+
+
+def write_page(page: str, path: str | os.PathLike[str]) -> None:
+    """Write a page atomically.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    with model_files.replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")

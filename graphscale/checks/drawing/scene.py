@@ -1,0 +1,172 @@
+"""What is drawn: boxes and the links between them, without positions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import onnx_ir as ir
+
+from graphscale.analysis.degrees import ZERO, Degree
+from graphscale.checks.diffing.match import tensor_text
+from graphscale.checks.drawing.drawing_context import Phase, Subject
+from graphscale.checks.drawing.select import Wiring, chosen_boxes
+from graphscale.graph.values import constant_tensor, subgraphs
+
+__all__ = ["Box", "Link", "Scene", "make_scene"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """A node, many nodes folded into one, or an output of the graph.
+
+    Attributes:
+        nodes: the nodes; none for an output.
+        output: the output.
+        phase: the phase of the nodes.
+        mark: the pass that inserted them; None for nodes of the original graph.
+        order: the place in the graph, to tell forward from back.
+        title: the first line: the operator, or how many nodes.
+        subtitle: the second line: operands that no node computes.
+        scaled: whether a multiple of the loss scale leaves it.
+        badges: what else is to be seen: "enters", "leaves", "loss", "missed".
+    """
+
+    nodes: tuple[ir.Node, ...]
+    output: ir.Value | None
+    phase: Phase
+    mark: str | None
+    order: float
+    title: str
+    subtitle: str = ""
+    scaled: bool = False
+    badges: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What one box gives to another.
+
+    Attributes:
+        source: the index of the box that gives.
+        target: the index of the box that reads.
+        degree: the highest degree with which one is read; None if one's degree does not follow.
+    """
+
+    source: int
+    target: int
+    degree: Degree
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """All boxes and links, and where each node of the main graph went."""
+
+    subject: Subject
+    boxes: tuple[Box, ...]
+    links: tuple[Link, ...]
+    box_of: dict[ir.Node, int]
+
+
+def make_scene(subject: Subject) -> Scene:
+    """Choose the boxes of a drawing and link them."""
+    wiring = Wiring.of(subject.model.graph)
+    folded = chosen_boxes(subject, wiring)
+    boxes = [_box(subject, wiring, nodes) for nodes in folded]
+    box_of = {node: i for i, nodes in enumerate(folded) for node in nodes}
+    degrees: dict[tuple[int, int], list[Degree]] = {}
+    for source, target, value in wiring.links:
+        ends = box_of[source], box_of[target]
+        if ends[0] != ends[1]:
+            degrees.setdefault(ends, []).append(subject.degree_read(value, target))
+    is_whole = len(folded) == len(wiring.nodes)
+    for i, value in enumerate(subject.model.graph.outputs):
+        producer = value.producer()
+        if producer is None or producer not in box_of:
+            continue
+        giver = box_of[producer]
+        if is_whole or value is subject.loss:
+            degrees[giver, len(boxes)] = [subject.degree_read(value, None)]
+            boxes.append(_output(subject, value, boxes[giver], len(wiring.nodes) + i))
+        elif len(boxes[giver].nodes) == 1:
+            # A large drawing is kept small: the box itself says what it gives.
+            count = sum(output.is_graph_output() for output in producer.outputs)
+            text = f"→ {value.name}" if count == 1 else f"→ {count} outputs"
+            boxes[giver] = dataclasses.replace(boxes[giver], subtitle=text)
+    links = tuple(Link(*ends, _highest(found)) for ends, found in degrees.items())
+    return Scene(subject, tuple(boxes), links, box_of)
+
+
+def _box(subject: Subject, wiring: Wiring, nodes: tuple[ir.Node, ...]) -> Box:
+    first = nodes[0]
+    outputs = [value for node in nodes for value in node.outputs]
+    order = sum(wiring.index[node] for node in nodes) / len(nodes)
+    scaled = any(subject.degrees.get(value, 0) not in (0, ZERO) for value in outputs)
+    badges = _badges(subject, nodes)
+    mark, phase = subject.passes.get(first), subject.phases[first]
+    if len(nodes) > 1:
+        common = ", ".join(f"{count} {op}" for op, count in Counter(node.op_type for node in nodes).most_common(2))
+        return Box(nodes, None, phase, mark, order, f"{len(nodes)} nodes", common, scaled, badges)
+    inner = sum(_size(body) for body in subgraphs(first))
+    function = subject.model.functions.get(first.op_identifier())
+    inner += len(function) if function is not None else 0
+    subtitle = f"{inner} nodes inside" if inner else _operands(subject, first)
+    return Box(nodes, None, phase, mark, order, first.op_type, subtitle, scaled, badges)
+
+
+def _size(graph: ir.Graph) -> int:
+    return sum(1 + sum(_size(body) for body in subgraphs(node)) for node in graph)
+
+
+def _output(subject: Subject, value: ir.Value, source: Box, order: float) -> Box:
+    badges = ("loss",) if value is subject.loss else ()
+    phase = source.phase
+    if phase is Phase.BACKWARD:
+        phase = Phase.UPDATE  # a gradient that leaves the graph: the flow beside the backward pass
+    return Box((), value, phase, source.mark, order, value.name or "?", "", False, badges)
+
+
+def _badges(subject: Subject, nodes: tuple[ir.Node, ...]) -> tuple[str, ...]:
+    outputs = {value for node in nodes for value in node.outputs}
+    members = set(nodes)
+    found = []
+    for place in subject.places:
+        at = place.value.producer()
+        if place.edge is not None:
+            here = place.edge.node in members
+        else:
+            # A constant or an input has no box: the mark is on its readers.
+            here = place.value in outputs if at is not None else any(node in members for node, _ in place.value.uses())
+        if here:
+            found.append("enters")
+    found += ["leaves" for value in subject.unscales if value in outputs][:1]
+    found += ["missed"] if members & subject.missed else []
+    return tuple(dict.fromkeys(found))
+
+
+def _operands(subject: Subject, node: ir.Node) -> str:
+    texts = []
+    for value in node.inputs:
+        producer = None if value is None else value.producer()
+        if value is None or (producer is not None and producer.op_type != "Constant"):
+            continue
+        text = "S" if value is subject.scale else _number(value)
+        if text:
+            texts.append(text)
+    return ", ".join(texts)
+
+
+def _number(value: ir.Value) -> str:
+    """A floating-point constant by its number, an input or a weight by its name, an index or a shape by nothing."""
+    tensor = constant_tensor(value)
+    if tensor is None:
+        return value.name or ""
+    if not tensor.dtype.is_floating_point():
+        return ""
+    elements = tensor_text(tensor) if tensor.size == 1 else None
+    return value.name or "" if elements is None else f"{float(elements.strip('[]')):.4g}"
+
+
+def _highest(degrees: list[Degree]) -> Degree:
+    known = [degree for degree in degrees if degree is not None]
+    return max(known, default=0) if len(known) == len(degrees) else ZERO

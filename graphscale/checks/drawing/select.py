@@ -1,0 +1,217 @@
+"""Which nodes of a large graph are drawn one by one, and which are folded into one box."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from graphscale.checks.drawing.drawing_context import Phase, Subject
+from graphscale.graph.values import captured_values
+
+__all__ = ["Wiring", "chosen_boxes", "is_constant"]
+
+# Graphs up to this size are drawn whole; of larger ones at most about the second number of boxes.
+_WHOLE, _LIMIT = 300, 420
+_HOPS = (3, 2, 1, 0)
+# A value with more readers than this ties nothing together, as a learning rate does not; nor does a node with more
+# operands, as the norm of all gradients does not.
+_SHARED = 3
+# The forward and the backward pass are folded in as many sections at most.
+_SECTIONS = 12
+# In a huge graph, so many gradients are shown on their way through check and update.
+_SAMPLES = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Wiring:
+    """Which nodes of a main graph read which.
+
+    Attributes:
+        nodes: the nodes that a drawing may show, in graph order.
+        index: the place of each.
+        links: `(source, target, value)` for each value that a node reads from another, each once.
+        sources: the links into each node.
+        targets: the links out of each node.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    index: Mapping[ir.Node, int]
+    links: tuple[tuple[ir.Node, ir.Node, ir.Value], ...]
+    sources: Mapping[ir.Node, list[ir.Node]]
+    targets: Mapping[ir.Node, list[ir.Node]]
+
+    @staticmethod
+    def of(graph: ir.Graph) -> Wiring:
+        """Collect what the nodes of a graph read, in their subgraphs, too; constants are left out."""
+        nodes = tuple(node for node in graph if not is_constant(node))
+        index = {node: i for i, node in enumerate(nodes)}
+        links: list[tuple[ir.Node, ir.Node, ir.Value]] = []
+        sources, targets = defaultdict[ir.Node, list[ir.Node]](list), defaultdict[ir.Node, list[ir.Node]](list)
+        for node in nodes:
+            for value in dict.fromkeys((*node.inputs, *captured_values(node))):
+                producer = None if value is None else value.producer()
+                if value is not None and producer is not None and producer in index:
+                    links.append((producer, node, value))
+                    sources[node].append(producer)
+                    targets[producer].append(node)
+        return Wiring(nodes, index, tuple(links), sources, targets)
+
+
+def is_constant(node: ir.Node) -> bool:
+    """Whether a node is a mere constant, which is shown in its readers."""
+    return (
+        node.op_type == "Constant"
+        and node.domain in ("", "ai.onnx")
+        and not any(value.is_graph_output() for value in node.outputs)
+    )
+
+
+def chosen_boxes(subject: Subject, wiring: Wiring) -> list[tuple[ir.Node, ...]]:
+    """What to draw: boxes of one node each, and boxes of many nodes of one phase, in graph order.
+
+    A graph of up to 300 nodes is drawn whole. Of a larger one: what the loss scaling put in, or would touch, with its
+    neighbours, as far around as there is room for; the rest in sections of the forward and the backward pass and in
+    pieces of the optimizer. In a huge one the inserted nodes are folded, too, by their passes, but for those of a few
+    gradients that stand for all.
+    """
+    if len(wiring.nodes) <= _WHOLE:
+        return [(node,) for node in wiring.nodes]
+    folding = _Folding(subject, wiring)
+    centre = set(_centre(subject, wiring))
+    boxes: list[tuple[ir.Node, ...]] = []
+    samples = {node for node in folding.samples if node in subject.passes}
+    for around in (*(_around(wiring, centre, hops) for hops in _HOPS), _landmarks(subject) | samples):
+        # An optimizer is the same for every weight: each has one box.
+        kept = {node for node in around if node in centre or subject.phases[node] is not Phase.UPDATE}
+        boxes = folding.fold(kept)
+        if len(boxes) <= _LIMIT:
+            break
+    return boxes
+
+
+def _landmarks(subject: Subject) -> set[ir.Node]:
+    """The loss, and where the scale enters: shown in any case."""
+    values = [subject.loss, *(place.value for place in subject.places if place.edge is None)]
+    found = {node for value in values if value is not None and (node := value.producer()) is not None}
+    found |= {place.edge.node for place in subject.places if place.edge is not None}
+    return found | {node for node, mark in subject.passes.items() if mark in ("scale-loss", "update-loss-scale")}
+
+
+def _centre(subject: Subject, wiring: Wiring) -> Iterator[ir.Node]:
+    yield from (node for node in subject.passes if node in wiring.index)
+    yield from (node for node in _landmarks(subject) if node in wiring.index)
+    yield from (node for node in subject.missed if node in wiring.index)
+    for value in subject.unscales:
+        node = value.producer()
+        if node is not None and node in wiring.index:
+            yield node
+
+
+def _around(wiring: Wiring, centre: Iterable[ir.Node], hops: int) -> set[ir.Node]:
+    found, edge = set(centre), set(centre)
+    for _ in range(hops):
+        near: set[ir.Node] = set()
+        for node in edge:
+            for side in (wiring.sources, wiring.targets):
+                others = side.get(node, [])
+                near.update(others if len(others) <= 4 * _SHARED else ())
+        edge = near - found
+        found |= near
+    return found
+
+
+class _Folding:
+    """Folds what is not kept into connected pieces."""
+
+    def __init__(self, subject: Subject, wiring: Wiring) -> None:
+        self.subject = subject
+        self.wiring = wiring
+        self.sections = _sections(subject, wiring)
+        readers: dict[ir.Value, int] = defaultdict(int)
+        for _, _, value in wiring.links:
+            readers[value] += 1
+        self.ties = [
+            (source, target)
+            for source, target, value in wiring.links
+            if readers[value] <= _SHARED and len(wiring.sources[target]) <= _SHARED
+        ]
+        self.samples = self._samples()
+
+    def _samples(self) -> dict[ir.Node, int]:
+        """The nodes of the update of some gradients, evenly chosen, with the number of the gradient."""
+        after: dict[ir.Node, list[ir.Node]] = defaultdict(list)
+        for source, target in self.ties:
+            after[source].append(target)
+        starts = [node for node, mark in self.subject.passes.items() if mark == "unscale-gradients" and node in after]
+        found: dict[ir.Node, int] = {}
+        for n in range(min(_SAMPLES, len(starts))):
+            pending = [starts[n * len(starts) // _SAMPLES]]
+            while pending:
+                node = pending.pop()
+                if node not in found and self.subject.phases[node] is Phase.UPDATE:
+                    found[node] = n
+                    pending += after[node]
+        return found
+
+    def fold(self, kept: set[ir.Node]) -> list[tuple[ir.Node, ...]]:
+        roots: dict[ir.Node, ir.Node] = {node: node for node in self.wiring.nodes}
+
+        def root(node: ir.Node) -> ir.Node:
+            while roots[node] is not node:
+                roots[node] = roots[roots[node]]
+                node = roots[node]
+            return node
+
+        kinds = {node: self._kind(node) for node in self.wiring.nodes}
+        for source, target in self.ties:
+            if source not in kept and target not in kept and kinds[source] == kinds[target]:
+                roots[root(target)] = root(source)
+        pieces: dict[ir.Node, list[ir.Node]] = defaultdict(list)
+        for node in self.wiring.nodes:
+            pieces[root(node)].append(node)
+        return self._merged(list(pieces.values()), kept, kinds)
+
+    def _kind(self, node: ir.Node) -> tuple[object, ...]:
+        return self.subject.phases[node], self.subject.passes.get(node), self.sections[node]
+
+    def _merged(
+        self, pieces: Sequence[list[ir.Node]], kept: set[ir.Node], kinds: Mapping[ir.Node, tuple[object, ...]]
+    ) -> list[tuple[ir.Node, ...]]:
+        """If there are too many pieces still, all of one kind become one."""
+        if len(pieces) > _LIMIT:
+            merged: dict[object, list[ir.Node]] = defaultdict(list)
+            for piece in pieces:
+                first = piece[0]
+                merged[first if first in kept else (*kinds[first], self.samples.get(first))] += piece
+            pieces = list(merged.values())
+        order = self.wiring.index
+        return sorted((tuple(sorted(piece, key=order.__getitem__)) for piece in pieces), key=lambda p: order[p[0]])
+
+
+def _sections(subject: Subject, wiring: Wiring) -> dict[ir.Node, int]:
+    """A section of each node: the forward and the backward pass cut by depth; the optimizer is one."""
+    depth: dict[ir.Node, int] = {}
+    for node in wiring.nodes:
+        phase = subject.phases[node]
+        near = [depth[s] for s in wiring.sources.get(node, ()) if s in depth and subject.phases[s] is phase]
+        depth[node] = max(near, default=-1) + 1
+    for node in reversed(wiring.nodes):
+        # What a gradient is multiplied by stands with the gradient, not where the backward pass begins.
+        if subject.phases[node] is Phase.BACKWARD and not _is_scaled(subject, node):
+            after = [depth[t] for t in wiring.targets.get(node, ()) if subject.phases[t] is Phase.BACKWARD]
+            depth[node] = min(after, default=depth[node])
+    deepest: dict[Phase, int] = defaultdict(int)
+    for node, level in depth.items():
+        deepest[subject.phases[node]] = max(deepest[subject.phases[node]], level)
+    heights = {phase: max(6, -(-(level + 1) // _SECTIONS)) for phase, level in deepest.items()}
+    return {
+        node: 0 if subject.phases[node] is Phase.UPDATE else level // heights[subject.phases[node]]
+        for node, level in depth.items()
+    }
+
+
+def _is_scaled(subject: Subject, node: ir.Node) -> bool:
+    return any(subject.degrees.get(value, 0) not in (0, None) for value in node.outputs)

@@ -1,0 +1,231 @@
+# ruff: noqa: RUF001  (signs in the drawing)
+"""A laid-out scene as SVG text. Every text comes from a file, and is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from itertools import pairwise
+
+from graphscale.checks.drawing.drawing_context import Phase
+from graphscale.checks.drawing.lanes import BOX_HEIGHT, Layout, Point, short
+from graphscale.checks.drawing.scene import Box, Link, Scene
+from graphscale.graph.values import node_name
+
+__all__ = ["CHIPS", "draw", "identifier", "kind_of", "label_of"]
+
+# What the chip at a box's left says: the colour is not the only sign of a pass.
+CHIPS = {
+    "scale-loss": "×S",
+    "unscale-gradients": "÷S",
+    "check-finite": "∞?",
+    "update-loss-scale": "S′",
+    "guard-updates": "if",
+    "order-writes": "1·2",
+    "telemetry": "#",
+    "lower-optimizers": "↓",
+    "autocast": "f16",
+    "added": "+",
+}
+_HEADINGS = {
+    Phase.FORWARD: "Forward pass ↓",
+    Phase.BACKWARD: "Backward pass ↑",
+    Phase.UNKNOWN: "Graph ↓",
+}
+_BADGES = {"enters": "×S", "leaves": "÷S", "loss": "loss", "missed": "!"}
+_MARGIN = 46.0
+
+
+def identifier(mark: str | None) -> str:
+    """The pass as part of a class name: one of the known ones, or "other"."""
+    return "none" if mark is None else mark if mark in CHIPS else "other"
+
+
+def kind_of(box: Box) -> str:
+    """What a box is, as its class name."""
+    if box.output is not None:
+        return "output"
+    return "group" if len(box.nodes) > 1 else "node"
+
+
+def label_of(box: Box) -> str:
+    """A sentence that says what a box is, for those who hear it."""
+    origin = f"inserted by {box.mark}" if box.mark and box.mark != "added" else "added" if box.mark else ""
+    phase = (
+        "" if box.phase is Phase.UNKNOWN else f"{box.phase.value} pass" if box.phase is not Phase.UPDATE else "update"
+    )
+    if box.output is not None:
+        return f"output {box.title}"
+    name = f"{box.title} {node_name(box.nodes[0])}" if len(box.nodes) == 1 else f"{box.title} folded: {box.subtitle}"
+    return ", ".join(filter(None, [name, phase, origin, "a multiple of the loss scale" if box.scaled else ""]))
+
+
+def draw(scene: Scene, layout: Layout, title: str) -> str:
+    """Return the `<svg>` element: lanes, links, boxes."""
+    left, top, width, height = _bounds(layout)
+    lines = [
+        f'<svg id="drawing" role="group" aria-label="{escape(title)}" '
+        f'viewBox="{left:.0f} {top:.0f} {width:.0f} {height:.0f}" xmlns="http://www.w3.org/2000/svg">',
+        f"<title>{escape(title)}</title>",
+        "<defs>",
+        *(_marker(name) for name in ("plain", "scaled", "marked")),
+        "</defs>",
+        '<g id="view">',
+        *_lanes(scene, layout),
+        '<g id="links" aria-hidden="true">',
+        *(_link(scene, layout, link, ports) for link, ports in zip(scene.links, _ports(scene, layout), strict=True)),
+        "</g>",
+        '<g id="boxes">',
+        *(_box(i, box, layout.centres[i], layout.widths[i]) for i, box in enumerate(scene.boxes)),
+        "</g></g></svg>",
+    ]
+    return "\n".join(lines)
+
+
+def _bounds(layout: Layout) -> tuple[float, float, float, float]:
+    left = min((c[0] - w / 2 for c, w in zip(layout.centres, layout.widths, strict=True)), default=0) - _MARGIN
+    right = max((c[0] + w / 2 for c, w in zip(layout.centres, layout.widths, strict=True)), default=0) + _MARGIN
+    top = min((c[1] for c in layout.centres), default=0) - _MARGIN - 50
+    bottom = max((c[1] for c in layout.centres), default=0) + _MARGIN + 10
+    return left, top, right - left, bottom - top
+
+
+def _marker(name: str) -> str:
+    return (
+        f'<marker id="arrow-{name}" class="arrow {name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        'markerHeight="7" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.6 L8 4 L0 7.4 z"/></marker>'
+    )
+
+
+def _lanes(scene: Scene, layout: Layout) -> Iterator[str]:
+    if not layout.lanes:
+        return
+    top = min(lane.top for lane in layout.lanes) - 62
+    bottom = max(lane.bottom for lane in layout.lanes) + 36
+    unknown = scene.subject.note is not None
+    for lane in layout.lanes:
+        phase = Phase.UNKNOWN if unknown else lane.phase
+        yield (
+            f'<g class="lane {phase.value}"><rect x="{lane.left - 22:.1f}" y="{top:.1f}" rx="14" '
+            f'width="{lane.right - lane.left + 44:.1f}" height="{bottom - top:.1f}"/>'
+            f'<text x="{lane.left - 6:.1f}" y="{top + 25:.1f}">{_heading(scene, phase)}</text></g>'
+        )
+
+
+def _heading(scene: Scene, phase: Phase) -> str:
+    if phase is not Phase.UPDATE:
+        return _HEADINGS[phase]
+    if scene.subject.is_scaled:
+        return "Gradients, check and update →"
+    is_optimizer = any(box.phase is Phase.UPDATE and box.output is None for box in scene.boxes)
+    return "Optimizer →" if is_optimizer else "Gradients →"
+
+
+# --- links ----------------------------------------------------------------------------------------------------------
+
+
+def _side(scene: Scene, link: Link) -> str:
+    """How a link runs: down, up, or to the right."""
+    source, target = scene.boxes[link.source].phase, scene.boxes[link.target].phase
+    if source is target and source in (Phase.FORWARD, Phase.UNKNOWN):
+        return "down"
+    return "up" if source is target is Phase.BACKWARD else "right"
+
+
+def _ports(scene: Scene, layout: Layout) -> list[tuple[float, float]]:
+    """Where links leave and enter along a box's side, so that they neither overlap nor cross there."""
+    ends: dict[tuple[int, str, bool], list[tuple[float, int]]] = {}
+    for n, link in enumerate(scene.links):
+        side = _side(scene, link)
+        axis = 1 if side == "right" else 0
+        bends = layout.bends.get((link.source, link.target))
+        first = bends[0] if bends else layout.centres[link.target]
+        last = bends[-1] if bends else layout.centres[link.source]
+        ends.setdefault((link.source, side, False), []).append((first[axis], n))
+        ends.setdefault((link.target, side, True), []).append((last[axis], n))
+    ports = [[0.0, 0.0] for _ in scene.links]
+    for (box, side, entering), members in ends.items():
+        room = (BOX_HEIGHT if side == "right" else layout.widths[box]) - 20
+        # All that leaves a box leaves at one point: it is one value most often.
+        step = 0.0 if not entering else min(16.0, room / max(1, len(members) - 1))
+        for place, (_, n) in enumerate(sorted(members)):
+            ports[n][1 if entering else 0] = (place - (len(members) - 1) / 2) * step
+    return [(out, into) for out, into in ports]
+
+
+def _link(scene: Scene, layout: Layout, link: Link, ports: tuple[float, float]) -> str:
+    side = _side(scene, link)
+    (x0, y0), (x1, y1) = layout.centres[link.source], layout.centres[link.target]
+    half = BOX_HEIGHT / 2
+    out, into = ports
+    if side == "right":
+        start = (x0 + layout.widths[link.source] / 2, y0 + out)
+        end = (x1 - layout.widths[link.target] / 2 - 2, y1 + into)
+    else:
+        sign = 1 if side == "down" else -1
+        start, end = (x0 + out, y0 + sign * half), (x1 + into, y1 - sign * (half + 2))
+    path = _path(start, layout.bends.get((link.source, link.target), []), end, horizontal=side == "right")
+    scaled = link.degree != 0
+    marked = scene.boxes[link.source].mark or scene.boxes[link.target].mark
+    style = "scaled" if scaled else "marked" if marked else "plain"
+    crossing = " crossing" if scene.boxes[link.source].phase is not scene.boxes[link.target].phase else ""
+    return (
+        f'<path class="link {style}{crossing}" data-from="{link.source}" data-to="{link.target}" '
+        f'marker-end="url(#arrow-{style})" d="{path}"/>'
+    )
+
+
+def _path(start: Point, bends: list[Point], end: Point, horizontal: bool) -> str:
+    """A smooth curve that leaves, passes its bends and arrives in the direction of flow."""
+    points = [start, *bends, end]
+    parts = [f"M{start[0]:.1f} {start[1]:.1f}"]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if horizontal:
+            pull = max(18.0, min(abs(x1 - x0) / 2, 90.0))
+            parts.append(f"C{x0 + pull:.1f} {y0:.1f} {x1 - pull:.1f} {y1:.1f} {x1:.1f} {y1:.1f}")
+        else:
+            pull = (y1 - y0) / 2
+            parts.append(f"C{x0:.1f} {y0 + pull:.1f} {x1:.1f} {y1 - pull:.1f} {x1:.1f} {y1:.1f}")
+    return "".join(parts)
+
+
+# --- boxes ----------------------------------------------------------------------------------------------------------
+
+
+def _box(index: int, box: Box, centre: Point, width: float) -> str:
+    mark = identifier(box.mark if box.output is None else None)
+    classes = f"box {kind_of(box)} {box.phase.value} pass-{mark}" + (" multiple" if box.scaled else "")
+    classes += " loss" if "loss" in box.badges else ""
+    x, y = centre[0] - width / 2, centre[1] - BOX_HEIGHT / 2
+    radius = BOX_HEIGHT / 2 if box.output is not None else 7
+    parts = [
+        f'<g class="{classes}" id="box-{index}" data-box="{index}" tabindex="0" role="button" '
+        f'transform="translate({x:.1f} {y:.1f})" aria-label="{escape(label_of(box))}">',
+        f"<title>{escape(label_of(box))}</title>",
+    ]
+    if len(box.nodes) > 1:
+        parts.append(f'<rect class="behind" x="4" y="4" width="{width:.1f}" height="{BOX_HEIGHT:.0f}" rx="{radius}"/>')
+    parts.append(f'<rect class="body" width="{width:.1f}" height="{BOX_HEIGHT:.0f}" rx="{radius}"/>')
+    middle = width / 2
+    if box.mark is not None and box.output is None:
+        chip = CHIPS.get(box.mark, "+")
+        parts.append(f'<text class="chip" x="17" y="{BOX_HEIGHT / 2 + 4.5}">{chip}</text>')
+        parts.append(f'<path class="rule" d="M31 7V{BOX_HEIGHT - 7:.0f}"/>')
+        middle += 15
+    parts += _texts(box, middle)
+    for n, badge in enumerate(b for b in box.badges if b in _BADGES and box.output is None):
+        at = (2.0, 1.0) if badge == "enters" else (width - 2, 1.0 if n == 0 or "enters" in box.badges else BOX_HEIGHT)
+        parts.append(
+            f'<g class="badge {badge}" transform="translate({at[0]:.1f} {at[1]:.1f})"><circle r="12"/>'
+            f'<text y="3.6">{_BADGES[badge]}</text></g>'
+        )
+    parts.append("</g>")
+    return "".join(parts)
+
+
+def _texts(box: Box, middle: float) -> Iterator[str]:
+    if not box.subtitle:
+        yield f'<text class="title" x="{middle:.1f}" y="{BOX_HEIGHT / 2 + 4.5}">{escape(short(box.title))}</text>'
+        return
+    yield f'<text class="title" x="{middle:.1f}" y="15.5">{escape(short(box.title))}</text>'
+    yield f'<text class="subtitle" x="{middle:.1f}" y="28.5">{escape(short(box.subtitle))}</text>'

@@ -1,0 +1,158 @@
+"""The tables beside a drawing: what a report says, with links to where it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from graphscale.analysis.report import Report
+from graphscale.checks.diffing.diff_report import Change, DiffReport, NodeEntry, ValueEntry
+from graphscale.checks.drawing.page import Cell, Jump, Table
+from graphscale.checks.drawing.scene import Scene
+from graphscale.graph.values import node_name
+
+__all__ = ["diff_tables", "report_tables"]
+
+_LONGEST = 160
+
+
+class _Finder:
+    """Finds the box of a node or of a value by its name."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._nodes: dict[str, int] = {}
+        self._values: dict[str, int] = {}
+        for node, box in scene.box_of.items():
+            self._nodes.setdefault(node_name(node), box)
+            self._values.update((value.name, box) for value in node.outputs if value.name)
+        constants = {v.name for v in (*scene.subject.model.graph.inputs,) if v.name}
+        constants.update(scene.subject.model.graph.initializers)
+        # An input or a constant has no box: its first reader is shown.
+        for node, box in scene.box_of.items():
+            for value in node.inputs:
+                if value is not None and value.name in constants:
+                    self._values.setdefault(value.name, box)
+
+    def node(self, name: str) -> Cell:
+        return Jump(name, self._nodes[name]) if name in self._nodes else name
+
+    def value(self, name: str) -> Cell:
+        return Jump(name, self._values[name]) if name in self._values else name
+
+
+def report_tables(scene: Scene, report: Report) -> Iterator[Table]:
+    """The report of an analysis or of a scaling."""
+    find = _Finder(scene)
+    covered = report.contractions - len(report.missed)
+    rows: list[tuple[Cell, ...]] = [("loss", find.value(report.loss)), ("found as", report.loss_found)]
+    for place in report.places:
+        where = find.value(place.value) if place.node is None else find.node(place.node)
+        rows.append(("scale enters at", where))
+        if place.node is not None:
+            rows.append(("", f"input {place.input}, which reads {place.value}"))
+    share = f"{100 * report.coverage:.0f} %, {covered} of {report.contractions} backward contractions"
+    rows += [("coverage", share), ("gradients", str(len(report.gradients)))]
+    rows += [("carried state", str(len(report.state)))]
+    if report.policy is not None:
+        config = ", ".join(f"{key}={value}" for key, value in report.policy["config"].items())
+        rows += [("loss scale", report.policy["class_name"]), ("", config), ("target", str(report.target))]
+        rows.append(("nodes", f"{report.nodes_before} before, {report.nodes_after} after"))
+        rows.append(("proof", "every output and carried state is free of the scale" if report.proved else "none"))
+    else:
+        rows.append(("nodes", str(report.nodes_after)))
+    rows += [("renamed", f"{wanted} was taken: {given}") for wanted, given in report.renamed.items()]
+    yield Table("Report", rows, is_open=True)
+    if report.missed:
+        missed = [(find.node(name),) for name in report.missed]
+        yield Table("Not reached by the loss scale", missed, ("node",), len(missed), is_open=True)
+    gradients = [(find.value(g.value), f"{g.dtype}{g.shape}") for g in report.gradients]
+    yield Table("Gradients", gradients, ("value", "type"), len(gradients), is_open=len(gradients) <= 8)
+    states = [(find.value(s.input), find.value(s.output) if s.output else "in place", s.how) for s in report.state]
+    if states:
+        yield Table("Carried state", states, ("input", "next value", "how it was found"), len(states))
+    yield from _inserted(scene)
+
+
+def _inserted(scene: Scene) -> Iterator[Table]:
+    passes: dict[str, list[tuple[Cell, ...]]] = {}
+    for node, mark in scene.subject.passes.items():
+        if node in scene.box_of:
+            passes.setdefault(mark, []).append((node.op_type, Jump(node_name(node), scene.box_of[node])))
+    for mark, rows in passes.items():
+        yield Table(f"Inserted by {mark}" if mark != "added" else "Added", rows, ("operator", "node"), len(rows))
+
+
+def diff_tables(scene: Scene, report: DiffReport) -> Iterator[Table]:
+    """What changed from one model to another."""
+    find = _Finder(scene)
+    new = sum(map(len, report.inserted.values())) + len(report.added)
+    rows: list[tuple[Cell, ...]] = [
+        ("nodes", f"{report.nodes_before} before, {report.nodes_after} after"),
+        ("in both", str(report.matched)),
+        ("new", str(new)),
+        ("removed", str(len(report.removed))),
+        ("edges rewired", str(len(report.rewired))),
+        ("values renamed", str(len(report.renamed))),
+    ]
+    yield Table("Summary", rows, is_open=True)
+    ops = [(op.op, op.before, op.after, f"{op.difference:+d}") for op in report.ops if op.difference]
+    yield _filled("Operators that changed in number", ops, ("operator", "before", "after", "change"), True)
+    for mark, entries in report.inserted.items():
+        yield from _nodes(find, f"Inserted by {mark}", entries)
+    yield from _nodes(find, "Added", report.added)
+    yield from _nodes(None, "Removed", report.removed)
+    rewired = [
+        (
+            find.node(edge.reader) if edge.input is not None else find.value(edge.reader),
+            "output" if edge.input is None else edge.input,
+            edge.before,
+            find.value(edge.after) if edge.input is not None else find.node(edge.after),
+        )
+        for edge in report.rewired
+    ]
+    yield _filled("Edges rewired", rewired, ("reader", "input", "before", "after"))
+    yield from _changes("Values renamed", report.renamed, ("given by", "before", "after"), find)
+    yield from _changes("Values of another type", report.retyped, ("value", "before", "after"))
+    yield from _changes("Attributes changed", report.attributes, ("attribute", "before", "after"))
+    for title, values in (
+        ("Inputs added", report.inputs_added),
+        ("Inputs removed", report.inputs_removed),
+        ("Outputs added", report.outputs_added),
+        ("Outputs removed", report.outputs_removed),
+        ("Initializers added", report.initializers_added),
+        ("Initializers removed", report.initializers_removed),
+    ):
+        yield from _values(find, title, values)
+    yield from _changes("Initializers changed", report.initializers_changed, ("initializer", "before", "after"))
+    yield _filled("Functions added", [(name,) for name in report.functions_added], ("function",))
+    yield _filled("Functions removed", [(name,) for name in report.functions_removed], ("function",))
+    yield from _changes("Metadata", report.metadata, ("property", "before", "after"))
+    yield from _changes("Versions", report.versions, ("what", "before", "after"))
+
+
+def _filled(title: str, rows: Sequence[Sequence[Cell]], head: Sequence[str], is_open: bool = False) -> Table:
+    return Table(title, rows, head, len(rows), is_open)
+
+
+def _nodes(find: _Finder | None, title: str, entries: Sequence[NodeEntry]) -> Iterator[Table]:
+    rows = [
+        (entry.op, find.node(entry.name) if find is not None and not entry.scope else entry.name, entry.scope)
+        for entry in entries
+    ]
+    has_scope = any(entry.scope for entry in entries)
+    head = ("operator", "node", "in") if has_scope else ("operator", "node")
+    yield _filled(title, [row[: len(head)] for row in rows], head)
+
+
+def _values(find: _Finder, title: str, values: Sequence[ValueEntry]) -> Iterator[Table]:
+    yield _filled(title, [(find.value(v.name), f"{v.dtype}{v.shape}") for v in values], ("name", "type"))
+
+
+def _changes(
+    title: str, changes: Sequence[Change], head: Sequence[str], find: _Finder | None = None
+) -> Iterator[Table]:
+    rows = [(find.node(c.name) if find is not None else c.name, _short(c.before), _short(c.after)) for c in changes]
+    yield _filled(title, rows, head)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

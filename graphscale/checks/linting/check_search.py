@@ -1,0 +1,186 @@
+"""The finite check of a graph: which value it is, and what it sees of which gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import onnx_ir as ir
+
+from graphscale.checks.linting.state_search import State
+from graphscale.checks.linting.tested import BOTH, COMPARISONS, INF, NAN, PARTIAL, TESTS, Walk
+from graphscale.checks.linting.view import View, number_of
+from graphscale.operators.optimizers import optimizer_of
+
+__all__ = ["INF", "NAN", "PARTIAL", "TESTS", "Check", "find_check", "is_contradiction"]
+
+_SINGLE = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten"})
+
+
+def is_contradiction(value: ir.Value) -> bool:
+    """Whether a flag is the conjunction of a flag and its negation: never true, it only makes a value wait."""
+    node = value.producer()
+    if node is None or node.op_type != "And":
+        return False
+    first, second = node.inputs[0], node.inputs[1]
+    for one, other in ((first, second), (second, first)):
+        above = None if one is None else one.producer()
+        if above is not None and above.op_type == "Not" and above.inputs[0] is other:
+            return True
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """The finite check.
+
+    Attributes:
+        value: its result.
+        fails_as: the value of the result if a gradient is not finite: False for `all_finite`, True for `overflow`.
+        sees: what it sees of values: NaN, infinity, or both.
+        lost: for values of which it does not see all, `{NaN or infinity: the node where that is lost}`.
+        dependent: the values that depend on the result, itself among them.
+    """
+
+    value: ir.Value
+    fails_as: bool
+    sees: Mapping[ir.Value, frozenset[str]]
+    lost: Mapping[ir.Value, Mapping[str, ir.Node]]
+    dependent: frozenset[ir.Value]
+
+    def covers(self, value: ir.Value) -> bool:
+        """Whether a value is tested for NaN and infinity."""
+        return self.sees.get(value) == BOTH
+
+
+def find_check(
+    view: View,
+    given: ir.Value | None,
+    sources: Collection[ir.Value],
+    states: Iterable[State],
+    numbers: Iterable[ir.Value],
+) -> Check | None:
+    """Find the finite check and what it covers.
+
+    Args:
+        view: the graph.
+        given: its result, where the metadata name it.
+        sources: the values that gradients consist of: what the loss scale reaches.
+        states: the carried state.
+        numbers: the next values of the loss scale's state.
+    """
+    value = given if given is not None else _Search(view, sources).best(list(states), list(numbers))
+    if value is None:
+        return None
+    walk = Walk(view, value, sources)
+    walk.run()
+    dependent = frozenset(view.descendants([value]))
+    return Check(value, walk.fails_as, walk.sees, walk.lost, dependent)
+
+
+class _Search:
+    """Which flag decides whether a step is taken."""
+
+    def __init__(self, view: View, sources: Collection[ir.Value]) -> None:
+        self.view = view
+        self.flags: set[ir.Value] = set()
+        self._roots: dict[ir.Value, ir.Value | None] = {}
+        for node in view.nodes:
+            operands = list(view.operands(node))
+            if _is_test(node, operands, sources) or (
+                any(operand in self.flags for operand in operands) and _is_logic(node, operands, self.flags)
+            ):
+                self.flags.update(node.outputs)
+
+    def best(self, states: list[State], numbers: list[ir.Value]) -> ir.Value | None:
+        counts: dict[ir.Value, int] = {}
+        leaves = {state.value for state in states}
+        for node in self.view.nodes:
+            for condition in _conditions(node, leaves):
+                if condition not in self._roots:
+                    self._roots[condition] = self._root(condition)
+                root = self._roots[condition]
+                if root is not None:
+                    counts[root] = counts.get(root, 0) + 1
+        if counts:
+            return max(counts, key=lambda value: counts[value])
+        ends = self.view.ancestors(numbers) if numbers else set()
+        for candidates in (ends, set(self.view.graph.outputs)):
+            last = [v for node in self.view.nodes for v in node.outputs if v in self.flags and v in candidates]
+            if last:
+                return self._root(last[-1])
+        return None
+
+    def _root(self, value: ir.Value) -> ir.Value | None:
+        """The flag that a condition is made of, past views, negations and what else it depends on."""
+        while value in self.flags:
+            node = value.producer()
+            if node is None or node.op_type in TESTS or node.op_type in COMPARISONS:
+                return value
+            operands = [operand for operand in node.inputs if operand is not None and operand in self.flags]
+            if node.op_type in ("And", "Or") and len(operands) == 2:
+                above = next((v for v in operands if self._is_above(v, next(o for o in operands if o is not v))), None)
+                if above is None:
+                    return value
+                value = above
+            elif (
+                node.op_type in _SINGLE
+                or (node.op_type == "Not" and not _tests(operands[0]))
+                or (node.op_type in ("And", "Or") and len(operands) == 1)
+            ):
+                value = operands[0]
+            else:
+                return value
+        return None
+
+    def _is_passed(self, node: ir.Node, operands: list[ir.Value]) -> bool:
+        if node.op_type == "Not":
+            return not _tests(operands[0])
+        return node.op_type in _SINGLE or (node.op_type in ("And", "Or") and len(operands) == 1)
+
+    def _is_above(self, value: ir.Value, other: ir.Value) -> bool:
+        return value in self.view.ancestors([other], stop=lambda v: v is value)
+
+
+def _tests(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and (node.op_type in TESTS or node.op_type in COMPARISONS)
+
+
+def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Value]:
+    """The condition of a node that selects between a state and something else, or switches an optimizer."""
+    optimizer = optimizer_of(node)
+    signal = None if optimizer is None else optimizer.update_signal
+    if node.op_type == "Where" and node.inputs[0] is not None:
+        branches = [_viewed(value) for value in node.inputs[1:] if value is not None]
+        if not is_contradiction(node.inputs[0]) and any(value in states for value in branches):
+            yield node.inputs[0]
+    elif node.op_type == "If" and node.inputs[0] is not None:
+        yield node.inputs[0]
+    elif signal is not None and signal < len(node.inputs):
+        value = node.inputs[signal]
+        if value is not None:
+            yield value
+
+
+def _viewed(value: ir.Value) -> ir.Value:
+    node = value.producer()
+    while node is not None and node.op_type in ("Cast", "Identity") and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def _is_test(node: ir.Node, operands: list[ir.Value], sources: Collection[ir.Value]) -> bool:
+    if not any(operand in sources for operand in operands):
+        return False
+    return node.op_type in TESTS or node.op_type in COMPARISONS
+
+
+def _is_logic(node: ir.Node, operands: list[ir.Value], flags: Collection[ir.Value]) -> bool:
+    """Whether a node computes with flags alone: logic, counting, selecting between constants."""
+    if node.op_type in ("Not", "And", "Or", "Xor", *_SINGLE, *COMPARISONS):
+        return True
+    if node.op_type.startswith("Reduce") or node.op_type in ("Add", "Sum", "Mul", "Max", "Min", "Concat", "Where"):
+        return all(operand in flags or number_of(operand) is not None for operand in node.inputs if operand is not None)
+    return False

@@ -1,0 +1,252 @@
+"""How the loss scale flows through a graph as it is: every value's degree, and where degrees do not go together.
+
+The work goes on behind every fault, with the degree of the larger operand; what follows from a fault is not told again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from graphscale.analysis.degrees import ZERO
+from graphscale.checks.linting.algebra import Degree, Mismatch, evaluate
+from graphscale.checks.linting.scalars import Scalars
+from graphscale.checks.linting.view import View
+from graphscale.graph.values import is_float, rule_of, subgraphs
+from graphscale.operators.rules import Kind
+
+__all__ = ["Event", "Fault", "Flow"]
+
+# Rounds through the body of a Loop or Scan until its carried values have a degree.
+_ROUNDS = 4
+
+
+class Fault(enum.Enum):
+    """What can go wrong with degrees."""
+
+    MIXED = "operands of different degrees"
+    TWICE = "multiplied by the scale again"
+    NEGATIVE_AGAIN = "divided by the scale again"
+    NEVER_SCALED = "divided by the scale without being multiplied by it"
+    OTHER_SCALE = "multiplied or divided by another value of the loss scale's state"
+    NONLINEAR = "an operator that is not homogeneous"
+    UNKNOWN = "an operator without a rule"
+    OUTPUT = "an output of another degree than 0"
+
+
+# These are faults only if the degree is wrong at the end as well.
+_PENDING = frozenset({Fault.TWICE, Fault.NEGATIVE_AGAIN, Fault.NEVER_SCALED})
+
+
+@dataclasses.dataclass(eq=False)
+class Event:
+    """A place where degrees go wrong.
+
+    Attributes:
+        fault: in which way.
+        node: the node, that in a subgraph itself; None for an output of the graph.
+        scaled: the operands that carry the scale.
+        others: those that do not, where that matters.
+        degree: the degree of the scaled operands, or of the result.
+        certain: whether it is a fault: a doubtful one becomes certain where its result is of a wrong degree.
+    """
+
+    fault: Fault
+    node: ir.Node | None
+    scaled: tuple[ir.Value, ...]
+    others: tuple[ir.Value, ...] = ()
+    degree: Degree = 0
+    certain: bool = True
+
+
+class Flow:
+    """The degrees of all values.
+
+    Args:
+        view: the graph.
+        scalars: its bookkeeping, with the loss scale.
+        exempt: outputs that may be of any degree.
+
+    Attributes:
+        degrees: the degrees other than 0 of values that are no bookkeeping, those in subgraphs among them.
+        touched: the values that the loss scale has an effect on, or had before it was divided out.
+        unscaled: the values where the scale comes out: the gradients, each with its node.
+        events: what is wrong.
+    """
+
+    def __init__(self, view: View, scalars: Scalars, exempt: Sequence[ir.Value]) -> None:
+        self.view = view
+        self.scalars = scalars
+        self.degrees: dict[ir.Value, Degree] = {}
+        self.touched: set[ir.Value] = set()
+        self.unscaled: dict[ir.Value, ir.Node] = {}
+        self._taint: dict[ir.Value, Event] = {}
+        self._events: dict[tuple[Fault, ir.Node | ir.Value], Event] = {}
+        for node in view.nodes:
+            self._visit(node)
+        for value in view.graph.outputs:
+            if value not in exempt:
+                self._leave(value)
+
+    @property
+    def events(self) -> list[Event]:
+        """What is certainly wrong, in graph order."""
+        return [event for event in self._events.values() if event.certain]
+
+    def degree(self, value: ir.Value | None) -> Degree:
+        """The degree of a value."""
+        if value is None:
+            return 0
+        if value in self.scalars.values:
+            return self.scalars.degree(value)
+        return self.degrees.get(value, 0)
+
+    def _visit(self, node: ir.Node) -> None:
+        if any(value in self.scalars.values or value in self.scalars.constants for value in node.outputs):
+            return
+        operands = list(self.view.operands(node))
+        if any(operand in self.touched or self._is_scale(operand) for operand in operands):
+            rule = rule_of(node)
+            if rule is None or rule.kind is not Kind.SHAPE:
+                self.touched.update(node.outputs)
+        elif not any(operand in self.scalars.bent for operand in operands):
+            return
+        if any(subgraphs(node)):
+            self._evaluate_bodies(node)
+        else:
+            self._evaluate(node)
+
+    def _is_scale(self, value: ir.Value) -> bool:
+        return value in self.scalars.values and self.scalars.degree(value) not in (0, ZERO)
+
+    def _evaluate(self, node: ir.Node) -> None:
+        degrees = [self.degree(value) for value in node.inputs]
+        taints = [taint for v in node.inputs if v is not None and (taint := self._taint.get(v)) is not None]
+        event = self._other_scale(node, degrees)
+        result = evaluate(node, degrees)
+        if isinstance(result, Mismatch):
+            event = self._mismatch(node, result) or event
+            result = [result.degree if is_float(value) else 0 for value in node.outputs]
+        elif event is None:
+            event = self._by_scale(node, degrees, result)
+        if event is not None:
+            event = self._events.setdefault((event.fault, node), event)
+        for value, degree in zip(node.outputs, result, strict=True):
+            if degree != 0:
+                self.degrees[value] = degree
+            taint = event or next(iter(taints), None)
+            # Where the scale has come out again, nothing is wrong any more.
+            if taint is not None and (degree != 0 or event is not None):
+                self._taint[value] = taint
+        self._note_unscaled(node, degrees)
+
+    def _note_unscaled(self, node: ir.Node, degrees: Sequence[Degree]) -> None:
+        rule = rule_of(node)
+        if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or self.degree(node.outputs[0]) != 0:
+            return
+        first = next(
+            (v for v, d in zip(node.inputs, degrees, strict=True) if v is not None and d not in (0, ZERO)), None
+        )
+        if first is not None and self._by(node) is not None:
+            self.unscaled[node.outputs[0]] = node
+
+    def _by(self, node: ir.Node) -> int | None:
+        """The index of the operand of a product or quotient that is the scale, or its reciprocal."""
+        indices = [i for i, value in enumerate(node.inputs) if value is not None and self._is_scale(value)]
+        return indices[0] if indices else None
+
+    def _by_scale(self, node: ir.Node, degrees: Sequence[Degree], result: Sequence[Degree]) -> Event | None:
+        """A product or quotient with the scale that leads away from degrees 0 and 1."""
+        rule, index, degree = rule_of(node), self._by(node), result[0]
+        if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or index is None or degree is None:
+            return None
+        data = tuple(v for i, v in enumerate(node.inputs) if i != index and v is not None)
+        others = [degrees[i] or 0 for i, v in enumerate(node.inputs) if i != index and v is not None]
+        if not data or all(self.scalars.is_constant(v) or v in self.scalars.values for v in data):
+            return None
+        # A numerator that is the scale divides nothing.
+        own = degrees[index] or 0
+        if degree > 1 and degree > max(others) and (max(others) >= 1 or own > 1):
+            return Event(Fault.TWICE, node, data, degree=degree, certain=False)
+        divides = degree < min(others) and not (rule.kind is Kind.QUOTIENT and index == 0)
+        if degree < 0 and divides:
+            fault = Fault.NEGATIVE_AGAIN if any(v in self.touched for v in data) else Fault.NEVER_SCALED
+            return Event(fault, node, data, degree=degree, certain=False)
+        return None
+
+    def _other_scale(self, node: ir.Node, degrees: Sequence[Degree]) -> Event | None:
+        rule = rule_of(node)
+        if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT):
+            return None
+        bent = tuple(value for value in node.inputs if value is not None and value in self.scalars.bent)
+        data = tuple(v for v, d in zip(node.inputs, degrees, strict=True) if v is not None and d not in (0, ZERO))
+        return Event(Fault.OTHER_SCALE, node, data, bent) if bent and data else None
+
+    def _mismatch(self, node: ir.Node, mismatch: Mismatch) -> Event | None:
+        scaled = tuple(v for i in mismatch.scaled if (v := node.inputs[i]) is not None)
+        others = tuple(v for i in mismatch.others if (v := node.inputs[i]) is not None)
+        known = [self._taint[value] for value in scaled if value in self._taint]
+        if scaled and len(known) == len(scaled):
+            self._confirm(known)
+            return None
+        for value in others:
+            # An unscaled branch that was divided all the same.
+            self._confirm([self._taint[value]] if value in self._taint else [])
+        fault = Fault.UNKNOWN if mismatch.unknown else Fault.MIXED if others else Fault.NONLINEAR
+        return Event(fault, node, scaled, others, mismatch.degree)
+
+    def _leave(self, value: ir.Value) -> None:
+        degree = self.degree(value)
+        if degree in (0, ZERO):
+            return
+        taint = self._taint.get(value)
+        if taint is not None:
+            self._confirm([taint])
+        else:
+            self._events[Fault.OUTPUT, value] = Event(Fault.OUTPUT, None, (value,), degree=degree)
+
+    def _confirm(self, events: Sequence[Event]) -> None:
+        for event in events:
+            event.certain = True
+
+    # --- subgraphs --------------------------------------------------------------------------------------------------
+
+    def _evaluate_bodies(self, node: ir.Node) -> None:
+        leaving: list[list[Degree]] = []
+        for body in subgraphs(node):
+            self._enter(node, body)
+            self._evaluate_body(node, body)
+            own = [self.degree(value) for value in body.outputs]
+            leaving.append(own[1:] if node.op_type == "Loop" else own)
+        for i, value in enumerate(node.outputs):
+            present = [column[i] for column in leaving if i < len(column) and column[i] is not ZERO]
+            degree = max((d for d in present if d is not None), key=abs, default=0)
+            if degree != 0:
+                self.degrees[value] = degree
+
+    def _enter(self, node: ir.Node, body: ir.Graph) -> None:
+        first = 2 if node.op_type == "Loop" else 0
+        for i, value in enumerate(body.inputs):
+            start = self.degree(node.inputs[i]) if first <= i < len(node.inputs) else 0
+            if start != 0:
+                self.degrees[value] = start
+                self.touched.add(value)
+
+    def _evaluate_body(self, node: ir.Node, body: ir.Graph) -> None:
+        carried = list(body.inputs[2 if node.op_type == "Loop" else 0 :]) if node.op_type != "If" else []
+        for _ in range(_ROUNDS):
+            for inner in body:
+                if any(subgraphs(inner)):
+                    self._evaluate_bodies(inner)
+                else:
+                    self._evaluate(inner)
+            after: Mapping[ir.Value, Degree] = dict(
+                zip(carried, [self.degree(v) for v in body.outputs][1 if node.op_type == "Loop" else 0 :], strict=False)
+            )
+            changed = [value for value, degree in after.items() if degree not in (0, ZERO, self.degree(value))]
+            if not changed:
+                return
+            self.degrees.update((value, after[value]) for value in changed)

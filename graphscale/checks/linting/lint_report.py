@@ -1,0 +1,100 @@
+"""What lint found, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import onnx_ir as ir
+
+from graphscale.checks.linting.codes import CODES, Severity
+from graphscale.graph.values import node_name
+
+__all__ = ["Finding", "LintReport", "found"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or doubtful, in a graph.
+
+    Attributes:
+        code: the stable code, such as `GS201`; `graphscale.checks.linting.codes.CODES` says what it stands for.
+        message: what is wrong here, with the names of nodes and values; one sentence.
+        node: the name of the node where it shows; None where it is a matter of a value alone.
+        value: the name of the value that it is about, if there is one.
+    """
+
+    code: str
+    message: str
+    node: str | None = None
+    value: str | None = None
+
+    @property
+    def severity(self) -> Severity:
+        """`error`, `warning` or `note`."""
+        return CODES[self.code].severity
+
+    @property
+    def why(self) -> str:
+        """Why it matters."""
+        return CODES[self.code].why
+
+    @property
+    def fix(self) -> str:
+        """What to do."""
+        return CODES[self.code].fix
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as JSON data, with what its code says."""
+        code = CODES[self.code]
+        return {
+            "code": self.code,
+            "title": code.title,
+            "severity": self.severity,
+            "message": self.message,
+            "node": self.node,
+            "value": self.value,
+            "why": self.why,
+            "fix": self.fix,
+            "page": code.page,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class LintReport:
+    """What lint found in a model.
+
+    Attributes:
+        findings: in graph order, errors, warnings and notes alike.
+        loss_scale: the name of the value that was taken for the loss scale; None if none was found.
+        check: the name of the value that was taken for the finite check; None if none was found.
+        states: how many pieces of carried state were found, those of the loss scale not among them.
+        gradients: how many values are unscaled, that is, divided by the loss scale.
+        nodes: how many nodes the main graph has.
+    """
+
+    findings: tuple[Finding, ...]
+    loss_scale: str | None = None
+    check: str | None = None
+    states: int = 0
+    gradients: int = 0
+    nodes: int = 0
+
+    @property
+    def clean(self) -> bool:
+        """Whether there is no finding of severity error or warning."""
+        return all(finding.severity == "note" for finding in self.findings)
+
+    def count(self, severity: Severity) -> int:
+        """How many findings have this severity."""
+        return sum(finding.severity == severity for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON data."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "findings"}
+        return {"clean": self.clean, **fields, "findings": [finding.to_dict() for finding in self.findings]}
+
+
+def found(code: str, message: str, node: ir.Node | None = None, value: ir.Value | None = None) -> Finding:
+    """A finding at a node, about a value."""
+    return Finding(code, message, None if node is None else node_name(node), None if value is None else value.name)

@@ -1,0 +1,91 @@
+"""lint: look at a training graph, and say what is wrong with its loss scaling."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from graphscale.checks.linting import checking, guarding, keeping, low_precision, scaling
+from graphscale.checks.linting.codes import CODES
+from graphscale.checks.linting.lint_context import Subject
+from graphscale.checks.linting.lint_report import Finding, LintReport
+from graphscale.collector import paused_collector
+from graphscale.errors import LintError
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.values import node_name
+from graphscale.pipeline import Model, needs_preparation, open_copy, prepare
+
+__all__ = ["RULES", "lint"]
+
+RULES = (*scaling.RULES, *checking.RULES, *guarding.RULES, *keeping.RULES, *low_precision.RULES)
+
+
+@explains_damage
+@paused_collector()
+def lint(
+    model: Model, *, scale: str | None = None, select: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> LintReport:
+    """Look for mistakes in the loss scaling of a training graph, scaled or not, by graphscale or by hand.
+
+    The graph is not changed, and no weight is read.
+
+    Args:
+        model: a path, an onnx_ir model or a ModelProto.
+        scale: the name of the loss scale; None to find it.
+        select: the codes to report, such as "GS201", or beginnings of codes, such as "GS2"; empty for all.
+        ignore: codes, or beginnings of codes, not to report.
+
+    Raises:
+        LintError: a code does not exist.
+        LossError: the value named as the loss scale does not exist, or is no scalar.
+        ModelFileError: the model cannot be read, is damaged, or is not in topological order.
+        UnsupportedModelError: the model carries `training_info`.
+    """
+    chosen = _codes(select, ignore)
+    work, name, nodes = _open(model)
+    subject = Subject(work, name, scale)
+    found = [finding for rule in RULES if chosen.intersection(rule.codes) for finding in rule.find(subject)]
+    order = {node_name(node): i for i, node in enumerate(subject.view.nodes)}
+    unique = dict.fromkeys(finding for finding in found if finding.code in chosen)
+    return LintReport(
+        findings=tuple(sorted(unique, key=lambda f: _key(f, order))),
+        loss_scale=None if subject.scale is None else subject.scale.value.name,
+        check=None if subject.check is None else subject.check.value.name,
+        states=len(subject.states),
+        gradients=0 if subject.flow is None else len(subject.flow.unscaled),
+        nodes=nodes,
+    )
+
+
+def _open(model: Model) -> tuple[ir.Model, str, int]:
+    """A model to look at, in which nothing hides the gradient path; what to call it, and its number of nodes."""
+    if isinstance(model, ir.Model) and not needs_preparation(model):
+        # Nothing would be changed: no copy is needed.
+        return model, "the model", len(model.graph)
+    work, name = open_copy(model)
+    nodes = len(work.graph)
+    prepare(work)
+    return work, name, nodes
+
+
+def _key(finding: Finding, order: Mapping[str, int]) -> tuple[int, str, str, str]:
+    return order.get(finding.node or "", -1), finding.code, finding.value or "", finding.message
+
+
+def _codes(select: Sequence[str], ignore: Sequence[str]) -> set[str]:
+    chosen = {code for prefix in select for code in _matching(prefix)} if select else set(CODES)
+    return chosen.difference(code for prefix in ignore for code in _matching(prefix))
+
+
+def _matching(prefix: str) -> list[str]:
+    wanted = prefix.strip().upper()
+    found = [code for code in CODES if wanted.startswith("GS") and code.startswith(wanted)]
+    if not found:
+        names = {code.name: code.code for code in CODES.values()}
+        if prefix.strip().lower() in names:
+            return [names[prefix.strip().lower()]]
+        near = difflib.get_close_matches(prefix.strip(), [*CODES, *names], n=1, cutoff=0)
+        raise LintError(f"there is no lint code {prefix!r}; did you mean {near[0]}? (docs/lint/index.md lists them)")
+    return found

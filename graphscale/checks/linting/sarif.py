@@ -1,0 +1,89 @@
+"""Findings in SARIF 2.1.0, the format that CI systems show beside the code (OASIS standard, sections as cited)."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from graphscale.checks.linting.codes import CODES, Code
+from graphscale.checks.linting.lint_report import Finding, LintReport
+from graphscale.files.model_files import replacing
+
+__all__ = ["to_sarif", "write_sarif"]
+
+_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+
+
+def to_sarif(report: LintReport, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The findings on one file as a SARIF log (section 3.13) of one run.
+
+    Args:
+        report: the findings.
+        path: the model's file, as it shall be shown; a relative path is relative to where the command runs.
+    """
+    codes = list(CODES)
+    driver = {
+        "name": "graphscale",
+        "version": version("graphscale"),
+        "informationUri": next(iter(CODES.values())).url.rsplit("lint/", 1)[0],
+        "rules": [_rule(code) for code in CODES.values()],
+    }
+    results = [_result(finding, codes.index(finding.code), path) for finding in report.findings]
+    return {
+        "$schema": _SCHEMA,
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}],
+    }
+
+
+def write_sarif(report: LintReport, path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
+    """Write a SARIF log atomically.
+
+    Raises:
+        OutputError: the folder does not exist, or cannot be written.
+    """
+    text = json.dumps(to_sarif(report, path), indent=2, ensure_ascii=False)
+    with replacing(out) as temporary:
+        temporary.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _rule(code: Code) -> dict[str, Any]:
+    """A reportingDescriptor (section 3.49)."""
+    return {
+        "id": code.code,
+        "name": "".join(part.capitalize() for part in code.name.split("-")),
+        "shortDescription": {"text": code.title},
+        "fullDescription": {"text": code.why},
+        "help": {"text": f"{code.why} {code.fix}", "markdown": f"{code.why}\n\n**Fix:** {code.fix}"},
+        "helpUri": code.url,
+        "defaultConfiguration": {"level": code.severity},
+    }
+
+
+def _result(finding: Finding, index: int, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """A result (section 3.27), with the node or the value as its logical location (section 3.33)."""
+    logical = [
+        {"name": name, "fullyQualifiedName": name, "kind": kind}
+        for name, kind in ((finding.node, "element"), (finding.value, "variable"))
+        if name
+    ]
+    location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": _uri(path)}}}
+    if logical:
+        location["logicalLocations"] = logical
+    return {
+        "ruleId": finding.code,
+        "ruleIndex": index,
+        "level": finding.severity,
+        "message": {"text": f"{finding.message}. {finding.fix}"},
+        "locations": [location],
+        "partialFingerprints": {"graphscale/v1": f"{finding.code}:{finding.node or ''}:{finding.value or ''}"},
+    }
+
+
+def _uri(path: str | os.PathLike[str]) -> str:
+    file = Path(path)
+    return file.as_uri() if file.is_absolute() else quote(file.as_posix())

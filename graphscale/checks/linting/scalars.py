@@ -1,0 +1,105 @@
+"""The bookkeeping of a loss scale: values computed from its state, from constants and from flags alone.
+
+What happens among these scalars (growing the scale, counting good steps, 1 / scale, a threshold times the scale) is no
+part of the gradient path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import onnx_ir as ir
+
+from graphscale.checks.linting.algebra import Degree, Mismatch, evaluate
+from graphscale.checks.linting.view import View
+from graphscale.graph.values import constant_tensor, rule_of
+from graphscale.operators.rules import Kind
+
+__all__ = ["Scalars"]
+
+
+class Scalars:
+    """The bookkeeping values of a graph.
+
+    Args:
+        view: the graph.
+        leaves: the state of the loss scale, scalars.
+        symbol: the loss scale: a leaf, or a value computed from leaves.
+
+    Attributes:
+        symbol: the loss scale.
+        leaves: the state of the loss scale.
+        constants: values that depend on no input.
+        values: the bookkeeping values, the leaves among them.
+        degrees: of those that are the scale to a power, times a constant, that power.
+        bent: bookkeeping values that depend on the state of the loss scale in another way, such as the next scale.
+    """
+
+    def __init__(self, view: View, leaves: Iterable[ir.Value], symbol: ir.Value) -> None:
+        self.view = view
+        self.symbol = symbol
+        self.leaves = set(leaves) | ({symbol} if symbol.producer() is None else set())
+        self.constants: set[ir.Value] = set()
+        self.values: set[ir.Value] = set(self.leaves)
+        self.degrees: dict[ir.Value, Degree] = {symbol: 1}
+        self.bent: set[ir.Value] = {leaf for leaf in self.leaves if leaf is not symbol}
+        for node in view.nodes:
+            self._visit(node)
+
+    def degree(self, value: ir.Value) -> Degree:
+        """The power of the loss scale that a bookkeeping value is."""
+        return self.degrees.get(value, 0)
+
+    def is_constant(self, value: ir.Value) -> bool:
+        """Whether a value depends on no input and on no state."""
+        return value in self.constants or (constant_tensor(value) is not None and value not in self.values)
+
+    def _visit(self, node: ir.Node) -> None:
+        if self.symbol in node.outputs:
+            self.values.update(node.outputs)
+            return
+        operands = list(self.view.operands(node))
+        if all(self.is_constant(operand) for operand in operands) or _is_shape(node):
+            self.constants.update(node.outputs)
+            return
+        numbers = [operand for operand in operands if not self.is_constant(operand) and not self._is_flag(operand)]
+        if any(operand not in self.values for operand in numbers):
+            return
+        if not numbers and not any(operand in self.values for operand in operands) and not _gives_numbers(node):
+            return
+        self.values.update(node.outputs)
+        self._spread(node, operands)
+
+    def _spread(self, node: ir.Node, operands: Collection[ir.Value]) -> None:
+        if any(operand in self.bent for operand in operands) or self._chooses(node):
+            self.bent.update(node.outputs)
+            return
+        degrees = [0 if value is None else self.degrees.get(value, 0) for value in node.inputs]
+        if not any(degrees):
+            return
+        result = evaluate(node, degrees)
+        if isinstance(result, Mismatch):
+            self.bent.update(node.outputs)
+        else:
+            self.degrees.update((v, d) for v, d in zip(node.outputs, result, strict=True) if d != 0)
+
+    def _chooses(self, node: ir.Node) -> bool:
+        """Whether a node selects one of two scales, as an update rule does."""
+        return node.op_type == "Where" and all(v is not None and self.degree(v) != 0 for v in node.inputs[1:])
+
+    def _is_flag(self, value: ir.Value) -> bool:
+        return value.dtype is ir.DataType.BOOL or self._dtypes.get(value) is ir.DataType.BOOL
+
+    @property
+    def _dtypes(self) -> dict[ir.Value, ir.DataType]:
+        return self.view.dtypes
+
+
+def _is_shape(node: ir.Node) -> bool:
+    rule = rule_of(node)
+    return rule is not None and rule.kind is Kind.SHAPE
+
+
+def _gives_numbers(node: ir.Node) -> bool:
+    """Whether a node turns flags into numbers: a cast, a selection of constants."""
+    return node.op_type in ("Cast", "Where")

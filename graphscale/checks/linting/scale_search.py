@@ -1,0 +1,240 @@
+"""Finding the loss scale of a graph: by its metadata, by its name, or by what is done with it.
+
+By hand, a loss scale is a scalar that multiplies a value, and by which something behind that value is divided, while
+the loss does not depend on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from graphscale.checks.linting.algebra import Degree, Mismatch, evaluate
+from graphscale.checks.linting.check_search import is_contradiction
+from graphscale.checks.linting.flow import Flow
+from graphscale.checks.linting.scalars import Scalars
+from graphscale.checks.linting.state_search import State
+from graphscale.checks.linting.view import View
+from graphscale.errors import LossError
+from graphscale.graph.values import constant_tensor, describe, is_float, is_scalar, rule_of
+from graphscale.operators.rules import Kind
+
+__all__ = ["Scale", "find_scale", "named_scale"]
+
+# Candidates that are looked at closely, the most promising first.
+_CANDIDATES = 8
+_TESTS = frozenset({"IsNaN", "IsInf", "IsAllFinite"})
+_REDUCTIONS = _TESTS | {"If", "Loop", "Scan"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """The loss scale of a graph.
+
+    Attributes:
+        value: the loss scale as it is carried, fed or held by an initializer.
+        scalars: the bookkeeping, whose symbol is what multiplies and divides: `value`, or one computed from it.
+        nexts: the next values of the state of the loss scale, `{state: next value}`; none for a fixed scale.
+    """
+
+    value: ir.Value
+    scalars: Scalars
+    nexts: Mapping[ir.Value, ir.Value]
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether the graph itself adjusts the scale."""
+        return self.value in self.nexts
+
+
+def named_scale(view: View, name: str) -> ir.Value:
+    """The value that the user named as the loss scale.
+
+    Raises:
+        LossError: it does not exist, or is no floating-point scalar.
+    """
+    value = view.value(name)
+    if value is None:
+        raise LossError(f"--scale {name}: the graph has no value of this name")
+    if not is_float(value) or not (is_scalar(value) or value.shape is None):
+        raise LossError(f"--scale {name}: {describe(value)} is no floating-point scalar, and a loss scale must be")
+    return value
+
+
+def find_scale(
+    view: View, states: Sequence[State], given: ir.Value | None, roles: Sequence[ir.Value], losses: Sequence[ir.Value]
+) -> Scale | None:
+    """Find the loss scale.
+
+    Args:
+        view: the graph.
+        states: the carried state.
+        given: the scale, where the metadata or the user name it.
+        roles: the rest of its state, where the metadata name it.
+        losses: the outputs that could be the loss.
+    """
+    nexts = {state.value: state.next for state in states}
+    if given is not None:
+        return _complete(view, given, roles, nexts)
+    found = sorted(_candidates(view), key=_doubt)
+    for candidate in found[:_CANDIDATES]:
+        if not candidate.products:
+            if candidate.symbol is candidate.leaf and _is_tested(view, nexts.get(candidate.leaf)):
+                return _complete(view, candidate.leaf, roles, nexts)
+            continue
+        reach = view.descendants(candidate.products, shapes=False)
+        if not any(value in reach for node in candidate.divisions for value in node.outputs):
+            continue
+        if losses and all(loss in reach and not _is_product(loss, candidate) for loss in losses):
+            continue
+        scale = _complete(view, candidate.leaf, roles, nexts, candidate.symbol)
+        if constant_tensor(candidate.leaf) is None or _is_consistent(view, scale):
+            return scale
+    return None
+
+
+def _complete(
+    view: View,
+    value: ir.Value,
+    roles: Sequence[ir.Value],
+    nexts: Mapping[ir.Value, ir.Value],
+    symbol: ir.Value | None = None,
+) -> Scale:
+    leaves = {value, *roles} if value.producer() is None else {*roles}
+    if not roles and value in nexts:
+        leaves.update(leaf for leaf in _bookkeeping_leaves(nexts[value]) if leaf in nexts)
+    if symbol is not None and symbol is not value:
+        return Scale(value, Scalars(view, leaves, symbol), {leaf: nexts[leaf] for leaf in leaves if leaf in nexts})
+    scalars = Scalars(view, leaves, value)
+    effective = _effective(view, scalars)
+    if effective is not None:
+        scalars = Scalars(view, leaves, effective)
+    return Scale(value, scalars, {leaf: nexts[leaf] for leaf in leaves if leaf in nexts})
+
+
+def _effective(view: View, scalars: Scalars) -> ir.Value | None:
+    """Where no data is multiplied by the scale itself but by a value chosen from its state: that value."""
+    counts: dict[ir.Value, int] = {}
+    for node in view.nodes:
+        rule = rule_of(node)
+        if rule is None or any(value in scalars.values or value in scalars.constants for value in node.outputs):
+            continue
+        for index, value in enumerate(node.inputs):
+            if value is None or value not in scalars.values:
+                continue
+            if scalars.degree(value) != 0 and not (rule.kind is Kind.QUOTIENT and index == 1):
+                return None
+            if value in scalars.bent and rule.kind in (Kind.PRODUCT, Kind.QUOTIENT):
+                counts[value] = counts.get(value, 0) + 1
+    return max(counts, key=lambda value: counts[value], default=None)
+
+
+def _bookkeeping_leaves(following: ir.Value) -> Iterator[ir.Value]:
+    """The scalars that a next scale is computed from, not looking into the finite check."""
+    pending, seen = [following], {following}
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if node is None:
+            yield value
+            continue
+        if node.op_type in _REDUCTIONS or node.op_type.startswith("Reduce") or not _may_be_scalar(value):
+            continue
+        for operand in node.inputs:
+            if operand is not None and operand not in seen and _may_be_scalar(operand):
+                seen.add(operand)
+                pending.append(operand)
+
+
+def _may_be_scalar(value: ir.Value) -> bool:
+    return value.shape is None or is_scalar(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidate:
+    """A scalar, or one computed from it alone such as a power of two, with what it multiplies and divides."""
+
+    leaf: ir.Value
+    symbol: ir.Value
+    products: list[ir.Value]
+    divisions: list[ir.Node]
+    bent: list[ir.Value]
+
+
+def _candidates(view: View) -> Iterator[_Candidate]:
+    for leaf in view.leaves():
+        if is_float(leaf) and is_scalar(leaf) and leaf.uses():
+            pending, seen = [leaf], {leaf}
+            while pending:
+                candidate = _uses(leaf, pending.pop())
+                if candidate.divisions and (candidate.products or constant_tensor(leaf) is None):
+                    yield candidate
+                pending += [value for value in candidate.bent if value not in seen and value.uses()]
+                seen.update(candidate.bent)
+
+
+def _doubt(candidate: _Candidate) -> tuple[bool, bool, int]:
+    """The least for what is most likely a loss scale."""
+    return not candidate.products, constant_tensor(candidate.leaf) is not None, -len(candidate.divisions)
+
+
+def _is_tested(view: View, following: ir.Value | None) -> bool:
+    """Whether the next value of a scalar depends on a test for finiteness: a loss scale that multiplies nothing."""
+    # A flag that is never true only makes a write wait.
+    above = () if following is None else view.ancestors([following], stop=is_contradiction)
+    return any((node := value.producer()) is not None and node.op_type in _TESTS for value in above)
+
+
+def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
+    """How data uses a scalar, directly or by its powers: 1 / s, a cast, s times a constant."""
+    degrees: dict[ir.Value, Degree] = {symbol: 1}
+    found = _Candidate(leaf, symbol, [], [], [])
+    pending = [symbol]
+    while pending:
+        value = pending.pop()
+        for node, index in value.uses():
+            rule = rule_of(node)
+            if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT, Kind.LINEAR, Kind.NONLINEAR):
+                continue
+            # An index or a shape is no data.
+            data = {*rule.operands(len(node.inputs)), *(() if rule.addend is None else (rule.addend,))}
+            others = [v for i, v in enumerate(node.inputs) if v is not None and i != index and i in data]
+            if index not in data:
+                continue
+            if all(constant_tensor(v) is not None or v in degrees for v in others) and node.domain == "":
+                result = evaluate(node, [0 if v is None else degrees.get(v, 0) for v in node.inputs])
+                if isinstance(result, Mismatch) and constant_tensor(leaf) is None:
+                    found.bent.extend(node.outputs)
+                if not isinstance(result, Mismatch) and node.outputs[0] not in degrees and result[0] not in (0, None):
+                    degrees[node.outputs[0]] = result[0]
+                    pending.append(node.outputs[0])
+                continue
+            degree = degrees[value] or 0
+            if rule.kind is Kind.QUOTIENT:
+                degree = -degree if index == 1 else degree
+            elif rule.kind is not Kind.PRODUCT and not rule.gradient:
+                continue
+            if degree < 0:
+                found.divisions.append(node)
+            elif degree > 0:
+                found.products.extend(node.outputs)
+    return found
+
+
+def _is_product(value: ir.Value, candidate: _Candidate) -> bool:
+    """Whether a value is the loss times the scale."""
+    node = value.producer()
+    while node is not None and node.op_type in ("Cast", "Identity") and value not in candidate.products:
+        source = node.inputs[0]
+        if source is None:
+            break
+        value, node = source, source.producer()
+    return value in candidate.products
+
+
+def _is_consistent(view: View, scale: Scale) -> bool:
+    """Whether a constant acts as a loss scale in every respect; a shared 2.0 does not."""
+    flow = Flow(view, scale.scalars, list(scale.nexts.values()))
+    return bool(flow.unscaled) and not flow.events

@@ -1,0 +1,171 @@
+"""The state that a graph carries from step to step: through outputs, or written in place."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Collection, Iterator, Mapping
+
+import onnx_ir as ir
+
+from graphscale.analysis.updates import NEXT_STATE, is_constant_view, own_coefficients
+from graphscale.checks.linting.view import View
+from graphscale.graph.values import constant_tensor, is_scalar
+from graphscale.operators.optimizers import OPTIMIZERS, optimizer_of
+from graphscale.operators.rules import IN_PLACE_ACCUMULATORS
+from graphscale.passes.guard_in_place import WRITES_INPUTS
+
+__all__ = ["Carry", "State", "find_states"]
+
+# An update rule has fewer values than this.
+_BOOKKEEPING = 200
+
+
+class Carry(enum.Enum):
+    """How a state gets its next value."""
+
+    OUTPUT = "a graph output is the next value"
+    WRITE = "an in-place operator assigns the next value"
+    ADD = "an in-place operator adds to it"
+    OPTIMIZER = "an optimizer operator writes it in place"
+    STATISTIC = "an operator writes a running statistic in place"
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A piece of carried state.
+
+    Attributes:
+        value: its present value: a graph input or an initializer; for a sequence of weights the sequence.
+        next: the value that becomes the next one, or is added.
+        carry: how.
+        node: the operator that writes in place; None for an output.
+    """
+
+    value: ir.Value
+    next: ir.Value
+    carry: Carry
+    node: ir.Node | None = None
+
+
+def find_states(
+    view: View, stamped: Mapping[str, str] | None, not_states: Collection[ir.Value], losses: Collection[ir.Value]
+) -> list[State]:
+    """Find the carried state, in graph order of the outputs, then of the operators that write in place.
+
+    Args:
+        view: the graph.
+        stamped: `{input name: output name}` from the metadata of a graph that graphscale scaled; None for others,
+            whose outputs are paired with the inputs, and the weights among the initializers, that they hold with a
+            coefficient of at least 0.5, as `analysis.updates` does.
+        not_states: outputs that are no state: the loss, the finite check.
+        losses: the outputs that could be the loss.
+    """
+    if stamped is not None:
+        found = [*_stamped(view, stamped)]
+    else:
+        found = _without_constants(view, [*_paired(view, not_states)], losses)
+    known = {state.value for state in found}
+    found += [state for state in _in_place(view) if state.value not in known]
+    return found
+
+
+def _stamped(view: View, names: Mapping[str, str]) -> Iterator[State]:
+    for source, output in names.items():
+        value, following = view.value(source), view.value(output)
+        if value is not None and following is not None:
+            yield State(value, following, Carry.OUTPUT)
+
+
+def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
+    graph = view.graph
+    constants = [value for value in graph.initializers.values() if not value.is_graph_input()]
+    inputs = set(graph.inputs)
+    weights = {value for value in constants if not is_scalar(value)}
+    scalars = {value for value in constants if is_scalar(value)}
+    taken: set[ir.Value] = set()
+    for output in graph.outputs:
+        if output in not_states or output.producer() is None:
+            continue
+        best = _held(output, inputs, taken) or (None if is_constant_view(output) else _held(output, weights, taken))
+        if best is None and _depends_on_constants(view, output):
+            best = _held(output, {value for value in scalars if _is_like_state(value)}, taken)
+        if best is not None:
+            taken.add(best)
+            yield State(best, output, Carry.OUTPUT)
+
+
+def _without_constants(view: View, states: list[State], losses: Collection[ir.Value]) -> list[State]:
+    """Without initializers that are no inputs, unless a loss depends on one of them: a gradient may hold a constant."""
+    weights = {state.value for state in states if not state.value.is_graph_input() and not is_scalar(state.value)}
+    if not weights or not weights.isdisjoint(view.ancestors(losses)):
+        return states
+    return [state for state in states if state.value not in weights]
+
+
+def _held(output: ir.Value, states: Collection[ir.Value], taken: Collection[ir.Value]) -> ir.Value | None:
+    """The state that an output holds with the largest coefficient, of at least 0.5."""
+    if not states:
+        return None
+    coefficients = own_coefficients(output, states)
+    near = {v: c for v, c in coefficients.items() if c >= NEXT_STATE and v not in taken and _same_type(output, v)}
+    return max(near, key=lambda value: near[value], default=None)
+
+
+def _is_like_state(value: ir.Value) -> bool:
+    """Whether a number is kept by a selection, or counted up, and computed with: a constant is rarely all of that."""
+    uses = [(use.node.op_type, use.idx) for use in value.uses()]
+    kept = any(op == "Add" or (op == "Where" and index > 0) for op, index in uses)
+    return kept and any(op not in ("Where", "Identity") for op, _ in uses)
+
+
+def _depends_on_constants(view: View, output: ir.Value) -> bool:
+    """Whether a scalar is computed from constants alone, by way of flags that may depend on anything."""
+    pending, seen = [output], {output}
+    while pending and len(seen) < _BOOKKEEPING:
+        node = pending.pop().producer()
+        for operand in () if node is None else node.inputs:
+            if operand is None or operand in seen or view.dtypes.get(operand) is ir.DataType.BOOL:
+                continue
+            if operand.is_graph_input() or (operand.shape is not None and not is_scalar(operand)):
+                return False
+            seen.add(operand)
+            pending.append(operand)
+    node = output.producer()
+    return not pending and node is not None and node.op_type not in ("Identity", "Constant")
+
+
+def _same_type(output: ir.Value, value: ir.Value) -> bool:
+    if output.dtype is not None and value.dtype is not None and output.dtype is not value.dtype:
+        return False
+    return output.shape is None or value.shape is None or tuple(output.shape) == tuple(value.shape)
+
+
+def _in_place(view: View) -> Iterator[State]:
+    for node in view.nodes:
+        key = (node.domain, node.op_type)
+        if key in IN_PLACE_ACCUMULATORS:
+            buffer, value = node.inputs[0], node.inputs[1]
+            if buffer is not None and value is not None and buffer.producer() is None:
+                carry = Carry.WRITE if _assigns(node) else Carry.ADD
+                yield State(buffer, value, carry, node)
+        elif key in OPTIMIZERS:
+            optimizer = optimizer_of(node)
+            weights = node.inputs[_WEIGHTS[node.op_type]] if node.op_type in _WEIGHTS else None
+            if optimizer is not None and not optimizer.states and weights is not None and optimizer.group is None:
+                yield State(weights, node.outputs[0], Carry.OPTIMIZER, node)
+        for i, o in WRITES_INPUTS.get(key, {}).items():
+            state = node.inputs[i] if i < len(node.inputs) else None
+            if state is not None and state.producer() is None and o < len(node.outputs):
+                yield State(state, node.outputs[o], Carry.STATISTIC, node)
+
+
+# The sequence of weights of the optimizers of training sessions, which write them in place.
+_WEIGHTS = {"AdamWOptimizer": 2, "SGDOptimizerV2": 1}
+
+
+def _assigns(node: ir.Node) -> bool:
+    """Whether an accumulator assigns rather than adds: its third input is the constant true."""
+    flag = node.inputs[2] if node.op_type == "InPlaceAccumulatorV2" and len(node.inputs) > 2 else None
+    tensor = constant_tensor(flag)
+    return tensor is not None and bool(tensor.numpy().all())

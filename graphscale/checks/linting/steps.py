@@ -1,0 +1,172 @@
+"""What a step does to each value if the finite check holds, and if it fails: a small abstract interpretation.
+
+With the check's result known, selections are decided, flags and counts become numbers, and what is added to a zero is
+itself: so that a guard is recognized by what it does, in whichever way it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
+from graphscale.checks.linting.check_search import is_contradiction
+from graphscale.checks.linting.view import View, is_constant_zero
+from graphscale.graph.values import constant_tensor, subgraphs
+from graphscale.operators.optimizers import optimizer_of
+
+__all__ = ["Outcomes"]
+
+# What a value is known to be: a flag, or a number, in all of its elements; or the same as some value of the graph.
+Outcome = bool | int | ir.Value
+
+_VIEWS = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Tile"})
+_KEEPS_ZERO = frozenset(
+    {"Neg", "Abs", "Relu", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "Transpose", "Sqrt"}
+)
+
+
+class Outcomes:
+    """What each value is on a step, given the result of the finite check.
+
+    Args:
+        view: the graph.
+        check: the check's result.
+        holds: its value on the step.
+        risky: values that may not be finite on a step that is skipped; zero times one of these is not zero.
+
+    Attributes:
+        products: the products of a zero with a risky value.
+    """
+
+    def __init__(self, view: View, check: ir.Value, holds: bool, risky: Collection[ir.Value]) -> None:
+        self.view = view
+        self._check = check
+        self._risky = risky
+        self._dependent = view.descendants([check])
+        self._known: dict[ir.Value, Outcome] = {check: holds}
+        self.products: list[ir.Node] = []
+        for node in view.nodes:
+            self._visit(node)
+
+    def of(self, value: ir.Value) -> Outcome:
+        """What a value is known to be."""
+        if value in self._known:
+            return self._known[value]
+        if is_constant_zero(value):
+            return 0
+        tensor = constant_tensor(value)
+        if tensor is not None and tensor.dtype is ir.DataType.BOOL and tensor.size == 1:
+            return bool(tensor.numpy().all())
+        return value
+
+    def _visit(self, node: ir.Node) -> None:
+        if self._check in node.outputs:
+            return
+        if node.op_type == "If" and node.inputs[0] is not None:
+            self._visit_if(node, self.of(node.inputs[0]))
+            return
+        optimizer = optimizer_of(node)
+        if optimizer is not None:
+            self._visit_optimizer(node)
+            return
+        if node.domain not in ("", "ai.onnx") or any(subgraphs(node)) or not node.outputs:
+            return
+        outcome = self._evaluate(node)
+        if outcome is not None:
+            self._known[node.outputs[0]] = outcome
+
+    def _visit_if(self, node: ir.Node, condition: Outcome) -> None:
+        if not isinstance(condition, bool):
+            return
+        attribute = node.attributes.get("then_branch" if condition else "else_branch")
+        if attribute is None:
+            return
+        body = attribute.as_graph()
+        for inner in body:
+            self._visit(inner)
+        for value, leaving in zip(node.outputs, body.outputs, strict=False):
+            self._known[value] = self.of(leaving)
+
+    def _visit_optimizer(self, node: ir.Node) -> None:
+        optimizer = optimizer_of(node)
+        if optimizer is None or optimizer.update_signal is None or node.op_type == "AdamOptimizer":
+            return
+        index = optimizer.update_signal
+        signal = node.inputs[index] if index < len(node.inputs) else None
+        if signal is None or self.of(signal) is not False:
+            return
+        for i, value in enumerate(node.outputs):
+            source = optimizer.source(i)
+            state = node.inputs[source] if source is not None and source < len(node.inputs) else None
+            if state is not None:
+                self._known[value] = self.of(state)
+
+    def _evaluate(self, node: ir.Node) -> Outcome | None:
+        values = [value for value in node.inputs if value is not None]
+        known = [self.of(value) for value in values]
+        kind = node.op_type
+        if kind in ("Not", "And", "Or") and known:
+            return self._logic(node, values, known)
+        if kind in _VIEWS and known:
+            return self._view(node, known[0])
+        if kind == "Where" and len(known) == 3:
+            return self._select(values, known)
+        if kind in ("Add", "Sum", "Sub"):
+            return self._sum(node, known)
+        if kind == "Mul" and len(known) == 2:
+            return self._product(node, values, known)
+        if known and (kind in _KEEPS_ZERO or (kind == "Div" and len(known) == 2)):
+            return 0 if known[0] is not False and known[0] == 0 else None
+        return None
+
+    def _logic(self, node: ir.Node, values: Sequence[ir.Value], known: Sequence[Outcome]) -> Outcome | None:
+        if node.op_type == "Not":
+            return not known[0] if isinstance(known[0], bool) else None
+        decides = node.op_type == "Or"
+        flags = [outcome for outcome in known if isinstance(outcome, bool)]
+        if decides in flags:
+            return decides
+        if len(flags) == len(known):
+            return not decides
+        if is_contradiction(node.outputs[0]):
+            return False
+        unknown = next(value for value, outcome in zip(values, known, strict=True) if not isinstance(outcome, bool))
+        # A policy may accept a step that is stuck at the lowest scale: the check decides otherwise.
+        overridden = flags and unknown in self._dependent
+        return (not decides) if overridden else self.of(unknown) if flags else None
+
+    def _view(self, node: ir.Node, outcome: Outcome) -> Outcome | None:
+        if isinstance(outcome, bool) and node.op_type == "Cast":
+            to = ir.DataType(node.attributes["to"].as_int())
+            return outcome if to is ir.DataType.BOOL else int(outcome)
+        if isinstance(outcome, ir.Value) and node.op_type in ("Expand", "Tile"):
+            return None
+        return outcome
+
+    def _select(self, values: Sequence[ir.Value], known: Sequence[Outcome]) -> Outcome | None:
+        condition = known[0]
+        if isinstance(condition, bool):
+            return known[1] if condition else known[2]
+        same = known[1] is known[2] or (isinstance(known[1], int) and known[1] == known[2])
+        return known[1] if same else None
+
+    def _sum(self, node: ir.Node, known: Sequence[Outcome]) -> Outcome | None:
+        left = [outcome for outcome in known if isinstance(outcome, ir.Value) or outcome != 0]
+        if not left:
+            return 0
+        if len(left) > 1 or (node.op_type == "Sub" and isinstance(known[0], int) and known[0] == 0):
+            return None
+        return left[0]
+
+    def _product(self, node: ir.Node, values: Sequence[ir.Value], known: Sequence[Outcome]) -> Outcome | None:
+        for i, outcome in enumerate(known):
+            other, value = known[1 - i], values[1 - i]
+            if isinstance(outcome, int) and outcome == 0:
+                if isinstance(other, ir.Value) and value in self._risky and values[i] in self._dependent:
+                    self.products.append(node)
+                    return None
+                return 0
+            if isinstance(outcome, int) and outcome == 1:
+                return other
+        return None

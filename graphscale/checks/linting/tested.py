@@ -1,0 +1,254 @@
+"""What a finite check sees: from its result up to the gradients, and what is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import onnx_ir as ir
+
+from graphscale.checks.linting.view import View, is_constant_zero, number_of
+from graphscale.graph.values import rule_of, subgraphs
+from graphscale.operators.rules import IN_PLACE_ACCUMULATORS, Kind
+
+__all__ = ["BOTH", "COMPARISONS", "INF", "NAN", "PARTIAL", "TESTS", "Walk"]
+
+NAN, INF = "NaN", "infinity"
+BOTH = frozenset({NAN, INF})
+_NOTHING: frozenset[str] = frozenset()
+
+TESTS = frozenset({"IsNaN", "IsInf", "IsAllFinite", "IsFinite"})
+COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+# ONNX Runtime's CPU kernels return the number beside a NaN, unless that is the first element.
+_LOSES_NAN = frozenset({"ReduceMax", "ReduceMin", "TopK", "MaxPool", "GlobalMaxPool", "ArgMax", "ArgMin"})
+# What takes a part of its operand: the rest is not tested.
+PARTIAL = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "TopK"})
+_BOUNDED = frozenset({"Clip", "Tanh", "Sigmoid", "Sign", "Erf", "Min", "Softsign", "Atan", "Reciprocal"})
+# What changes no finite number into one that is not, and the reverse: a test of the result is one of the operand.
+_EXACT = frozenset(
+    {"Identity", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Neg", "Abs", "Tile"}
+)
+
+
+class Walk:
+    """From the result of a check up to what it tests, against the order of the nodes.
+
+    Args:
+        view: the graph.
+        value: the result.
+        sources: what gradients consist of.
+
+    Attributes:
+        fails_as: the value of the result if a gradient is not finite.
+        sees: what the check sees of values: NaN, infinity, or both.
+        lost: for values of which it does not see all, the node where that is lost.
+    """
+
+    def __init__(self, view: View, value: ir.Value, sources: Collection[ir.Value]) -> None:
+        self.view = view
+        self.value = value
+        self.sources = sources
+        self.fails_as = False
+        self.sees: dict[ir.Value, frozenset[str]] = {}
+        self.lost: dict[ir.Value, dict[str, ir.Node]] = {}
+        # Of a flag, or a number made of flags: the values that mean failure; None where that is not known.
+        self._meanings: dict[ir.Value, set[bool | None]] = {}
+        self._numbers = self._made_of_flags()
+
+    def run(self) -> None:
+        """Walk: fill the attributes."""
+        self.fails_as = self._polarity()
+        self._meanings = {self.value: {self.fails_as}}
+        needed = self._needed()
+        end = self.value.producer()
+        for node in reversed(self.view.nodes[: 0 if end is None else self.view.index[end] + 1]):
+            meanings = set().union(*(self._meanings.get(value, ()) for value in node.outputs))
+            if meanings:
+                self._through_flags(node, meanings)
+                continue
+            kinds = frozenset().union(*(self.sees.get(value, _NOTHING) for value in node.outputs))
+            lost: dict[str, ir.Node] = {}
+            for value in node.outputs:
+                lost.update(self.lost.get(value, {}))
+            if kinds or lost:
+                self._through_numbers(node, kinds, lost, any(value in needed for value in node.outputs))
+
+    def _needed(self) -> set[ir.Value]:
+        """What is computed for more than the check: the gradients, and what they are made of."""
+        ends = [value for value in self.view.graph.outputs if value is not self.value]
+        for node in self.view.nodes:
+            if node.domain and rule_of(node) is not None and (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS:
+                ends.extend(value for value in node.inputs if value is not None)
+        return self.view.ancestors(ends, stop=lambda value: value is self.value)
+
+    def _made_of_flags(self) -> set[ir.Value]:
+        """Numbers computed from flags alone, such as the count of those that are true."""
+        found: set[ir.Value] = set()
+        for node in self.view.nodes:
+            inputs = [value for value in node.inputs if value is not None]
+            if not inputs or not all(self._is_flag(v) or v in found or number_of(v) is not None for v in inputs):
+                continue
+            if any(self._is_flag(v) or v in found for v in inputs):
+                found.update(value for value in node.outputs if not self._is_flag(value))
+        return found
+
+    def _is_flag(self, value: ir.Value) -> bool:
+        return self.view.dtypes.get(value) is ir.DataType.BOOL
+
+    def _polarity(self) -> bool:
+        """Whether true or false means failure, told by the tests themselves."""
+        pending: list[tuple[ir.Value, bool]] = [(self.value, True)]
+        seen = {self.value}
+        while pending:
+            value, sign = pending.pop()
+            node = value.producer()
+            if node is None:
+                continue
+            if node.op_type in ("IsNaN", "IsInf", "Greater", "GreaterOrEqual") and not self._counts(node):
+                return sign
+            if node.op_type in ("IsAllFinite", "IsFinite", "Less", "LessOrEqual") and not self._counts(node):
+                return not sign
+            flips = node.op_type == "Not" or (node.op_type in COMPARISONS and self._is_negation(node))
+            for operand in node.inputs:
+                if operand is not None and operand not in seen and (self._is_flag(operand) or operand in self._numbers):
+                    seen.add(operand)
+                    pending.append((operand, sign != flips))
+        return False
+
+    def _counts(self, node: ir.Node) -> bool:
+        return any(value in self._numbers for value in node.inputs)
+
+    def _is_negation(self, node: ir.Node) -> bool:
+        """Whether a comparison of a count is true where there is nothing to count."""
+        first = node.inputs[0]
+        bound = next((n for v in node.inputs if (n := number_of(v)) is not None), None)
+        if node.op_type == "Equal":
+            return bound == 0
+        less = node.op_type in ("Less", "LessOrEqual")
+        return less == (first in self._numbers)
+
+    def _through_flags(self, node: ir.Node, meanings: set[bool | None]) -> None:
+        flags = [v for v in node.inputs if v is not None and (self._is_flag(v) or v in self._numbers)]
+        if node.op_type in TESTS:
+            self._test(node)
+        elif node.op_type in COMPARISONS and not self._counts(node) and not any(self._is_flag(v) for v in flags):
+            self._compare(node, meanings)
+        elif node.op_type in ("And", "Or") and (self._is_decided(node) or self._needs_both(node, meanings)):
+            return
+        else:
+            flips = node.op_type == "Not" or (node.op_type in COMPARISONS and self._is_negation(node))
+            passed = {None} if node.op_type == "Where" else {m if m is None else m != flips for m in meanings}
+            for value in flags:
+                self._meanings.setdefault(value, set()).update(passed)
+        for body in subgraphs(node):
+            for value in self._tested_in(body):
+                self._see(value, BOTH, {})
+
+    def _tested_in(self, body: ir.Graph) -> Iterator[ir.Value]:
+        """What the bodies of an If read from around: they are taken to test it."""
+        for inner in body:
+            yield from (v for v in inner.inputs if v is not None and v.graph is not body and v in self.sources)
+
+    def _is_decided(self, node: ir.Node) -> bool:
+        """Whether a constant decides: `finite or true`."""
+        decides = float(node.op_type == "Or")
+        return any(number_of(value) == decides for value in node.inputs)
+
+    def _needs_both(self, node: ir.Node, meanings: set[bool | None]) -> bool:
+        """Whether a failure shows only if both operands fail: `finite_1 or finite_2`."""
+        fails_as = node.op_type == "And"
+        if meanings != {fails_as}:
+            return False
+        first, second = node.inputs[0], node.inputs[1]
+        if first is None or second is None:
+            return False
+        tested = [v for v in (first, second) if self._is_tested(v)]
+        return len(tested) == 2 and first is not second
+
+    def _is_tested(self, value: ir.Value) -> bool:
+        above = self.view.ancestors([value])
+        other = any(v in above for v in (self.value,))
+        return not other and any(v in self.sources for v in above)
+
+    def _test(self, node: ir.Node) -> None:
+        if node.op_type in ("IsAllFinite", "IsFinite"):
+            kinds, lost = BOTH, {}
+        elif node.op_type == "IsNaN":
+            kinds, lost = frozenset({NAN}), {INF: node}
+        else:
+            kinds, lost = frozenset({INF}), {NAN: node}
+            if any((a := node.attributes.get(f"detect_{sign}")) is not None and a.as_int() == 0 for sign in _SIGNS):
+                kinds, lost = _NOTHING, {NAN: node, INF: node}
+        for value in node.inputs:
+            if value is not None:
+                self._see(value, kinds, lost)
+
+    def _compare(self, node: ir.Node, meanings: set[bool | None]) -> None:
+        """Every comparison with NaN is false."""
+        first, second = node.inputs[0], node.inputs[1]
+        if first is None or second is None:
+            return
+        false_fails = bool(meanings & {False, None})
+        kinds: set[str] = {NAN} if false_fails else set()
+        if first is not second:
+            data_first = first in self.sources
+            greater = node.op_type.startswith("Greater") == data_first
+            # A comparison for equality fails for infinity too; x < c is false for it, and x > c true.
+            if node.op_type == "Equal":
+                kinds |= {INF} if false_fails else set()
+            elif (greater and meanings & {True, None}) or (not greater and false_fails):
+                kinds.add(INF)
+        lost = dict.fromkeys(BOTH - kinds, node)
+        for value in {first, second}:
+            if value in self.sources:
+                self._see(value, frozenset(kinds), lost)
+
+    def _see(self, value: ir.Value, kinds: frozenset[str], lost: Mapping[str, ir.Node]) -> None:
+        seen = self.sees.get(value, _NOTHING) | kinds
+        self.sees[value] = seen
+        self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
+
+    def _through_numbers(self, node: ir.Node, kinds: frozenset[str], lost: dict[str, ir.Node], needed: bool) -> None:
+        rule = rule_of(node)
+        if needed and not _is_exact(node, self.sources):
+            return
+        if rule is not None and rule.kind is Kind.SHAPE:
+            return
+        for value in dict.fromkeys(self.view.operands(node)):
+            if value not in self.sources:
+                continue
+            passed = _operand_kinds(node, value, kinds)
+            gone = dict.fromkeys(kinds - passed, node)
+            self._see(value, passed, {**{k: n for k, n in lost.items() if k not in passed}, **gone})
+
+
+_SIGNS = ("positive", "negative")
+
+
+def _operand_kinds(node: ir.Node, value: ir.Value, kinds: frozenset[str]) -> frozenset[str]:
+    """What a check that sees `kinds` of a node's result sees of an operand."""
+    others = [v for v in node.inputs if v is not None and v is not value]
+    rule = rule_of(node)
+    if rule is not None and rule.kind is Kind.PRODUCT and any(is_constant_zero(v) for v in others):
+        # 0 * infinity is NaN.
+        return BOTH if NAN in kinds else _NOTHING
+    if node.op_type == "Sub" and not others:
+        return BOTH if NAN in kinds else _NOTHING
+    if node.op_type in PARTIAL:
+        return _NOTHING
+    if node.op_type in _LOSES_NAN:
+        return kinds - {NAN}
+    if node.op_type in _BOUNDED or (node.op_type == "Div" and node.inputs[0] is not value):
+        return kinds - {INF}
+    if node.op_type == "Cast" and not ir.DataType(node.attributes["to"].as_int()).is_floating_point():
+        return _NOTHING
+    return kinds
+
+
+def _is_exact(node: ir.Node, sources: Collection[ir.Value]) -> bool:
+    """Whether a node's result is finite exactly if its operand is: a view, a cast, a product with a scalar."""
+    if node.op_type in _EXACT or (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS:
+        return True
+    if node.op_type in ("Mul", "Div"):
+        data = [v for v in node.inputs if v in sources]
+        return len(data) == 1 and data[0] is node.inputs[0] if node.op_type == "Div" else len(data) == 1
+    return False

@@ -1,0 +1,153 @@
+"""A graph to look at: its nodes in order, what each reads, small tensors; no weight is ever read."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.analysis.topology import check_order
+from graphscale.graph.types import dtypes_of
+from graphscale.graph.values import constant_tensor, operands_of, rule_of
+from graphscale.operators.rules import Kind
+
+__all__ = ["View", "is_constant_zero", "number_of"]
+
+# Larger tensors are weights, and not looked into.
+_SMALL = 4096
+
+
+class View:
+    """The main graph of a model.
+
+    Args:
+        model: the model, with no calls of model-local functions in it.
+        name: what to call it in messages.
+
+    Attributes:
+        graph: the main graph.
+        nodes: its nodes in order.
+        index: the place of each node.
+
+    Raises:
+        ModelFileError: a node reads what nothing computes, or what is computed later.
+    """
+
+    def __init__(self, model: ir.Model, name: str) -> None:
+        self.model = model
+        self.graph = model.graph
+        self.nodes = tuple(self.graph)
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+        self._operands = {node: operands_of(node) for node in self.nodes}
+        check_order(self.graph, self._operands, name)
+
+    def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
+        """What a node reads: its inputs, and what its subgraphs capture."""
+        return self._operands[node]
+
+    def leaves(self) -> Iterator[ir.Value]:
+        """The graph's inputs, and the initializers that are none."""
+        yield from self.graph.inputs
+        for value in self.graph.initializers.values():
+            if not value.is_graph_input():
+                yield value
+
+    def value(self, name: str | None) -> ir.Value | None:
+        """The value of this name, or None."""
+        return self._by_name.get(name or "")
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, ir.Value]:
+        found = {value.name: value for value in self.leaves() if value.name}
+        found.update((value.name, value) for node in self.nodes for value in node.outputs if value.name)
+        return found
+
+    def descendants(
+        self, values: Iterable[ir.Value], *, stop: Collection[ir.Value] = (), shapes: bool = True
+    ) -> set[ir.Value]:
+        """The values that depend on one of these, themselves included.
+
+        Args:
+            values: where to begin.
+            stop: values that are not found, and not gone through.
+            shapes: whether what depends on a value's shape alone depends on it.
+        """
+        found = set(values)
+        if not found:
+            return found
+        for node in self.nodes:
+            if not shapes and _is_shape(node):
+                continue
+            if any(operand in found for operand in self.operands(node)):
+                found.update(value for value in node.outputs if value not in stop)
+        return found
+
+    def ancestors(
+        self, values: Iterable[ir.Value], stop: Callable[[ir.Value], bool] = lambda value: False
+    ) -> set[ir.Value]:
+        """The values that some values depend on, themselves included; not going up from values where to stop."""
+        found = set(values)
+        pending = list(found)
+        while pending:
+            value = pending.pop()
+            node = None if stop(value) else value.producer()
+            for operand in () if node is None else self.operands(node):
+                if operand not in found:
+                    found.add(operand)
+                    pending.append(operand)
+        return found
+
+    @functools.cached_property
+    def dtypes(self) -> dict[ir.Value, ir.DataType]:
+        """The dtypes of values, as far as they can be told."""
+        found = dtypes_of(self.nodes)
+        for value in self.leaves():
+            dtype = value.dtype or (None if value.const_value is None else value.const_value.dtype)
+            if dtype is not None:
+                found[value] = dtype
+        return found
+
+
+def _is_shape(node: ir.Node) -> bool:
+    rule = rule_of(node)
+    return rule is not None and rule.kind is Kind.SHAPE
+
+
+def number_of(value: ir.Value | None) -> float | None:
+    """The number that a constant of one element holds; None for anything else."""
+    tensor = constant_tensor(value)
+    return _scalar(tensor) if tensor is not None else None
+
+
+def initial_number(value: ir.Value) -> float | None:
+    """The number that an initializer of one element holds, graph input or not; None for anything else."""
+    return None if value.const_value is None else _scalar(value.const_value)
+
+
+def _scalar(tensor: ir.TensorProtocol) -> float | None:
+    if tensor.size != 1 or isinstance(tensor, ir.ExternalTensor):
+        return None
+    array = np.ravel(tensor.numpy())
+    return float(array[0]) if array.dtype.kind != "S" and array.dtype != object else None
+
+
+def is_constant_zero(value: ir.Value | None) -> bool:
+    """Whether a value is a small constant that is all zeros, or a tensor filled with zero."""
+    if value is None:
+        return False
+    node = value.producer()
+    if node is not None and node.op_type == "ConstantOfShape":
+        fill = node.attributes.get("value")
+        return fill is None or _is_zero(fill.as_tensor())
+    if node is not None and node.op_type in ("Identity", "Cast", "Expand", "Reshape") and node.domain == "":
+        return is_constant_zero(node.inputs[0])
+    tensor = constant_tensor(value)
+    return tensor is not None and _is_zero(tensor)
+
+
+def _is_zero(tensor: ir.TensorProtocol) -> bool:
+    if tensor.size > _SMALL or isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING:
+        return False
+    return not np.any(tensor.numpy())

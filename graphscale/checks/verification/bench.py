@@ -1,0 +1,306 @@
+"""Running both graphs, and holding what comes out against what it should be."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.checks.verification.guards import unordered
+from graphscale.checks.verification.oracle import Oracle
+from graphscale.checks.verification.pair import Pair
+from graphscale.checks.verification.private import Copy, Results, Runner, unseeded
+from graphscale.checks.verification.states import Roles
+from graphscale.checks.verification.verify_report import Case, Difference
+from graphscale.graph.values import uses_of
+
+__all__ = ["Bench"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+# Below its normal numbers float16 rounds to multiples of 2**-24, and a gradient is a sum of many that were rounded so:
+# differences up to this are what the original loses without a scale. bfloat16 has the exponents of float32.
+UNDERFLOW = 2.0**-18
+# Sources of expectations.
+ORIGINAL, RULE, OLD, TOLD = (
+    "as in the original",
+    "by the rule of the loss scale",
+    "as before the step",
+    "from its gradients",
+)
+
+
+class Bench:
+    """Both graphs, ready to run.
+
+    Args:
+        pair: the graphs.
+        roles: the values of the scaled one.
+        providers: execution providers; None for the CPU.
+
+    Attributes:
+        oracle: the rule of the loss scale.
+        original: runs the original, with its gradients among the outputs.
+        scaled: runs the scaled graph, with its unscaled gradients among the outputs.
+        gradients: the names of the gradients that can be told apart in both graphs, in the original.
+        seeds: how many random operators without a seed were given one; None if some could not be.
+        replaced: how many `IsAllFinite` were spelled out for the CPU.
+        last_was_finite: whether the last step of both graphs had finite gradients.
+        lost: how far values may be off by what underflows in the original, where there is a tolerance.
+    """
+
+    def __init__(self, pair: Pair, roles: Roles, providers: Sequence[Any] | None) -> None:
+        self.pair, self.roles, self.oracle = pair, roles, Oracle(pair, roles)
+        self._providers = providers
+        self._on_gpu = any("CUDA" in str(provider) for provider in providers or ())
+        self._raw, self._quotients = self._find_gradients()
+        self.gradients = tuple(self._raw)
+        self.replaced = 0
+        self.last_was_finite = True
+        self.lost = UNDERFLOW if ir.DataType.FLOAT16 in pair.small else 0.0
+        self._shown = [value.name or "" for value in pair.original.graph.outputs]
+        self._shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        copy = Copy(pair.original)
+        copy.feed(state.name for state in pair.states)
+        copy.show(self._raw)
+        self.seeds, mine, self._seeds = self._find_random()
+        copy.give_seeds(mine)
+        self.original = Runner(copy.model, providers, "the original")
+        self.scaled = Runner(self._scaled_copy().model, providers, "the scaled graph")
+
+    @property
+    def runs(self) -> int:
+        """How many times the scaled graph was run, in whatever copy."""
+        return sum(runner.runs for runner in self._copies())
+
+    def close(self) -> None:
+        """Free all sessions."""
+        for runner in (self.original, *self._copies()):
+            runner.close()
+
+    def _copies(self) -> list[Runner]:
+        """What runs the scaled graph, or copies of it."""
+        made = (self.__dict__.get(name) for name in ("_disturbed", "_rule"))
+        return [self.scaled, *(found[0] for found in made if found is not None)]
+
+    def evaluate(self, case: Case) -> list[Difference]:
+        """Run a case, and return what is not as it should be.
+
+        Raises:
+            VerifyError: ONNX Runtime cannot run a graph.
+        """
+        if case.kind == "rule":
+            return list(self._evaluate_rule(case))
+        if case.kind == "skip":
+            return list(self._evaluate_skip(case))
+        return list(self._evaluate_step(case))
+
+    def finite_gradients(self, feeds: Mapping[str, Any]) -> bool:
+        """Whether the original computes a finite loss and finite gradients."""
+        outputs = self.original.run(feeds).outputs
+        wanted = [outputs[name] for name in (*self.gradients, self.pair.found.loss.name) if name in outputs]
+        return all(np.isfinite(array.astype(np.float64)).all() for array in wanted)
+
+    # --- one step of both -------------------------------------------------------------------------------------------
+
+    def _evaluate_step(self, case: Case) -> Iterator[Difference]:
+        expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
+        gradients = self._unscaled(got)
+        finite = self.last_was_finite = self._all_finite(gradients)
+        applies = self.oracle.applies(case.feeds, finite)
+        loss = self.pair.found.loss.name or ""
+        states = {state.output for state in self.pair.states}
+        for name in self._shown:
+            if name in got.outputs and name not in states and (finite or name == loss):
+                yield from _compare(
+                    name, expected.outputs[name], got.outputs[name], ORIGINAL, case.tolerance, self.lost
+                )
+        for name, array in gradients.items() if finite else ():
+            if name in expected.outputs and name not in self._shown:
+                wanted = np.asarray(expected.outputs[name]).astype(array.dtype)
+                yield from _compare(name, wanted, array, ORIGINAL, case.tolerance, self.lost)
+        # A step that is applied though it is not finite writes what it computed, NaN or not.
+        for state in self.pair.states if finite or not applies else ():
+            following = self._next(state.name, got)
+            if not applies:
+                yield from _compare(state.name, np.asarray(case.feeds[state.name]), following, OLD)
+                continue
+            new = expected.left[state.name] if state.output is None else expected.outputs[state.output]
+            yield from _compare(state.name, new, following, ORIGINAL, case.tolerance, self.lost)
+        yield from self._scale_and_telemetry(case, got, finite, gradients)
+        exposed = self.roles.scaled_loss
+        if exposed is not None and loss in got.outputs:
+            with np.errstate(over="ignore"):
+                product = got.outputs[loss].astype(np.float32) * np.float32(case.feeds[self.roles.scale.name or ""])
+            wanted, name = product.astype(got.outputs[loss].dtype), exposed.name or ""
+            yield from _compare(name, wanted, got.outputs[name], "loss times scale", case.tolerance)
+
+    def _scale_and_telemetry(
+        self, case: Case, got: Results, finite: bool, gradients: Mapping[str, Any]
+    ) -> Iterator[Difference]:
+        for name, value in self.oracle.after(case.feeds, finite).items():
+            yield from _compare(f"{name}.next", value, self._next(name, got), RULE)
+        for name, value in self.oracle.told(finite, gradients):
+            yield from _compare(name, value, got.outputs[name], TOLD, 0.0 if value.dtype.kind != "f" else 1e-6)
+
+    def _unscaled(self, got: Results) -> Arrays:
+        found = {name: got.outputs[quotient] for name, quotient in self._quotients.items() if quotient in got.outputs}
+        for name in self.pair.stamp.telemetry.get("gradients", ()):
+            # A sum with weight decay has a name in the scaled graph alone.
+            if name not in found and name in got.outputs:
+                found[name] = got.outputs[name]
+        return found
+
+    @staticmethod
+    def _all_finite(gradients: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+        return all(np.isfinite(array.astype(np.float64)).all() for array in gradients.values())
+
+    def _next(self, state: str, got: Results) -> np.ndarray[Any, Any] | None:
+        """The next value of a state; None where the graph does not give it, which the proof has found."""
+        output = self.roles.following.get(state)
+        return got.left.get(state) if output is None else got.outputs.get(output)
+
+    # --- a gradient that is not finite ------------------------------------------------------------------------------
+
+    def shape(self, gradient: str, feeds: Mapping[str, Any]) -> tuple[int, ...]:
+        """The shape of a gradient on these feeds."""
+        key = (gradient, *(np.shape(array) for array in feeds.values()))
+        if key not in self._shapes:
+            outputs = self.original.run(feeds).outputs
+            self._shapes |= {(name, *key[1:]): outputs[name].shape for name in self.gradients}
+        return self._shapes[key]
+
+    def _evaluate_skip(self, case: Case) -> Iterator[Difference]:
+        runner, extras = self._disturbed
+        assert case.gradient is not None and case.position is not None and case.number is not None
+        feeds = dict(case.feeds)
+        for name, (extra, dtype) in extras.items():
+            feeds[extra] = np.asarray(-0.0, dtype=dtype)
+            if name == case.gradient:
+                feeds[extra] = np.full(self.shape(name, case.feeds), -0.0, dtype=dtype)
+                feeds[extra].reshape(-1)[case.position] = case.number
+        got = runner.run(feeds)
+        if not self.oracle.applies(case.feeds, finite=False):
+            for state in self.pair.states:
+                yield from _compare(state.name, np.asarray(case.feeds[state.name]), self._next(state.name, got), OLD)
+        yield from self._scale_and_telemetry(case, got, False, self._unscaled(got))
+
+    @functools.cached_property
+    def _disturbed(self) -> tuple[Runner, dict[str, tuple[str, Any]]]:
+        copy = self._scaled_copy()
+        extras = {}
+        for name, raw in self._raw.items():
+            extra = copy.disturb(raw)
+            extras[name] = (extra, next(v for v in copy.graph.inputs if v.name == extra).dtype.numpy())  # type: ignore[union-attr]
+        return Runner(copy.model, self._providers, "the scaled graph with disturbed gradients"), extras
+
+    # --- the rule by itself -----------------------------------------------------------------------------------------
+
+    def _evaluate_rule(self, case: Case) -> Iterator[Difference]:
+        runner, given, names = self._rule
+        got = runner.run({**case.feeds, given: np.asarray(case.finite)}).outputs
+        for role, value in self.oracle.rule_alone(case.feeds, case.finite).items():
+            if role not in names:
+                continue  # it has no next value, which the proof has found
+            yield from _compare(names[role], value, got[names[role]], RULE)
+
+    @functools.cached_property
+    def _rule(self) -> tuple[Runner, str, dict[str, str]]:
+        copy = Copy(self.pair.scaled)
+        names = {
+            role: unordered(value).name or ""
+            for role, value in self.roles.next_values.items()
+            if role in self.roles.scale_states
+        }
+        if self.roles.stuck is not None:
+            names["stuck"] = self.roles.stuck.name or ""
+        assert self.roles.all_finite is not None
+        given = copy.cut(self.roles.all_finite.name or "")
+        copy.keep(list(names.values()))
+        return Runner(copy.model, self._providers, "the update rule"), given, names
+
+    # --- preparation ------------------------------------------------------------------------------------------------
+
+    def _scaled_copy(self) -> Copy:
+        copy = Copy(self.pair.scaled)
+        if not self._on_gpu:
+            self.replaced = copy.spell_out_finite_checks()
+        copy.feed([self.roles.scale.name or "", *(state.name for state in self.pair.states)])
+        inner = [name for name in self.pair.stamp.telemetry.get("gradients", ()) if name not in self._quotients]
+        copy.show([*self._quotients.values(), *inner])
+        copy.give_seeds(self._seeds)
+        return copy
+
+    def _find_random(self) -> tuple[int | None, dict[str, int], dict[str, int]]:
+        """Seeds for random operators that have none, in both graphs: how many, None if some cannot get one."""
+        mine: dict[str, int] = {}
+        theirs: dict[str, int] = {}
+        for i, node in enumerate(unseeded(self.pair.original.graph), 1):
+            other = self.pair.nodes.get(node)
+            if other is not None:
+                mine[node.outputs[0].name or ""] = theirs[other.outputs[0].name or ""] = i
+        everywhere = list(unseeded(self.pair.original.graph.all_nodes()))
+        return len(mine) if len(mine) == len(everywhere) else None, mine, theirs
+
+    def _find_gradients(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The gradients by their names in the original: in the scaled graph, with the scale in them and without."""
+        raw: dict[str, str] = {}
+        quotients: dict[str, str] = {}
+        for gradient in self.pair.found.gradients:
+            value = self.pair.counterpart(gradient)
+            if value is None or not gradient.name:
+                continue
+            raw[gradient.name] = value.name or ""
+            quotient = _quotient(value, self.roles.scale)
+            if quotient is not None:
+                quotients[gradient.name] = quotient.name or ""
+        return raw, quotients
+
+
+def _quotient(value: ir.Value, scale: ir.Value, times: bool = True) -> ir.Value | None:
+    """A value divided by the scale; where the scale enters at the value itself, its product divided by it."""
+    for node, index in uses_of(value):
+        other = node.inputs[1 - index] if len(node.inputs) == 2 else None
+        if node.op_type == "Div" and index == 0 and other is not None and _is_scale(other, scale):
+            return node.outputs[0]
+        if node.op_type == "Cast" or (times and node.op_type == "Mul" and other is scale):
+            found = _quotient(node.outputs[0], scale, times and node.op_type == "Cast")
+            if found is not None:
+                return found
+    return None
+
+
+def _is_scale(value: ir.Value, scale: ir.Value) -> bool:
+    node = value.producer()
+    return value is scale or (node is not None and node.op_type == "Cast" and node.inputs[0] is scale)
+
+
+def _compare(
+    name: str,
+    expected: np.ndarray[Any, Any],
+    got: np.ndarray[Any, Any] | None,
+    source: str,
+    tolerance: float = 0.0,
+    lost: float = 0.0,
+) -> Iterator[Difference]:
+    if got is None:
+        return
+    expected, got = np.asarray(expected), np.asarray(got)
+    if (expected.dtype, expected.shape) != (got.dtype, got.shape):
+        yield Difference(name, expected, got, source)
+    elif tolerance and expected.dtype.kind not in "biu":
+        if not _close(expected.astype(np.float64), got.astype(np.float64), tolerance, lost):
+            yield Difference(name, expected, got, source)
+    elif expected.tobytes() != got.tobytes():
+        yield Difference(name, expected, got, source)
+
+
+def _close(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], tolerance: float, lost: float) -> bool:
+    finite = np.isfinite(expected)
+    if not np.array_equal(expected[~finite], got[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
+        return False
+    largest = np.abs(expected[finite]).max(initial=0.0)
+    return bool((np.abs(expected[finite] - got[finite]) <= tolerance * largest + lost).all())

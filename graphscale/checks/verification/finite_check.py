@@ -1,0 +1,89 @@
+"""What a finite check can be proved to notice.
+
+From the flag `all_finite` back: `IsAllFinite(x)` notices every element of x that is not finite; `Not(IsNaN(t))` notices
+a NaN in t. An element that is not finite makes a NaN of its product with 0. Sums, products, casts and moves hand on
+what is not finite (infinity minus infinity is NaN, infinity times 0 too), so what is noticed of their result is noticed
+of their operands. Nothing is claimed of any other operator: ReduceMax may lose a NaN, and Clip makes a number of an
+infinity.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graphscale.graph.values import is_known_zero
+from graphscale.operators.rules import MICROSOFT
+
+__all__ = ["noticed_values"]
+
+_NAN, _INFINITE = 1, 2
+_BOTH = _NAN | _INFINITE
+
+# Every element of each operand reaches an element of the result, which is NaN or infinite if it is.
+_ALL_OPERANDS = frozenset({"Add", "Concat", "Mean", "Mul", "Sub", "Sum"})
+_FIRST_OPERAND = frozenset(
+    {"Abs", "Cast", "Div", "Expand", "Flatten", "Identity", "Neg", "ReduceMean", "ReduceSum", "Reshape", "Squeeze"}
+    | {"Tile", "Transpose", "Unsqueeze"}
+)
+# NaN stays NaN, but an infinity may become NaN.
+_KEEPS_INFINITY = frozenset({"Abs", "Cast", "Expand", "Flatten", "Identity", "Neg", "Reshape", "Squeeze", "Tile"})
+
+
+def noticed_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[ir.Value]:
+    """The values of which every element that is NaN or infinite makes a flag false, as far as that can be proved.
+
+    Args:
+        all_finite: the flag, a scalar bool value.
+        stop: values that are not looked behind.
+    """
+    seen: dict[ir.Value, int] = {}
+    pending = list(_leaves(all_finite, good=True))
+    while pending:
+        value, noticed = pending.pop()
+        known = seen.get(value, 0)
+        if noticed | known == known:
+            continue
+        seen[value] = noticed | known
+        if value not in stop:
+            pending.extend(_operands(value, seen[value]))
+    return {value for value, noticed in seen.items() if noticed == _BOTH}
+
+
+def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
+    """The values that a flag tests, with what it notices of them. `good` flags are false if something is noticed."""
+    node = flag.producer()
+    if node is None:
+        return []
+    operands = [value for value in node.inputs if value is not None]
+    if (node.domain, node.op_type) == (MICROSOFT, "IsAllFinite") and good:
+        return [(value, _BOTH) for value in operands]
+    if node.domain not in ("", "ai.onnx"):
+        return []
+    if node.op_type == "Not":
+        return _leaves(operands[0], not good)
+    if node.op_type == "Identity":
+        return _leaves(operands[0], good)
+    if node.op_type == ("And" if good else "Or"):
+        return [leaf for operand in operands for leaf in _leaves(operand, good)]
+    if node.op_type == "IsNaN" and not good:
+        return [(operands[0], _NAN)]
+    if node.op_type == "IsInf" and not good and not node.attributes:
+        return [(operands[0], _INFINITE)]
+    return []
+
+
+def _operands(value: ir.Value, noticed: int) -> list[tuple[ir.Value, int]]:
+    node = value.producer()
+    if node is None or node.domain not in ("", "ai.onnx"):
+        return []
+    operands = [operand for operand in node.inputs if operand is not None]
+    if node.op_type == "Mul" and noticed & _NAN:
+        zero = [is_known_zero(operand) for operand in operands]
+        if any(zero):
+            return [(operand, _BOTH) for operand, other in zip(operands, reversed(zero), strict=True) if other]
+    if noticed != _BOTH and node.op_type not in _KEEPS_INFINITY:
+        # An infinite operand may give NaN as well as infinity: only what is certain of a NaN is handed on.
+        noticed &= _NAN
+    if noticed and node.op_type in _ALL_OPERANDS:
+        return [(operand, noticed) for operand in operands]
+    return [(operands[0], noticed)] if noticed and node.op_type in _FIRST_OPERAND else []

@@ -1,0 +1,129 @@
+"""The forms in which a graph keeps the old value of a state on a step that is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.analysis.views import is_fresh
+from graphscale.graph.values import constant_tensor, node_name
+from graphscale.operators.optimizers import optimizer_of
+from graphscale.operators.rules import IN_PLACE_ACCUMULATORS
+from graphscale.passes.guard_in_place import WRITES_INPUTS
+
+__all__ = ["in_place_nodes", "unguarded", "unguarded_write", "unordered", "unprotected_operands"]
+
+
+def unordered(value: ir.Value) -> ir.Value:
+    """The value itself, out of the selects that only make it wait: `Where(And(f, Not(f)), other, value)`."""
+    node = value.producer()
+    while node is not None and node.op_type == "Where" and _is_never(node.inputs[0]) and node.inputs[2] is not None:
+        value = node.inputs[2]
+        node = value.producer()
+    return value
+
+
+def unguarded(value: ir.Value, state: ir.Value, conditions: Collection[ir.Value]) -> str | None:
+    """Why a next value is not kept at the old one on a skipped step; None if it is.
+
+    Args:
+        value: the next value.
+        state: the present value, an input.
+        conditions: the flags that say whether the step is applied.
+    """
+    value = unordered(value)
+    node = _behind_cast(value).producer()
+    if node is None or node.op_type != "Where":
+        return f"{value.name!r} is not selected by whether the step is applied"
+    condition, new, old = node.inputs
+    if condition not in conditions:
+        return f"{node_name(node)!r} selects by {'?' if condition is None else condition.name!r}, not by that"
+    if old is None or _behind_cast(old) is not state:
+        return f"on a skipped step {node_name(node)!r} gives {'?' if old is None else old.name!r}, not the old value"
+    if new is None or _behind_cast(new) is state:
+        return f"on an applied step {node_name(node)!r} gives the old value, too"
+    return None
+
+
+def in_place_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The in-place accumulators and assignments of a graph."""
+    return (node for node in graph if (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS)
+
+
+def unguarded_write(node: ir.Node, conditions: Collection[ir.Value]) -> str | None:
+    """Why an in-place accumulator or assignment could change its buffer on a skipped step; None if it cannot."""
+    state, value = node.inputs[0], node.inputs[1]
+    flag = node.inputs[2] if len(node.inputs) > 2 else None
+    assert state is not None and value is not None
+    if assigns(node) or _is_not(flag, conditions):
+        # It overwrites the buffer, always or on a skipped step: with what it holds.
+        return unguarded(value, state, conditions)
+    selected = value.producer()
+    if selected is None or selected.op_type != "Where" or selected.inputs[0] not in conditions:
+        return f"{node_name(node)!r} adds {value.name!r} whether the step is applied or not"
+    kept = constant_tensor(selected.inputs[2])
+    if kept is None or not _is_negative_zero(kept):
+        return f"{node_name(node)!r} adds something on a skipped step"
+    if flag is None and node.op_type == "InPlaceAccumulatorV2":
+        return f"{node_name(node)!r} turns -0.0 into 0.0 on a skipped step"
+    return None
+
+
+def assigns(node: ir.Node) -> bool:
+    """Whether an in-place operator overwrites its buffer on every step."""
+    flag = constant_tensor(node.inputs[2]) if len(node.inputs) > 2 else None
+    return flag is not None and bool(flag.numpy().all())
+
+
+def unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """Operands that a kernel overwrites as it computes, and that are no copies."""
+    for node in graph:
+        written = list(WRITES_INPUTS.get((node.domain, node.op_type), {}))
+        optimizer = optimizer_of(node)
+        if optimizer is not None:
+            sources = (optimizer.source(o) for o, value in enumerate(node.outputs) if value.name)
+            written += [i for i in sources if i is not None]
+        for i in written:
+            value = node.inputs[i] if i < len(node.inputs) else None
+            if value is not None and not (is_fresh(value) or _is_copy(value)):
+                yield node, value
+
+
+def _is_copy(value: ir.Value) -> bool:
+    """A sum of one operand, which is computed into a buffer of its own."""
+    node = value.producer()
+    return node is not None and node.op_type == "Sum"
+
+
+def _behind_cast(value: ir.Value) -> ir.Value:
+    node = value.producer()
+    if node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+        return node.inputs[0]
+    return value
+
+
+def _is_never(flag: ir.Value | None) -> bool:
+    node = None if flag is None else flag.producer()
+    if node is None or node.op_type != "And":
+        return False
+    one, other = node.inputs
+    return _negates(one, other) or _negates(other, one)
+
+
+def _negates(one: ir.Value | None, other: ir.Value | None) -> bool:
+    node = None if one is None else one.producer()
+    return node is not None and node.op_type == "Not" and node.inputs[0] is other
+
+
+def _is_not(flag: ir.Value | None, conditions: Collection[ir.Value]) -> bool:
+    node = None if flag is None else flag.producer()
+    if node is not None and node.op_type == "Reshape" and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type == "Not" and node.inputs[0] in conditions
+
+
+def _is_negative_zero(tensor: ir.TensorProtocol) -> bool:
+    array = np.asarray(tensor.numpy())
+    return not array.astype(np.float64).any() and bool(np.signbit(array.astype(np.float64)).all())

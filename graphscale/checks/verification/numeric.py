@@ -1,0 +1,264 @@
+"""The measurements: equal values at every loss scale, steps that are skipped, and the rule of the loss scale."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphscale.checks.verification.bench import Bench
+from graphscale.checks.verification.pair import Pair
+from graphscale.checks.verification.random_feeds import Feeder
+from graphscale.checks.verification.states import Roles
+from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, Case, Check, Difference
+from graphscale.errors import VerifyError
+
+__all__ = ["Measured", "measure", "replay"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+POWERS = (1.0, 2.0**10, 2.0**15)
+HUGE = 2.0**126  # of two, and more than most backward passes take
+_MANY = 100  # gradients, from which on each is forced once, not in every way
+# Both graphs round to a small type, of which the unit of float16 is 2**-11; what underflows without a scale is lost in
+# the original alone.
+SMALL_TOLERANCE = 2.0**-7
+_KINDS = (math.nan, math.inf, -math.inf)
+
+
+@dataclasses.dataclass
+class Measured:
+    """What the measurements found; the attributes are those of `VerifyReport`."""
+
+    checks: list[Check] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    counterexample: Case | None = None
+    differences: tuple[Difference, ...] = ()
+    runs: int = 0
+
+    def try_all(self, name: str, cases: Iterator[Case], bench: Bench, what: str) -> None:
+        """Run cases until one goes wrong, and add a check."""
+        count = 0
+        for case in cases:
+            count += 1
+            found = bench.evaluate(case)
+            if found:
+                self.checks.append(Check(name, FAILS, f"{case}: {found[0]}"))
+                if self.counterexample is None:
+                    self.counterexample, self.differences = case, tuple(found)
+                return
+        self.checks.append(Check(name, HOLDS, f"{count} {what}") if count else Check(name, SKIPPED, "nothing to run"))
+
+
+def measure(
+    pair: Pair,
+    roles: Roles,
+    *,
+    runs: int,
+    tolerance: float,
+    seed: int,
+    given: Mapping[str, np.ndarray[Any, Any]],
+    dims: Mapping[str, int],
+    providers: Sequence[Any] | None,
+) -> Measured:
+    """Run both graphs.
+
+    Raises:
+        VerifyError: a graph cannot be run, or the original computes nothing finite on random feeds.
+    """
+    found = Measured()
+    feeder = Feeder(pair, given, dims)
+    found.notes += feeder.notes
+    with contextlib.closing(Bench(pair, roles, providers)) as bench:
+        _measure(bench, feeder, found, runs=runs, tolerance=tolerance, seed=seed)
+    return found
+
+
+def _measure(bench: Bench, feeder: Feeder, found: Measured, *, runs: int, tolerance: float, seed: int) -> None:
+    if bench.replaced:
+        found.notes.append("IsAllFinite, which has no kernel for the CPU, was replaced by standard operators to run it")
+    random = np.random.default_rng(seed)
+    batches = _batches(bench, feeder, runs, random)
+    comparable = _settle_randomness(bench, batches[0], found)
+    if bench.pair.small and bench.pair.alike:
+        tolerance = max(tolerance, SMALL_TOLERANCE)
+        found.notes.append(
+            f"the graph computes in a type smaller than float32: values are compared within {tolerance:g} of the "
+            f"largest element of each tensor{f' and {bench.lost:.1g}, which may underflow' if bench.lost else ''}"
+        )
+    _compare_values(bench, feeder, batches, tolerance, comparable, found)
+    _force(bench, feeder, batches, found)
+    _try_rule(bench, found)
+    found.runs = bench.runs
+    found.notes += _zeros(bench, batches)
+
+
+def replay(pair: Pair, roles: Roles, case: Case, providers: Sequence[Any] | None) -> Measured:
+    """Run one case again."""
+    found = Measured()
+    with contextlib.closing(Bench(pair, roles, providers)) as bench:
+        _check_case(bench, case)
+        if case.kind != "rule":
+            _settle_randomness(bench, case.feeds, found)
+        found.try_all("the case again", iter([case]), bench, "run")
+        found.runs = bench.runs
+    return found
+
+
+def _check_case(bench: Bench, case: Case) -> None:
+    """Refuse a case of other graphs."""
+    if case.kind == "skip" and case.gradient not in bench.gradients:
+        raise VerifyError(f"the case forces a gradient {case.gradient!r}, which the original does not have")
+    wanted = set(bench.oracle.starts()[0])
+    if case.kind != "rule":
+        wanted |= bench.original.required | bench.scaled.required | {state.name for state in bench.pair.states}
+        missing = sorted(wanted - set(case.feeds))
+    else:
+        missing = sorted({value.name or "" for value in bench.roles.scale_states.values()} - set(case.feeds))
+    if missing:
+        raise VerifyError(f"the case holds no value for {missing[0]!r}: it is of other graphs")
+    if case.kind == "rule" and bench.oracle.rule is None:
+        raise VerifyError("the case is of the rule of a dynamic loss scale, and this one is fixed")
+    if case.kind == "skip" and not 0 <= (case.position or 0) < math.prod(bench.shape(case.gradient or "", case.feeds)):
+        raise VerifyError(f"the case forces element {case.position} of {case.gradient!r}, which does not have so many")
+
+
+def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generator) -> list[Arrays]:
+    """Feeds on which the original computes finite gradients."""
+    failure: str | None = None
+    for style in feeder.styles():
+        batches = [feeder.draw(random, style) for _ in range(runs)]
+        try:
+            if all(bench.finite_gradients(batch) for batch in batches):
+                return batches
+            failure = "it computes a loss or gradients that are not finite on random feeds"
+        except VerifyError as error:
+            failure = str(error)
+    raise VerifyError(f"the original could not be tried: {failure}; give real values with --feeds FILE.npz")
+
+
+def _settle_randomness(bench: Bench, feeds: Arrays, found: Measured) -> bool:
+    """See whether the original gives the same twice, and say what follows; whether values can be compared."""
+    if bench.seeds:
+        found.notes.append(
+            f"{bench.seeds} operators that draw random numbers without a seed were given one to run them"
+        )
+    if bench.seeds is not None and _same(bench, feeds):
+        return True
+    bench.original.fresh = bench.scaled.fresh = True
+    if bench.seeds is not None and _same(bench, feeds):
+        found.notes.append("the original draws random numbers from seeds: each run is a session of its own")
+        return True
+    found.notes.append(
+        "the original gives other values in each run on the same feeds (it draws random numbers without a seed): "
+        "values cannot be compared"
+    )
+    return False
+
+
+def _same(bench: Bench, feeds: Arrays) -> bool:
+    one, other = bench.original.run(feeds), bench.original.run(feeds)
+    return all(one.outputs[name].tobytes() == other.outputs[name].tobytes() for name in one.outputs)
+
+
+def _compare_values(
+    bench: Bench, feeder: Feeder, batches: Sequence[Arrays], tolerance: float, comparable: bool, found: Measured
+) -> None:
+    name = "values as in the original"
+    if not comparable:
+        found.checks.append(Check(name, SKIPPED, "they change from run to run"))
+        return
+    if not bench.pair.alike and not tolerance:
+        found.checks.append(Check(name, SKIPPED, "the original is not in the mixed precision of the scaled graph"))
+        return
+    # Without a scale a small type underflows, and float32 does not.
+    scales: tuple[float, ...] = POWERS if bench.pair.alike else POWERS[1:]
+    own = bench.oracle.initial
+    exact = math.frexp(own)[0] == 0.5
+    if not exact and tolerance:
+        scales = (*scales, own)
+    elif not exact:
+        found.notes.append(
+            f"the scale {own:g} of the policy is no power of two: multiplying and dividing by it rounds, so that it is "
+            "compared only within a --tolerance"
+        )
+    tensors = len(bench.gradients) + len(bench.pair.states)
+    bits = f"within {tolerance:g}" if tolerance else "bit for bit"
+    numbers = ", ".join(f"{scale:g}" for scale in scales) + (", 8.5e+37" if bench.roles.all_finite is not None else "")
+    what = f"steps at scales {numbers}: {tensors} gradients and states {bits}"
+
+    def cases() -> Iterator[Case]:
+        starts = bench.oracle.starts()
+        finite = 0
+        for i, batch in enumerate(batches):
+            for k, scale in enumerate(scales):
+                start = bench.oracle.with_scale(starts[(i * len(scales) + k) % len(starts)], scale)
+                yield Case("step", {**batch, **start}, tolerance=tolerance)
+                finite += bench.last_was_finite
+        if not finite:
+            raise VerifyError(
+                "the gradients overflow at every loss scale that was tried; give smaller --feeds FILE.npz"
+            )
+        # A step that overflows by the scale itself is skipped, where steps are skipped at all.
+        for i, start in enumerate(starts if bench.roles.all_finite is not None else ()):
+            feeds = feeder.without_resets(batches[i % len(batches)])
+            yield Case("step", {**feeds, **bench.oracle.with_scale(start, HUGE)}, tolerance=tolerance)
+
+    found.try_all(name, cases(), bench, what)
+
+
+def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measured) -> None:
+    name = "a non-finite gradient is skipped"
+    if bench.roles.all_finite is None:
+        found.checks.append(Check(name, SKIPPED, "a fixed loss scale is not checked: every step is applied"))
+        return
+    lost = [g.name for g in bench.pair.found.gradients if g.name not in bench.gradients]
+    if lost:
+        found.checks.append(Check(name, FAILS, f"the gradient {lost[0]!r} of the original is not in the scaled graph"))
+        return
+
+    many = len(bench.gradients) > _MANY
+
+    def cases() -> Iterator[Case]:
+        starts, count = bench.oracle.starts(), 0
+        for i, batch in enumerate(batches[:1] if many else batches):
+            feeds = feeder.without_resets(batch)
+            for j, gradient in enumerate(bench.gradients):
+                size = math.prod(bench.shape(gradient, feeds))
+                for k, number in enumerate(_KINDS):
+                    if size == 0 or (many and (j - k) % 3):
+                        continue
+                    position = (0, size // 2, size - 1)[(i + k) % 3]
+                    start = starts[count % len(starts)]
+                    # Each start comes with each kind of number in turn.
+                    count += 1
+                    yield Case("skip", {**feeds, **start}, gradient=gradient, number=number, position=position)
+
+    states = len(bench.pair.states)
+    kinds = "nan, inf or -inf" if many else "nan, inf and -inf"
+    what = f"runs, {kinds} in each of {len(bench.gradients)} gradients: {states} states kept, scale lowered"
+    found.try_all(name, cases(), bench, what)
+
+
+def _try_rule(bench: Bench, found: Measured) -> None:
+    name = "the loss scale follows its rule"
+    if bench.oracle.rule is None:
+        found.checks.append(Check(name, SKIPPED, "a fixed loss scale has none"))
+        return
+    names = {value.name for value in bench.roles.scale_states.values()}
+    starts = [{k: v for k, v in start.items() if k in names} for start in bench.oracle.starts()]
+    cases = (Case("rule", start, finite=finite) for start in starts for finite in (True, False))
+    found.try_all(name, cases, bench, f"steps from {len(starts)} states, against {type(bench.pair.policy).__name__}")
+
+
+def _zeros(bench: Bench, batches: Sequence[Arrays]) -> Iterator[str]:
+    """Gradients of which nothing can be seen."""
+    seen = [bench.original.run(batch).outputs for batch in batches]
+    zero = [name for name in bench.gradients if all(name in outputs and not outputs[name].any() for outputs in seen)]
+    if zero:
+        more = f" and {len(zero) - 3} more" if len(zero) > 3 else ""
+        yield f"on these feeds all of {', '.join(map(repr, zero[:3]))}{more} is zero; --feeds FILE.npz gives others"

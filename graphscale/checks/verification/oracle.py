@@ -1,0 +1,152 @@
+"""What the state of a loss scale, and what telemetry tells, must be after a step: by the rule on numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from graphscale.checks.verification.pair import Pair
+from graphscale.checks.verification.states import Roles
+from graphscale.errors import VerifyError
+from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
+from graphscale.passes.nodes.update_rule import initial_values
+from graphscale.policy.dynamic_rule import DynamicRule, ScaleState
+from graphscale.policy.loss_scale import DynamicLossScale
+
+__all__ = ["Oracle"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class Oracle:
+    """The rule of a scaled graph's policy.
+
+    Args:
+        pair: the graphs.
+        roles: the values of the scaled one.
+    """
+
+    def __init__(self, pair: Pair, roles: Roles) -> None:
+        self.roles = roles
+        self.rule: DynamicRule | None = pair.policy.rule if isinstance(pair.policy, DynamicLossScale) else None
+        self.initial = float(pair.policy())
+        self._names = pair.stamp.names
+        self._gradients = tuple(pair.stamp.telemetry.get("gradients", ()))
+
+    def starts(self) -> list[Arrays]:
+        """States to start a step from, by input name; the first is that of the beginning."""
+        rule = self.rule
+        if rule is None:
+            return [self._feeds({LOSS_SCALE: self.initial}, 0)]
+        first = initial_values(rule, rule.initial_state())
+        about_to_grow: dict[str, float] = {GOOD_STEPS: rule.steps_to_growth - 1}
+        variants: list[dict[str, float]] = [
+            {},
+            about_to_grow,
+            {GOOD_STEPS: max(0, rule.steps_to_growth - 2)},
+            {LOSS_SCALE: max(rule.min_loss_scale, float(np.float32(1e-30)))},
+            {LOSS_SCALE: rule.min_loss_scale * 1.25 or 0.75, **about_to_grow},
+            {LOSS_SCALE: _LARGEST / 1.5, **about_to_grow},
+            {LOSS_SCALE: 3.0, GOOD_STEPS: rule.steps_to_growth // 2},
+        ]
+        if rule.counts_hysteresis:
+            variants += [{HYSTERESIS_LEFT: 1, **about_to_grow}, {HYSTERESIS_LEFT: 1}, {HYSTERESIS_LEFT: 2}]
+        if rule.counts_bad_steps:
+            variants += [{BAD_STEPS: (rule.max_consecutive_skips or 1) - 1}, {BAD_STEPS: 1}]
+        return [self._feeds({**first, **variant}, i) for i, variant in enumerate(variants)]
+
+    def with_scale(self, start: Mapping[str, Any], scale: float) -> Arrays:
+        """The same state with another loss scale."""
+        name = self.roles.scale.name or ""
+        return {**start, name: np.asarray(scale, dtype=np.float32)}
+
+    def _feeds(self, values: Mapping[str, float], count: int) -> Arrays:
+        states = self.roles.scale_states or {LOSS_SCALE: self.roles.scale}
+        found = {}
+        for role, state in states.items():
+            found[state.name or ""] = np.asarray(values[role], dtype=_dtype(state))
+        counters = {"steps": 7 + count, "skipped_steps": 3 + count, "consecutive_skips": count, "last_skip_step": 5}
+        for role, state in self.roles.counters.items():
+            found[state.name or ""] = np.asarray(counters[role], dtype=_dtype(state))
+        return found
+
+    def applies(self, feeds: Mapping[str, Any], finite: bool) -> bool:
+        """Whether a step is applied."""
+        if self.rule is None:
+            return finite or self.roles.all_finite is None
+        stuck = self.rule.step(self._state(feeds), finite)[1]
+        return finite or (stuck and self.rule.on_stuck == "accept")
+
+    def after(self, feeds: Mapping[str, Any], finite: bool) -> Arrays:
+        """`{state: next value}` of the loss scale and of the counters."""
+        found: Arrays = {}
+        if self.rule is not None:
+            state = self.rule.step(self._state(feeds), finite)[0]
+            for role, value in self.roles.scale_states.items():
+                found[value.name or ""] = np.asarray(getattr(state, role), dtype=_dtype(value))
+        if self.roles.counters:
+            found |= self._counted(feeds, self.applies(feeds, finite))
+        return found
+
+    def rule_alone(self, feeds: Mapping[str, Any], finite: bool) -> Arrays:
+        """`{role: next value}` of the loss scale, and `stuck` where the policy has that."""
+        assert self.rule is not None
+        state, stuck = self.rule.step(self._state(feeds), finite)
+        found = {
+            role: np.asarray(getattr(state, role), dtype=_dtype(value))
+            for role, value in self.roles.scale_states.items()
+        }
+        return found if self.roles.stuck is None else {**found, "stuck": np.asarray(stuck)}
+
+    def told(self, finite: bool, gradients: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[tuple[str, Any]]:
+        """What outputs tell of a step: their names and values, as far as they are known.
+
+        Args:
+            finite: whether all gradients are finite.
+            gradients: the unscaled gradients of the step by their names in the original.
+        """
+        if self.roles.all_finite is not None:
+            yield self._names["all_finite"], np.asarray(finite)
+        if not self._gradients or any(name not in gradients for name in self._gradients):
+            return
+        arrays = [gradients[name] for name in self._gradients]
+        bad = [i for i, array in enumerate(arrays) if not np.isfinite(array).all()]
+        cause = 0 if not bad else 1 if np.isnan(arrays[bad[0]]).any() else 2
+        yield self._names["cause"], np.asarray(cause, dtype=np.int64)
+        yield self._names["offender"], np.asarray(bad[0] if bad else -1, dtype=np.int64)
+        nonzero, total = sum(np.count_nonzero(a) for a in arrays), max(1, sum(a.size for a in arrays))
+        yield self._names["zero_fraction"], np.float32(1) - np.float32(nonzero) / np.float32(total)
+
+    def _state(self, feeds: Mapping[str, Any]) -> ScaleState:
+        assert self.rule is not None
+        values = {role: feeds[state.name or ""].item() for role, state in self.roles.scale_states.items()}
+        return ScaleState(
+            np.float32(values[LOSS_SCALE]),
+            int(values[GOOD_STEPS]),
+            int(values.get(HYSTERESIS_LEFT, self.rule.hysteresis)),
+            int(values.get(BAD_STEPS, 0)),
+        )
+
+    def _counted(self, feeds: Mapping[str, Any], applied: bool) -> Arrays:
+        now = {role: feeds[state.name or ""].item() for role, state in self.roles.counters.items()}
+        steps = now["steps"] + 1
+        following = {
+            "steps": steps,
+            "skipped_steps": now["skipped_steps"] + (not applied),
+            "consecutive_skips": 0 if applied else now["consecutive_skips"] + 1,
+            "last_skip_step": now["last_skip_step"] if applied else steps,
+        }
+        return {
+            state.name or "": np.asarray(following[role], dtype=_dtype(state))
+            for role, state in self.roles.counters.items()
+        }
+
+
+def _dtype(value: Any) -> Any:
+    if value.dtype is None:
+        raise VerifyError(f"the counter {value.name!r} of the scaled graph has no type")
+    return value.dtype.numpy()

@@ -1,0 +1,347 @@
+"""An original graph and the scaled one that is said to come from it, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from graphscale.analysis.report import GradientReport, PlaceReport, StateReport
+from graphscale.analysis.training_graph import TrainingGraph, analyse
+from graphscale.checks.verification.guards import in_place_nodes, unordered
+from graphscale.errors import (
+    AlreadyScaledError,
+    GraphscaleError,
+    InvalidLossScaleError,
+    ModelFileError,
+    VerifyError,
+    one_line,
+)
+from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
+from graphscale.graph.values import captured_values, describe, main_node, main_nodes, node_name
+from graphscale.passes import Autocast
+from graphscale.passes.guard_in_place import WRITES_INPUTS
+from graphscale.passes.lower_precision import AUTOCAST_KEY
+from graphscale.pipeline import Model, open_copy, prepare, run_passes
+from graphscale.policy.loss_scale import LossScale, get
+
+__all__ = ["Pair", "State", "open_pair", "values_by_name"]
+
+# What a value is called where an inserted one took over its name.
+_SUFFIX = re.compile(r"\.(scaled|unscaled|unguarded)(_\d+)?$")
+_SMALL = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A piece of state that the original carries from step to step.
+
+    Attributes:
+        name: the input that holds it, in both graphs.
+        output: the original's output that is its next value; None where the original writes it in place.
+    """
+
+    name: str
+    output: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Both graphs, and what the analysis says of the original.
+
+    Attributes:
+        original: the original, with what hides the gradient path spelled out, in the mixed precision of the scaled one.
+        scaled: the scaled model.
+        stamp: what it says of itself.
+        policy: its loss scale.
+        found: the analysis of the original.
+        states: what the original carries.
+        nodes: `{node of the original: the same node in the scaled graph}`.
+        lost: nodes of the original that the scaled graph does not have.
+        small: the types smaller than float32 that the scaled graph computes in.
+        alike: whether both compute in the same types.
+        notes: what a user should know.
+    """
+
+    original: ir.Model
+    scaled: ir.Model
+    stamp: Stamp
+    policy: LossScale
+    found: TrainingGraph
+    states: tuple[State, ...]
+    nodes: Mapping[ir.Node, ir.Node]
+    lost: tuple[ir.Node, ...]
+    small: frozenset[ir.DataType]
+    alike: bool
+    notes: tuple[str, ...]
+
+    def counterpart(self, value: ir.Value) -> ir.Value | None:
+        """What the scaled graph's node computes where the original computes a value, or the same input."""
+        node = value.producer()
+        if node is None:
+            return values_by_name(self.scaled.graph).get(value.name or "")
+        other = self.nodes.get(node)
+        index = value.index() or 0
+        return None if other is None or index >= len(other.outputs) else other.outputs[index]
+
+
+def open_pair(
+    original: Model,
+    scaled: Model,
+    *,
+    loss: str | None = None,
+    gradients: Sequence[str] | None = None,
+    updates: Mapping[str, str] | None = None,
+) -> Pair:
+    """Read both graphs, and analyse the original.
+
+    Raises:
+        VerifyError: they do not belong together.
+        AlreadyScaledError: the original carries a loss scale.
+        GraphscaleError: one cannot be read, or the original cannot be analysed.
+    """
+    first, first_name = open_copy(original)
+    second, second_name = open_copy(scaled)
+    if is_scaled(first):
+        raise AlreadyScaledError(f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED")
+    stamp = read_stamp(second.metadata_props, second_name)
+    _check_stamp(stamp, second_name)
+    if "loss" not in stamp.names or "window_finite" in stamp.names:
+        raise VerifyError(
+            f"{second_name} is one of the two models of an artifact folder, which work on one state; verify takes "
+            "single graphs, and artifacts are proved as they are scaled"
+        )
+    policy = _policy(stamp, second_name)
+    prepare(first)
+    _check_order(second.graph, second_name)
+    _check_interface(first.graph, second.graph, stamp, (first_name, second_name))
+    hints = _hints(second.graph, stamp, loss, gradients, updates)
+    alike, notes = _repeat_autocast(first, stamp, hints)
+    found, more = _analyse(first.graph, hints, stamp)
+    nodes = _match(first.graph, second.graph)
+    return Pair(
+        original=first,
+        scaled=second,
+        stamp=stamp,
+        policy=policy,
+        found=found,
+        states=tuple(_states(found)),
+        nodes=nodes,
+        lost=tuple(node for node in first.graph if node not in nodes),
+        small=_small_types(second.graph),
+        alike=alike,
+        notes=(*notes, *more),
+    )
+
+
+def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
+    """All values of a main graph by name."""
+    values = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
+    values.update((v.name, v) for node in graph for v in node.outputs if v.name)
+    return values
+
+
+def _check_stamp(stamp: Stamp, name: str) -> None:
+    """Refuse metadata that are JSON, but not of the form that scaling writes."""
+    report = stamp.report
+    try:
+        for key, kind in (("state", StateReport), ("places", PlaceReport), ("gradients", GradientReport)):
+            for item in report.get(key, ()):
+                kind(**item)
+        autocast = report.get("autocast")
+        if autocast is not None:
+            tuple(autocast[key] for key in ("dtype", "emulate", "casts", "low_nodes", "kept_nodes"))
+        texts: list[tuple[Any, ...]] = [*stamp.state.items(), *stamp.names.items()]
+        texts += [(name,) for name in (*stamp.telemetry.get("gradients", ()), *report.get("missed", ()))]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise VerifyError(f"{name} has damaged graphscale metadata: {one_line(error)}") from error
+    wrong = next((text for pair in texts for text in pair if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise VerifyError(f"{name} has damaged graphscale metadata: {wrong!r} is no name")
+
+
+def _policy(stamp: Stamp, name: str) -> LossScale:
+    try:
+        policy = get(stamp.policy)
+    except InvalidLossScaleError as error:
+        raise VerifyError(f"{name} has damaged graphscale metadata: its policy: {error}") from error
+    if policy is None:
+        raise VerifyError(f"{name} has damaged graphscale metadata: it has no policy")
+    return policy
+
+
+def _check_order(graph: ir.Graph, name: str) -> None:
+    """Refuse a graph that reads what nothing computes, or before it is computed."""
+    owners, done = main_nodes(graph), set[ir.Node]()
+    for node in graph:
+        for value in (*node.inputs, *captured_values(node)):
+            producer = None if value is None else value.producer()
+            if value is None or (producer is not None and main_node(owners, producer) in done):
+                continue
+            if producer is not None or not (value.is_graph_input() or value.is_initializer()):
+                raise ModelFileError(
+                    f"{name} is damaged: {node_name(node)!r} reads {value.name!r} before it is computed"
+                )
+        done.add(node)
+    for value in graph.outputs:
+        if value.producer() is None and not (value.is_graph_input() or value.is_initializer()):
+            raise ModelFileError(f"{name} is damaged: its output {value.name!r} is computed by no node")
+
+
+def _check_interface(original: ir.Graph, scaled: ir.Graph, stamp: Stamp, names: tuple[str, str]) -> None:
+    problem = _misfit(original, scaled, stamp)
+    if problem is not None:
+        raise VerifyError(f"{names[1]} is not {names[0]} scaled: {problem}; pass the original that it was made from")
+
+
+def _misfit(original: ir.Graph, scaled: ir.Graph, stamp: Stamp) -> str | None:
+    inputs = {value.name: value for value in scaled.inputs}
+    for value in original.inputs:
+        if value.name not in inputs:
+            return f"it has no input {describe(value)}"
+        if not _same_type(inputs[value.name], value):
+            return f"its input {describe(inputs[value.name])} is {describe(value)} in the original"
+    outputs = {value.name: value for value in scaled.outputs}
+    # What is written in place is no output of the scaled graph.
+    in_place = {s["input"] for s in stamp.report.get("state", ()) if s.get("output") is None}
+    missing = [value for value in original.outputs if value.name not in outputs]
+    if len(missing) > len(in_place):
+        return f"it has no output {describe(missing[0])}"
+    for value in original.outputs:
+        if value.name in outputs and not _same_type(outputs[value.name], value):
+            return f"its output {describe(outputs[value.name])} is {describe(value)} in the original"
+    known = {node.op_type for node in scaled}
+    strange = next((node.op_type for node in original if node.op_type not in known), None)
+    return None if strange is None else f"the original computes {strange}, and it does not"
+
+
+def _same_type(one: ir.Value, other: ir.Value) -> bool:
+    if one.dtype is not None and other.dtype is not None and one.dtype is not other.dtype:
+        return False
+    return one.shape is None or other.shape is None or tuple(one.shape) == tuple(other.shape)
+
+
+def _hints(
+    graph: ir.Graph, stamp: Stamp, loss: str | None, gradients: Sequence[str] | None, updates: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """What the user said, else what the report of the scaling says that the user said then."""
+    report = stamp.report
+    if loss is None and report.get("loss_found") == "named":
+        loss = report.get("loss")
+    named = {}
+    # What is written in place has the name of the output that it was.
+    written = {
+        n.inputs[0].name: unordered(n.inputs[1]).name for n in in_place_nodes(graph) if n.inputs[0] and n.inputs[1]
+    }
+    for state in report.get("state", ()):
+        output = state.get("output") or written.get(state["input"])
+        if state["how"] == "named" and output:
+            named[output] = state["input"]
+    return {"loss": loss, "gradients": tuple(gradients or ()), "updates": {**named, **(updates or {})}}
+
+
+def _analyse(graph: ir.Graph, hints: dict[str, Any], stamp: Stamp) -> tuple[TrainingGraph, list[str]]:
+    outputs = {value.name for value in graph.outputs}
+    hints = {**hints, "updates": {out: name for out, name in hints["updates"].items() if out in outputs}}
+    try:
+        return analyse(graph, **hints), []
+    except GraphscaleError as error:
+        # The scaling may have been told where the scale enters, or which values are gradients.
+        for extra in _places(stamp), {"gradients": _named_gradients(graph, stamp)}:
+            try:
+                return analyse(graph, **{**hints, **extra}), [
+                    "the analysis of the original needed to be told, as the scaling was, "
+                    + " and ".join(f"{key}={value}" for key, value in extra.items())
+                ]
+            except GraphscaleError:
+                continue
+        raise error
+
+
+def _places(stamp: Stamp) -> dict[str, Any]:
+    places = stamp.report.get("places", ())
+    if len(places) == 1 and places[0].get("node"):
+        return {"seed": f"{places[0]['node']}:{places[0]['input']}"}
+    return {"seed": None}
+
+
+def _named_gradients(graph: ir.Graph, stamp: Stamp) -> tuple[str, ...]:
+    outputs = {value.name for value in graph.outputs}
+    return tuple(g["value"] for g in stamp.report.get("gradients", ()) if g["value"] in outputs)
+
+
+def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Mapping[str, Any]) -> tuple[bool, list[str]]:
+    """Put the original into the mixed precision of the scaled graph, as far as its report tells.
+
+    Returns:
+        whether both compute in the same types, and what a user should know.
+    """
+    told = stamp.report.get("autocast")
+    if told is None or AUTOCAST_KEY in model.metadata_props:
+        return True, []
+    again = Autocast(
+        told["dtype"],
+        told["emulate"],
+        loss=hints["loss"],
+        gradients=hints["gradients"],
+        updates=hints["updates"] or None,
+        target=stamp.target,
+    )
+    trial = model.clone()
+    run_passes(trial, again)
+    assert again.report is not None
+    same = again.report.to_dict()
+    if all(same[key] == told[key] for key in ("casts", "low_nodes", "kept_nodes")):
+        run_passes(model, dataclasses.replace(again))
+        return True, [f"the original was put through the same autocast ({told['dtype']}) before it was compared"]
+    return False, [
+        f"the autocast ({told['dtype']}) of the scaled graph had settings of its own, which are not known; to compare "
+        "values, pass the original after graphscale autocast with these settings"
+    ]
+
+
+def _small_types(graph: ir.Graph) -> frozenset[ir.DataType]:
+    made = {value.dtype for node in graph for value in node.outputs}
+    cast = {node.attributes["to"].as_int() for node in graph if node.op_type == "Cast"}
+    return frozenset(dtype for dtype in _SMALL if dtype in made or dtype in cast)
+
+
+def _states(found: TrainingGraph) -> list[State]:
+    states = {update.input.name or "": update.output.name for update in found.updates}
+    for node in found.accumulators:
+        buffer = node.inputs[0]
+        if buffer is not None and (buffer.is_graph_input() or buffer.is_initializer()):
+            states.setdefault(buffer.name or "", None)
+    for node in found.graph:
+        for i in WRITES_INPUTS.get((node.domain, node.op_type), {}):
+            value = node.inputs[i] if i < len(node.inputs) else None
+            if value is not None and (value.is_graph_input() or value.is_initializer()):
+                states.setdefault(value.name or "", None)
+    return [State(name, output) for name, output in states.items()]
+
+
+def _match(original: ir.Graph, scaled: ir.Graph) -> dict[ir.Node, ir.Node]:
+    """Find each node again: by its name, else by the names of what it computes."""
+    by_name: dict[str, list[ir.Node]] = {}
+    by_output: dict[str, list[ir.Node]] = {}
+    for node in scaled:
+        by_name.setdefault(node.name or "", []).append(node)
+        for value in node.outputs:
+            for name in {value.name or "", _SUFFIX.sub("", value.name or "")}:
+                by_output.setdefault(name, []).append(node)
+    counts = Counter(node.name for node in original)
+    found: dict[ir.Node, ir.Node] = {}
+    for node in original:
+        if node.name and counts[node.name] == 1 and len(by_name.get(node.name, ())) == 1:
+            candidates = by_name[node.name]
+        else:
+            candidates = [other for value in node.outputs if value.name for other in by_output.get(value.name, ())]
+        same = (c for c in candidates if (c.domain, c.op_type) == (node.domain, node.op_type))
+        other = next(same, None)
+        if other is not None:
+            found[node] = other
+    return found

@@ -1,0 +1,280 @@
+"""Private copies of graphs, to look into them and to disturb them, and running them on ONNX Runtime."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.analysis.hazards import ancestors
+from graphscale.checks.verification.pair import values_by_name
+from graphscale.errors import SessionError, VerifyError, one_line
+from graphscale.files import model_files
+from graphscale.graph.builder import Editor, replace_reads
+from graphscale.graph.types import dtype_of
+from graphscale.graph.values import captured_values, uses_of
+from graphscale.operators.rules import MICROSOFT
+from graphscale.session.interface import as_ort_value
+from graphscale.session.loading import device_of, quiet_options
+
+__all__ = ["Copy", "Results", "Runner", "unseeded"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+_CUDA = "CUDAExecutionProvider"
+_LARGE = 2**30  # bytes that are no longer handed over in memory
+PASS = "verify"
+
+
+# Operators that draw random numbers; without a seed ONNX Runtime takes one from the node's place in the graph.
+_RANDOM = frozenset(
+    {"Bernoulli", "BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "Dropout", "Multinomial", "RandomNormal"}
+    | {"RandomNormalLike", "RandomUniform", "RandomUniformLike", "SoftmaxDropout"}
+)
+
+
+def unseeded(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """The nodes that draw random numbers without a seed of their own."""
+    return (node for node in nodes if node.op_type in _RANDOM and "seed" not in node.attributes)
+
+
+class Results(NamedTuple):
+    """What a run gave.
+
+    Attributes:
+        outputs: every output.
+        left: the feeds as the run left them: in-place operators write into the memory that is fed.
+    """
+
+    outputs: Arrays
+    left: Arrays
+
+
+class Copy:
+    """A copy of a model to change.
+
+    Args:
+        model: the model; it is not changed.
+
+    Attributes:
+        model: the copy.
+        values: its values by name, as it was.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model.clone()
+        self.graph = self.model.graph
+        self.values = values_by_name(self.graph)
+        self._editor = Editor(self.graph)
+
+    def feed(self, names: Iterable[str]) -> None:
+        """Let these initializers be fed."""
+        inputs = set(self.graph.inputs)
+        for name in names:
+            value = self.values.get(name)
+            if value is not None and value.is_initializer() and value not in inputs:
+                self.graph.inputs.append(value)
+
+    def show(self, names: Iterable[str]) -> None:
+        """Let these values be outputs, too."""
+        present = {value.name for value in self.graph.outputs}
+        for name in dict.fromkeys(names):
+            if name not in present and name in self.values:
+                value = self.values[name]
+                value.dtype = dtype_of(value) if value.dtype is None else value.dtype
+                self.graph.outputs.append(value)
+
+    def give_seeds(self, seeds: Mapping[str, int]) -> None:
+        """Give random operators a seed: `{name of the first output: seed}`."""
+        for name, seed in seeds.items():
+            node = self.values[name].producer()
+            assert node is not None
+            whole = "Dropout" in node.op_type
+            node.attributes["seed"] = ir.AttrInt64("seed", seed) if whole else ir.AttrFloat32("seed", float(seed))
+
+    def disturb(self, name: str) -> str:
+        """Add an input to a value, before anything reads it; return the input's name. Adding -0.0 changes nothing."""
+        value = self.values[name]
+        uses = uses_of(value)
+        extra = ir.Value(name=self._editor.unique(f"{name}.extra"), type=ir.TensorType(dtype_of(value)))
+        self.graph.inputs.append(extra)
+        producer = value.producer()
+        at = None if producer is None else ("after", producer)
+        outputs = [(f"{name}.disturbed", dtype_of(value), value.shape)]
+        node = self._editor.node(PASS, "Add", [value, extra], outputs, at=at)  # type: ignore[arg-type]
+        replace_reads(value, node.outputs[0], uses)
+        if value.is_graph_output():
+            self._editor.take_over_output(value, node.outputs[0], "undisturbed")
+        return extra.name or ""
+
+    def spell_out_finite_checks(self) -> int:
+        """Replace `IsAllFinite`, which has no kernel for the CPU, by standard operators; return how many there were."""
+        nodes = [n for n in self.graph if (n.domain, n.op_type) == (MICROSOFT, "IsAllFinite")]
+        for node in nodes:
+            flag = node.outputs[0]
+            bad = [self._any_nonfinite(node, value) for value in node.inputs if value is not None]
+            total = self._make("Max", bad, ir.DataType.FLOAT, node)
+            finite = self._make(
+                "Not", [self._make("Cast", [total], ir.DataType.BOOL, node, to=9)], ir.DataType.BOOL, node
+            )
+            is_output = flag.is_graph_output()
+            replace_reads(flag, finite, uses_of(flag))
+            if is_output:
+                self._editor.take_over_output(flag, finite, "kernel")
+            else:
+                name, flag.name = flag.name, f"{flag.name}.kernel"
+                finite.name = name
+            self.values[finite.name or ""] = finite
+            self.graph.remove(node, safe=True)
+        return len(nodes)
+
+    def _any_nonfinite(self, node: ir.Node, value: ir.Value) -> ir.Value:
+        """1.0 if an element is NaN or infinite, else 0.0."""
+        real = ir.DataType.FLOAT
+        if dtype_of(value) not in (real, ir.DataType.DOUBLE):
+            value = self._make("Cast", [value], real, node, to=real)
+        flags = [self._make(op, [value], ir.DataType.BOOL, node) for op in ("IsNaN", "IsInf")]
+        either = self._make("Cast", [self._make("Or", flags, ir.DataType.BOOL, node)], real, node, to=real)
+        return self._make("ReduceSum", [either], real, node, keepdims=0)
+
+    def _make(
+        self, op_type: str, inputs: Sequence[ir.Value], dtype: ir.DataType, node: ir.Node, **attributes: Any
+    ) -> ir.Value:
+        outputs = [(f"{op_type.lower()}", dtype, None)]
+        return self._editor.node(PASS, op_type, inputs, outputs, attributes=attributes, at=("before", node)).outputs[0]
+
+    def cut(self, name: str) -> str:
+        """Let a value be an input instead of being computed; return the input's name."""
+        value = self.values[name]
+        shape = None if value.shape is None else value.shape.copy()
+        fed = ir.Value(name=self._editor.unique(f"{name}.given"), type=ir.TensorType(dtype_of(value)), shape=shape)
+        self.graph.inputs.append(fed)
+        replace_reads(value, fed, uses_of(value))
+        return fed.name or ""
+
+    def keep(self, outputs: Sequence[str]) -> None:
+        """Let these values be the outputs, and keep nothing but what they depend on."""
+        wanted = [self.values[output] for output in outputs]
+        self.graph.outputs.clear()
+        self.graph.outputs.extend(wanted)
+        needed = ancestors(*wanted)
+        self.graph.remove([node for node in self.graph if node not in needed], safe=False)
+        read = {value for node in needed for value in (*node.inputs, *captured_values(node))}
+        kept = [value for value in self.graph.inputs if value in read or value in wanted]
+        self.graph.inputs.clear()
+        self.graph.inputs.extend(kept)
+
+
+class Runner:
+    """A session of ONNX Runtime on a model, without ONNX Runtime's own optimizations.
+
+    Those move constant factors through matrix products, which rounds; whether they do depends on the nodes around, so
+    that equal computations would no longer have equal bits.
+
+    Args:
+        model: the model.
+        providers: execution providers; None for the CPU.
+        fresh: make a new session for each run: random numbers then start from their seeds.
+        what: what to call the model in messages.
+
+    Raises:
+        VerifyError: ONNX Runtime cannot load it.
+    """
+
+    def __init__(self, model: ir.Model, providers: Sequence[Any] | None, what: str, fresh: bool = False) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="graphscale-")
+        self._source = _source(model, Path(self._folder.name))
+        self._providers = list(providers or ["CPUExecutionProvider"])
+        try:
+            self._cuda = device_of(self._providers).name != "cpu"
+        except SessionError as error:
+            raise VerifyError(str(error)) from error
+        self._what = what
+        self.fresh = fresh
+        self.runs = 0
+        self._session: Any = self._open()
+        self.required = {value.name for value in self._session.get_inputs()}
+        self.inputs = set(self.required)
+        self.inputs |= {value.name for value in self._session.get_overridable_initializers()}
+        self.outputs = tuple(value.name for value in self._session.get_outputs())
+        self._written = {n.inputs[0].name for n in model.graph if n.domain == MICROSOFT and n.inputs and n.inputs[0]}
+
+    def run(self, feeds: Mapping[str, Any]) -> Results:
+        """Run once, on copies of the feeds that the model knows.
+
+        Raises:
+            VerifyError: ONNX Runtime fails.
+        """
+        if self.fresh and self.runs:
+            self._session = self._open()
+        self.runs += 1
+        copies = {name: np.array(value) for name, value in feeds.items() if name in self.inputs}
+        try:
+            return self._bound(copies) if self._cuda or _has_bfloat16(copies) else self._plain(copies)
+        except Exception as error:  # ORT's exceptions share no public base class
+            raise VerifyError(f"ONNX Runtime cannot run {self._what}: {one_line(error)}") from error
+
+    def close(self) -> None:
+        """Free the session, and what was written for it."""
+        self._session = None
+        self._folder.cleanup()
+
+    def _plain(self, feeds: Arrays) -> Results:
+        values = self._session.run(list(self.outputs), feeds)
+        # Outputs may share memory with what they were computed from in place.
+        return Results(dict(zip(self.outputs, map(np.array, values), strict=True)), feeds)
+
+    def _bound(self, feeds: Arrays) -> Results:
+        """On a GPU what is fed is written in place only if it lies there."""
+        import onnxruntime as ort
+
+        device = "cuda" if self._cuda else "cpu"
+        held = {}
+        for name, array in feeds.items():
+            on_device = self._cuda and name in self._written
+            held[name] = ort.OrtValue.ortvalue_from_numpy(array, device, 0) if on_device else as_ort_value(name, array)
+        binding = self._session.io_binding()
+        for name, value in held.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in self.outputs:
+            binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        values = binding.copy_outputs_to_cpu()
+        left = {name: np.array(held[name].numpy()) if name in self._written else feeds[name] for name in feeds}
+        return Results(dict(zip(self.outputs, map(np.array, values), strict=True)), left)
+
+    def _open(self) -> Any:
+        import onnxruntime as ort
+
+        options = quiet_options()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = 1
+        source = str(self._source) if isinstance(self._source, Path) else self._source
+        try:
+            return ort.InferenceSession(source, options, providers=self._providers, enable_fallback=0)
+        except Exception as error:  # ORT's exceptions share no public base class
+            missing = "is not a registered function" in str(error) or "NOT_IMPLEMENTED" in str(error)
+            advice = "; run it where onnxruntime-training (or its CUDA build) is, or prove only: --runs 0"
+            raise VerifyError(
+                f"ONNX Runtime {ort.__version__} cannot load {self._what}: {one_line(error)}{advice if missing else ''}"
+            ) from error
+
+
+def _has_bfloat16(feeds: Arrays) -> bool:
+    return any(array.dtype == ml_dtypes.bfloat16 for array in feeds.values())
+
+
+def _source(model: ir.Model, folder: Path) -> Path | bytes:
+    """The model as bytes; with external weights, or large ones, as a file of its own."""
+    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    if any(isinstance(t, ir.ExternalTensor) for t in tensors) or sum(t.nbytes for t in tensors) > _LARGE:
+        path = folder / "model.onnx"
+        ir.save(model, path, format="protobuf", external_data="weights")
+        return path
+    data: bytes = model_files.to_proto(model).SerializeToString()
+    return data

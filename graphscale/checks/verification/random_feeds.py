@@ -1,0 +1,232 @@
+"""Random feeds for a training graph, made from the types of its inputs and from what it does with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.checks.verification.pair import Pair
+from graphscale.checks.verification.private import Copy, Runner
+from graphscale.checks.verification.ranges import axis_length, class_axis, index_limit
+from graphscale.errors import VerifyError
+from graphscale.session.interface import InputSpec
+
+__all__ = ["Feeder"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+_DEFAULT_SIZE = 4
+_FEW = 2  # numbers that are valid indices of nearly every axis
+
+
+@dataclasses.dataclass(frozen=True)
+class _Style:
+    """How numbers are drawn; the first ones are tried first."""
+
+    normal: bool
+    size: float
+    few: bool = False
+
+
+_STYLES = (_Style(True, 0.5), _Style(False, 0.5), _Style(True, 0.05), _Style(True, 0.5, True), _Style(False, 0.5, True))
+
+
+class Feeder:
+    """Draws feeds for the inputs of an original graph, those that its carried state is fed to among them.
+
+    Args:
+        pair: the graphs.
+        given: arrays that stand instead of random ones.
+        dims: sizes of symbolic axes.
+
+    Attributes:
+        names: the inputs.
+        notes: what a user should know.
+
+    Raises:
+        VerifyError: a given array does not fit its input, or an input is no tensor of numbers.
+    """
+
+    def __init__(self, pair: Pair, given: Mapping[str, np.ndarray[Any, Any]], dims: Mapping[str, int]) -> None:
+        graph = pair.original.graph
+        states = {state.name for state in pair.states}
+        self._first = {
+            name: np.array(value.const_value.numpy())
+            for name, value in graph.initializers.items()
+            if name in states and value.const_value is not None
+        }
+        inputs = {value.name or "": value for value in graph.inputs}
+        inputs.update({name: graph.initializers[name] for name in self._first})
+        optional = {name for name in inputs if name in graph.initializers and name not in states}
+        self._values = {name: value for name, value in inputs.items() if name not in optional or name in given}
+        self.names = tuple(self._values)
+        self._given = {name: np.asarray(array) for name, array in given.items() if name in self._values}
+        self._sizes = self._known_sizes(dims)
+        self._resets = _reset_flags(graph)
+        self._positive = self._moments(pair, states)
+        self._limits = self._index_limits()
+        if self._measure_labels(pair.original, dims):
+            self._limits = self._index_limits()
+        self.notes = tuple(self._notes(given, dims))
+
+    def styles(self) -> Iterator[_Style]:
+        """Ways to draw numbers, to be tried in turn until the original computes finite gradients."""
+        return iter(_STYLES)
+
+    def without_resets(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+        """The same feeds, with no flag set that resets in-place accumulators: a reset is no carried state."""
+        return {name: np.zeros_like(array) if name in self._resets else array for name, array in feeds.items()}
+
+    def draw(self, random: np.random.Generator, style: _Style) -> Arrays:
+        """Draw a feed for every input.
+
+        Args:
+            random: where the numbers come from.
+            style: how they are drawn.
+        """
+        found = {}
+        for name, value in self._values.items():
+            if name in self._given:
+                found[name] = self._given[name].copy()
+            elif name in self._first:
+                found[name] = _vary(self._first[name], random)
+            else:
+                found[name] = self._random(name, value, random, style)
+        return found
+
+    def _random(self, name: str, value: ir.Value, random: np.random.Generator, style: _Style) -> Any:
+        dtype, shape = _numpy_dtype(value), self._shape(value)
+        limit = self._limits[name]
+        if dtype == np.bool_:
+            return random.integers(0, 2, shape).astype(np.bool_)
+        if limit is not None:
+            return random.integers(0, min(limit, _FEW) if style.few else limit, shape).astype(dtype)
+        if value.dtype is not None and not value.dtype.is_floating_point():
+            # Numbers that are no indices: a scalar counts something, steps for example.
+            return (random.integers(1, 5, shape) if not shape else random.integers(0, _FEW, shape)).astype(dtype)
+        if name in self._positive or not style.normal:
+            return np.asarray(random.uniform(0.1, 0.1 + 1.6 * style.size, shape)).astype(dtype)
+        return np.asarray(style.size * random.standard_normal(shape)).astype(dtype)
+
+    def _shape(self, value: ir.Value) -> tuple[int, ...]:
+        if value.shape is None:
+            raise VerifyError(
+                f"the input {value.name!r} has no shape; give it a value with --feeds FILE.npz (an array of that name)"
+            )
+        axes = (axis if isinstance(axis, int) else self._sizes.get(axis.value or "") for axis in value.shape)
+        return tuple(_DEFAULT_SIZE if axis is None else axis for axis in axes)
+
+    def _known_sizes(self, dims: Mapping[str, int]) -> dict[str, int]:
+        """The size of every symbolic axis: as said, as in the given arrays, or small."""
+        sizes = dict(dims)
+        for name, array in self._given.items():
+            value = self._values[name]
+            spec = InputSpec(np.dtype(_numpy_dtype(value)), _spec_shape(value, array))
+            problem = spec.misfit(array.dtype, array.shape)
+            if problem is not None:
+                raise VerifyError(f"--feeds: the array {name!r} {problem.replace('the step', 'the graph')}")
+            for axis, length in zip(value.shape or (), array.shape, strict=False):
+                if not isinstance(axis, int) and axis.value and sizes.setdefault(axis.value, length) != length:
+                    raise VerifyError(
+                        f"--feeds: the array {name!r} has {length} along {axis.value!r}, and another has "
+                        f"{sizes[axis.value]}"
+                    )
+        for value in self._values.values():
+            for axis in value.shape or ():
+                if not isinstance(axis, int) and axis.value:
+                    sizes.setdefault(axis.value, _DEFAULT_SIZE)
+        return sizes
+
+    def _index_limits(self) -> dict[str, int | None]:
+        length = axis_length(self._sizes)
+        return {name: index_limit(value, length) for name, value in self._values.items()}
+
+    def _measure_labels(self, model: ir.Model, dims: Mapping[str, int]) -> bool:
+        """Labels with an axis of their own, such as batch times tokens: see of what size the scores are."""
+        changed = False
+        for name, value in self._values.items():
+            free = [axis.value for axis in value.shape or () if not isinstance(axis, int) and axis.value]
+            shared = {
+                axis.value
+                for other in self._values.values()
+                for axis in other.shape or ()
+                if other is not value and not isinstance(axis, int)
+            }
+            if name in self._given or not free or set(free) & shared or set(free) & set(dims):
+                continue
+            for node, index in value.uses():
+                axis, scores = class_axis(node), node.inputs[0]
+                if axis is None or index != 1 or scores is None:
+                    continue
+                copy = Copy(model)
+                copy.keep([scores.name or ""])
+                runner = Runner(copy.model, None, "the forward pass of the original")
+                feeds = self.draw(np.random.default_rng(0), _STYLES[0])
+                shape = list(runner.run(feeds).outputs[scores.name or ""].shape)
+                del shape[axis]
+                sizes = zip(value.shape or (), shape, strict=False)
+                self._sizes.update({a.value: n for a, n in sizes if not isinstance(a, int) and a.value})
+                changed = True
+        return changed
+
+    def _moments(self, pair: Pair, states: set[str]) -> set[str]:
+        """State that the loss does not depend on: moments, and a second moment is never negative."""
+        pending, seen = [pair.found.loss], {pair.found.loss}
+        while pending:
+            node = pending.pop().producer()
+            operands = () if node is None else node.inputs
+            pending += [value for value in operands if value is not None and value not in seen]
+            seen.update(value for value in operands if value is not None)
+        forward = {value.name for value in seen}
+        return {name for name in self._values if name in states and name not in forward}
+
+    def _notes(self, given: Mapping[str, Any], dims: Mapping[str, int]) -> Iterator[str]:
+        unknown = sorted(dim for dim in dims if not any(self._has_dim(v, dim) for v in self._values.values()))
+        if unknown:
+            raise VerifyError(f"--dim {unknown[0]}: no input has an axis of this name")
+        others = [name for name in given if name not in self._values and "/" not in name]
+        if others:
+            yield f"the feeds given hold {', '.join(map(repr, others[:5]))}, which are no inputs of the original"
+        chosen = {name: size for name, size in self._sizes.items() if name not in dims}
+        if chosen and not self._given:
+            text = ", ".join(f"{name}={size}" for name, size in chosen.items())
+            yield f"axes of unknown size were given one: {text} (--dim NAME=SIZE chooses)"
+
+    @staticmethod
+    def _has_dim(value: ir.Value, dim: str) -> bool:
+        return any(not isinstance(axis, int) and axis.value == dim for axis in value.shape or ())
+
+
+def _spec_shape(value: ir.Value, array: np.ndarray[Any, Any]) -> tuple[int | str | None, ...]:
+    if value.shape is None:
+        return tuple(array.shape)
+    found: tuple[int | str | None, ...] = tuple(a if isinstance(a, int) else a.value for a in value.shape)
+    return found
+
+
+def _numpy_dtype(value: ir.Value) -> Any:
+    if value.dtype is None or value.dtype is ir.DataType.STRING:
+        raise VerifyError(f"the input {value.name!r} is no tensor of numbers, which verify cannot feed")
+    return value.dtype.numpy()
+
+
+def _vary(first: np.ndarray[Any, Any], random: np.random.Generator) -> Any:
+    """An initial value, a little changed."""
+    if first.dtype.kind in "biu":
+        return first.copy()
+    noise = 1 + 0.1 * random.standard_normal(first.shape)
+    return np.asarray(first.astype(np.float64) * noise).astype(first.dtype)
+
+
+def _reset_flags(graph: ir.Graph) -> set[str]:
+    """The inputs that tell an in-place accumulator to start anew."""
+    found = set()
+    for node in graph:
+        if node.op_type == "InPlaceAccumulatorV2" and len(node.inputs) > 2 and node.inputs[2] is not None:
+            if node.inputs[2].is_graph_input():
+                found.add(node.inputs[2].name or "")
+    return found

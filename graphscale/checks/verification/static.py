@@ -1,0 +1,286 @@
+"""The proof again, on the scaled graph as it is: what it says of itself is taken for nothing more than names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from graphscale.analysis.degrees import ZERO, Degrees
+from graphscale.analysis.hazards import in_place_writes, unordered_readers
+from graphscale.analysis.proof import prove
+from graphscale.checks.verification.finite_check import noticed_values
+from graphscale.checks.verification.guards import (
+    assigns,
+    in_place_nodes,
+    unguarded,
+    unguarded_write,
+    unordered,
+    unprotected_operands,
+)
+from graphscale.checks.verification.pair import Pair
+from graphscale.checks.verification.states import Roles, find_roles
+from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, Check
+from graphscale.errors import ProofError
+from graphscale.graph.values import captured_values, constant_tensor, node_name, uses_of
+from graphscale.policy.loss_scale import DynamicLossScale
+
+__all__ = ["prove_again"]
+
+_NO_CHECK = "a fixed loss scale is not checked: every step is applied, as in TensorFlow"
+
+
+def prove_again(pair: Pair) -> list[Check]:
+    """Prove the scaled graph, given what the analysis says of the original."""
+    graph = pair.scaled.graph
+    roles, problem = find_roles(pair)
+    if roles is None:
+        return [Check("metadata", FAILS, problem or "", True)]
+    checks = [_row("metadata", _metadata(pair, roles), f"{len(pair.stamp.state)} pairs of state, {len(graph)} nodes")]
+    rule = _rule_nodes(graph, roles)
+    ordering = _ordering_nodes(graph)
+    checks.append(_free_of_scale(pair, roles, rule | ordering))
+    names = ("every gradient checked", "carried state guarded", "update rule")
+    if roles.all_finite is None:
+        checks += [Check(name, SKIPPED, _NO_CHECK, True) for name in names]
+    else:
+        tested = _tested(graph, roles)
+        reached = _unchecked(graph, roles, rule | ordering, tested)
+        checks.append(_row(names[0], reached, f"{len(tested)} gradients reach {roles.all_finite.name!r}"))
+        conditions = _conditions(pair, roles)
+        checks.append(_row(names[1], _guards(pair, roles, conditions), f"{len(pair.states)} states"))
+        dynamic = isinstance(pair.policy, DynamicLossScale)
+        skipped = Check(names[2], SKIPPED, "a fixed loss scale has none", True)
+        what = f"{len(roles.scale_states)} states follow from {roles.all_finite.name!r} and themselves alone"
+        checks.append(_row(names[2], _rule(graph, roles, rule), what) if dynamic else skipped)
+    writes = list(in_place_writes(graph))
+    what = f"{len(writes)} writes, each after all readers"
+    checks.append(_row("in-place writes ordered", list(_late_readers(pair.scaled)), what))
+    return [*checks, _coverage(pair, roles)]
+
+
+def _row(name: str, problems: list[str], what: str) -> Check:
+    if not problems:
+        return Check(name, HOLDS, what, True)
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return Check(name, FAILS, problems[0] + more, True)
+
+
+def _late_readers(model: ir.Model) -> Iterator[str]:
+    """Runtimes take functions apart: what a function reads is then read by nodes of the main graph."""
+    if model.functions:
+        model = model.clone()
+        InlinePass()(model)
+    graph = model.graph
+    for write, readers in unordered_readers(graph):
+        state = write.inputs[0]
+        for reader in readers if state is not None else ():
+            yield f"{node_name(reader)!r} could read {state.name!r} after it was overwritten"  # type: ignore[union-attr]
+
+
+def _metadata(pair: Pair, roles: Roles) -> list[str]:
+    """What sessions take from it must be so: the state to feed back, and no state forgotten."""
+    problems = [f"node {node_name(node)!r} of the original is gone" for node in pair.lost]
+    told = dict(pair.stamp.state)
+    in_place = {s["input"] for s in pair.stamp.report.get("state", ()) if s.get("output") is None}
+    outputs = {value.name for value in pair.scaled.graph.outputs}
+    for name, output in roles.following.items():
+        if output is None and name in pair.stamp.names.values() and name not in roles.written:
+            problems.append(f"the metadata name no next value of {name!r}, and nothing writes it in place")
+        if output is None and name not in in_place and name not in roles.buffers:
+            problems.append(f"the state {name!r} is written in place, and the metadata do not say so")
+        if output is not None and output not in outputs:
+            problems.append(f"the next value {output!r} of {name!r} is gone")
+        if output is not None and told.pop(name, None) != output:
+            problems.append(f"the metadata do not say that {output!r} is the next value of {name!r}")
+    for name, output in told.items():
+        problems.append(f"the metadata call {output!r} the next value of {name!r}, which it is not")
+    moved = {state.output for state in pair.states if state.name in roles.written}
+    for value in pair.found.graph.outputs:
+        if value.name not in outputs | moved:
+            problems.append(f"the output {value.name!r} of the original is gone")
+    for value in (*roles.scale_states.values(), *roles.counters.values()):
+        if not value.is_graph_input() or value.const_value is None:
+            problems.append(f"the state {value.name!r} is not an input with an initial value")
+    known = {value.name for value in pair.found.graph.outputs} | set(roles.following.values()) | roles.told
+    for value in pair.scaled.graph.outputs:
+        if value.name not in known and value is not roles.scaled_loss:
+            problems.append(f"the output {value.name!r} is neither the original's nor one of the scaling")
+    return problems
+
+
+def _free_of_scale(pair: Pair, roles: Roles, aside: frozenset[ir.Node]) -> Check:
+    name, graph = "outputs, state and loss free of the scale", pair.scaled.graph
+    late = any(True for _ in unordered_readers(graph))
+    try:
+        degrees = _prove(pair, roles, aside).values
+    except ProofError as error:
+        if not late or "after it was overwritten" not in str(error):
+            return Check(name, FAILS, str(error), True)
+        return Check(name, SKIPPED, "see: in-place writes ordered", True)
+    for node in in_place_nodes(graph):
+        value = node.inputs[1]
+        if value is not None and degrees.get(unordered(value), 0) not in (0, ZERO):
+            return Check(name, FAILS, f"{node_name(node)!r} writes {value.name!r}, which carries the loss scale", True)
+    return Check(name, HOLDS, f"{len(graph.outputs)} outputs of degree 0 in {roles.scale.name!r}", True)
+
+
+def _prove(pair: Pair, roles: Roles, aside: frozenset[ir.Node]) -> Degrees:
+    loss = pair.counterpart(pair.found.loss)
+    if loss is None:
+        raise ProofError(f"the loss {pair.found.loss.name!r} of the original is not in the graph")
+    exempt = [] if roles.scaled_loss is None else [roles.scaled_loss]
+    return prove(pair.scaled.graph, roles.scale, loss, exempt=exempt, rule_nodes=aside).degrees
+
+
+def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:
+    """What lies between the present and the next state of the loss scale, and the writes of the latter."""
+    found: set[ir.Node] = set()
+    pending = [unordered(value) for role, value in roles.next_values.items() if role in roles.scale_states]
+    pending += [] if roles.stuck is None else [roles.stuck]
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if node is not None and value is not roles.all_finite and node not in found:
+            found.add(node)
+            pending += [operand for operand in (*node.inputs, *captured_values(node)) if operand is not None]
+    states = set(roles.scale_states.values())
+    return frozenset(found | {node for node in in_place_nodes(graph) if node.inputs[0] in states})
+
+
+def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
+    """The selects that only make a write wait, and what nothing else but these reads."""
+    outputs = set(graph.outputs)
+    found: set[ir.Node] = set()
+    for node in reversed(list(graph)):
+        if node.op_type == "Where" and unordered(node.outputs[0]) is not node.outputs[0]:
+            found.add(node)
+            continue
+        readers = {use.node for value in node.outputs for use in uses_of(value)}
+        if readers and readers <= found and not outputs.intersection(node.outputs):
+            # A select hands on its last operand: what computes that is no part of the ordering.
+            handed = {unordered(reader.outputs[0]) for reader in readers}
+            if not handed.intersection(node.outputs):
+                found.add(node)
+    return frozenset(found)
+
+
+def _quotients(graph: ir.Graph, scale: ir.Value) -> Iterator[ir.Value]:
+    symbols = {scale} | {n.outputs[0] for n in graph if n.op_type == "Cast" and n.inputs[0] is scale}
+    for node in graph:
+        if node.op_type == "Div" and node.domain == "" and node.inputs[1] in symbols:
+            yield node.outputs[0]
+
+
+def _tested(graph: ir.Graph, roles: Roles) -> set[ir.Value]:
+    """The unscaled gradients of which the check notices every element that is not finite."""
+    assert roles.all_finite is not None
+    quotients = frozenset(_quotients(graph, roles.scale))
+    return noticed_values(roles.all_finite, quotients) & quotients
+
+
+def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested: set[ir.Value]) -> list[str]:
+    """Whatever the scale reaches, it reaches through a gradient that is checked."""
+    found = {roles.scale}
+    problems: list[str] = []
+    outputs = {value for value in graph.outputs if value is not roles.scaled_loss}
+    for node in graph:
+        if node in aside or node.op_type in ("Shape", "Size"):
+            continue
+        if any(value in found for value in (*node.inputs, *captured_values(node)) if value is not None):
+            found.update(value for value in node.outputs if value not in tested)
+    for value in graph.outputs:
+        if value in outputs & found:
+            problems.append(f"output {value.name!r} depends on a gradient that the finite check may miss")
+    for node in in_place_nodes(graph):
+        written = node.inputs[1]
+        if written is not None and unordered(written) in found and node not in aside:
+            problems.append(f"{node_name(node)!r} writes a gradient that the finite check may miss")
+    return problems
+
+
+def _conditions(pair: Pair, roles: Roles) -> set[ir.Value]:
+    """The flags that say whether a step is applied."""
+    assert roles.all_finite is not None
+    accepts = isinstance(pair.policy, DynamicLossScale) and pair.policy.rule.on_stuck == "accept"
+    if not accepts:
+        return {roles.all_finite}
+    wanted = {roles.all_finite, roles.stuck}
+    return {n.outputs[0] for n in pair.scaled.graph if n.op_type == "Or" and set(n.inputs) == wanted}
+
+
+def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> list[str]:
+    graph = pair.scaled.graph
+    inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
+    outputs = {value.name: value for value in graph.outputs}
+    written = {node.inputs[0].name: node for node in in_place_nodes(graph) if node.inputs[0] is not None}
+    problems = []
+    for state in pair.states:
+        value = inputs.get(state.name)
+        if value is None:
+            problems.append(f"the state {state.name!r} of the original is gone")
+        elif state.name in written:
+            reason = unguarded_write(written[state.name], conditions)
+            problems += [] if reason is None else [f"the state {state.name!r} is not guarded: {reason}"]
+        elif state.output is None or state.output not in outputs:
+            problems.append(f"the next value of {state.name!r} is gone")
+        else:
+            reason = unguarded(outputs[state.output], value, conditions)
+            problems += [] if reason is None else [f"the state {state.name!r} is not guarded: {reason}"]
+    known = {state.name for state in pair.states} | set(roles.following)
+    for name, node in written.items():
+        if name not in known:
+            problems.append(
+                f"{node_name(node)!r} writes {name!r}, which is no state of the original (--update OUT={name})"
+            )
+    for node, value in unprotected_operands(graph):
+        problems.append(f"{node_name(node)!r} may overwrite {value.name!r} whether the step is applied or not")
+    return problems
+
+
+def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node]) -> list[str]:
+    """It reads its own state and the flag alone, and nothing else reads what it gives."""
+    assert roles.all_finite is not None
+    states = set(roles.scale_states.values())
+    problems = []
+    ordering = _ordering_nodes(graph)
+    for node in rule:
+        if node in ordering or node.op_type.startswith("InPlaceAccumulator"):
+            continue
+        for value in node.inputs:
+            if value is None or value in states or value is roles.all_finite or constant_tensor(value) is not None:
+                continue
+            if value.producer() not in rule:
+                problems.append(f"the update rule reads {value.name!r} at {node_name(node)!r}")
+        for value in node.outputs:
+            others = [use.node for use in uses_of(value) if use.node not in rule and use.node not in ordering]
+            if value is not roles.stuck and others:
+                problems.append(f"{node_name(others[0])!r} reads {value.name!r} of the update rule")
+    for role, state in roles.scale_states.items():
+        write = next((n for n in in_place_nodes(graph) if n.inputs[0] is state), None)
+        if role not in roles.next_values:
+            problems.append(f"{state.name!r} has no next value")
+        elif write is not None and not assigns(write):
+            problems.append(f"{node_name(write)!r} does not assign to {state.name!r}")
+    if not any(roles.all_finite in node.inputs for node in rule):
+        problems.append(f"the update rule does not read {roles.all_finite.name!r}")
+    return problems
+
+
+def _coverage(pair: Pair, roles: Roles) -> Check:
+    name, coverage = "backward contractions scaled", pair.found.coverage
+    missed = set(pair.stamp.report.get("missed", ()))
+    try:
+        ordering = _ordering_nodes(pair.scaled.graph) | _rule_nodes(pair.scaled.graph, roles)
+        degrees = _prove(pair, roles, ordering)
+    except ProofError as error:
+        return Check(name, SKIPPED, f"the degrees are not known: {error}", True)
+    lacking = []
+    for node in set(coverage.nodes) - set(coverage.missed):
+        other = pair.nodes.get(node)
+        if other is None or node.graph is not pair.found.graph or node_name(node) in missed:
+            continue
+        if all(degrees.edge(other, i) == 0 for i in range(len(other.inputs))):
+            lacking.append(f"the loss scale does not reach {node_name(other)!r}: what it computes may underflow")
+    return _row(name, sorted(lacking), f"{coverage.covered} of {coverage.total}")

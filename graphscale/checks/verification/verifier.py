@@ -1,0 +1,117 @@
+"""Is a scaled graph right? `graphscale.verify`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphscale.checks.verification.counterexample import load_arrays, load_case
+from graphscale.checks.verification.numeric import Measured, measure
+from graphscale.checks.verification.numeric import replay as replay_case
+from graphscale.checks.verification.pair import open_pair
+from graphscale.checks.verification.states import find_roles
+from graphscale.checks.verification.static import prove_again
+from graphscale.checks.verification.verify_report import Case, VerifyReport
+from graphscale.collector import paused_collector
+from graphscale.errors import VerifyError
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.pipeline import Model
+
+__all__ = ["verify"]
+
+
+@explains_damage
+@paused_collector()
+def verify(
+    original: Model,
+    scaled: Any,
+    *,
+    runs: int = 3,
+    tolerance: float = 0.0,
+    providers: Sequence[Any] | None = None,
+    seed: int = 0,
+    feeds: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    dims: Mapping[str, int] | None = None,
+    loss: str | None = None,
+    gradients: Sequence[str] | None = None,
+    updates: Mapping[str, str] | None = None,
+    replay: Case | str | os.PathLike[str] | None = None,
+) -> VerifyReport:
+    """Verify a scaled graph against the original: by proof, and by running both on ONNX Runtime.
+
+    The proof takes nothing from the metadata of the scaled graph but names; what is carried state, and what is a
+    gradient, comes from an analysis of the original. Then both graphs run on the same feeds: outputs, gradients and
+    next states must have the same bits at loss scales that are powers of two; each gradient in turn is made
+    non-finite, which must leave all state as it was; and the loss scale must follow its rule.
+
+    Args:
+        original: the graph before scaling: a path, an onnx_ir model or a ModelProto.
+        scaled: the graph after scaling: likewise, or what `scale` returned.
+        runs: how many random feeds are tried; 0 for the proof alone.
+        tolerance: how far values may be off, relative to the largest element of a tensor; 0 for the same bits.
+        providers: execution providers, as for `onnxruntime.InferenceSession`; None for the CPU.
+        seed: of the random feeds.
+        feeds: arrays for inputs by name, or an .npz file of them, in place of random ones.
+        dims: sizes for symbolic axes, by name; without one, that of `feeds`, else 4.
+        loss: the name of the loss, if the scaling was told.
+        gradients: names of gradients, if the scaling was told.
+        updates: `{output: input}` of carried state, if the scaling was told.
+        replay: a counterexample, or the file that holds it: run that alone.
+
+    Raises:
+        GraphscaleError: a file cannot be read, the graphs do not belong together, or one cannot be run.
+    """
+    if runs < 0 or not np.isfinite(tolerance) or tolerance < 0:
+        raise VerifyError(f"runs and tolerance are at least 0; got {runs} and {tolerance:g}")
+    given = _arrays(feeds)
+    case = load_case(replay) if isinstance(replay, str | os.PathLike) else replay
+    scaled = getattr(scaled, "model", scaled) if not isinstance(scaled, str | os.PathLike) else scaled
+    _refuse_folders(original, scaled)
+    pair = open_pair(original, scaled, loss=loss, gradients=gradients, updates=updates)
+    roles, problem = find_roles(pair)
+    checks = [] if case is not None else prove_again(pair)
+    if roles is None and case is not None:
+        raise VerifyError(f"the case cannot be run again: {problem}")
+    if roles is None or (runs == 0 and case is None):
+        measured = Measured()
+    elif case is not None:
+        measured = replay_case(pair, roles, case, providers)
+    else:
+        measured = measure(
+            pair,
+            roles,
+            runs=runs,
+            tolerance=tolerance,
+            seed=seed,
+            given=given,
+            dims=dims or {},
+            providers=providers,
+        )
+    return VerifyReport(
+        checks=(*checks, *measured.checks),
+        notes=(*pair.notes, *measured.notes),
+        counterexample=measured.counterexample,
+        differences=measured.differences,
+        runs=measured.runs,
+    )
+
+
+def _arrays(feeds: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, np.ndarray[Any, Any]]:
+    if feeds is None:
+        return {}
+    if isinstance(feeds, Mapping):
+        return {name: np.asarray(array) for name, array in feeds.items()}
+    return load_arrays(feeds)
+
+
+def _refuse_folders(*models: Any) -> None:
+    for model in models:
+        if isinstance(model, str | os.PathLike) and Path(model).is_dir():
+            raise VerifyError(
+                f"{model} is a folder; verify takes two single graphs, ORIGINAL.onnx SCALED.onnx (the two models of an "
+                "artifact folder work on one state, and are proved as they are scaled)"
+            )

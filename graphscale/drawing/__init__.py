@@ -1,5 +1,0 @@
-"""Drawings of training graphs: a page of HTML that needs nothing else."""
-
-from graphscale.drawing.pages import check_page, comparison_page, inspection_page, write_page
-
-__all__ = ["check_page", "comparison_page", "inspection_page", "write_page"]

@@ -1,0 +1,1 @@
+"""Models, tensors and checkpoints on disk."""

@@ -1,0 +1,80 @@
+"""Named arrays in safetensors files: complete or not there at all, and read back with every dtype of ONNX."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from graphscale.errors import ModelFileError
+from graphscale.files import model_files
+
+__all__ = ["read_safetensors", "write_safetensors"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+_DTYPES: dict[str, Any] = {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "U16": np.uint16,
+    "I16": np.int16,
+    "U32": np.uint32,
+    "I32": np.int32,
+    "U64": np.uint64,
+    "I64": np.int64,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F32": np.float32,
+    "F64": np.float64,
+}
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, str]]:
+    """Read a safetensors file.
+
+    Returns:
+        the arrays by name, which cannot be written to, and the file's metadata.
+
+    Raises:
+        ModelFileError: the file is missing, truncated, or of another format.
+    """
+    from safetensors import SafetensorError, deserialize, safe_open
+
+    try:
+        found: list[tuple[str, dict[str, Any]]] = deserialize(Path(path).read_bytes())  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise ModelFileError(f"{path} is damaged, truncated, or no safetensors file: {error}") from error
+    arrays = {}
+    for name, entry in found:
+        if entry["dtype"] not in _DTYPES:
+            raise ModelFileError(f"{path}: the array {name!r} is of dtype {entry['dtype']}, which is not supported")
+        arrays[name] = np.frombuffer(entry["data"], np.dtype(_DTYPES[entry["dtype"]])).reshape(entry["shape"])
+    return arrays, dict(metadata)
+
+
+def write_safetensors(
+    path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str]
+) -> None:
+    """Write a safetensors file atomically: an existing file is replaced only by a complete one, which is on the disk.
+
+    Raises:
+        OutputError: the file cannot be written; an existing one is as it was.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    with model_files.replacing(path) as temporary:
+        try:
+            save_file(whole, temporary, dict(metadata))
+        except SafetensorError as error:
+            raise OSError(str(error)) from error

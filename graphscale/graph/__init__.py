@@ -1,0 +1,1 @@
+"""Walking, building and naming graphs."""

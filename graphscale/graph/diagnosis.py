@@ -1,0 +1,275 @@
+"""What is wrong with a model that made something fail: looked for only then, so that sound models pay nothing.
+
+An unexpected error on a sound model is a defect of graphscale, and stays what it is. On a damaged one it becomes one
+line that says what is damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import google.protobuf.message
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from graphscale.errors import GraphscaleError, ModelFileError, one_line
+from graphscale.graph.stamp import read_stamp
+from graphscale.operators.rules import rule_for
+
+__all__ = ["damage_in", "damage_of", "explains_damage"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+# What ONNX's checker says of operators that it does not know, which are no damage: ONNX Runtime has more of them.
+_UNKNOWN = ("No Op registered", "No opset import", "No schema registered")
+
+
+# What telemetry counts.
+_COUNTED = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step", "cause", "offender", "zero_fraction")
+
+
+def explains_damage(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let a function that takes models, or paths of models or folders, say of damaged ones what is damaged.
+
+    Raises:
+        ModelFileError: an argument is damaged, where the function had raised an error that is none of graphscale's.
+    """
+
+    @functools.wraps(function)
+    def explaining(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except GraphscaleError:
+            raise
+        except Exception as error:
+            damage = damage_in((*args, *kwargs.values()))
+            if damage is not None:
+                raise ModelFileError(damage) from error
+            raise
+
+    return explaining
+
+
+def damage_in(arguments: Iterable[Any]) -> str | None:
+    """What is damaged in the models among some arguments, paths of models and of folders with models included."""
+    for name, model in _models(arguments):
+        damage = damage_of(model)
+        if damage is not None:
+            return f"{name} is damaged: {damage}"
+    return None
+
+
+def _models(arguments: Iterable[Any]) -> Iterator[tuple[str, onnx.ModelProto]]:
+    """The models among some arguments, with what to call them in messages."""
+    for argument in arguments:
+        if isinstance(argument, onnx.ModelProto):
+            yield "the model", argument
+        elif isinstance(argument, ir.Model):
+            with contextlib.suppress(Exception):  # a model that cannot be serialized is looked at by nobody
+                yield "the model", ir.to_proto(argument)
+        elif isinstance(argument, str | os.PathLike):
+            path = Path(os.fspath(argument))
+            with contextlib.suppress(OSError, ValueError, google.protobuf.message.DecodeError):
+                for file in sorted(path.glob("*.onnx")) if path.is_dir() else [path] if path.is_file() else []:
+                    yield str(file), onnx.ModelProto.FromString(file.read_bytes())
+        elif hasattr(argument, "model"):
+            yield from _models((argument.model,))
+
+
+def damage_of(model: onnx.ModelProto) -> str | None:
+    """What is damaged in a model, one line, or None if nothing is seen to be.
+
+    Looked at are, in this order: texts, tensors, operands and results, subgraphs, functions, and what ONNX's checker
+    looks at.
+    """
+    looks = (_texts, _tensors, _nodes, _references, _checker, _functions, _stamp, _ends)
+    return next((damage for look in looks for damage in look(model)), None)
+
+
+def _messages(message: google.protobuf.message.Message, place: str) -> Iterator[tuple[str, Any]]:
+    """A message and all messages in it, with the innermost name around each."""
+    place = getattr(message, "name", "") or place
+    yield str(place), message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for item in value if field.is_repeated else [value]:
+                yield from _messages(item, place)
+
+
+def _texts(model: onnx.ModelProto) -> Iterator[str]:
+    for place, message in _messages(model, "the model"):
+        for field, value in message.ListFields():
+            if field.type == field.TYPE_STRING:
+                for text in value if field.is_repeated else [value]:
+                    if not isinstance(text, str) or not _is_utf8(text):
+                        yield f"a {field.name} in {place!r} is not UTF-8"
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[str]:
+    for place, tensor in _messages(model, "the model"):
+        if not isinstance(tensor, onnx.TensorProto):
+            continue
+        name = tensor.name or place
+        if tensor.data_type not in onnx.TensorProto.DataType.values() or not tensor.data_type:
+            yield f"tensor {name!r} has no data type"
+        elif any(size < 0 for size in tensor.dims):
+            yield f"tensor {name!r} has a negative size"
+        elif tensor.data_location == onnx.TensorProto.EXTERNAL:
+            yield from _external(tensor, name)
+        else:
+            yield from _content(tensor, name)
+
+
+def _external(tensor: onnx.TensorProto, name: str) -> Iterator[str]:
+    keys = {entry.key for entry in tensor.external_data}
+    if "location" not in keys or not keys <= {"location", "offset", "length", "checksum", "basepath"}:
+        yield f"tensor {name!r} does not say where its external data is"
+
+
+def _content(tensor: onnx.TensorProto, name: str) -> Iterator[str]:
+    count = int(np.prod(np.asarray(tensor.dims, dtype=object), dtype=object)) if tensor.dims else 1
+    try:
+        size = onnx.numpy_helper.to_array(tensor).size
+    except Exception as error:  # numpy and onnx raise many kinds for contents that do not fit
+        yield f"the content of tensor {name!r} does not fit its type and shape: {one_line(error)}"
+        return
+    if size != count:
+        yield f"tensor {name!r} holds {size} elements, and its shape is {list(tensor.dims)}"
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[str]:
+    for _, node in _messages(model, "the model"):
+        if not isinstance(node, onnx.NodeProto):
+            continue
+        name = f"{node.op_type} node {node.name or next(iter(node.output), '?')!r}"
+        needed = _needed(node)
+        if len(node.input) < needed or not all(node.input[:needed]):
+            yield f"{name} lacks an operand"
+        if not node.output:
+            yield f"{name} has no result"
+        if node.op_type == "Constant" and len(node.attribute) != 1:
+            yield f"{name} has {len(node.attribute)} attributes; it needs one, its value"
+        yield from _bodies(node, name)
+
+
+def _ends(model: onnx.ModelProto) -> Iterator[str]:
+    """The inputs and outputs of the graph: their types, and that each is there once."""
+    for kind, ends in (("input", model.graph.input), ("output", model.graph.output)):
+        seen: set[str] = set()
+        for value in ends:
+            if value.name in seen:
+                yield f"{kind} {value.name!r} is there twice"
+            seen.add(value.name)
+            if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
+                yield f"{kind} {value.name!r} has no data type"
+            elif not value.type.WhichOneof("value"):
+                yield f"{kind} {value.name!r} has no type"
+
+
+def _references(model: onnx.ModelProto) -> Iterator[str]:
+    """Attributes without a type, and those that refer to attributes of a function, outside of any."""
+    for place, attribute in _messages(model.graph, "the model"):
+        if not isinstance(attribute, onnx.AttributeProto):
+            continue
+        if not attribute.type:
+            yield f"attribute {attribute.name!r} near {place!r} has no type"
+        if attribute.ref_attr_name:
+            yield f"attribute {attribute.name!r} near {place!r} refers to an attribute of a function, and is in none"
+
+
+def _needed(node: onnx.NodeProto) -> int:
+    """How many operands a node needs at least: by ONNX's definition, else by what its degree rule speaks of."""
+    if onnx.defs.has(node.op_type, node.domain):
+        return int(onnx.defs.get_schema(node.op_type, node.domain).min_input)
+    rule = rule_for(node.domain, node.op_type)
+    return 0 if rule is None else 1
+
+
+def _bodies(node: onnx.NodeProto, name: str) -> Iterator[str]:
+    bodies = [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    if node.op_type == "If" and not node.domain:
+        if not {"then_branch", "else_branch"} <= attributes.keys() or not node.input:
+            yield f"{name} lacks a branch or its condition"
+        elif any(len(body.output) != len(node.output) for body in bodies):
+            yield f"{name} and its branches have not as many results"
+    elif node.op_type == "Loop" and not node.domain:
+        carried = len(node.input) - 2
+        fits = bodies and all(len(b.input) == carried + 2 and len(b.output) == len(node.output) + 1 for b in bodies)
+        if carried < 0 or not fits:
+            yield f"{name} and its body do not fit"
+    elif node.op_type == "Scan" and not node.domain:
+        scanned = attributes.get("num_scan_inputs")
+        fits = bodies and all(len(b.input) == len(node.input) and len(b.output) == len(node.output) for b in bodies)
+        if scanned is None or not 0 < scanned.i <= len(node.input) or not fits:
+            yield f"{name} and its body do not fit"
+
+
+def _checker(model: onnx.ModelProto) -> Iterator[str]:
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:  # the checker raises RuntimeError, ValueError and errors of its own
+        text = one_line(str(error).split("==>", maxsplit=1)[0])
+        if not any(unknown in text for unknown in _UNKNOWN):
+            yield text
+
+
+def _stamp(model: onnx.ModelProto) -> Iterator[str]:
+    """Metadata of graphscale's own that names what the graph does not have."""
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if "graphscale.version" not in metadata:
+        return
+    stamp = read_stamp(metadata, "it")
+    graph = model.graph
+    known = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    known.update(output for node in graph.node for output in node.output)
+    roles = ("loss", "loss_scale", *(_COUNTED if stamp.telemetry else ()))
+    for role in roles:
+        if role not in stamp.names:
+            yield f"its metadata does not name the {role.replace('_', ' ')}"
+    for name in stamp.names.values():
+        if name not in known:
+            yield f"its metadata speaks of {name!r}, which the graph does not have"
+    inputs, outputs = ({value.name for value in ends} for ends in (graph.input, graph.output))
+    for name, output in stamp.state.items():
+        if name not in inputs or output not in outputs:
+            yield f"its metadata says that {output!r} is the next {name!r}, and the graph has not both"
+    for value in graph.input:
+        tensor = value.type.tensor_type
+        if value.name in {*stamp.state, *stamp.names.values()} and not (tensor.elem_type and tensor.HasField("shape")):
+            yield f"the state {value.name!r} has no type or no shape"
+
+
+def _functions(model: onnx.ModelProto) -> Iterator[str]:
+    wanted = {(function.domain, function.name): set(function.attribute) for function in model.functions}
+    for _, node in _messages(model, "the model"):
+        if isinstance(node, onnx.NodeProto):
+            missing = wanted.get((node.domain, node.op_type), set()) - {attribute.name for attribute in node.attribute}
+            if missing:
+                yield f"{node.op_type} node {node.name!r} lacks the attribute {min(missing)!r}"
+    for function in model.functions:
+        for _, attribute in _messages(function, function.name):
+            if isinstance(attribute, onnx.AttributeProto) and attribute.ref_attr_name:
+                if attribute.ref_attr_name not in function.attribute:
+                    yield f"function {function.name!r} has no attribute {attribute.ref_attr_name!r}"
+    if model.functions:
+        try:
+            InlinePass()(ir.from_proto(model))
+        except Exception as error:  # onnx_ir raises many kinds for functions that do not fit their calls
+            yield f"its model-local functions cannot be inlined: {one_line(error.__cause__ or error)[:200]}"

@@ -1,0 +1,103 @@
+"""The dtype of a value, also where shape inference stopped at an operator that it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from graphscale.errors import UnsupportedModelError
+from graphscale.graph.values import rule_of, subgraphs
+from graphscale.operators.rules import Kind
+
+__all__ = ["dtype_of", "dtypes_of"]
+
+
+_FLAGS = frozenset({"And", "IsInf", "IsNaN", "Not", "Or", "Xor"})
+_INDICES = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
+
+
+def dtype_of(value: ir.Value) -> ir.DataType:
+    """Return the dtype of a floating-point value: its own, or that of the data it is computed from.
+
+    Raises:
+        UnsupportedModelError: the model does not say, and it cannot be told from the operators.
+    """
+    pending, seen = [value], {value}
+    for current in pending:
+        dtype = _own_dtype(current)
+        if dtype is not None:
+            return dtype
+        for operand in _of_the_same_dtype(current):
+            if operand not in seen:
+                seen.add(operand)
+                pending.append(operand)
+    raise UnsupportedModelError(
+        f"the dtype of value {value.name!r} is not known; run shape inference on the model before scaling it"
+    )
+
+
+def dtypes_of(nodes: Iterable[ir.Node]) -> dict[ir.Value, ir.DataType]:
+    """The dtypes of all results of some nodes, those that can be told, in one pass.
+
+    Args:
+        nodes: in execution order, those of bodies after the node that has them.
+    """
+    found: dict[ir.Value, ir.DataType] = {}
+    for node in nodes:
+        for i, value in enumerate(node.outputs):
+            dtype = value.dtype
+            if dtype is None:
+                dtype = _own_dtype(value)
+            if dtype is None and ((rule := rule_of(node)) is None or rule.has_degree(i)):
+                sources = (found.get(v) or _own_dtype(v) for v in _of_the_same_dtype(value))
+                dtype = next((source for source in sources if source is not None), None)
+            if dtype is not None:
+                found[value] = dtype
+    return found
+
+
+def _own_dtype(value: ir.Value) -> ir.DataType | None:
+    """The dtype that a value, its tensor or the attributes of its node declare."""
+    node = value.producer()
+    if value.dtype is not None:
+        return value.dtype
+    if value.const_value is not None:
+        return value.const_value.dtype
+    if node is None:
+        return None
+    rule = rule_of(node)
+    if node.domain not in ("", "ai.onnx"):
+        return ir.DataType.BOOL if rule is not None and rule.kind is Kind.COMPARE else None
+    if node.op_type in _FLAGS or (rule is not None and rule.kind is Kind.COMPARE):
+        return ir.DataType.BOOL
+    if node.op_type in _INDICES:
+        return ir.DataType.INT64
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes["to"].as_int())
+    if node.op_type == "Constant":
+        tensor = ir.convenience.get_const_tensor(value)
+        return None if tensor is None else tensor.dtype
+    if node.op_type == "ConstantOfShape":
+        fill = node.attributes.get("value")
+        return ir.DataType.FLOAT if fill is None else fill.as_tensor().dtype
+    return None
+
+
+def _of_the_same_dtype(value: ir.Value) -> Iterator[ir.Value]:
+    """The values whose dtype a value has by its operator's definition."""
+    node = value.producer()
+    body = None if node is None else next(iter(subgraphs(node)), None)
+    if node is not None and body is not None:
+        # A Loop's body gives its condition first.
+        yield body.outputs[(value.index() or 0) + (1 if node.op_type == "Loop" else 0)]
+        return
+    rule = None if node is None else rule_of(node)
+    if node is None or rule is None:
+        return
+    if rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE) and node.op_type != "Sign":
+        return
+    for i in rule.operands(len(node.inputs)):
+        operand = node.inputs[i]
+        if operand is not None:
+            yield operand

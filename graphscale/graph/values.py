@@ -1,0 +1,213 @@
+"""Small questions about single values and nodes that every part of the analysis asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.operators.rules import RULES, Kind, Rule
+
+__all__ = [
+    "Use",
+    "captured_values",
+    "constant_tensor",
+    "describe",
+    "is_float",
+    "is_known_zero",
+    "is_scalar",
+    "main_node",
+    "main_nodes",
+    "node_name",
+    "op_name",
+    "operands_of",
+    "present",
+    "read",
+    "rule_of",
+    "subgraphs",
+    "uses_of",
+]
+
+# A constant is read to see whether it is all zeros only where a gradient is added to it; a weight shows a nonzero
+# number among the first few, so that no weight is ever read whole.
+_PROBE = 1024
+
+
+class Use(NamedTuple):
+    """One reader of a value: a node, and the index of its input. Equal to what `ir.Value.uses()` gives."""
+
+    node: ir.Node
+    idx: int
+
+
+def uses_of(value: ir.Value) -> list[Use]:
+    """All readers of a value, in subgraphs too."""
+    return list(value.uses())  # type: ignore[arg-type]
+
+
+def rule_of(node: ir.Node) -> Rule | None:
+    """The degree rule of a node's operator, or None if the operator is unknown."""
+    return RULES.get((node.domain, node.op_type))  # onnx_ir calls the domain ai.onnx ""
+
+
+def read(use: Use) -> ir.Value:
+    """The value that a node reads at an input."""
+    value = use.node.inputs[use.idx]
+    assert value is not None
+    return value
+
+
+def op_name(node: ir.Node) -> str:
+    """The operator with its domain, as in `com.microsoft::ReluGrad`."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def node_name(node: ir.Node) -> str:
+    """What to call a node in a message: its name, else its operator and first output."""
+    if node.name:
+        return node.name
+    output = next((value.name for value in node.outputs if value.name), "?")
+    return f"{op_name(node)} -> {output}"
+
+
+def describe(value: ir.Value) -> str:
+    """A value's name, dtype and shape for messages, as in `fc1.weight FLOAT[10,64]`."""
+    shape = "[?]" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
+    return f"{value.name} {value.dtype.name if value.dtype else '?'}{shape}"
+
+
+_FLOATING = frozenset(dtype for dtype in ir.DataType if dtype.is_floating_point())
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether the value's dtype is a floating-point type; unknown dtypes count as one."""
+    dtype = value.dtype
+    return dtype is None or dtype in _FLOATING
+
+
+def is_scalar(value: ir.Value) -> bool:
+    """Whether the value is known to hold exactly one element (shape [] or all ones)."""
+    if value.shape is None:
+        tensor = constant_tensor(value)
+        return tensor is not None and tensor.size == 1
+    return all(isinstance(d, int) and d == 1 for d in value.shape)
+
+
+_GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
+
+
+def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
+    """The graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
+    attributes = node.attributes.data  # the dict itself: this is asked more often than anything else
+    if not attributes:
+        return ()
+    found: list[ir.Graph] = []
+    for attribute in attributes.values():
+        kind = attribute.type
+        if kind is _GRAPH or kind is _GRAPHS:
+            found.extend([attribute.as_graph()] if kind is _GRAPH else attribute.as_graphs())
+    return found
+
+
+def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
+    """The values of outer scopes that a node's subgraphs read, each once."""
+    bodies = subgraphs(node)
+    if not bodies:
+        return ()
+    found: dict[ir.Value, None] = {}
+    own: set[ir.Graph | ir.Function | None] = set()
+
+    def walk(graph: ir.Graph) -> None:
+        own.add(graph)
+        for inner in graph:
+            found.update((value, None) for value in inner.inputs if value is not None)
+            for body in subgraphs(inner):
+                walk(body)
+        found.update((value, None) for value in graph.outputs)
+
+    for body in bodies:
+        walk(body)
+    return tuple(value for value in found if value.graph not in own)
+
+
+def present(node: ir.Node) -> tuple[ir.Value, ...]:
+    """A node's inputs, without those that are left out."""
+    inputs: Sequence[Any] = node.inputs
+    return tuple(value for value in inputs if value is not None) if None in inputs else tuple(inputs)
+
+
+def operands_of(node: ir.Node) -> tuple[ir.Value, ...]:
+    """What a node reads: its inputs, and what its subgraphs capture."""
+    return (*present(node), *captured_values(node)) if subgraphs(node) else present(node)
+
+
+def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
+    """For each graph nested in a main graph, whose nodes are given, the one of them that it belongs to."""
+    found: dict[ir.Graph, ir.Node] = {}
+
+    def walk(node: ir.Node, owner: ir.Node) -> None:
+        for body in subgraphs(node):
+            found[body] = owner
+            for inner in body:
+                walk(inner, owner)
+
+    for node in nodes:
+        if node.attributes.data:
+            walk(node, node)
+    return found
+
+
+def main_node(owners: Mapping[ir.Graph, ir.Node], node: ir.Node) -> ir.Node:
+    """The node of the main graph in whose subgraphs a node stands, or the node itself; see `main_nodes`."""
+    return owners.get(node.graph, node) if isinstance(node.graph, ir.Graph) else node
+
+
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of a constant: an initializer that is no graph input, or the output of a Constant node."""
+    if value is None:
+        return None
+    if value.is_initializer():
+        return None if value.is_graph_input() else value.const_value
+    node = value.producer()
+    if node is not None and node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        return ir.convenience.get_const_tensor(value)
+    return None
+
+
+def is_known_zero(value: ir.Value | None, depth: int = 16, *, of_finite: bool = True) -> bool:
+    """Whether a value is known to be all zeros: a zero constant, reshaped, expanded or multiplied by anything.
+
+    Args:
+        value: the value.
+        depth: how many nodes to go up.
+        of_finite: taking all numbers for finite; else a product with zero may be NaN.
+    """
+    if value is None:
+        return False
+    tensor = constant_tensor(value)
+    if tensor is not None:
+        return _is_zero_tensor(tensor)
+    node = value.producer()
+    if node is None or depth == 0:
+        return False
+    if node.op_type == "ConstantOfShape":
+        fill = node.attributes.get("value")
+        return fill is None or _is_zero_tensor(fill.as_tensor())
+    rule = rule_of(node)
+    if rule is None or not rule.has_degree(value.index() or 0):
+        return False
+    data = [node.inputs[i] for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
+    if rule.kind is Kind.LINEAR:
+        return bool(data) and all(is_known_zero(operand, depth - 1, of_finite=of_finite) for operand in data)
+    if rule.kind is Kind.PRODUCT and rule.addend is None and of_finite:
+        return any(is_known_zero(operand, depth - 1) for operand in data)
+    return False
+
+
+def _is_zero_tensor(tensor: ir.TensorProtocol) -> bool:
+    if not tensor.dtype.is_floating_point():
+        return False
+    flat = np.ravel(tensor.numpy())
+    return not flat[:_PROBE].any() and not flat.any()

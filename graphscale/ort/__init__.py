@@ -1,0 +1,1 @@
+"""Artifact folders of ONNX Runtime training sessions, and one-file steps made of them."""

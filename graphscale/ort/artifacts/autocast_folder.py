@@ -1,0 +1,93 @@
+"""autocast_artifacts: put the training model of an artifact folder into mixed precision."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from graphscale.errors import TargetError
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, read_folder
+from graphscale.ort.artifacts.output import check_output_folder, new_folder
+from graphscale.ort.artifacts.scale_folder import (
+    repair_versions,
+    scale_artifacts,
+    snapshots_of,
+    sort_others,
+    write_folder,
+)
+from graphscale.passes import Autocast
+from graphscale.passes.casting.cast_report import AutocastReport
+from graphscale.passes.casting.settings import make_settings
+from graphscale.pipeline import prepare, run_passes, small_type
+from graphscale.targets import get_target
+
+__all__ = ["autocast_artifacts"]
+
+
+@explains_damage
+def autocast_artifacts(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None,
+    dtype: str = "float16",
+    *,
+    emulate: bool = False,
+    allow: Iterable[str] = (),
+    deny: Iterable[str] = (),
+    keep: Iterable[str] = (),
+    lists: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    loss_scale: Any = None,
+    loss: str | None = None,
+    target: str = "ort-training",
+    force: bool = False,
+) -> AutocastReport:
+    """Write an artifact folder whose training model computes in mixed precision; parameters stay float32.
+
+    Eval model, optimizer model and checkpoint stay as they are, unless a loss scale is asked for.
+
+    Args:
+        folder: what `onnxruntime.training.artifacts.generate_artifacts` has written.
+        out: the folder to write, complete: other files are copied. None for a dry run.
+        dtype: "float16" or "bfloat16".
+        emulate: as for `graphscale.autocast`.
+        allow: as for `graphscale.autocast`.
+        deny: as for `graphscale.autocast`.
+        keep: as for `graphscale.autocast`.
+        lists: as for `graphscale.autocast`.
+        loss_scale: scale the folder, too, as `scale_artifacts` does; None for no loss scale.
+        loss: the name of the loss; None to find it.
+        target: ort-training or ort-training-cuda.
+        force: replace `out`, even if it is not empty.
+
+    Raises:
+        GraphscaleError: the input is not acceptable; nothing is written.
+    """
+    chosen = get_target(target)
+    if not chosen.in_place:
+        raise TargetError(f"target {target!r} has no training sessions; choose ort-training or ort-training-cuda")
+    settings = make_settings(allow, deny, keep, lists)
+    mixed = Autocast(dtype, emulate, settings, loss, target=target)
+    if loss_scale is not None:
+        scale_artifacts(folder, out, loss_scale, loss=loss, target=target, force=force, autocast=mixed)
+        assert mixed.report is not None
+        return mixed.report
+    written = None if out is None else check_output_folder(Path(folder), out, force)
+    artifacts = read_folder(folder)
+    snapshots, versions = snapshots_of(artifacts), {name: model.ir_version for name, model in artifacts.models()}
+    warnings = [*repair_versions(artifacts, chosen), *prepare(artifacts.training)]
+    run_passes(artifacts.training, mixed)
+    assert mixed.report is not None
+    unchanged = {CHECKPOINT}
+    for name, model in artifacts.models():
+        if name != TRAINING_MODEL and model.ir_version == versions[name]:
+            unchanged.add(name)
+        else:
+            snapshots[name].finish(model, small_type(mixed) if name == TRAINING_MODEL else None)
+    others, left_out = sort_others(artifacts, {})
+    if written is not None:
+        with new_folder(written) as temporary:
+            write_folder(artifacts, {}, others, temporary, unchanged)
+    return dataclasses.replace(mixed.report, warnings=(*warnings, *left_out, *mixed.report.warnings))

@@ -1,0 +1,213 @@
+"""Reading an artifact folder, and checking that its files belong together."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from graphscale.errors import GradientError, ModelFileError, UnsupportedModelError
+from graphscale.files import model_files
+from graphscale.files.ort_checkpoint import Array, Checkpoint, read_checkpoint
+from graphscale.graph.stamp import refuse_scaled
+
+__all__ = [
+    "ARTIFACTS",
+    "CHECKPOINT",
+    "EVAL_MODEL",
+    "LAZY_RESET_GRAD",
+    "OPTIMIZER_MODEL",
+    "TRAINING_MODEL",
+    "ArtifactFolder",
+    "buffer_of",
+    "check_parameters",
+    "holds_artifacts",
+    "holds_external_data",
+    "read_folder",
+]
+
+TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
+CHECKPOINT = "checkpoint"
+ARTIFACTS = (TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL, CHECKPOINT)
+
+# The names that a training session knows the special inputs of a training model by.
+LAZY_RESET_GRAD = "lazy_reset_grad"
+_BUFFER = "_grad.accumulation.buffer"
+
+# What a training session feeds to an optimizer model, by position; some optimizers have fewer moments.
+_OPTIMIZER_INPUTS = ("learning_rate", "step", "params", "gradients")
+_MOMENTS = ("first_order_moments", "second_order_moments")
+
+
+@dataclasses.dataclass
+class ArtifactFolder:
+    """The contents of an artifact folder.
+
+    Attributes:
+        path: the folder.
+        training: the training model.
+        evaluation: the eval model.
+        optimizer: the optimizer model.
+        checkpoint: the parameters.
+    """
+
+    path: Path
+    training: ir.Model
+    evaluation: ir.Model
+    optimizer: ir.Model
+    checkpoint: Checkpoint
+
+    def models(self) -> Iterator[tuple[str, ir.Model]]:
+        """The models by their file names."""
+        yield from ((TRAINING_MODEL, self.training), (EVAL_MODEL, self.evaluation), (OPTIMIZER_MODEL, self.optimizer))
+
+    def others(self) -> Iterator[Path]:
+        """The other files of the folder, those with the models' external weights left out."""
+        weights = {
+            Path(tensor.base_dir, tensor.location).resolve()
+            for _, model in self.models()
+            for tensor in _external_tensors(model)
+        }
+        for file in sorted(self.path.iterdir()):
+            if file.is_file() and file.name not in ARTIFACTS and file.resolve() not in weights:
+                yield file
+
+
+def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
+    values = model.graph.initializers.values()
+    return [value.const_value for value in values if isinstance(value.const_value, ir.ExternalTensor)]
+
+
+def holds_external_data(model: ir.Model) -> bool:
+    """Whether weights of a model are in other files."""
+    return bool(_external_tensors(model))
+
+
+def holds_artifacts(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder with at least one model of a training session in it."""
+    # os.path answers also for names that no file system takes.
+    return any(os.path.isfile(os.path.join(path, name)) for name in (TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL))
+
+
+def buffer_of(parameter: str) -> str:
+    """The name of the buffer in which a parameter's gradient is accumulated."""
+    return parameter + _BUFFER
+
+
+def read_folder(path: str | os.PathLike[str]) -> ArtifactFolder:
+    """Read an artifact folder that is to be scaled.
+
+    Raises:
+        ModelFileError: a file is missing, damaged, or of another model.
+        AlreadyScaledError: the folder carries a loss scale.
+        UnsupportedModelError: no parameter is trained.
+        GradientError: a gradient is not accumulated.
+    """
+    folder = Path(path)
+    if not os.path.isdir(folder):
+        raise ModelFileError(f"{path} is not a folder; pass a folder that generate_artifacts has written")
+    for name in ARTIFACTS:
+        if not (folder / name).is_file():
+            raise ModelFileError(f"{path} has no {name}; a folder of artifacts holds {', '.join(ARTIFACTS)}")
+    loaded = {name: model_files.load(folder / name) for name in ARTIFACTS if name != CHECKPOINT}
+    for name, model in loaded.items():
+        refuse_scaled(model, str(folder / name))
+    checkpoint = read_checkpoint(folder / CHECKPOINT)
+    if checkpoint.nominal:
+        raise UnsupportedModelError(
+            f"{folder / CHECKPOINT} is nominal, it holds no values, so none of the loss scale either; pass a folder "
+            "with a complete checkpoint"
+        )
+    found = ArtifactFolder(folder, loaded[TRAINING_MODEL], loaded[EVAL_MODEL], loaded[OPTIMIZER_MODEL], checkpoint)
+    check_parameters(checkpoint, found.training, str(folder / CHECKPOINT), str(folder / TRAINING_MODEL))
+    _check_training(found)
+    _check_evaluation(found)
+    _check_optimizer(found)
+    return found
+
+
+def check_parameters(checkpoint: Checkpoint, training: ir.Model, name: str, training_name: str) -> None:
+    """Refuse a checkpoint whose parameters are not those of a training model.
+
+    Raises:
+        ModelFileError: with the first parameter that differs.
+    """
+    inputs = {value.name: value for value in training.graph.inputs}
+    for parameter in checkpoint.trainable:
+        if parameter not in inputs:
+            raise ModelFileError(
+                f"{name} has the parameter {parameter!r}, and {training_name} does not; they are of different models"
+            )
+    for parameter, array in checkpoint.parameters.items():
+        if parameter in inputs and not _same_shape(inputs[parameter], array):
+            raise ModelFileError(
+                f"{name} has the parameter {parameter!r} with shape {list(array.shape)} and dtype {array.dtype}, "
+                f"{training_name} has it with shape {inputs[parameter].shape} and dtype {inputs[parameter].dtype}"
+            )
+    for value in training.graph.inputs:
+        parameter = (value.name or "").removesuffix(_BUFFER)
+        if parameter != value.name and parameter not in checkpoint.trainable:
+            raise ModelFileError(f"{training_name} trains {parameter!r}, which is no trainable parameter of {name}")
+
+
+def _same_shape(value: ir.Value, array: Array) -> bool:
+    if value.dtype is not None and value.dtype.numpy() != array.dtype:
+        return False
+    if value.shape is None:
+        return True
+    return len(value.shape) == array.ndim and all(
+        not isinstance(wanted, int) or wanted == size for wanted, size in zip(value.shape, array.shape, strict=True)
+    )
+
+
+def _check_training(folder: ArtifactFolder) -> None:
+    name, trainable = folder.path / TRAINING_MODEL, folder.checkpoint.trainable
+    if not trainable:
+        raise UnsupportedModelError(f"{folder.path / CHECKPOINT} has frozen parameters only: there is no gradient")
+    inputs = {value.name for value in folder.training.graph.inputs}
+    for parameter in trainable:
+        if buffer_of(parameter) not in inputs:
+            raise GradientError(
+                f"{name} does not accumulate the gradient of {parameter!r}: it has no input {buffer_of(parameter)!r}; "
+                "make the folder with onnxruntime.training.artifacts.generate_artifacts"
+            )
+    if LAZY_RESET_GRAD not in inputs:
+        raise GradientError(f"{name} has no input {LAZY_RESET_GRAD!r}, which begins an accumulation of gradients")
+
+
+def _check_evaluation(folder: ArtifactFolder) -> None:
+    """A training session feeds the parameters of the training model to the eval model, by position."""
+    parameters = folder.checkpoint.parameters
+    training, evaluation = (_parameters(model, parameters) for model in (folder.training, folder.evaluation))
+    if list(training) != list(evaluation):
+        differing = sorted(set(training) ^ set(evaluation)) or list(training)
+        raise ModelFileError(
+            f"{folder.path / EVAL_MODEL} is of another model than {folder.path / TRAINING_MODEL}: their parameters "
+            f"differ, as in {differing[0]!r}"
+        )
+    for value in folder.evaluation.graph.inputs:
+        if (value.name or "").endswith(_BUFFER) or value.name == LAZY_RESET_GRAD:
+            raise ModelFileError(f"{folder.path / EVAL_MODEL} is a training model: it has the input {value.name!r}")
+    for name, value in evaluation.items():
+        if not _same_shape(value, parameters[name]):
+            raise ModelFileError(
+                f"{folder.path / EVAL_MODEL} is of another model than {folder.path / TRAINING_MODEL}: it has the "
+                f"parameter {name!r} with shape {value.shape}"
+            )
+
+
+def _parameters(model: ir.Model, parameters: Mapping[str, Array]) -> dict[str, ir.Value]:
+    return {value.name: value for value in model.graph.inputs if value.name is not None and value.name in parameters}
+
+
+def _check_optimizer(folder: ArtifactFolder) -> None:
+    path = folder.path / OPTIMIZER_MODEL
+    names = tuple(value.name for value in folder.optimizer.graph.inputs if not value.is_initializer())
+    if names[:4] != _OPTIMIZER_INPUTS or names[4:] != _MOMENTS[: len(names) - 4]:
+        raise ModelFileError(
+            f"{path} is no optimizer model of a training session: its inputs are {', '.join(map(str, names[:6]))}, "
+            f"not {', '.join(_OPTIMIZER_INPUTS)} and moments"
+        )

@@ -1,0 +1,157 @@
+"""Skipping a step in the optimizer model of an artifact folder."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult
+
+from graphscale.errors import UnsupportedModelError
+from graphscale.graph.builder import Editor, Position, shape_like
+from graphscale.operators.optimizers import Optimizer, optimizer_of
+from graphscale.passes.nodes.finite import all_finite
+from graphscale.targets import Target
+
+__all__ = ["GuardOptimizer"]
+
+NAME = "guard-optimizer"
+CHECK = "check-finite"
+MICROSOFT = "com.microsoft"
+GRADIENTS = "gradients"
+
+# Since this opset an If gives a sequence, and an Identity takes one.
+_SEQUENCE_OPSET = 14
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardOptimizer(InPlacePass):
+    """Let the optimizer do nothing if an accumulated gradient is not finite.
+
+    Before: `clipped = InplaceClipGradNorm(gradients)`
+            `updated = AdamWOptimizer(learning_rate, step, params, clipped, moments_1, moments_2)`
+    After:  `all_finite = Not(IsNaN(Sum(ReduceSum(Mul(SequenceAt(gradients, 0), 0)), ...)))`
+            `clipped = If <then: InplaceClipGradNorm(gradients), else: Identity(gradients)> (all_finite)`
+            `updated = AdamWOptimizer(learning_rate, step, params, clipped, moments_1, moments_2, all_finite)`
+
+    The training session counts a step for the bias correction if the first output, `updated`, is true: a step that is
+    skipped does not count.
+
+    Attributes:
+        count: how many gradients the sequence holds.
+        target: the runtime.
+        name: what to call the model in messages.
+    """
+
+    count: int
+    target: Target
+    name: str = "the optimizer model"
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrite the optimizer model."""
+        graph = model.graph
+        node, optimizer = self._find_optimizer(graph)
+        gradients, clips = self._trace_gradients(graph, node)
+        if clips and graph.opset_imports.get("", 0) < _SEQUENCE_OPSET:
+            raise UnsupportedModelError(
+                f"{self.name} clips gradients in opset {graph.opset_imports.get('', 0)}, where an If cannot give a "
+                f"sequence; make it with opset {_SEQUENCE_OPSET} or later"
+            )
+        editor = Editor(graph)
+        values = [_element(editor, gradients, i) for i in range(self.count)]
+        finite = all_finite(editor, values, self.target, CHECK)
+        for clip in clips:
+            _clip_if(editor, clip, finite)
+        _signal(editor, node, optimizer, finite)
+        graph.sort()
+        return PassResult(model, modified=True)
+
+    def _find_optimizer(self, graph: ir.Graph) -> tuple[ir.Node, Optimizer]:
+        found = [(node, optimizer) for node in graph if (optimizer := optimizer_of(node)) is not None]
+        if [node.op_type for node, _ in found] not in (["AdamWOptimizer"], ["SGDOptimizerV2"]):
+            kinds = ", ".join(node.op_type for node, _ in found) or "none"
+            raise UnsupportedModelError(
+                f"{self.name} needs one optimizer of a training session, which can be told to skip a step "
+                f"(AdamWOptimizer or SGDOptimizerV2); it has: {kinds}"
+            )
+        return found[0]
+
+    def _trace_gradients(self, graph: ir.Graph, node: ir.Node) -> tuple[ir.Value, list[ir.Node]]:
+        """The input `gradients`, and the nodes that clip it on its way to the optimizer."""
+        gradients = next(value for value in graph.inputs if value.name == GRADIENTS)
+        clips: list[ir.Node] = []
+        for operand in node.inputs:
+            path: list[ir.Node] = []
+            value = operand
+            while value is not None and value is not gradients:
+                producer = value.producer()
+                if producer is None or (producer.domain, producer.op_type) != (MICROSOFT, "InplaceClipGradNorm"):
+                    break
+                path.append(producer)
+                value = producer.inputs[0]
+            if value is gradients:
+                clips = path
+                break
+        else:
+            raise UnsupportedModelError(
+                f"the gradients that {node.op_type} {node.name!r} of {self.name} reads cannot be traced to its input "
+                f"{GRADIENTS!r}; only InplaceClipGradNorm may stand between them"
+            )
+        others = [use.node for use in gradients.uses() if use.node is not node and use.node not in clips]
+        if others:
+            raise UnsupportedModelError(
+                f"{others[0].op_type} {others[0].name!r} of {self.name} reads {GRADIENTS!r}, and could change the "
+                "buffers on a skipped step; only InplaceClipGradNorm is known"
+            )
+        return gradients, clips
+
+
+def _element(editor: Editor, sequence: ir.Value, index: int) -> ir.Value:
+    position = editor.constant(f"graphscale/index.{index}", np.asarray(index, dtype=np.int64))
+    dtype = sequence.dtype or ir.DataType.FLOAT
+    return editor.node(CHECK, "SequenceAt", [sequence, position], [(f"gradient.{index}", dtype, None)]).outputs[0]
+
+
+def _clip_if(editor: Editor, clip: ir.Node, finite: ir.Value) -> None:
+    """Let a node that clips in place run on finite gradients alone."""
+    sequence, clipped = clip.inputs[0], clip.outputs[0]
+    assert sequence is not None and clipped.name is not None
+    uses = tuple(clipped.uses())
+
+    def branch(name: str, op_type: str, domain: str, attributes: dict[str, ir.Attr]) -> ir.Graph:
+        output = ir.Value(name=editor.unique(f"{clipped.name}.{name}"), type=clipped.type or sequence.type)
+        node = ir.node(op_type, [sequence], domain=domain, attributes=attributes, outputs=[output])
+        node.name = editor.unique(f"graphscale/{NAME}/{output.name}")
+        # No opset imports of its own: a body has those of the model.
+        return ir.Graph([], [output], nodes=[node], name=f"{clipped.name}.{name}")
+
+    branches = {
+        "then_branch": branch("clip", clip.op_type, clip.domain, dict(clip.attributes)),
+        "else_branch": branch("keep", "Identity", "", {}),
+    }
+    outputs = [(f"{clipped.name}.guarded", ir.DataType.FLOAT, None)]
+    at: Position = ("before", clip)
+    chosen = editor.node(NAME, "If", [finite], outputs, attributes=branches, at=at).outputs[0]
+    chosen.type = clipped.type or sequence.type
+    for node, index in uses:
+        node.replace_input_with(index, chosen)
+    if clipped.is_graph_output():
+        editor.take_over_output(clipped, chosen, "unguarded")
+    editor.graph.remove(clip, safe=True)
+
+
+def _signal(editor: Editor, node: ir.Node, optimizer: Optimizer, finite: ir.Value) -> None:
+    index = optimizer.update_signal
+    assert index is not None
+    at: Position = ("before", node)
+    given = node.inputs[index] if index < len(node.inputs) else None
+    if given is not None:
+        outputs = [("update_signal", ir.DataType.BOOL, shape_like(given))]
+        signal = editor.node(NAME, "And", [given, finite], outputs, at=at).outputs[0]
+    else:
+        shape = editor.constant("graphscale/signal_shape", np.asarray(optimizer.signal_shape, dtype=np.int64))
+        outputs = [("update_signal", ir.DataType.BOOL, ir.Shape(optimizer.signal_shape))]
+        signal = editor.node(NAME, "Reshape", [finite, shape], outputs, at=at).outputs[0]
+    node.resize_inputs(max(len(node.inputs), index + 1))
+    node.replace_input_with(index, signal)

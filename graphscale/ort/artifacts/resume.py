@@ -1,0 +1,94 @@
+"""resume_artifacts: continue the training of a scaled artifact folder from any checkpoint of its model."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from graphscale.errors import ModelFileError
+from graphscale.files import model_files
+from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.stamp import read_stamp
+from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, check_parameters
+from graphscale.ort.artifacts.scale_folder import with_states
+from graphscale.ort.artifacts.window import WINDOW_FINITE
+from graphscale.passes.nodes.update_nodes import STUCK
+from graphscale.passes.nodes.update_rule import initial_values
+from graphscale.policy.loss_scale import DynamicLossScale, get
+
+__all__ = ["ResumedArtifacts", "resume_artifacts"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumedArtifacts:
+    """What a training session of the folder starts from now.
+
+    Attributes:
+        path: the checkpoint that was written.
+        added: the states of the loss scale that the given checkpoint did not hold.
+        loss_scale: the loss scale; None for a fixed one, which is part of the model.
+        good_steps: the good steps since it changed; None for a fixed one.
+        step: the optimizer steps that were applied, which Adam's bias correction counts; None if the checkpoint holds
+            no optimizer state: then moments and count start anew, as they do without a loss scale.
+    """
+
+    path: Path
+    added: tuple[str, ...]
+    loss_scale: float | None
+    good_steps: int | None
+    step: int | None
+
+
+@explains_damage
+def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLike[str]) -> ResumedArtifacts:
+    """Let a scaled artifact folder start from a checkpoint: it becomes the `checkpoint` of the folder.
+
+    A checkpoint that a training session of the folder has saved can be loaded as it is, and continues exactly if it
+    was saved with `include_optimizer_state=True`. This is for scripts that always load the folder's own, and for a
+    checkpoint from before the folder was scaled: it gets the state of the loss scale that it lacks, at its
+    beginning. Parameters, moments, step count and properties are kept.
+
+    Args:
+        folder: what `scale_artifacts` has written.
+        checkpoint: a checkpoint of the same model, scaled or not.
+
+    Raises:
+        ModelFileError: the folder is not scaled, or the checkpoint is damaged or of another model.
+        OutputError: the folder cannot be written.
+    """
+    path = Path(folder, TRAINING_MODEL)
+    training = model_files.load(path)
+    stamp = read_stamp(training.metadata_props, str(path))
+    found = read_checkpoint(checkpoint)
+    if found.nominal:
+        raise ModelFileError(f"{checkpoint} is nominal: it holds no values to start from")
+    check_parameters(found, training, os.fspath(checkpoint), str(path))
+    expected = read_checkpoint(Path(folder, CHECKPOINT))
+    missing = [name for name in expected.trainable if name not in found.trainable]
+    states = _initial_states(stamp.policy, stamp.names)
+    missing += [name for name in expected.frozen if name not in found.frozen and name not in states]
+    if missing:
+        raise ModelFileError(f"{checkpoint} lacks the parameter {missing[0]!r} of {path}; it is of another model")
+    complete = with_states(found, states)
+    written = Path(folder, CHECKPOINT)
+    write_checkpoint(written, complete)
+    groups = list(complete.groups.values())
+    held = {key: float(complete.frozen[name]) for key, name in stamp.names.items() if name in states}
+    return ResumedArtifacts(
+        path=written,
+        added=tuple(name for name in states if name not in found.frozen),
+        loss_scale=held.get("loss_scale"),
+        good_steps=int(held["good_steps"]) if "good_steps" in held else None,
+        step=groups[0].step if groups else None,
+    )
+
+
+def _initial_states(policy: dict[str, object], names: dict[str, str]) -> dict[str, float]:
+    """The states of a loss scale at its beginning, by the names that they have in the model."""
+    loss_scale = get(policy)
+    if not isinstance(loss_scale, DynamicLossScale):
+        return {}
+    values = initial_values(loss_scale.rule, loss_scale.state) | {WINDOW_FINITE: -1.0, STUCK: 0.0}
+    return {names[role]: value for role, value in values.items() if role in names}

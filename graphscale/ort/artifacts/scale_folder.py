@@ -1,0 +1,266 @@
+"""scale_artifacts: put loss scaling into an artifact folder of ONNX Runtime training sessions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.analysis.report import Report
+from graphscale.errors import InvalidLossScaleError, ModelFileError, TargetError
+from graphscale.files import model_files
+from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
+from graphscale.graph.builder import inserted
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.stamp import Stamp
+from graphscale.graph.undo import Snapshot
+from graphscale.ort.artifacts.folder import (
+    CHECKPOINT,
+    OPTIMIZER_MODEL,
+    TRAINING_MODEL,
+    ArtifactFolder,
+    holds_external_data,
+    read_folder,
+)
+from graphscale.ort.artifacts.optimizer_guard import GuardOptimizer
+from graphscale.ort.artifacts.output import check_output_folder, new_folder
+from graphscale.ort.artifacts.training_scaling import ScaledTraining, scale_training_model
+from graphscale.passes import Autocast
+from graphscale.pipeline import needs_preparation, prepare, run_passes, small_type
+from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
+from graphscale.targets import Target, check_versions, get_target
+
+__all__ = [
+    "ScaledArtifacts",
+    "further_checkpoint",
+    "repair_versions",
+    "scale_artifacts",
+    "snapshots_of",
+    "sort_others",
+    "with_states",
+    "write_folder",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledArtifacts:
+    """The result of `scale_artifacts`.
+
+    Attributes:
+        path: the folder that was written; None in a dry run.
+        report: what was found in the training model, and what was done to all models.
+    """
+
+    path: Path | None
+    report: Report
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts, lists, strings and numbers."""
+        return self.report.to_dict()
+
+
+@explains_damage
+def scale_artifacts(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None,
+    loss_scale: Any = "dynamic",
+    *,
+    loss: str | None = None,
+    target: str = "ort-training",
+    skip_nonfinite: bool = False,
+    force: bool = False,
+    autocast: str | Autocast | None = None,
+) -> ScaledArtifacts:
+    """Write an artifact folder with loss scaling in it. Scripts that train with it need no other change.
+
+    The scale is constant within a window of accumulated gradients, which ends where the next one begins: at the first
+    call after `module.lazy_reset_grad()`. The update rule runs there. If a gradient accumulated in the window is not
+    finite, `optimizer.step()` changes nothing. The state is in the checkpoint, as the frozen parameters
+    `current_loss_scale`, `good_steps`, `window_finite` and what else the policy counts: a training session saves and
+    resumes it by itself. Gradient buffers are in no checkpoint, so a window that is interrupted ends there, for the
+    loss scale as for the gradients.
+
+    Args:
+        folder: what `onnxruntime.training.artifacts.generate_artifacts` has written.
+        out: the folder to write, complete: other files are copied. None for a dry run.
+        loss_scale: "dynamic", a number of at least 1, a `LossScale`, or `{"class_name": ..., "config": {...}}`.
+        loss: the name of the loss; None to find it.
+        target: ort-training or ort-training-cuda.
+        skip_nonfinite: skip steps for a fixed loss scale as well, which TensorFlow does not.
+        force: replace `out`, even if it is not empty.
+        autocast: put the training model into mixed precision first: "float16", "bfloat16", or an `Autocast` pass.
+
+    Raises:
+        GraphscaleError: the input is not acceptable; nothing is written.
+    """
+    policy = get(loss_scale)
+    if policy is None:
+        raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
+    chosen = get_target(target)
+    if not chosen.in_place:
+        raise TargetError(f"target {target!r} has no training sessions; choose ort-training or ort-training-cuda")
+    written = None if out is None else check_output_folder(Path(folder), out, force)
+    artifacts = read_folder(folder)
+    snapshots = snapshots_of(artifacts)
+    warnings = repair_versions(artifacts, chosen)
+    mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
+    if mixed is not None:
+        warnings += prepare(artifacts.training)
+        run_passes(artifacts.training, mixed)
+    scaled = _scale_models(artifacts, policy, chosen, loss, skip_nonfinite)
+    others, left_out = sort_others(artifacts, scaled.states)
+    report = dataclasses.replace(
+        scaled.report,
+        warnings=(*warnings, *left_out, *scaled.report.warnings),
+        autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
+    )
+    _stamp(artifacts, scaled, policy, report)
+    for name, model in artifacts.models():
+        snapshots[name].finish(model, small_type(mixed) if name == TRAINING_MODEL else None)
+    if written is not None:
+        with new_folder(written) as temporary:
+            write_folder(artifacts, scaled.states, others, temporary)
+    return ScaledArtifacts(written, report)
+
+
+def snapshots_of(artifacts: ArtifactFolder) -> dict[str, Snapshot]:
+    """Snapshots of all models of a folder, by file name."""
+    found = {}
+    for name, model in artifacts.models():
+        # Of the optimizer model nodes are replaced; it has but a few.
+        snapshot = Snapshot.begin(model, whole=name == OPTIMIZER_MODEL or needs_preparation(model))
+        assert snapshot is not None
+        found[name] = snapshot
+    return found
+
+
+def with_states(checkpoint: Checkpoint, states: Mapping[str, float]) -> Checkpoint:
+    """A checkpoint that also holds these states, where it does not hold them yet."""
+    frozen = dict(checkpoint.frozen)
+    for name, value in states.items():
+        frozen.setdefault(name, np.asarray(value, dtype=np.float32))
+    return dataclasses.replace(checkpoint, frozen=frozen)
+
+
+def repair_versions(artifacts: ArtifactFolder, target: Target) -> list[str]:
+    """Lower an IR version that the runtime cannot load: what the artifacts hold needs none of the newer ones."""
+    warnings = []
+    for name, model in artifacts.models():
+        if model.ir_version > target.max_ir_version:
+            warnings.append(
+                f"{name} has IR version {model.ir_version}, which {target.runs_on} cannot load; it was written with "
+                f"IR version {target.max_ir_version}"
+            )
+            model.ir_version = target.max_ir_version
+        check_versions(model, target)
+    return warnings
+
+
+def _scale_models(
+    artifacts: ArtifactFolder, policy: LossScale, target: Target, loss: str | None, skip_nonfinite: bool
+) -> ScaledTraining:
+    names = {*artifacts.checkpoint.parameters, *_names(artifacts.evaluation.graph)}
+    scaled = scale_training_model(
+        artifacts.training,
+        policy,
+        artifacts.checkpoint.trainable,
+        name=str(artifacts.path / "training_model.onnx"),
+        taken=names,
+        target=target.name,
+        loss=loss,
+        skip_nonfinite=skip_nonfinite,
+    )
+    for name in scaled.states:
+        # A training session feeds all parameters of the training model to the eval model, by position.
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
+        artifacts.evaluation.graph.inputs.append(value)
+    if isinstance(policy, DynamicLossScale) or skip_nonfinite:
+        count = len(artifacts.checkpoint.trainable)
+        GuardOptimizer(count, target, str(artifacts.path / "optimizer_model.onnx"))(artifacts.optimizer)
+    counts = {f"optimizer model: {key}": value for key, value in inserted(artifacts.optimizer.graph).items()}
+    report = dataclasses.replace(scaled.report, inserted={**scaled.report.inserted, **counts})
+    return dataclasses.replace(scaled, report=report)
+
+
+def _names(graph: ir.Graph) -> set[str]:
+    values = [*graph.inputs, *graph.initializers.values()]
+    values += [value for node in graph.all_nodes() for value in node.outputs]
+    return {value.name or "" for value in values}
+
+
+def _stamp(artifacts: ArtifactFolder, scaled: ScaledTraining, policy: LossScale, report: Report) -> None:
+    stamp = Stamp(
+        version=version("graphscale"),
+        policy=json.loads(policy.to_json()),
+        state={},
+        target=str(report.target),
+        names=scaled.names,
+        report=report.to_dict(),
+    )
+    for _, model in artifacts.models():
+        stamp.write(model)
+
+
+def sort_others(
+    artifacts: ArtifactFolder, states: Mapping[str, float]
+) -> tuple[dict[Path, Checkpoint | None], list[str]]:
+    """The other files that go along, with the new content of those that are checkpoints of the model; warnings."""
+    files: dict[Path, Checkpoint | None] = {}
+    warnings = []
+    for file in artifacts.others():
+        checkpoint = further_checkpoint(artifacts, file) if states else None
+        if checkpoint is None or not checkpoint.nominal:
+            files[file] = None if checkpoint is None else with_states(checkpoint, states)
+        else:
+            warnings.append(f"{file.name} is a nominal checkpoint, which cannot hold the loss scale; it was left out")
+    return files, warnings
+
+
+def further_checkpoint(artifacts: ArtifactFolder, file: Path) -> Checkpoint | None:
+    """The checkpoint that a file is, if it is one of this model."""
+    try:
+        checkpoint = read_checkpoint(file) if is_checkpoint(file) else None
+    except (ModelFileError, OSError):
+        return None
+    same = checkpoint is not None and checkpoint.trainable.keys() == artifacts.checkpoint.trainable.keys()
+    return checkpoint if same else None
+
+
+def write_folder(
+    artifacts: ArtifactFolder,
+    states: Mapping[str, float],
+    others: Mapping[Path, Checkpoint | None],
+    folder: Path,
+    unchanged: Collection[str] = (),
+) -> None:
+    """Write all files of a folder: models, checkpoints that also hold these states, and copies of the others.
+
+    Args:
+        artifacts: the models, and the checkpoint.
+        states: what the checkpoint holds besides.
+        others: other files, with the new content of those that have one.
+        folder: where to write; empty.
+        unchanged: the names of files that are copied as they are.
+    """
+    for file, checkpoint in others.items():
+        if checkpoint is None:
+            shutil.copy2(file, folder / file.name)
+        else:
+            write_checkpoint(folder / file.name, checkpoint)
+    for name, model in artifacts.models():
+        if name in unchanged and not holds_external_data(model):
+            shutil.copy2(artifacts.path / name, folder / name)
+        else:
+            model_files.save(model, folder / name)
+    if CHECKPOINT in unchanged:
+        shutil.copy2(artifacts.path / CHECKPOINT, folder / CHECKPOINT)
+    else:
+        write_checkpoint(folder / CHECKPOINT, with_states(artifacts.checkpoint, states))

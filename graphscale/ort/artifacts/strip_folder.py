@@ -1,0 +1,87 @@
+"""strip_artifacts: an artifact folder as it was before graphscale rewrote it, with what it has learned since."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import onnx_ir as ir
+
+from graphscale.errors import ModelFileError
+from graphscale.files import model_files
+from graphscale.files.ort_checkpoint import Checkpoint, read_checkpoint
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.stamp import is_scaled, read_stamp
+from graphscale.ort.artifacts.folder import (
+    CHECKPOINT,
+    EVAL_MODEL,
+    OPTIMIZER_MODEL,
+    TRAINING_MODEL,
+    ArtifactFolder,
+    check_parameters,
+)
+from graphscale.ort.artifacts.output import check_output_folder, new_folder
+from graphscale.ort.artifacts.scale_folder import further_checkpoint, write_folder
+from graphscale.stripping import is_rewritten, strip_in_place
+
+__all__ = ["strip_artifacts"]
+
+_MODELS = (TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL)
+
+
+@explains_damage
+def strip_artifacts(
+    folder: str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False
+) -> tuple[str, ...]:
+    """Write an artifact folder without the loss scale and the mixed precision that graphscale put into it.
+
+    The models are those of the original folder; checkpoints keep parameters, moments and step count, without the state
+    of the loss scale. Other files are copied.
+
+    Args:
+        folder: what `scale_artifacts` or `autocast_artifacts` has written, trained since or not.
+        out: the folder to write, complete.
+        force: replace `out`, even if it is not empty.
+
+    Returns:
+        The names of the models that were stripped.
+
+    Raises:
+        ModelFileError: a file is missing or damaged, or graphscale has not rewritten the folder.
+        OutputError: `out` is not empty, or cannot be written.
+    """
+    path = Path(folder)
+    target = check_output_folder(path, out, force)
+    models = {name: model_files.load(path / name) for name in _MODELS}
+    rewritten = tuple(name for name, model in models.items() if is_rewritten(model))
+    if not rewritten:
+        raise ModelFileError(f"{folder} has nothing to strip: graphscale put neither a loss scale nor casts into it")
+    states = _states(models[TRAINING_MODEL], str(path / TRAINING_MODEL))
+    checkpoint = read_checkpoint(path / CHECKPOINT)
+    check_parameters(checkpoint, models[TRAINING_MODEL], str(path / CHECKPOINT), str(path / TRAINING_MODEL))
+    stripped = {name: strip_in_place(models[name], str(path / name)) for name in rewritten}
+    training, evaluation, optimizer = ({**models, **stripped}[name] for name in _MODELS)
+    found = ArtifactFolder(path, training, evaluation, optimizer, _without(checkpoint, states))
+    others: dict[Path, Checkpoint | None] = {}
+    for file in found.others():
+        further = further_checkpoint(found, file) if states else None
+        others[file] = None if further is None else _without(further, states)
+    unchanged = {name for name in _MODELS if name not in rewritten} | (set() if states else {CHECKPOINT})
+    with new_folder(target) as temporary:
+        write_folder(found, {}, others, temporary, unchanged)
+    return rewritten
+
+
+def _states(training: ir.Model, name: str) -> set[str]:
+    """The frozen parameters that hold the state of the loss scale."""
+    if not is_scaled(training):
+        return set()
+    names = read_stamp(training.metadata_props, name).names
+    inputs = {value.name for value in training.graph.inputs}
+    return {value for role, value in names.items() if role != "loss" and value in inputs}
+
+
+def _without(checkpoint: Checkpoint, states: set[str]) -> Checkpoint:
+    frozen = {name: array for name, array in checkpoint.frozen.items() if name not in states}
+    return dataclasses.replace(checkpoint, frozen=frozen)

@@ -1,0 +1,201 @@
+"""Loss scaling in the training model of an artifact folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Iterable
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from graphscale.analysis.proof import prove
+from graphscale.analysis.report import Report, StateReport
+from graphscale.errors import GradientError, ProofError
+from graphscale.graph.builder import PASS_KEY, inserted, shape_like
+from graphscale.graph.types import dtype_of
+from graphscale.graph.values import captured_values, node_name
+from graphscale.ort.artifacts.folder import buffer_of
+from graphscale.ort.artifacts.window import AccumulationWindow, Window
+from graphscale.passes import CheckFinite, Rewrite, ScaleLoss, UnscaleGradients
+from graphscale.passes.guard_in_place import WRITES_INPUTS, guard_written_input
+from graphscale.policy.loss_scale import LossScale
+
+__all__ = ["ScaledTraining", "scale_training_model"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledTraining:
+    """A training model with loss scaling.
+
+    Attributes:
+        states: `{name: initial value}` of the state, in the order of the model's inputs; none for a fixed scale.
+        names: the names of the loss, the scale and the state, for the stamp.
+        report: what was found and done.
+    """
+
+    states: dict[str, float]
+    names: dict[str, str]
+    report: Report
+
+
+def scale_training_model(
+    model: ir.Model,
+    policy: LossScale,
+    trainable: Collection[str],
+    *,
+    name: str,
+    taken: Collection[str],
+    target: str,
+    loss: str | None,
+    skip_nonfinite: bool,
+) -> ScaledTraining:
+    """Put loss scaling into a training model, in place.
+
+    Args:
+        model: the training model.
+        policy: the loss scale.
+        trainable: the parameters whose gradients are accumulated.
+        name: what to call the model in messages.
+        taken: names that the state must not get.
+        target: the runtime.
+        loss: the name of the loss, or None to find it.
+        skip_nonfinite: guard running statistics for a fixed loss scale as well.
+
+    Raises:
+        GraphscaleError: the model is not acceptable.
+    """
+    nodes_before = len(model.graph)
+    _describe_gradients(model.graph)
+    warnings = _inline(model)
+    ScaleLoss(policy, loss=loss, target=target, skip_nonfinite=skip_nonfinite)(model)
+    UnscaleGradients()(model)
+    statistics = [node for node in model.graph if (node.domain, node.op_type) in WRITES_INPUTS]
+    if statistics:
+        CheckFinite()(model)
+    rewrite = Rewrite.detach(model)
+    _check_accumulated(rewrite, trainable, name)
+    rewrite.attach(model)
+    windows = AccumulationWindow(taken)
+    windows(model)
+    Rewrite.detach(model)
+    if rewrite.all_finite is not None:
+        for node in statistics:
+            for i, o in WRITES_INPUTS[(node.domain, node.op_type)].items():
+                guard_written_input(rewrite, node, i, o, rewrite.all_finite)
+        model.graph.sort()
+    rewrite.bound.order_writes()
+    _prove(model.graph, rewrite, windows.window)
+    report = dataclasses.replace(
+        rewrite.report,
+        warnings=(*warnings, *rewrite.report.warnings),
+        policy=json.loads(policy.to_json()),
+        target=target,
+        nodes_before=nodes_before,
+        nodes_after=len(model.graph),
+        inserted=inserted(model.graph),
+        renamed=dict(rewrite.bound.editor.renamed),
+        state=_state(rewrite, windows.window),
+        proved=True,
+    )
+    held = {} if windows.window is None else windows.window.states
+    states = {value.name or "": number for value, number in held.values()}
+    names = {"loss": rewrite.training_graph.loss.name or ""}
+    names |= {role: value.name or "" for role, (value, _) in held.items()}
+    return ScaledTraining(states, names, report)
+
+
+def _inline(model: ir.Model) -> list[str]:
+    if not model.functions:
+        return []
+    names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
+    InlinePass()(model)
+    return [f"the model-local functions {names} were inlined"]
+
+
+def _describe_gradients(graph: ir.Graph) -> None:
+    """Give the gradients the type and shape that ONNX Runtime leaves out: those of their buffers."""
+    for node in graph:
+        if node.op_type == "InPlaceAccumulatorV2":
+            buffer, gradient = node.inputs[:2]
+            if buffer is not None and gradient is not None and gradient.dtype is None:
+                gradient.type, gradient.shape = ir.TensorType(dtype_of(gradient)), shape_like(buffer)
+
+
+def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) -> None:
+    """Every trainable parameter's gradient is accumulated and scaled, and nothing else is scaled."""
+    accumulated: dict[str, ir.Value] = {}
+    for node in rewrite.training_graph.accumulators:
+        buffer, gradient = node.inputs[:2]
+        if node.op_type == "InPlaceAccumulatorV2" and buffer is not None and gradient is not None:
+            accumulated[buffer.name or ""] = gradient
+    gradients = {gradient.unscaled for gradient in rewrite.gradients}
+    traced = _descendants(rewrite.training_graph.graph, gradients)
+    for parameter in trainable:
+        if accumulated.get(buffer_of(parameter)) not in traced:
+            raise GradientError(
+                f"{name} does not accumulate the gradient of {parameter!r} in {buffer_of(parameter)!r}, or the "
+                "gradient cannot be traced to the loss; make the folder with generate_artifacts"
+            )
+    reach = _ancestors(accumulated.values())
+    for found in rewrite.gradients:
+        if not reach.issuperset(found.checked):
+            raise GradientError(
+                f"{name} does not accumulate the gradient {found.name!r}: nothing would skip a step for it; remove "
+                "the output that shows it"
+            )
+
+
+def _descendants(graph: ir.Graph, values: Collection[ir.Value]) -> set[ir.Value]:
+    found = set(values)
+    for node in graph:
+        if any(operand in found for operand in (*node.inputs, *captured_values(node))):
+            found.update(node.outputs)
+    return found
+
+
+def _ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:
+    pending = list(values)
+    found = set(pending)
+    while pending:
+        node = pending.pop().producer()
+        for operand in node.inputs if node is not None else ():
+            if operand is not None and operand not in found:
+                found.add(operand)
+                pending.append(operand)
+    return found
+
+
+def _prove(graph: ir.Graph, rewrite: Rewrite, window: Window | None) -> None:
+    """Prove the model free of the scale, its statistics guarded, its windows checked, its writes ordered."""
+    marks = {"update-loss-scale", "order-writes"}
+    rule_nodes = frozenset(node for node in graph if node.metadata_props.get(PASS_KEY) in marks)
+    scale = rewrite.bound() if window is None else window.loss_scale
+    gradients = rewrite.checked
+    loss = rewrite.training_graph.loss
+    guarded = [carried.next for carried in rewrite.carried]
+    proof = prove(
+        graph,
+        scale,
+        loss,
+        guarded=guarded,
+        checked=gradients,
+        all_finite=rewrite.all_finite,
+        rule_nodes=rule_nodes,
+    )
+    if window is not None:
+        prove(graph, scale, loss, checked=gradients, all_finite=window.all_finite, rule_nodes=rule_nodes)
+    coverage = rewrite.training_graph.coverage
+    covered = {node_name(node) for node in coverage.nodes} - {node_name(node) for node in coverage.missed}
+    lacking = covered - set(proof.scaled_contractions)
+    if lacking:
+        raise ProofError(f"the scale was planned to reach {sorted(lacking)[0]!r}, and does not")
+
+
+def _state(rewrite: Rewrite, window: Window | None) -> tuple[StateReport, ...]:
+    states = [] if window is None else [value.name or "" for value, _ in window.states.values()]
+    statistics = [carried.input.name or "" for carried in rewrite.carried]
+    return (
+        *(StateReport(name, None, "state of the loss scale") for name in states),
+        *(StateReport(name, None, "written in place") for name in statistics),
+    )

@@ -1,0 +1,168 @@
+"""accumulation-window: one decision of the loss scale for each window of accumulated gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult
+
+from graphscale.errors import InvalidLossScaleError
+from graphscale.graph.builder import replace_reads, shape_like
+from graphscale.graph.types import dtype_of
+from graphscale.graph.values import uses_of
+from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD
+from graphscale.passes.nodes.bound import BoundLossScale
+from graphscale.passes.nodes.finite import all_finite
+from graphscale.passes.nodes.update_nodes import LOSS_SCALE, STUCK
+from graphscale.passes.nodes.update_rule import add_update_rule, initial_values
+from graphscale.passes.rewrite import Rewrite, rewrite_of
+from graphscale.policy.dynamic_rule import DynamicRule
+from graphscale.policy.loss_scale import DynamicLossScale
+
+__all__ = ["AccumulationWindow", "Window", "unused"]
+
+NAME = "accumulation-window"
+UPDATE = "update-loss-scale"
+WINDOW_FINITE = "window_finite"
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What the pass put into a training model.
+
+    Attributes:
+        states: the state by its role, with its initial value: graph inputs without initializers, float32 scalars.
+        loss_scale: the scale throughout the present window.
+        all_finite: whether the gradients accumulated in the window so far are all finite, a scalar bool value.
+        gradients: the accumulated gradients.
+    """
+
+    states: dict[str, tuple[ir.Value, float]]
+    loss_scale: ir.Value
+    all_finite: ir.Value
+    gradients: tuple[ir.Value, ...]
+
+
+@dataclasses.dataclass
+class AccumulationWindow(InPlacePass):
+    """Run the update rule where a window begins, on what the window before left behind.
+
+    Before: `fc_grad = Div(fc_grad.scaled, current_loss_scale)`
+            `fc_grad.accumulation.out = InPlaceAccumulatorV2(fc_grad.accumulation.buffer, fc_grad, lazy_reset_grad)`
+    After:  `updates = And(lazy_reset_grad, window_finite >= 0)`
+            `next_scale, next_count = UpdateLossScale(current_loss_scale, good_steps, window_finite > 0)`
+            `window_loss_scale = Where(updates, next_scale, current_loss_scale)`, written to `current_loss_scale`
+            `fc_grad = Div(fc_grad.scaled, window_loss_scale)`
+            `window_finite` is assigned whether the accumulated gradients are all finite: 1 or 0
+
+    Before the first window `window_finite` is -1. The scale is constant within a window. A non-finite gradient stays
+    in its buffer to the window's end, so that the optimizer model, which looks at the buffers, skips the window.
+
+    Attributes:
+        taken: names that the state must not get: those in the eval model and the checkpoint.
+        window: what was put in, after the pass has run.
+    """
+
+    taken: Collection[str] = ()
+    window: Window | None = None
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrite the training model, in which the loss scale is bound and the gradients are unscaled."""
+        rewrite = rewrite_of(model, NAME, after="unscale-gradients")
+        bound = rewrite.bound
+        policy = bound.policy
+        if not isinstance(policy, DynamicLossScale):
+            return PassResult(model, modified=False)
+        if policy.rule.on_stuck == "accept":
+            raise InvalidLossScaleError(
+                'on_stuck="accept" has no effect in a training session, whose optimizer model sees the gradients '
+                'alone; choose "hold", "flag" or "reset"'
+            )
+        reads = uses_of(bound.loss_scale)
+        values = initial_values(policy.rule, policy.state)
+        states = {role: (state, values[role]) for role, state in bound.states.items()}
+        finite = bound.editor.state(WINDOW_FINITE, np.asarray(-1, dtype=np.float32))
+        states[WINDOW_FINITE] = (finite, -1.0)
+        if policy.rule.on_stuck != "hold":
+            states[STUCK] = (bound.editor.state(STUCK, np.asarray(0, dtype=np.float32)), 0.0)
+        for state, _ in states.values():
+            self._make_plain(bound, state)
+        window_scale = _begin(bound, policy.rule, {role: state for role, (state, _) in states.items()})
+        replace_reads(bound.loss_scale, window_scale, reads)
+        gradients = tuple(_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators)
+        checked = all_finite(bound.editor, gradients, bound.target, NAME)
+        number = bound.editor.node(
+            NAME,
+            "Cast",
+            [checked],
+            [(f"{finite.name}.next", ir.DataType.FLOAT, [])],
+            attributes={"to": ir.DataType.FLOAT},
+        )
+        bound.write_in_place(finite, number.outputs[0], UPDATE)
+        model.graph.sort()
+        self.window = Window(states, window_scale, checked, gradients)
+        return PassResult(model, modified=True)
+
+    def _make_plain(self, bound: BoundLossScale, state: ir.Value) -> None:
+        """Leave the state's value to the checkpoint."""
+        assert state.name is not None
+        del bound.graph.initializers[state.name]
+        state.const_value = None
+        wanted = state.name
+        if wanted in self.taken:
+            state.name = unused(wanted, {*self.taken, *(value.name or "" for value in bound.graph.inputs)})
+            bound.editor.refresh()
+            bound.editor.renamed.append((wanted, state.name))
+
+
+def unused(wanted: str, taken: Collection[str]) -> str:
+    """The name, with a numeric suffix if it is taken."""
+    name, suffix = wanted, 1
+    while name in taken:
+        name, suffix = f"{wanted}_{suffix}", suffix + 1
+    return name
+
+
+def _begin(bound: BoundLossScale, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
+    """Run the update rule if a window begins and there was one before; return the scale of the window."""
+    editor, finite = bound.editor, states[WINDOW_FINITE]
+
+    def make(op_type: str, inputs: list[ir.Value], name: str, dtype: ir.DataType) -> ir.Value:
+        return editor.node(UPDATE, op_type, inputs, [(name, dtype, [])]).outputs[0]
+
+    resets = next(value for value in bound.graph.inputs if value.name == LAZY_RESET_GRAD)
+    shape = editor.constant("graphscale/scalar_shape", np.asarray([], dtype=np.int64))
+    zero = editor.constant("graphscale/no_window", np.asarray(0, dtype=np.float32))
+    flag, real = ir.DataType.BOOL, ir.DataType.FLOAT
+    begins = make("Reshape", [resets, shape], "window_begins", flag)
+    first = make("Less", [finite, zero], "first_window", flag)
+    updates = make("And", [begins, make("Not", [first], "not_first_window", flag)], "updates_loss_scale", flag)
+    was_finite = make("Greater", [finite, zero], "last_window_finite", flag)
+    updated = add_update_rule(editor, bound.model, rule, bound.states, was_finite, UPDATE, in_place=True)
+    following = dict(updated.next)
+    if updated.stuck is not None:
+        number = editor.node(UPDATE, "Cast", [updated.stuck], [("stuck.number", real, [])], attributes={"to": real})
+        following[STUCK] = number.outputs[0]
+    window = {
+        role: make("Where", [updates, value, states[role]], f"window_{role}", real) for role, value in following.items()
+    }
+    for role, value in window.items():
+        bound.write_in_place(states[role], value, UPDATE)
+    return window[LOSS_SCALE]
+
+
+def _accumulated(rewrite: Rewrite, node: ir.Node) -> ir.Value:
+    """The accumulator's second output: its buffer, after the gradient was added."""
+    buffer = node.inputs[0]
+    assert buffer is not None
+    if len(node.outputs) < 2:
+        node.resize_outputs(2)
+    value = node.outputs[1]
+    if not value.name:
+        value.name = rewrite.bound.editor.unique(f"{buffer.name}.sum")
+        value.type = ir.TensorType(dtype_of(buffer))
+        value.shape = shape_like(buffer)
+    return value

@@ -1,0 +1,129 @@
+"""Reading the optimizer model of an artifact folder: which optimizer, with which numbers, after which clipping."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import onnx_ir as ir
+
+from graphscale.errors import UnsupportedModelError
+from graphscale.graph.values import node_name
+from graphscale.operators.rules import MICROSOFT
+
+__all__ = ["AdamW", "Optimizer", "Sgd", "read_optimizer"]
+
+_CLIP = "InplaceClipGradNorm"
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+    """The attributes of `com.microsoft.AdamWOptimizer`, with its defaults."""
+
+    alpha: float = 0.9
+    beta: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 1e-2
+    adam_mode: int = 0
+    correct_bias: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Sgd:
+    """`com.microsoft.SGDOptimizerV2` has no attributes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """What an optimizer model does with the gradients.
+
+    Attributes:
+        rule: the optimizer.
+        max_norms: the gradients are clipped to these global norms before, one after the other.
+    """
+
+    rule: AdamW | Sgd
+    max_norms: tuple[float, ...] = ()
+
+
+def read_optimizer(model: ir.Model, name: str) -> Optimizer:
+    """Read an optimizer model.
+
+    Args:
+        model: the optimizer model.
+        name: its path, for messages.
+
+    Raises:
+        UnsupportedModelError: it has an operator other than AdamWOptimizer, SGDOptimizerV2 and InplaceClipGradNorm,
+            or feeds them in another way than `generate_artifacts` does.
+    """
+    nodes = tuple(model.graph)
+    optimizers = [node for node in nodes if node.domain == MICROSOFT and node.op_type in _RULES]
+    if len(optimizers) != 1:
+        raise UnsupportedModelError(
+            f"{name} has {len(optimizers)} optimizer operators; one is needed, AdamWOptimizer or SGDOptimizerV2"
+        )
+    node = optimizers[0]
+    roles = _RULES[node.op_type]
+    for index, operand in enumerate(node.inputs):
+        role = roles[index] if index < len(roles) else None
+        if role is None and operand is not None:
+            raise UnsupportedModelError(
+                f"{name} steers {node_name(node)!r} with the update signal {operand.name!r}, which a fused step "
+                "decides by itself; fuse the folder as generate_artifacts wrote it"
+            )
+        if role is not None and role != "gradients" and (operand is None or operand.name != role):
+            given = "nothing" if operand is None else repr(operand.name)
+            raise UnsupportedModelError(f"{name}: {node_name(node)!r} reads {given} where {role!r} is expected")
+    clips = _clips(node.inputs[roles.index("gradients")], name)
+    others = [other for other in nodes if other is not node and other not in clips]
+    if others:
+        raise UnsupportedModelError(
+            f"{name}: fuse knows AdamWOptimizer, SGDOptimizerV2 and InplaceClipGradNorm, and not "
+            f"{others[0].op_type} (node {node_name(others[0])!r})"
+        )
+    rule = AdamW(**_attributes(node)) if node.op_type == "AdamWOptimizer" else Sgd()
+    if isinstance(rule, AdamW) and (rule.adam_mode, rule.correct_bias) not in {(0, 1), (1, 0), (1, 1)}:
+        raise UnsupportedModelError(
+            f"{name}: ONNX Runtime has no AdamWOptimizer with adam_mode {rule.adam_mode} and correct_bias "
+            f"{rule.correct_bias}"
+        )
+    return Optimizer(rule, tuple(_max_norm(clip) for clip in reversed(clips)))
+
+
+# What each optimizer reads, by the names that ONNX Runtime prescribes for the optimizer model's inputs.
+_RULES = {
+    "AdamWOptimizer": (
+        "learning_rate",
+        "step",
+        "params",
+        "gradients",
+        "first_order_moments",
+        "second_order_moments",
+    ),
+    "SGDOptimizerV2": ("learning_rate", "params", "gradients"),
+}
+
+
+def _attributes(node: ir.Node) -> dict[str, Any]:
+    return {key: attribute.value for key, attribute in node.attributes.items()}
+
+
+def _clips(gradients: ir.Value | None, name: str) -> list[ir.Node]:
+    """The clipping operators between the input `gradients` and the optimizer, the last one first."""
+    found: list[ir.Node] = []
+    while gradients is not None and not gradients.is_graph_input():
+        node = gradients.producer()
+        if node is None or (node.domain, node.op_type) != (MICROSOFT, _CLIP):
+            operator = "no operator" if node is None else f"{node.op_type} (node {node_name(node)!r})"
+            raise UnsupportedModelError(f"{name}: the optimizer's gradients come from {operator}, not from {_CLIP}")
+        found.append(node)
+        gradients = node.inputs[0]
+    if gradients is None or gradients.name != "gradients":
+        raise UnsupportedModelError(f"{name}: the optimizer's gradients do not come from the input 'gradients'")
+    return found
+
+
+def _max_norm(node: ir.Node) -> float:
+    attribute = node.attributes.get("max_norm")
+    return 1.0 if attribute is None else attribute.as_float()

@@ -1,0 +1,187 @@
+"""Trained weights back into a model that uses them: an inference model, or a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.errors import GraphscaleError, ModelFileError
+from graphscale.files import model_files
+from graphscale.files.ort_checkpoint import Checkpoint, OptimizerGroup, is_checkpoint, read_checkpoint, write_checkpoint
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.ort.fusing.step import MOMENTS, STEP
+from graphscale.ort.fusing.weights import read_weights
+
+__all__ = ["ExportedWeights", "WeightsError", "export_weights"]
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+# What ONNX Runtime calls its only group of parameters, and its learning rate where none was set.
+_GROUP, _LEARNING_RATE = "group0", 0.001
+
+
+class WeightsError(GraphscaleError):
+    """The trained weights do not fit the model they shall go into."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedWeights:
+    """The result of `export_weights`.
+
+    Attributes:
+        written: the names of the weights, and moments, that were written.
+        kept: weights of the destination that the source does not have; empty unless that was allowed.
+        unused: arrays of the source that the destination has no use for, such as moments and the loss scale.
+        destination: the model or the checkpoint with the trained weights.
+    """
+
+    written: tuple[str, ...]
+    kept: tuple[str, ...]
+    unused: tuple[str, ...]
+    destination: ir.Model | Checkpoint
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model or the checkpoint atomically.
+
+        Raises:
+            OutputError: the folder does not exist, or cannot be written.
+        """
+        if isinstance(self.destination, Checkpoint):
+            write_checkpoint(model_files.check_output(path), self.destination)
+        else:
+            model_files.save(self.destination, path)
+
+
+@explains_damage
+def export_weights(
+    source: str | os.PathLike[str] | Mapping[str, Any], destination: str | os.PathLike[str], *, partial: bool = False
+) -> ExportedWeights:
+    """Put trained weights into an inference model or a checkpoint. The files given are not changed.
+
+    Weights go by name. In a model, its initializers get new values, and inputs that the source has a weight for (the
+    parameters of an eval model) become initializers. In a checkpoint the parameters do, and, if the source has the
+    moments and the step counter of a fused step, the optimizer's state, so that a training session goes on from there.
+
+    Args:
+        source: `{name: array}`, such as `Session.state_dict()`; a .npz or .safetensors file of it; or a training step
+            whose initializers hold the weights.
+        destination: an inference model, or a checkpoint of a training session.
+        partial: let weights of the destination that the source does not have keep their values.
+
+    Raises:
+        WeightsError: names, shapes or dtypes do not match.
+        ModelFileError: a file is missing, damaged, or of another format.
+    """
+    if isinstance(source, Mapping):
+        arrays, name = {key: np.asarray(value) for key, value in source.items()}, "the weights given"
+    else:
+        arrays, name = read_weights(source), os.fspath(source)
+    try:
+        found = is_checkpoint(destination)
+    except OSError as error:
+        raise ModelFileError(f"cannot read {destination}: {error.strerror or error}") from error
+    target = os.fspath(destination)
+    if found:
+        return _into_checkpoint(arrays, read_checkpoint(destination), name, target, partial)
+    return _into_model(arrays, model_files.load(destination), name, target, partial)
+
+
+def _into_model(arrays: Arrays, model: ir.Model, source: str, target: str, partial: bool) -> ExportedWeights:
+    graph = model.graph
+    weights = {key: v for key, v in graph.initializers.items() if key in arrays or _is_weight(v)}
+    weights.update({v.name: v for v in graph.inputs if v.name is not None and v.name in arrays})
+    kept = _kept(weights, arrays, source, target, partial)
+    written = [key for key in weights if key in arrays]
+    for key in written:
+        value, tensor = weights[key], ir.tensor(arrays[key], name=key)
+        shape = None if value.shape is None else tuple(value.shape)
+        _check(key, (value.dtype, shape), (tensor.dtype, tuple(arrays[key].shape)), source, target)
+        value.const_value = tensor
+        value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(arrays[key].shape)
+        if not value.is_initializer():
+            graph.inputs.remove(value)
+            graph.register_initializer(value)
+    return ExportedWeights(tuple(written), kept, _unused(arrays, written), model)
+
+
+def _into_checkpoint(
+    arrays: Arrays, checkpoint: Checkpoint, source: str, target: str, partial: bool
+) -> ExportedWeights:
+    kept = _kept(checkpoint.parameters, arrays, source, target, partial)
+    written = [key for key in checkpoint.parameters if key in arrays]
+    for parameters in (checkpoint.trainable, checkpoint.frozen):
+        for key, old in parameters.items():
+            if key in arrays:
+                new = arrays[key]
+                _check(key, (old.dtype, old.shape), (new.dtype, new.shape), source, target)
+                parameters[key] = new
+    moments = {
+        parameter: {key: arrays[f"{parameter}.{key}"] for key in MOMENTS if f"{parameter}.{key}" in arrays}
+        for parameter in checkpoint.trainable
+    }
+    if STEP in arrays and arrays[STEP].size == 1 and _is_complete(moments.values()):
+        old_group = next(iter(checkpoint.groups.items()), None)
+        group_name, rate = (
+            (_GROUP, _LEARNING_RATE) if old_group is None else (old_group[0], old_group[1].initial_learning_rate)
+        )
+        for parameter, states in moments.items():
+            old = checkpoint.trainable[parameter]
+            for key, new in states.items():
+                _check(f"{parameter}.{key}", (old.dtype, old.shape), (new.dtype, new.shape), source, target)
+                written.append(f"{parameter}.{key}")
+        written.append(STEP)
+        checkpoint.groups = {group_name: OptimizerGroup(int(arrays[STEP].item()), rate, moments)}
+    return ExportedWeights(tuple(written), kept, _unused(arrays, written), checkpoint)
+
+
+def _is_complete(moments: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether every parameter has both moments."""
+    return all(len(states) == len(MOMENTS) for states in moments)
+
+
+def _is_weight(value: ir.Value) -> bool:
+    """Whether an initializer may be a weight: floating-point numbers, more than one."""
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1
+
+
+def _kept(weights: Iterable[str], arrays: Arrays, source: str, target: str, partial: bool) -> tuple[str, ...]:
+    names = tuple(weights)
+    lacking = tuple(name for name in names if name not in arrays)
+    if len(lacking) == len(names):
+        raise WeightsError(
+            f"{source} and {target} have no weight in common: {_some(arrays)} there, {_some(names)} here; "
+            "weights go by name"
+        )
+    if lacking and not partial:
+        raise WeightsError(
+            f"{source} has no {_some(lacking)}, a weight of {target}; to keep what it has there, pass --partial"
+        )
+    return lacking
+
+
+def _check(key: str, wanted: tuple[Any, Any], given: tuple[Any, Any], source: str, target: str) -> None:
+    (dtype, shape), (new_dtype, new_shape) = wanted, given
+    matches = shape is None or (
+        len(shape) == len(new_shape)
+        and all(not isinstance(a, int) or a == b for a, b in zip(shape, new_shape, strict=True))
+    )
+    if not matches or dtype not in (None, new_dtype):
+        raise WeightsError(
+            f"{key!r} is {dtype}{list(shape or ())} in {target}, and {new_dtype}{list(new_shape)} in {source}; "
+            "they must be the same"
+        )
+
+
+def _unused(arrays: Arrays, written: Iterable[str]) -> tuple[str, ...]:
+    taken = set(written)
+    return tuple(key for key in arrays if key not in taken)
+
+
+def _some(names: Iterable[str]) -> str:
+    first = [repr(name) for name in names]
+    return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "") if first else "none"

@@ -1,0 +1,124 @@
+"""What autocast did, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from typing import Any
+
+import onnx_ir as ir
+
+from graphscale.analysis.training_graph import TrainingGraph
+from graphscale.graph.values import node_name, op_name, uses_of
+from graphscale.passes.casting.paint import Painting
+from graphscale.passes.casting.region import OPTIMIZER
+
+__all__ = ["AutocastReport", "OpReport", "report_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpReport:
+    """One operator: how many of its nodes run in the small type, and why the others do not."""
+
+    op: str
+    low: int
+    kept: int
+    reasons: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class AutocastReport:
+    """What `autocast` did.
+
+    Attributes:
+        dtype: the small type, `float16` or `bfloat16`.
+        emulate: whether it is emulated by rounding in float32.
+        ops: what became of the nodes of each operator that computes on float32 numbers, the most frequent first.
+        low_nodes: how many nodes run in the small type.
+        kept_nodes: how many of the forward and backward pass stay float32.
+        optimizer_nodes: how many nodes of the optimizer stay float32; `ops` does not list them.
+        casts: how many casts were inserted; in emulation a rounding is two.
+        constants: the constants that the small type cannot hold, whose nodes stay float32.
+        activation_bytes_before: the bytes of the activations that the backward pass reads, as far as shapes are known;
+            an axis of unknown size counts as 1.
+        activation_bytes_after: the same afterwards.
+        warnings: what a user should know, a sentence each.
+    """
+
+    dtype: str
+    emulate: bool
+    ops: tuple[OpReport, ...]
+    low_nodes: int
+    kept_nodes: int
+    optimizer_nodes: int
+    casts: int
+    constants: tuple[str, ...]
+    activation_bytes_before: int
+    activation_bytes_after: int
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts, lists, strings and numbers."""
+        return dataclasses.asdict(self)
+
+
+def report_of(found: TrainingGraph, painting: Painting, dtype: ir.DataType, emulate: bool) -> AutocastReport:
+    """The report of a painting, made before it is put into effect; casts are counted later."""
+    kept: dict[str, Counter[str]] = {}
+    step = [node for node in painting.nodes if painting.reasons.get(node) != OPTIMIZER]
+    for node in step:
+        if node not in painting.low:
+            kept.setdefault(op_name(node), Counter())[painting.reasons[node]] += 1
+    low = Counter([op_name(node) for node in step if node in painting.low])
+    names = sorted({*low, *kept}, key=lambda op: (-low[op] - sum(kept.get(op, Counter()).values()), op))
+    ops = tuple(
+        OpReport(op, low[op], sum(kept.get(op, Counter()).values()), dict(kept.get(op, Counter()))) for op in names
+    )
+    before, after = _activation_bytes(painting)
+    constants = {painting.reasons[node] for node in painting.nodes if node not in painting.low}
+    return AutocastReport(
+        dtype=dtype.name.lower(),
+        emulate=emulate,
+        ops=ops,
+        low_nodes=len(painting.low),
+        kept_nodes=len(step) - len(painting.low),
+        optimizer_nodes=len(painting.nodes) - len(step),
+        casts=0,
+        constants=tuple(sorted(reason for reason in constants if reason.startswith("the constant "))),
+        activation_bytes_before=before,
+        activation_bytes_after=after,
+        warnings=tuple(_warnings(found, painting, dtype)),
+    )
+
+
+def _warnings(found: TrainingGraph, painting: Painting, dtype: ir.DataType) -> list[str]:
+    warnings = []
+    if not painting.low:
+        warnings.append("no node was put into the small type: no allowed operator computes on float32 numbers")
+    small = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+    values = {value for value, dtype in painting.typed.items() if dtype in small}
+    already = [node for node in found.graph if not values.isdisjoint(node.outputs)] if values else []
+    if already:
+        warnings.append(
+            f"{len(already)} nodes compute in a small type already, {node_name(already[0])!r} the first; they were left"
+        )
+    if dtype is ir.DataType.BFLOAT16:
+        warnings.append("bfloat16 has the range of float32: no loss scale is needed")
+    return warnings
+
+
+def _activation_bytes(painting: Painting) -> tuple[int, int]:
+    """The bytes of the forward values that the backward pass reads, before and after."""
+    forward, before, after = painting.forward, 0, 0
+    for node in painting.nodes:
+        if node not in forward:
+            continue
+        low = set(painting.low_outputs(node)) if node in painting.low else ()
+        for value in painting.floats.intersection(node.outputs):
+            if value.shape is None or all(use.node in forward for use in uses_of(value)):
+                continue
+            count = math.prod(axis for axis in value.shape if isinstance(axis, int))
+            before += 4 * count
+            after += (2 if value in low else 4) * count
+    return before, after

@@ -1,0 +1,156 @@
+"""What a user may change of the lists: operators by name, nodes by name, a file of lists."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from graphscale.errors import AutocastError
+from graphscale.operators.rules import MICROSOFT
+from graphscale.passes.casting.lists import Colour, OpRule, default_rules
+
+__all__ = ["Settings", "make_settings"]
+
+_FIELDS = tuple(colour.value for colour in Colour)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The lists to go by.
+
+    Attributes:
+        rules: the rule of each operator, by domain and name.
+        keep: the names of nodes that stay float32.
+    """
+
+    rules: Mapping[tuple[str, str], OpRule]
+    keep: frozenset[str]
+
+
+def make_settings(
+    allow: Iterable[str] = (),
+    deny: Iterable[str] = (),
+    keep: Iterable[str] = (),
+    lists: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+) -> Settings:
+    """Change the lists.
+
+    Args:
+        allow: operators for the allow list: a name, or `domain::name`.
+        deny: operators for the deny list.
+        keep: the names of nodes that stay float32.
+        lists: `{"allow": [...], "infer": [...], "clear": [...], "deny": [...], "keep": [...]}` or the path of a JSON
+            file that holds it; the other arguments come on top.
+
+    Raises:
+        AutocastError: an operator is unknown or on two lists, or the file is not as it should be.
+    """
+    rules = default_rules()
+    chosen, nodes = _read(lists)
+    allowed, denied, kept = (_names(name, value) for name, value in (("allow", allow), ("deny", deny), ("keep", keep)))
+    for colour, names in ((Colour.ALLOW, allowed), (Colour.DENY, denied)):
+        for name in names:
+            chosen[_operator(name, rules)] = colour
+    both = {_operator(name, rules) for name in allowed} & {_operator(name, rules) for name in denied}
+    if both:
+        raise AutocastError(f"{_text(sorted(both)[0])} is to be allowed and denied; choose one")
+    for operator, colour in chosen.items():
+        old = rules.get(operator, OpRule(colour))
+        reason = "on the user's deny list" if colour is Colour.DENY else ""
+        rules[operator] = dataclasses.replace(old, colour=colour, reason=reason)
+    return Settings(rules, frozenset(kept) | nodes)
+
+
+def _names(field: str, names: Any) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise AutocastError(f"{field} takes a list of names; got {names!r}")
+    found = tuple(names)
+    if not all(isinstance(name, str) and name for name in found):
+        raise AutocastError(f"{field} takes names; got {next(n for n in found if not (isinstance(n, str) and n))!r}")
+    return found
+
+
+def _read(
+    lists: str | os.PathLike[str] | Mapping[str, Any] | None,
+) -> tuple[dict[tuple[str, str], Colour], frozenset[str]]:
+    if lists is None:
+        return {}, frozenset()
+    source = "the lists" if isinstance(lists, Mapping) else str(lists)
+    if not isinstance(lists, Mapping | str | os.PathLike):
+        raise AutocastError(f"lists are a mapping or the path of a JSON file; got {lists!r}")
+    content = lists if isinstance(lists, Mapping) else _parse(Path(lists))
+    if not isinstance(content, Mapping):
+        raise AutocastError(f'{source} must be an object: {{"allow": [...], "deny": [...], ...}}')
+    found: dict[tuple[str, str], Colour] = {}
+    rules = default_rules()
+    for field, names in content.items():
+        if field not in (*_FIELDS, "keep"):
+            raise AutocastError(f"{source}: there is no list {field!r}; the lists are {', '.join(_FIELDS)} and keep")
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+            raise AutocastError(f"{source}: {field!r} must be a list of names")
+        for name in names if field != "keep" else ():
+            try:
+                operator = _operator(name, rules)
+            except AutocastError as error:
+                raise AutocastError(f"{source}: {error}") from error
+            if operator in found and found[operator] is not Colour(field):
+                raise AutocastError(f"{source}: {name} is on two lists, {found[operator].value} and {field}")
+            found[operator] = Colour(field)
+    return found, frozenset(content.get("keep", ()))
+
+
+def _parse(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_duplicates)
+    except OSError as error:
+        raise AutocastError(f"cannot read {path}: {error.strerror or error}") from error
+    except _DuplicateError as error:
+        raise AutocastError(f"{path} has the list {error.args[0]!r} twice") from error
+    except (ValueError, RecursionError) as error:
+        raise AutocastError(f"{path} is not JSON: {error}") from error
+
+
+class _DuplicateError(Exception):
+    """A key that a JSON object has twice."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _DuplicateError(key)
+        found[key] = value
+    return found
+
+
+def _operator(name: str, rules: Mapping[tuple[str, str], OpRule]) -> tuple[str, str]:
+    """The domain and name of an operator that is known, here or to ONNX."""
+    domain, separator, op_type = name.rpartition("::")
+    if separator:
+        found = ("" if domain == "ai.onnx" else domain, op_type)
+        if found in rules or found[0] not in ("", MICROSOFT) or (found[0] == "" and _in_onnx(op_type)):
+            return found
+    else:
+        for candidate in (("", name), (MICROSOFT, name)):
+            if candidate in rules or (candidate[0] == "" and _in_onnx(name)):
+                return candidate
+    names = sorted({op for _, op in rules} | {schema.name for schema in onnx.defs.get_all_schemas()})
+    alike = [known for known in names if known.lower() == op_type.lower()]
+    close = alike or difflib.get_close_matches(op_type, names, 1)
+    hint = f"; did you mean {close[0]}?" if close else "; pass it as DOMAIN::NAME if it is your own"
+    raise AutocastError(f"there is no operator {name!r}{hint}")
+
+
+def _in_onnx(name: str) -> bool:
+    return bool(onnx.defs.has(name))
+
+
+def _text(operator: tuple[str, str]) -> str:
+    return f"{operator[0]}::{operator[1]}" if operator[0] else operator[1]

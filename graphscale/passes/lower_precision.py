@@ -1,0 +1,109 @@
+"""autocast: let the nodes that are safe in float16 or bfloat16 compute in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult
+
+from graphscale.analysis.training_graph import analyse
+from graphscale.collector import paused_collector
+from graphscale.errors import AutocastError, TargetError
+from graphscale.graph.stamp import is_scaled
+from graphscale.graph.undo import Snapshot
+from graphscale.passes.casting.cast_report import AutocastReport, report_of
+from graphscale.passes.casting.casts import NAME, CastInserter
+from graphscale.passes.casting.paint import paint
+from graphscale.passes.casting.settings import Settings, make_settings
+from graphscale.passes.rewrite import Rewrite
+from graphscale.targets import Target, get_target
+
+__all__ = ["AUTOCAST_KEY", "Autocast"]
+
+# The metadata property of a model in mixed precision: the type, and whether it is emulated, as JSON.
+AUTOCAST_KEY = "graphscale.autocast"
+
+_DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+
+
+@dataclasses.dataclass
+class Autocast(InPlacePass):
+    """Put a float32 training graph into mixed precision.
+
+    Before: `h = MatMul(x, w); a = Relu(h); y = MatMul(a, v)`
+    After:  `h = MatMul(Cast(x), Cast(w)); a = Relu(h); y.low = MatMul(a, Cast(v)); y = Cast(y.low)`
+
+    Weights, moments and all other carried state, the loss, the seed of the backward pass and the gradients stay
+    float32. Each value is cast once for all readers. With `emulate`, all nodes stay float32, and each value that would
+    be of the small type is rounded by a pair of casts: what a runtime without float16 arithmetic needs to show what
+    float16 does. Before `ScaleLoss`, in the same sequence.
+
+    Attributes:
+        dtype: "float16" or "bfloat16".
+        emulate: round in float32.
+        settings: the lists of operators; None for the defaults.
+        loss, seed, gradients, updates, target: as for `ScaleLoss`.
+        report: what was done, after the pass has run.
+    """
+
+    dtype: str = "float16"
+    emulate: bool = False
+    settings: Settings | None = None
+    loss: str | None = None
+    seed: str | None = None
+    gradients: tuple[str, ...] = ()
+    updates: Mapping[str, str] | None = None
+    target: str = "onnx"
+    report: AutocastReport | None = None
+
+    @paused_collector()
+    def call(self, model: ir.Model) -> PassResult:
+        if not isinstance(self.dtype, str) or self.dtype not in _DTYPES:
+            raise AutocastError(f"{NAME}: the type is float16 or bfloat16; got {self.dtype!r}")
+        if Rewrite.under_way(model) or is_scaled(model):
+            raise AutocastError(f"{NAME}: the model carries a loss scale already; autocast the original, then scale it")
+        if AUTOCAST_KEY in model.metadata_props:
+            raise AutocastError(f"{NAME}: the model is in mixed precision already; autocast the original graph")
+        with Snapshot.begun(model) as snapshot:
+            return self._rewrite(model, snapshot)
+
+    def _rewrite(self, model: ir.Model, snapshot: Snapshot | None) -> PassResult:
+        dtype, target = _DTYPES[self.dtype], get_target(self.target)
+        _check_target(dtype, target, self.emulate)
+        _refuse_double(model.graph)
+        found = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
+        wide_ops = frozenset() if self.emulate else target.wide_ops
+        painting = paint(found, self.settings or make_settings(), dtype, wide_ops)
+        report = report_of(found, painting, dtype, self.emulate)
+        shapes = [value.shape for value in found.gradients]
+        known = [tuple(shape.numpy()) for shape in shapes if shape is not None and shape.is_static()]
+        weights = set(known) if len(known) == len(shapes) else None
+        inserter = CastInserter(model.graph, painting, dtype, self.emulate, weights)
+        inserter.insert()
+        self.report = dataclasses.replace(report, casts=inserter.casts)
+        model.metadata_props[AUTOCAST_KEY] = json.dumps({"dtype": self.dtype, "emulate": self.emulate})
+        if snapshot is not None:
+            snapshot.finish(model, dtype)
+        return PassResult(model, modified=True)
+
+
+def _check_target(dtype: ir.DataType, target: Target, emulate: bool) -> None:
+    if dtype is ir.DataType.BFLOAT16 and not (emulate or target.bfloat16):
+        raise TargetError(
+            f"target {target.name!r} also runs on CPUs, which do not compute in bfloat16; choose target ort-cuda or "
+            "ort-training-cuda, or emulate it (emulate=True, --emulate)"
+        )
+
+
+def _refuse_double(graph: ir.Graph) -> None:
+    """Refuse a graph that computes in float64 alone."""
+    dtypes = set()
+    for node in graph:
+        dtypes.update([value.dtype for value in node.outputs])
+        if ir.DataType.FLOAT in dtypes:
+            return
+    if ir.DataType.DOUBLE in dtypes:
+        raise AutocastError("the graph computes in float64; export it in float32, which is what autocast starts from")

@@ -1,0 +1,201 @@
+"""The rule of the dynamic loss scale as ONNX nodes; `graphscale.policy.dynamic_rule` says what it does.
+
+As a model-local function `graphscale::UpdateLossScale` it is one node whose attributes show the policy's numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.graph.builder import Editor
+from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE, STUCK, RuleNodes
+from graphscale.policy import dynamic_rule
+from graphscale.policy.dynamic_rule import DynamicRule, ScaleState
+
+__all__ = ["DOMAIN", "FUNCTION", "UpdatedScale", "add_update_rule", "initial_values"]
+
+DOMAIN, FUNCTION = "graphscale", "UpdateLossScale"
+
+# Functions came with this IR version; the operators of the rule have their present form since this opset.
+_FUNCTION_IR_VERSION, _FUNCTION_OPSET = 8, 12
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdatedScale:
+    """What the rule gives in a graph.
+
+    Attributes:
+        node: the node that computes it.
+        next: the next value of each state, by its role.
+        stuck: whether the scale is stuck, a scalar bool value; None where the policy does not care.
+    """
+
+    node: ir.Node
+    next: dict[str, ir.Value]
+    stuck: ir.Value | None
+
+
+def initial_values(rule: DynamicRule, state: ScaleState) -> dict[str, float]:
+    """The state that a rule carries from step to step in a graph, by its role, with its present value."""
+    values = {LOSS_SCALE: float(state.loss_scale), GOOD_STEPS: float(state.good_steps)}
+    if rule.counts_hysteresis:
+        values[HYSTERESIS_LEFT] = float(state.hysteresis_left)
+    if rule.counts_bad_steps:
+        values[BAD_STEPS] = float(state.bad_steps)
+    return values
+
+
+def add_update_rule(
+    editor: Editor,
+    model: ir.Model | None,
+    rule: DynamicRule,
+    states: Mapping[str, ir.Value],
+    finite: ir.Value,
+    pass_name: str,
+    *,
+    in_place: bool,
+) -> UpdatedScale:
+    """Add the rule to a graph: as one node that calls a function of the model, or spelled out in nodes.
+
+    Args:
+        editor: of the main graph.
+        model: gets the function, if its IR version and opset have functions; None for a bare graph.
+        rule: the rule.
+        states: the present values of what `initial_values` names; scalars, float32 the scale, int64 or float32 the
+            counts.
+        finite: whether all gradients of the step are finite, a scalar bool value.
+        pass_name: the mark of the nodes.
+        in_place: the states will be written in place. Then nothing that reads them may hide in a function's body,
+            where order-writes does not look: of what tells that the scale is stuck, the next state need not depend.
+    """
+    if in_place and rule.on_stuck != "hold":
+        return _inline(editor, rule, states, finite, pass_name)
+    if model is None or model.ir_version < _FUNCTION_IR_VERSION:
+        return _inline(editor, rule, states, finite, pass_name)
+    if model.opset_imports.get("", 0) < _FUNCTION_OPSET:
+        return _inline(editor, rule, states, finite, pass_name)
+    return _call(editor, model, rule, states, finite, pass_name)
+
+
+def _call(
+    editor: Editor,
+    model: ir.Model,
+    rule: DynamicRule,
+    states: Mapping[str, ir.Value],
+    finite: ir.Value,
+    pass_name: str,
+) -> UpdatedScale:
+    identifier = (DOMAIN, FUNCTION, "")
+    numbers = _numbers(rule)
+    if identifier not in model.functions:
+        model.functions[identifier] = _function(rule, states, numbers, model.opset_imports[""])
+    outputs: list[tuple[str, ir.DataType, list[int]]] = [
+        (_next_name(role), _dtype(state), []) for role, state in states.items()
+    ]
+    if rule.on_stuck != "hold":
+        outputs.append((STUCK, ir.DataType.BOOL, []))
+    node = editor.node(
+        pass_name, FUNCTION, [*states.values(), finite], outputs, domain=DOMAIN, attributes=dict(numbers)
+    )
+    return _updated(rule, states, node, node.outputs)
+
+
+def _inline(
+    editor: Editor, rule: DynamicRule, states: Mapping[str, ir.Value], finite: ir.Value, pass_name: str
+) -> UpdatedScale:
+    def make(op_type: str, inputs: list[ir.Value], dtype: ir.DataType, **attributes: Any) -> ir.Value:
+        name = f"update.{op_type.lower()}"
+        return editor.node(pass_name, op_type, inputs, [(name, dtype, [])], attributes=attributes).outputs[0]
+
+    def attribute(name: str, number: float, dtype: ir.DataType) -> ir.Value:
+        del name
+        return make("Constant", [], dtype, value=ir.tensor(np.asarray(number, dtype=dtype.numpy())))
+
+    results = RuleNodes(make, attribute, rule).results(states, finite)
+    node = results[0].producer()
+    assert node is not None
+    return _updated(rule, states, node, results)
+
+
+def _updated(rule: DynamicRule, states: Mapping[str, ir.Value], node: ir.Node, results: Any) -> UpdatedScale:
+    following = dict(zip(states, results, strict=False))
+    return UpdatedScale(node, following, None if rule.on_stuck == "hold" else results[len(states)])
+
+
+def _next_name(role: str) -> str:
+    return {LOSS_SCALE: "next_scale", GOOD_STEPS: "next_count"}.get(role, f"next_{role}")
+
+
+def _dtype(value: ir.Value) -> ir.DataType:
+    assert value.dtype is not None
+    return value.dtype
+
+
+def _numbers(rule: DynamicRule) -> dict[str, int | float]:
+    """The numbers of the policy that the rule needs, as attributes of the node."""
+    found: dict[str, int | float] = {"increment_period": rule.increment_period, "multiplier": rule.multiplier}
+    if rule.growth_factor is not None:
+        found["growth_factor"] = rule.growth_factor
+    if rule.backoff_factor is not None:
+        found["backoff_factor"] = rule.backoff_factor
+    if rule.min_loss_scale != 1:
+        found["min_loss_scale"] = rule.min_loss_scale
+    if rule.max_loss_scale is not None:
+        found["max_loss_scale"] = rule.max_loss_scale
+    if rule.counts_hysteresis:
+        found["hysteresis"] = rule.hysteresis
+    if rule.counts_bad_steps:
+        found["max_consecutive_skips"] = rule.max_consecutive_skips or 0
+    if rule.on_stuck == "reset":
+        found["initial_loss_scale"] = rule.initial_loss_scale
+    return found
+
+
+def _function(
+    rule: DynamicRule, states: Mapping[str, ir.Value], numbers: Mapping[str, int | float], opset: int
+) -> ir.Function:
+    nodes: list[ir.Node] = []
+
+    def make(op_type: str, inputs: list[ir.Value], dtype: ir.DataType, **attributes: Any) -> ir.Value:
+        value = ir.Value(name=f"{op_type.lower()}_{len(nodes)}", type=ir.TensorType(dtype), shape=ir.Shape([]))
+        nodes.append(ir.node(op_type, inputs, attributes=attributes, outputs=[value], name=f"{op_type}_{len(nodes)}"))
+        return value
+
+    def attribute(name: str, number: float, dtype: ir.DataType) -> ir.Value:
+        whole = isinstance(numbers[name], int)
+        if dtype is ir.DataType.DOUBLE:
+            # An attribute holds float32: what that cannot hold is part of the function's body.
+            return make("Constant", [], dtype, value=ir.tensor(np.asarray(number, dtype=np.float64)))
+        key, kind = ("value_int", ir.AttributeType.INT) if whole else ("value_float", ir.AttributeType.FLOAT)
+        held = ir.DataType.INT64 if whole else ir.DataType.FLOAT
+        value = make("Constant", [], held)
+        nodes[-1].attributes[key] = ir.RefAttr(key, name, kind)
+        return value if dtype is held else make("Cast", [value], dtype, to=dtype)
+
+    inputs = [_scalar(role, _dtype(state)) for role, state in states.items()]
+    finite = _scalar("all_finite", ir.DataType.BOOL)
+    results = RuleNodes(make, attribute, rule).results(dict(zip(states, inputs, strict=True)), finite)
+    for role, value in zip((*states, STUCK), results, strict=False):
+        value.name = STUCK if role == STUCK else f"next_{role}"
+    graph = ir.Graph(
+        [*inputs, finite],
+        results,
+        nodes=nodes,
+        opset_imports={"": opset},
+        name=FUNCTION,
+        doc_string=dynamic_rule.__doc__,
+    )
+    kinds = {
+        name: ir.AttributeType.INT if isinstance(n, int) else ir.AttributeType.FLOAT for name, n in numbers.items()
+    }
+    attributes = [ir.Attr(name, kind, None) for name, kind in kinds.items()]
+    return ir.Function(DOMAIN, FUNCTION, graph=graph, attributes=attributes)
+
+
+def _scalar(name: str, dtype: ir.DataType) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape([]))

@@ -1,0 +1,1 @@
+"""The loss scales, their update rule, and the presets of other projects; numpy only."""

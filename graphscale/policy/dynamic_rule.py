@@ -1,0 +1,208 @@
+"""The rule by which a dynamic loss scale adjusts itself, on numpy: TensorFlow's, with the options of its peers.
+
+    finite:      if good + 1 >= period:  n = scale * growth;  scale = n if n is finite;  good = 0
+                 else:                   good = good + 1
+    not finite:  good = 0;  scale = max(scale / multiplier, minimum);  the step is skipped
+
+As ONNX nodes, it is the model-local function UpdateLossScale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from graphscale.errors import InvalidLossScaleError
+
+__all__ = ["DynamicRule", "ScaleState", "check_number"]
+
+# The largest count of steps that a float32 counter holds exactly: the in-place targets keep one.
+MAX_COUNT = 2**24
+
+_CHOICES = {
+    "growth_delay": ("none", "always", "first"),
+    "hysteresis_refill": ("growth", "good", "decrease"),
+    "on_stuck": ("hold", "flag", "reset", "accept"),
+    "arithmetic": ("float32", "float64"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleState:
+    """The state of a dynamic loss scale.
+
+    Attributes:
+        loss_scale: the scale of the next step.
+        good_steps: finite steps in a row since the scale changed; -1 where the next growth takes one step longer.
+        hysteresis_left: the non-finite steps that it takes to lower the scale.
+        bad_steps: non-finite steps in a row.
+    """
+
+    loss_scale: np.float32
+    good_steps: int
+    hysteresis_left: int
+    bad_steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicRule:
+    """The numbers and kinds of a dynamic loss scale; `DynamicLossScale` says what each means.
+
+    Raises:
+        InvalidLossScaleError: (a ValueError) a value is out of its range.
+    """
+
+    initial_loss_scale: float = 2.0**15
+    increment_period: int = 2000
+    multiplier: float = 2.0
+    growth_factor: float | None = None
+    backoff_factor: float | None = None
+    min_loss_scale: float = 1.0
+    max_loss_scale: float | None = None
+    growth_delay: str = "none"
+    hysteresis: int = 1
+    hysteresis_refill: str = "growth"
+    max_consecutive_skips: int | None = None
+    on_stuck: str = "hold"
+    arithmetic: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name, value in self._checked().items():
+            object.__setattr__(self, name, value)
+
+    def _checked(self) -> dict[str, Any]:
+        floor = check_number("min_loss_scale", self.min_loss_scale, minimum=0.0)
+        if floor > 0:
+            initial = check_number("initial_loss_scale", self.initial_loss_scale, minimum=floor)
+        else:
+            initial = check_number("initial_loss_scale", self.initial_loss_scale, above=0.0)
+        found: dict[str, Any] = {"min_loss_scale": floor, "initial_loss_scale": initial}
+        if self.max_loss_scale is not None:
+            found["max_loss_scale"] = check_number("max_loss_scale", self.max_loss_scale, minimum=initial)
+        found["multiplier"] = check_number("multiplier", self.multiplier, above=1.0)
+        if self.growth_factor is not None:
+            found["growth_factor"] = check_number("growth_factor", self.growth_factor, above=1.0)
+        if self.backoff_factor is not None:
+            found["backoff_factor"] = check_number("backoff_factor", self.backoff_factor, above=0.0, below=1.0)
+        found["increment_period"] = _count("increment_period", self.increment_period)
+        found["hysteresis"] = _count("hysteresis", self.hysteresis)
+        if self.max_consecutive_skips is not None:
+            found["max_consecutive_skips"] = _count("max_consecutive_skips", self.max_consecutive_skips)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                wanted = ", ".join(map(repr, choices))
+                raise InvalidLossScaleError(f"{name} must be one of {wanted}; got {getattr(self, name)!r}")
+        return found
+
+    @property
+    def growth(self) -> float:
+        """The factor of a growth."""
+        return self.multiplier if self.growth_factor is None else self.growth_factor
+
+    @property
+    def counts_hysteresis(self) -> bool:
+        """Whether a decrease can take more than one non-finite step."""
+        return self.hysteresis > 1
+
+    @property
+    def counts_bad_steps(self) -> bool:
+        """Whether non-finite steps in a row are counted."""
+        return self.max_consecutive_skips is not None and self.on_stuck != "hold"
+
+    @property
+    def steps_to_growth(self) -> int:
+        """The count of good steps at which the scale grows."""
+        return self.increment_period + (self.growth_delay == "always")
+
+    @property
+    def good_steps_at_start(self) -> int:
+        """The count of good steps at the beginning, and after a non-finite step."""
+        return -1 if self.growth_delay == "first" else 0
+
+    def initial_state(self) -> ScaleState:
+        """The state at the beginning."""
+        return ScaleState(np.float32(self.initial_loss_scale), self.good_steps_at_start, self.hysteresis)
+
+    def step(self, state: ScaleState, finite: bool) -> tuple[ScaleState, bool]:
+        """Adjust the scale to one step.
+
+        Returns:
+            the state for the next step, and whether the scale is stuck.
+        """
+        with np.errstate(over="ignore", under="ignore"):
+            return (self._good(state), False) if finite else self._bad(state)
+
+    def _good(self, state: ScaleState) -> ScaleState:
+        counted = state.good_steps + 1
+        if counted < self.steps_to_growth:
+            left = state.hysteresis_left if self.hysteresis_refill == "growth" else self.hysteresis
+            return ScaleState(state.loss_scale, counted, left)
+        grown = self._times(state.loss_scale, self.growth)
+        if self.max_loss_scale is not None:
+            grown = min(grown, np.float32(self.max_loss_scale))
+        return ScaleState(grown if np.isfinite(grown) else state.loss_scale, 0, self.hysteresis)
+
+    def _bad(self, state: ScaleState) -> tuple[ScaleState, bool]:
+        floor, bad_steps = np.float32(self.min_loss_scale), state.bad_steps + 1
+        lowers = state.hysteresis_left <= 1
+        stuck = lowers and bool(state.loss_scale <= floor)
+        if self.max_consecutive_skips is not None:
+            stuck = stuck or bad_steps >= self.max_consecutive_skips
+        if stuck and self.on_stuck == "reset":
+            return self.initial_state(), True
+        if not lowers:
+            left = state.hysteresis_left - 1
+            return ScaleState(state.loss_scale, self.good_steps_at_start, left, bad_steps), stuck
+        if self.backoff_factor is None:
+            lowered = self._over(state.loss_scale, self.multiplier)
+        else:
+            lowered = self._times(state.loss_scale, self.backoff_factor)
+        left = self.hysteresis if self.hysteresis_refill == "decrease" else state.hysteresis_left
+        return ScaleState(max(lowered, floor), self.good_steps_at_start, left, bad_steps), stuck
+
+    def _times(self, scale: np.float32, factor: float) -> np.float32:
+        if self.arithmetic == "float64":
+            return np.float32(np.float64(scale) * np.float64(factor))
+        return scale * np.float32(factor)
+
+    def _over(self, scale: np.float32, factor: float) -> np.float32:
+        if self.arithmetic == "float64":
+            return np.float32(np.float64(scale) / np.float64(factor))
+        return scale / np.float32(factor)
+
+
+def check_number(
+    name: str, value: Any, *, minimum: float = -math.inf, above: float = -math.inf, below: float = math.inf
+) -> float:
+    """Return a number that float32 can hold, within the bounds also after rounding to float32.
+
+    Raises:
+        InvalidLossScaleError: it is none.
+    """
+    wanted = f"a finite float32 number of at least {minimum:g}"
+    if above > minimum:
+        wanted = f"a finite float32 number above {above:g}, such as {2 * above or 1:g}"
+    if below < math.inf:
+        wanted = f"a number above {above:g} and below {below:g}, such as 0.5"
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise InvalidLossScaleError(f"{name} must be {wanted}; got {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    with np.errstate(over="ignore"):
+        held = np.float32(number)
+    if not (np.isfinite(held) and number >= minimum and above < held < below):
+        raise InvalidLossScaleError(f"{name} must be {wanted}; got {value!r}")
+    return number
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InvalidLossScaleError(f"{name} must be a whole number of steps; got {value!r}")
+    if not 1 <= value <= MAX_COUNT:
+        raise InvalidLossScaleError(f"{name} must be from 1 to 2**24 steps; got {value!r}")
+    return int(value)

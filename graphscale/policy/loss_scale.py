@@ -1,0 +1,306 @@
+"""The loss-scale policies: TensorFlow's `LossScale`, `FixedLossScale` and `DynamicLossScale`, on numpy alone.
+
+Words and behaviour are those of `tf.compat.v1.mixed_precision`: calling an instance gives the loss scale as a float32
+scalar, `update(grads)` adjusts it from gradients *already divided by the scale*. Used eagerly, an instance holds its
+own state; `bind` puts the same policy, with its state, into an ONNX graph.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import ml_dtypes
+import numpy as np
+
+from graphscale.errors import InvalidLossScaleError
+from graphscale.policy.dynamic_rule import DynamicRule, check_number
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from graphscale.passes.nodes.bound import BoundLossScale
+
+__all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "get"]
+
+
+class LossScale(abc.ABC):
+    """Base class of all loss scales.
+
+    Loss scaling multiplies the loss by the loss scale and divides each gradient by it. Mathematically it has no
+    effect; in float16 it keeps small intermediate gradients from underflowing.
+    """
+
+    @abc.abstractmethod
+    def __call__(self) -> np.float32:
+        """Return the current loss scale, a float32 scalar."""
+
+    @abc.abstractmethod
+    def update(self, grads: Any) -> tuple[None, bool]:
+        """Update the loss scale from unscaled gradients.
+
+        Args:
+            grads: arrays of any shape and floating-point dtype, nested in sequences and mappings in any way. They
+                must already be divided by the loss scale. None in place of an array is ignored.
+
+        Returns:
+            `(None, should_apply_gradients)`. If the second is False, the caller must skip this step.
+        """
+
+    @abc.abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, from which `from_config` makes an equal loss scale."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Create the loss scale from its config.
+
+        Raises:
+            InvalidLossScaleError: (a ValueError) a key is unknown or missing, or a value is out of range.
+        """
+        try:
+            return cls(**config)
+        except TypeError as error:
+            keys = ", ".join(list(inspect.signature(cls).parameters))
+            raise InvalidLossScaleError(
+                f"bad config for {cls.__name__}: its keys are {keys}; got {', '.join(map(repr, config))}"
+            ) from error
+
+    def bind(self, graph: ir.Graph | ir.Model, target: str = "onnx") -> BoundLossScale:
+        """Create this loss scale's state in `graph`, and return the loss scale in graph mode.
+
+        Args:
+            graph: the main graph of a model, or the model itself; the state is added to it as initializers that are
+                also graph inputs.
+            target: the runtime that shall execute the graph (see `graphscale.targets`).
+
+        Returns:
+            `bound`: `bound()` is the scale, a scalar float32 value of the graph, and `bound.update(grads)` returns
+            `(update_op, should_apply_gradients)`, the node that writes the new state and a scalar bool value.
+        """
+        from graphscale.passes.nodes.bound import BoundLossScale
+
+        return BoundLossScale(self, graph, target)
+
+    def to_json(self) -> str:
+        """Return `{"class_name": ..., "config": {...}}` as JSON; `get` accepts the parsed form."""
+        return json.dumps({"class_name": type(self).__name__, "config": self.get_config()})
+
+
+class FixedLossScale(LossScale):
+    """Loss scale with a fixed value.
+
+    Args:
+        loss_scale_value: the scale, a number of at least 1 that float32 can hold.
+
+    Raises:
+        ValueError: the value is not a number, or below 1, NaN or infinite.
+    """
+
+    def __init__(self, loss_scale_value: float) -> None:
+        self._loss_scale_value = check_number("loss_scale_value", loss_scale_value, minimum=1.0)
+
+    def __call__(self) -> np.float32:
+        """Return the loss scale, a float32 scalar: always the same."""
+        return np.float32(self._loss_scale_value)
+
+    def update(self, grads: Any) -> tuple[None, bool]:
+        """Return `(None, True)`: a fixed scale cannot adjust itself, not even to NaN gradients."""
+        del grads
+        return None, True
+
+    def get_config(self) -> dict[str, Any]:
+        """Return `{"loss_scale_value": ...}`."""
+        return {"loss_scale_value": self._loss_scale_value}
+
+    def __repr__(self) -> str:
+        return f"FixedLossScale({self._loss_scale_value})"
+
+
+class DynamicLossScale(LossScale):
+    """Loss scale that adjusts itself.
+
+    Every `increment_period` consecutive steps with finite gradients the scale is multiplied by `multiplier`, unless
+    the product overflows float32. After a step with a non-finite gradient it is divided by `multiplier`, but never
+    below 1, and that step is to be skipped. This is TensorFlow's rule; the keyword options make it that of its peers,
+    and `graphscale.policy.presets` names them.
+
+    Args:
+        initial_loss_scale: the scale at the beginning, at least `min_loss_scale`.
+        increment_period: good steps in a row before the scale grows, from 1 to 2**24.
+        multiplier: the factor of growth and of decrease, more than 1.
+        growth_factor: the factor of growth, more than 1; None for `multiplier`.
+        backoff_factor: what the scale is multiplied by at a decrease, less than 1; None to divide by `multiplier`.
+        min_loss_scale: the scale never falls below it; 0 for no floor.
+        max_loss_scale: a growth ends there; None for no limit: then a growth that overflows float32 is left out.
+        growth_delay: good steps that a growth takes beyond `increment_period`: "none"; "always" one more; "first"
+            one more for the first growth after the beginning and after each non-finite step.
+        hysteresis: non-finite steps that it takes to lower the scale, from 1 to 2**24.
+        hysteresis_refill: when that number starts anew: "growth", only as the scale grows, and until then each
+            further non-finite step lowers it; "good", at each good step, so that only steps in a row count;
+            "decrease", at each good step and after each decrease.
+        max_consecutive_skips: the scale is stuck from this many non-finite steps in a row on; None for no limit.
+        on_stuck: what to do when the scale is stuck: at a non-finite step that should lower it while it is
+            `min_loss_scale` already, or by `max_consecutive_skips`. "hold" skips as always; "flag" also tells
+            (`stuck`, in a graph the output `stuck`); "reset" goes back to the beginning; "accept" applies the step.
+        arithmetic: "float32", or "float64": the scale times or over the factor is computed in float64 and rounded.
+
+    Raises:
+        ValueError: an argument is out of its range. TensorFlow does not check; a NaN here would never be noticed.
+    """
+
+    def __init__(
+        self,
+        initial_loss_scale: float = 2**15,
+        increment_period: int = 2000,
+        multiplier: float = 2.0,
+        *,
+        growth_factor: float | None = None,
+        backoff_factor: float | None = None,
+        min_loss_scale: float = 1.0,
+        max_loss_scale: float | None = None,
+        growth_delay: str = "none",
+        hysteresis: int = 1,
+        hysteresis_refill: str = "growth",
+        max_consecutive_skips: int | None = None,
+        on_stuck: str = "hold",
+        arithmetic: str = "float32",
+    ) -> None:
+        self.rule = DynamicRule(
+            initial_loss_scale,
+            increment_period,
+            multiplier,
+            growth_factor,
+            backoff_factor,
+            min_loss_scale,
+            max_loss_scale,
+            growth_delay,
+            hysteresis,
+            hysteresis_refill,
+            max_consecutive_skips,
+            on_stuck,
+            arithmetic,
+        )
+        self.state = self.rule.initial_state()
+        self._stuck = False
+
+    @property
+    def initial_loss_scale(self) -> float:
+        """The loss scale at the beginning."""
+        return self.rule.initial_loss_scale
+
+    @property
+    def increment_period(self) -> int:
+        """Consecutive good steps after which the loss scale grows."""
+        return self.rule.increment_period
+
+    @property
+    def multiplier(self) -> float:
+        """The factor by which the loss scale grows and shrinks."""
+        return self.rule.multiplier
+
+    @property
+    def num_good_steps(self) -> int:
+        """Consecutive good steps since the loss scale changed last; -1 where the next growth takes one more."""
+        return self.state.good_steps
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the last update found the scale stuck."""
+        return self._stuck
+
+    def __call__(self) -> np.float32:
+        """Return the current loss scale, a float32 scalar."""
+        return self.state.loss_scale
+
+    def update(self, grads: Any) -> tuple[None, bool]:
+        """Adjust the loss scale by whether all gradients are finite; no gradients count as finite."""
+        finite = all(_is_all_finite(gradient) for gradient in _flatten(grads))
+        self.state, self._stuck = self.rule.step(self.state, finite)
+        return None, finite or (self._stuck and self.rule.on_stuck == "accept")
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the first three arguments of the constructor, and those others that differ from their defaults.
+
+        The state is no part of it.
+        """
+        config = dataclasses.asdict(self.rule)
+        return {key: value for key, value in config.items() if key in _TENSORFLOW or value != _DEFAULTS[key]}
+
+    def __repr__(self) -> str:
+        options = "".join(f", {key}={value!r}" for key, value in self.get_config().items() if key not in _TENSORFLOW)
+        return (
+            f"DynamicLossScale(current_loss_scale={float(self())}, num_good_steps={self.num_good_steps}, "
+            f"initial_loss_scale={self.initial_loss_scale}, increment_period={self.increment_period}, "
+            f"multiplier={self.multiplier}{options})"
+        )
+
+
+_TENSORFLOW = ("initial_loss_scale", "increment_period", "multiplier")
+_DEFAULTS = dataclasses.asdict(DynamicRule())
+
+
+def get(identifier: Any) -> LossScale | None:
+    """Return the loss scale that `identifier` stands for.
+
+    Args:
+        identifier: a number (a `FixedLossScale`), "dynamic", a `LossScale`, a config
+            `{"class_name": ..., "config": {...}}`, or None (returned as it is).
+
+    Raises:
+        InvalidLossScaleError: (a ValueError) it is none of these.
+    """
+    if identifier is None or isinstance(identifier, LossScale):
+        return identifier
+    if isinstance(identifier, int | float | np.integer | np.floating) and not isinstance(identifier, bool):
+        return FixedLossScale(identifier)  # type: ignore[arg-type]
+    if isinstance(identifier, str) and identifier == "dynamic":
+        return DynamicLossScale()
+    if isinstance(identifier, Mapping):
+        return _from_config(identifier)
+    raise InvalidLossScaleError(
+        f"cannot read {identifier!r} as a loss scale; pass 'dynamic', a number of at least 1, a LossScale, "
+        'or {"class_name": ..., "config": {...}}'
+    )
+
+
+def _from_config(identifier: Mapping[str, Any]) -> LossScale:
+    classes: dict[str, type[LossScale]] = {c.__name__: c for c in (FixedLossScale, DynamicLossScale)}
+    name, config = identifier.get("class_name"), identifier.get("config", {})
+    known = isinstance(name, str) and name in classes and not set(identifier) - {"class_name", "config"}
+    if not known or not isinstance(config, Mapping):
+        raise InvalidLossScaleError(
+            f'a loss scale config is {{"class_name": "FixedLossScale" or "DynamicLossScale", "config": {{...}}}}; '
+            f"got {dict(identifier)!r}"
+        )
+    return classes[str(name)].from_config(config)
+
+
+def _flatten(grads: Any) -> Iterator[Any]:
+    if grads is None:
+        return
+    if isinstance(grads, Mapping):
+        grads = list(grads.values())
+    if isinstance(grads, Sequence) and not isinstance(grads, str | bytes):
+        for item in grads:
+            yield from _flatten(item)
+    else:
+        yield grads
+
+
+def _is_all_finite(gradient: Any) -> bool:
+    array = np.asarray(gradient)
+    if not (np.issubdtype(array.dtype, np.floating) or array.dtype in _ML_FLOATS):
+        raise TypeError(f"a gradient must be an array of a floating-point dtype; got {array.dtype}")
+    return bool(np.isfinite(array).all())
+
+
+_ML_FLOATS = {
+    np.dtype(ml_dtypes.bfloat16),
+    np.dtype(ml_dtypes.float8_e4m3fn),
+    np.dtype(ml_dtypes.float8_e5m2),
+}

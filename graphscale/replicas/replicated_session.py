@@ -1,0 +1,337 @@
+"""ReplicatedSession: one process a replica, gradients reduced by MPI, and one decision for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.errors import GraphscaleError, ReplicaError, SessionError
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.pipeline import Model, ScaledModel
+from graphscale.replicas.agreement import agree, facts_of
+from graphscale.replicas.buckets import BUCKET_BYTES, bucket_size
+from graphscale.replicas.collectives import Replicas, Traffic, available_cores, told
+from graphscale.replicas.decision import decide, means
+from graphscale.replicas.first_half import FirstHalf
+from graphscale.replicas.halves import REPLICAS_FINITE
+from graphscale.replicas.sharded_update import ShardedUpdate
+from graphscale.replicas.splitting import Halves, cut_halves, open_step
+from graphscale.replicas.whole import check_names, export_step, output_names, without_state
+from graphscale.replicas.whole_update import WholeUpdate
+from graphscale.session.interface import InputSpec, as_feed, fingerprint
+from graphscale.session.loading import quiet_options
+from graphscale.session.result import StepResult
+from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+__all__ = ["ReplicatedSession"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class ReplicatedSession:
+    """A training session of one replica among several: the same step, on each a share of the batch.
+
+    Each replica computes the gradients of its share of the batch. Their mean over all replicas is taken by
+    MPI_Allreduce, in the memory that the gradients were computed into. The step is applied only if all of it is finite
+    on all replicas (MPI_LAND), so that the loss scale and all state stay the same everywhere. Scalar floating-point
+    outputs that depend on the batch, and running statistics, are means over the replicas, too; other outputs are those
+    of this replica's share.
+
+    All methods but the properties are collective: every replica calls them, in the same order. An error on one replica
+    is raised on all, with its rank. A replica that dies or does not answer ends all, with one line that says so; so
+    does an exception that leaves a `with` block on one replica.
+
+    Args:
+        step: a scaled step with its optimizer inside: a path, what `scale` returned, or a model.
+        comm: an intra-communicator of mpi4py, such as `mpi4py.MPI.COMM_WORLD`: one replica for each of its processes.
+        providers: execution providers, as for `Session`.
+        session_options: options of ONNX Runtime, as for `Session`.
+        state: `{input name: array}`: initial values of carried inputs; those of rank 0 count, and others need none.
+        bucket_bytes: what a message holds at most: bytes, or a text like "25MiB".
+        stages: parts of the backward pass; the gradients of one are reduced while the next one runs.
+        sharded: each replica keeps and updates a share of the weights and moments (ZeRO, stage 1), instead of all.
+        replicas: how many replicas there are to be; None for as many as there are processes.
+        timeout: seconds to wait for the others.
+
+    Attributes:
+        stamp: what the model says of its scaling.
+        inputs: what a step takes, without the carried state: `{input name: InputSpec}`.
+        output_names: what a step can return.
+        rank: the number of this replica, from 0.
+        size: how many replicas there are.
+        stopping: whether a replica had called `ask_to_stop` before the last step; the same on all.
+
+    Raises:
+        ReplicaError: the replicas differ, or an argument is wrong on one of them.
+        SplitError: the step cannot be cut at its gradients.
+        ModelFileError, SessionError: as `Session`; with more than one replica they come as a ReplicaError.
+    """
+
+    @explains_damage
+    def __init__(
+        self,
+        step: Model | ScaledModel,
+        comm: Any,
+        *,
+        providers: Sequence[Any] | None = None,
+        session_options: ort.SessionOptions | None = None,
+        state: Mapping[str, Any] | None = None,
+        bucket_bytes: int | str = BUCKET_BYTES,
+        stages: int = 1,
+        sharded: bool = False,
+        replicas: int | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        self._replicas = Replicas(comm, timeout)
+        self._wants_stop = False
+        self.stopping = False
+        self.rank, self.size = self._replicas.rank, self._replicas.size
+        self._closed = False
+        what = "the start of all replicas"
+
+        def prepare() -> tuple[ir.Model, Halves, dict[str, Any], int]:
+            if providers is not None and any("CUDA" in str(provider) for provider in providers):
+                raise SessionError("replicas run on the CPU provider: their gradients are reduced in its memory")
+            nbytes = bucket_size(bucket_bytes)
+            model, name = open_step(step.model if isinstance(step, ScaledModel) else step)
+            found = cut_halves(model.clone(), name, stages)
+            settings = {
+                "the number of replicas": self.size if replicas is None else replicas,
+                "the bucket size": nbytes,
+                "the number of stages": stages,
+                "sharding": bool(sharded),
+            }
+            return model, found, facts_of(model, found.stamp, settings), nbytes
+
+        model, halves, facts, nbytes = self._replicas.agreed(prepare, what)
+        agree(self._replicas, facts)
+        if facts["the number of replicas"] != self.size:
+            raise ReplicaError(
+                f"replicas={replicas}, but {self.size} take part: start as many with mpiexec -n {replicas}"
+            )
+        self.stamp, self._cut = halves.stamp, halves.cut
+        self._states = halves.states
+
+        def open_sessions() -> tuple[WholeUpdate | ShardedUpdate, FirstHalf]:
+            options = self._shared_cores() if session_options is None else session_options
+            make = ShardedUpdate if sharded and self.size > 1 else WholeUpdate
+            update = make(self._replicas, halves, nbytes, providers, options, state)
+            return update, FirstHalf(halves, update.arena, update.held, providers, options)
+
+        self._update, self._first = self._replicas.agreed(open_sessions, what)
+        self._stages = len(halves.stages)
+        carried = self._update.specs
+        self.output_names = output_names(model, self.stamp, carried)
+        fed = {**self._update.inputs, **self._first.inputs}
+        self.inputs: dict[str, InputSpec] = {
+            name: fed[name] for value in model.graph.inputs if (name := value.name or "") in fed
+        }
+        self._common = [name for name in self.inputs if name in self._update.inputs]
+        self._interface = fingerprint(self.inputs, [value.name or "" for value in model.graph.outputs], carried)
+        self._model = without_state(model, self._states)
+        self._update.write(self._update.initial())
+
+    @property
+    def loss_scale(self) -> float:
+        """The loss scale that the next step will use."""
+        return self._update.session.loss_scale
+
+    @property
+    def good_steps(self) -> int:
+        """Good steps in a row since the loss scale changed last; 0 for a fixed loss scale."""
+        return self._update.session.good_steps
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Telemetry, as of `Session`."""
+        return self._update.session.counters
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this replica has given to collective operations so far."""
+        return self._replicas.traffic
+
+    def step(self, feeds: Mapping[str, Any], *, fetch: Sequence[str] | None = None) -> StepResult:
+        """Run one training step, together with the other replicas.
+
+        Args:
+            feeds: `{input name: value}` of this replica's share of the batch, and of what is the same on all replicas,
+                such as a learning rate.
+            fetch: the names of the outputs to return; None for all but the carried state.
+
+        Returns:
+            the outputs, `{output name: array}`; its attributes say whether the step was applied.
+
+        Raises:
+            ReplicaError: a feed of one replica is missing, unknown, or does not fit, the step cannot run there, or
+                what the update reads differs between replicas. No state has changed.
+        """
+        self._open()
+        error: BaseException | None = None
+        values: dict[str, Any] = {}
+        wanted: tuple[str, ...] = ()
+        common: dict[str, Any] = {}
+        try:
+            wanted = self.output_names if fetch is None else tuple(fetch)
+            check_names(self.inputs, feeds, self.output_names, wanted)
+            values = self._first.check(feeds)
+            common = {name: as_feed(name, feeds[name], self.inputs[name]) for name in self._common if name in feeds}
+        except BaseException as caught:
+            error = caught
+        for stage in range(self._stages):
+            if error is None:
+                try:
+                    self._first.run(stage, values, wanted)
+                except BaseException as caught:
+                    error = caught
+            # A replica with an error takes part all the same: the others are waiting for it.
+            self._update.reduction.start(stage)
+        finite = self._update.reduction.finish()
+        if error is not None and self.size == 1:
+            raise error
+        if self.size > 1:
+            same = {**common, "the loss scale": self.loss_scale, "the count of good steps": self.good_steps}
+            finite, self.stopping = decide(self._replicas, error, finite, same, self._wants_stop)
+        else:
+            self.stopping = self._wants_stop
+        return self._apply(values, common, finite, wanted)
+
+    def state_dict(self) -> Arrays:
+        """Return copies of all carried state; see `Session.state_dict`. It is the same on all replicas."""
+        self._open()
+        return self._update.read()
+
+    def load_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
+        """Replace all carried state on all replicas by what rank 0 is given; that of others is not looked at.
+
+        Raises:
+            ReplicaError: a state is missing, unknown, or does not fit; then nothing has changed.
+        """
+        self._open()
+        self._load(lambda: {} if state is None else state, "the state given")
+
+    def save_state(self, path: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> None:
+        """Let rank 0 write all carried state; see `Session.save_state`.
+
+        The file is one of the whole step: it can be loaded with any number of replicas, and by a `Session`.
+        """
+        state = self.state_dict()
+        self._replicas.agreed(
+            lambda: (
+                write_state_file(path, state, self.stamp, self._interface, {} if extra is None else extra)
+                if self._replicas.is_first
+                else None
+            ),
+            "writing the state",
+        )
+
+    def load_state(self, path: str | os.PathLike[str]) -> dict[str, str]:
+        """Let rank 0 read all carried state from a file that `save_state` wrote, here or of a `Session`.
+
+        Returns:
+            the extra texts, on all replicas.
+        """
+        self._open()
+        extra: dict[str, str] = {}
+
+        def read() -> Mapping[str, Any]:
+            state, metadata = read_state_file(path)
+            check_origin(path, metadata, self.stamp, self._interface)
+            extra.update(read_extra(path, metadata))
+            return state
+
+        self._load(read, os.fspath(path))
+        return json.loads(self._replicas.exchange(json.dumps(extra), "reading the state")[0])  # type: ignore[no-any-return]
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Let rank 0 write the whole step with the present state in it; see `Session.export`."""
+        state = self.state_dict()
+
+        def write() -> None:
+            if self._replicas.is_first:
+                export_step(self._model, state, path)
+
+        self._replicas.agreed(write, "writing the step")
+
+    def ask_to_stop(self) -> None:
+        """Let `stopping` be true on all replicas after the next step, for a loop that all are to leave at once.
+
+        Not collective: one replica may call it, which has received a signal, say.
+        """
+        self._wants_stop = True
+
+    def close(self) -> None:
+        """Free the sessions, all buffers and the communicator."""
+        if not self._closed:
+            self._closed = True
+            self._update.reduction.close()
+            self._update.session.close()
+            self._replicas.close()
+
+    def _apply(
+        self, values: dict[str, Any], common: dict[str, Any], finite: bool, wanted: tuple[str, ...]
+    ) -> StepResult:
+        """Run the second half on the reduced gradients."""
+        averaged = means(self._replicas, {name: values[name].numpy() for name in self._cut.average})
+        handed = {name: averaged.get(name, values.get(name)) for name in (*self._cut.average, *self._cut.local)}
+        feeds = {**common, **{name: value for name, value in handed.items() if name in self._update.inputs}}
+        if REPLICAS_FINITE in self._update.inputs:
+            feeds[REPLICAS_FINITE] = np.asarray(finite)
+        late = [name for name in wanted if name in self._update.output_names and name not in self._cut.outputs]
+        try:
+            result = self._update.apply(feeds, late)
+        except BaseException as error:
+            if self.size > 1:
+                # The others have applied the step already.
+                self._replicas.abort(f"the update failed: {told(error)}")
+            raise
+        given = {
+            name: averaged[name] if name in averaged else values[name].numpy() for name in wanted if name not in late
+        }
+        outputs = {name: result[name] if name in late else given[name] for name in wanted}
+        result.clear()
+        result.update(outputs)
+        return result
+
+    def _load(self, read: Callable[[], Mapping[str, Any]], source: str) -> None:
+        """Let rank 0 read state, check it, and give it to all."""
+        self._open()
+
+        def checked() -> Arrays:
+            return self._update.check(read(), source) if self._replicas.is_first else {}
+
+        found = self._replicas.agreed(checked, "reading the state")
+        self._update.write({name: np.array(array, order="C") for name, array in found.items()})
+
+    def _shared_cores(self) -> ort.SessionOptions:
+        """Options that leave the other replicas on this machine their cores, where the launcher has bound none."""
+        options = quiet_options()
+        if (cores := available_cores()) == os.cpu_count():
+            options.intra_op_num_threads = max(1, cores // self._replicas.neighbours)
+        return options
+
+    def _open(self) -> None:
+        if self._closed:
+            raise SessionError("the session is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None and self.size > 1 and not isinstance(error, ReplicaError | SystemExit):
+            # The others know nothing of it, and would wait for this replica.
+            if isinstance(error, GraphscaleError):
+                self._replicas.abort(told(error), 2)
+            traceback.print_exception(error)
+            self._replicas.abort(told(error))
+        self.close()

@@ -1,0 +1,233 @@
+"""split: a scaled step as two models, cut at the gradients, which can be reduced over replicas in between."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from graphscale.collector import paused_collector
+from graphscale.errors import SplitError
+from graphscale.files import model_files
+from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.stamp import Stamp, read_stamp
+from graphscale.graph.undo import UNDO_KEY
+from graphscale.pipeline import Model, ScaledModel, open_copy
+from graphscale.replicas.buckets import BUCKET_BYTES, Bucket, Gradient, bucket_size, in_stages, lay_out
+from graphscale.replicas.cut import Cut, find_cut
+from graphscale.replicas.halves import REPLICAS_FINITE, add_common_decision, extract, gradients_of, know_types
+from graphscale.replicas.packing import pack, unpack
+from graphscale.replicas.stages import cut_stages
+
+__all__ = ["SPLIT_KEY", "Halves", "SplitReport", "SplitStep", "cut_halves", "open_step", "split", "stage_path"]
+
+# What a half says of itself.
+SPLIT_KEY = "graphscale.split"
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitReport:
+    """How a step was split.
+
+    Attributes:
+        gradients: `{name: shape}` of what is cut, in the order in which the backward pass gives them.
+        buckets: name, dtype, elements, bytes and stage of each, and its segments `[gradient, begin, end]`.
+        stages: how many models the first half is.
+        nodes: of each stage, and of the second half, without what packs and unpacks buckets.
+        average: outputs of the first half of which replicas take the mean, as of the gradients: scalar metrics, running
+            statistics.
+        local: what the first half hands on to the second as it is.
+        outputs: the outputs of the step that the first half gives; the second gives all others.
+    """
+
+    gradients: dict[str, list[int]]
+    buckets: tuple[dict[str, Any], ...]
+    stages: int
+    nodes: tuple[int, ...]
+    average: tuple[str, ...]
+    local: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts, lists, strings and numbers."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitStep:
+    """The result of `split`.
+
+    Attributes:
+        gradients: the first half: one model, or as many as there are stages, each of which reads what those before it
+            give.
+        update: the second half.
+        report: how the step was split.
+    """
+
+    gradients: tuple[ir.Model | onnx.ModelProto, ...]
+    update: ir.Model | onnx.ModelProto
+    report: SplitReport
+
+    def save(self, gradients: str | os.PathLike[str], update: str | os.PathLike[str]) -> None:
+        """Write the models, each atomically: stage 2 of `grads.onnx` is `grads.2.onnx`, and so on.
+
+        Raises:
+            OutputError: a folder does not exist, or cannot be written.
+        """
+        paths = [stage_path(gradients, i) for i in range(len(self.gradients))]
+        for path in (*paths, update):
+            model_files.check_output(path)
+        if len({Path(path).absolute() for path in (*paths, update)}) <= len(paths):
+            raise SplitError(f"the two halves cannot both be written to {os.fspath(update)}; give them two names")
+        for model, path in zip((*self.gradients, self.update), (*paths, update), strict=True):
+            model_files.save(model if isinstance(model, ir.Model) else model_files.from_proto(model), path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves:
+    """A step in two halves whose gradients are separate values: what a session binds to its buckets.
+
+    Attributes:
+        stamp: what the step says of its scaling.
+        stages: the first half.
+        update: the second half.
+        gradients: what is cut, in the order of the backward pass.
+        groups: the same, by the stage that gives it.
+        cut: the cut.
+        states: the carried inputs.
+    """
+
+    stamp: Stamp
+    stages: tuple[ir.Model, ...]
+    update: ir.Model
+    gradients: tuple[Gradient, ...]
+    groups: tuple[tuple[Gradient, ...], ...]
+    cut: Cut
+    states: frozenset[str]
+
+
+def stage_path(path: str | os.PathLike[str], stage: int) -> Path:
+    """Where a stage, counted from 0, is written, if the first one is written to `path`."""
+    first = Path(path)
+    return first if stage == 0 else first.with_name(f"{first.stem}.{stage + 1}{first.suffix}")
+
+
+@explains_damage
+@paused_collector()
+def split(
+    step: Model | ScaledModel, *, bucket_bytes: int | str = BUCKET_BYTES, stages: int = 1, pack_buckets: bool = True
+) -> SplitStep:
+    """Cut a scaled step at its gradients. The model given is not changed.
+
+    The first half computes the unscaled gradients, and gives them in buckets: flattened, one after the other, in the
+    order in which the backward pass has them. Between the halves they are to be reduced over replicas, to their mean.
+    The second half takes the buckets, checks them, updates the loss scale and applies the guarded update; of its input
+    `replicas_finite`, true by default, it wants to know whether the gradients of all replicas are finite.
+
+    Args:
+        step: a scaled step with its optimizer inside: a path, what `scale` returned, or a model.
+        bucket_bytes: what a bucket holds at most: bytes, or a text like "25MiB".
+        stages: so many models for the first half: the buckets of one can be reduced while the next one runs.
+        pack_buckets: give buckets; else the halves give and take every gradient under its own name.
+
+    Raises:
+        ModelFileError: the model carries no loss scale.
+        SplitError: it has no updates, cannot be cut, or not into these buckets and stages.
+    """
+    if isinstance(step, ScaledModel):
+        step = step.model
+    nbytes = bucket_size(bucket_bytes)
+    model, name = open_step(step)
+    halves = cut_halves(model, name, stages)
+    buckets = lay_out(halves.groups, nbytes)
+    report = _report(halves, buckets)
+    if pack_buckets:
+        by_name = {gradient.name: gradient for gradient in halves.gradients}
+        for i, stage in enumerate(halves.stages):
+            pack(stage.graph, [bucket for bucket in buckets if bucket.stage == i], by_name)
+        unpack(halves.update.graph, buckets, by_name)
+    _stamp(halves, report)
+    models = (*halves.stages, halves.update)
+    if isinstance(step, onnx.ModelProto):
+        protos = [model_files.to_proto(model) for model in models]
+        return SplitStep(tuple(protos[:-1]), protos[-1], report)
+    return SplitStep(halves.stages, halves.update, report)
+
+
+def open_step(step: Model) -> tuple[ir.Model, str]:
+    """A copy of a step, and what to call it in messages.
+
+    Raises:
+        ModelFileError: it cannot be read.
+        SplitError: it is a half already.
+    """
+    model, name = open_copy(step)
+    if SPLIT_KEY in model.metadata_props:
+        raise SplitError(f"{name} is one half of a step that was split already; give the whole step")
+    return model, name
+
+
+def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:
+    """Cut a step; see `split`.
+
+    Args:
+        model: the step, which may be changed.
+        name: what to call it in messages.
+        stages: so many models for the first half.
+    """
+    stamp = read_stamp(model.metadata_props, name)
+    cut = find_cut(model, stamp, name)
+    know_types(model, [*cut.gradients, *cut.average, *cut.local])
+    states = frozenset((*stamp.state, *(state["input"] for state in stamp.report["state"])))
+    model.metadata_props.pop(UNDO_KEY, None)
+    update, given = extract(model, cut.second, cut.kept, states, keep_states=True)
+    # What the second half both takes and gives has two names: what it takes is called alike in both halves.
+    cut = cut.renamed(given)
+    for value in (value for node in model.graph for value in node.outputs if value.name in given):
+        value.name = given[value.name or ""]
+    gradients = gradients_of(model, cut.gradients)
+    groups = in_stages(gradients, stages)
+    models = cut_stages(model, cut, groups, states)
+    decision = stamp.names.get("all_finite")
+    if decision is not None:
+        add_common_decision(update.graph, decision)
+    return Halves(stamp, models, update, tuple(gradients), tuple(tuple(group) for group in groups), cut, states)
+
+
+def _report(halves: Halves, buckets: Sequence[Bucket]) -> SplitReport:
+    return SplitReport(
+        gradients={gradient.name: list(gradient.shape) for gradient in halves.gradients},
+        buckets=tuple(
+            {
+                "name": bucket.name,
+                "dtype": bucket.dtype.name,
+                "elements": bucket.elements,
+                "bytes": bucket.nbytes,
+                "stage": bucket.stage,
+                "segments": [list(dataclasses.astuple(segment)) for segment in bucket.segments],
+            }
+            for bucket in buckets
+        ),
+        stages=len(halves.stages),
+        nodes=tuple(len(model.graph) for model in (*halves.stages, halves.update)),
+        average=halves.cut.average,
+        local=halves.cut.local,
+        outputs=halves.cut.outputs,
+    )
+
+
+def _stamp(halves: Halves, report: SplitReport) -> None:
+    """Let the halves say what they are: both carry the loss scale, only the second carries state."""
+    for i, model in enumerate(halves.stages):
+        first = {**halves.stamp.report, "state": []}
+        dataclasses.replace(halves.stamp, state={}, report=first).write(model)
+        model.metadata_props[SPLIT_KEY] = json.dumps({"half": "gradients", "stage": i, **report.to_dict()})
+    decision = REPLICAS_FINITE if "all_finite" in halves.stamp.names else None
+    second = {"half": "update", "replicas_finite": decision, **report.to_dict()}
+    halves.update.metadata_props[SPLIT_KEY] = json.dumps(second)

@@ -1,0 +1,230 @@
+"""The picture of a run: loss, loss scale with its growths, decreases and skipped steps, and what else was recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphscale.errors import TrainingError
+from graphscale.files import model_files
+from graphscale.training.record import StepRecord
+
+__all__ = ["Curve", "check_picture", "draw"]
+
+SUFFIXES = (".png", ".svg", ".pdf")
+BLUE, GREEN, ORANGE, RED, INK, GRID = "#2f6db5", "#2c8a57", "#d97a1a", "#c2352b", "#333333", "#e4e4e4"
+STYLE: Any = {
+    "agg.path.chunksize": 10_000,  # long runs: a path of a million points is drawn in parts
+    "font.size": 9.5,
+    "axes.edgecolor": "#b5b5b5",
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+}
+_MARKED = 60  # so many skipped steps, growths or decreases can be told apart
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A panel of its own for one number of each record.
+
+    Attributes:
+        label: of the axis.
+        value: takes a record, gives the number; None where it has none.
+        limits: of the axis; None, for both or for the upper one, to fit the values.
+        last: how to write the last value at the curve's end, a format such as "{:.1f} %"; None not to.
+    """
+
+    label: str
+    value: Callable[[StepRecord], float | None]
+    limits: tuple[float, float | None] | None = None
+    last: str | None = None
+
+
+def check_picture(path: str | os.PathLike[str]) -> Path:
+    """Check that a picture can be drawn and written, without writing anything.
+
+    Raises:
+        TrainingError: the suffix is not one of a picture, or matplotlib is not installed.
+        OutputError: the folder does not exist, or the path is a folder.
+    """
+    target = model_files.check_output(path)
+    if target.suffix not in SUFFIXES:
+        raise TrainingError(f"{path}: expected a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise TrainingError(
+            f"drawing needs matplotlib, which cannot be imported here ({error}); install it: "
+            "pip install 'graphscale[plot]'"
+        ) from error
+    return target
+
+
+def draw(
+    records: Sequence[StepRecord],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    curves: Sequence[Curve] = (),
+    notes: Mapping[int, str] | None = None,
+) -> None:
+    """Write the picture of a run, atomically.
+
+    Args:
+        records: the steps.
+        path: a .png, .svg or .pdf file.
+        title: above it.
+        curves: more panels, between loss and loss scale.
+        notes: `{step: text}` to be written beside steps, in the panel of the loss.
+
+    Raises:
+        TrainingError: there are no records, the suffix is unknown, or matplotlib is not installed.
+        OutputError: the file cannot be written.
+    """
+    check_picture(path)
+    if not records:
+        raise TrainingError("there are no steps to draw")
+    from matplotlib import rc_context
+
+    with model_files.replacing(path) as temporary, rc_context(STYLE):
+        figure = _figure(records, [*curves, *_recorded(records)], notes or {})
+        if title:
+            figure.suptitle(title, x=0.012, ha="left", fontsize=12, fontweight="bold")
+        figure.savefig(temporary, dpi=120)
+
+
+def _recorded(records: Sequence[StepRecord]) -> list[Curve]:
+    """A panel for the learning rate where it varies, and one for the zeros where there is telemetry."""
+    curves = []
+    if len({record.learning_rate for record in records}) > 1:
+        curves.append(Curve("learning rate", lambda record: record.learning_rate))
+    if any(record.zero_fraction is not None for record in records):
+        curves.append(Curve("zero gradients (%)", _zeros, limits=(0, None)))
+    return curves
+
+
+def _zeros(record: StepRecord) -> float | None:
+    return None if record.zero_fraction is None else 100 * record.zero_fraction
+
+
+def _figure(records: Sequence[StepRecord], curves: Sequence[Curve], notes: Mapping[int, str]) -> Any:
+    from matplotlib.figure import Figure
+
+    heights = (3, *(2.4 for _ in curves), 3)
+    figure = Figure(figsize=(8.4, 0.55 + 0.72 * sum(heights)), layout="constrained")
+    panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    _draw_loss(panels[0], records, notes)
+    for axes, curve in zip(panels[1:-1], curves, strict=True):
+        _draw_curve(axes, records, curve)
+    _draw_scale(panels[-1], records)
+    skipped = [record.step for record in records if not record.applied]
+    few = len(skipped) <= _MARKED
+    for axes in panels:
+        axes.grid(axis="y", color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.margins(x=0.015)
+        axes.vlines(
+            skipped,
+            0,
+            1,
+            transform=axes.get_xaxis_transform(),
+            color=RED,
+            alpha=1 if few else 0.25,
+            linewidth=1 if few else 0.5,
+            linestyle=(0, (4, 3)) if few else "solid",
+            zorder=1,
+            label=f"skipped ({len(skipped)})" if skipped and axes is panels[-1] else None,
+        )
+    if panels[-1].get_legend_handles_labels()[0]:
+        panels[-1].legend(frameon=False, loc="upper left")
+    panels[-1].set_xlabel("training step")
+    figure.align_ylabels()
+    return figure
+
+
+def _draw_loss(axes: Any, records: Sequence[StepRecord], notes: Mapping[int, str]) -> None:
+    finite = [record for record in records if np.isfinite(record.loss)]
+    steps, losses = np.asarray([r.step for r in finite]), np.asarray([r.loss for r in finite])
+    logarithmic = bool(losses.size and losses.min() > 0)
+    if logarithmic:
+        axes.set_yscale("log")
+    width = max(1, min(len(records) // 50, len(finite)))
+    faint = {"alpha": 0.28, "linewidth": 0.7} if width > 1 else {"linewidth": 1.8}
+    axes.plot(steps, losses, color=BLUE, label="each batch", **faint)
+    if width > 1:
+        window = np.full(width, 1 / width)
+        values = np.log(losses) if logarithmic else losses
+        smooth = np.convolve(values, window, mode="valid")
+        smooth = np.exp(smooth) if logarithmic else smooth
+        axes.plot(steps[width - 1 :], smooth, color=BLUE, linewidth=1.8, label=f"mean of {width} batches")
+    for step, text in notes.items():
+        axes.annotate(
+            text,
+            (step, 0.86),
+            xytext=(9, 0),
+            textcoords="offset points",
+            xycoords=axes.get_xaxis_transform(),
+            color=RED,
+            va="center",
+        )
+    axes.set_ylabel("training loss")
+    axes.legend(frameon=False, loc="lower left")
+
+
+def _draw_curve(axes: Any, records: Sequence[StepRecord], curve: Curve) -> None:
+    points = [(record.step, value) for record in records if (value := curve.value(record)) is not None]
+    steps, values = ([point[axis] for point in points] for axis in (0, 1))
+    axes.plot(steps, values, color=GREEN, linewidth=1.8)
+    if curve.last and points:
+        axes.plot(steps[-1:], values[-1:], "o", color=GREEN, markersize=5)
+        axes.annotate(
+            curve.last.format(values[-1]),
+            points[-1],
+            xytext=(0, -9),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            color=GREEN,
+            fontweight="bold",
+        )
+    axes.set_ylabel(curve.label)
+    if curve.limits:
+        axes.set_ylim(*curve.limits)
+
+
+def _draw_scale(axes: Any, records: Sequence[StepRecord]) -> None:
+    steps = [records[0].step - 1, *(record.step for record in records)]
+    scales = [records[0].loss_scale, *(record.next_loss_scale for record in records)]
+    axes.step(steps, scales, where="post", color=ORANGE, linewidth=1.8)
+    grown = [record for record in records if record.next_loss_scale > record.loss_scale]
+    lowered = [record for record in records if record.next_loss_scale < record.loss_scale]
+    for marks, symbol, colour, twofold, otherwise in (
+        (grown, "^", ORANGE, "doubled", "grown"),
+        (lowered, "v", RED, "halved", "lowered"),
+    ):
+        if not marks:
+            continue
+        factors = {record.next_loss_scale / record.loss_scale for record in marks}
+        axes.plot(
+            [record.step for record in marks],
+            [record.next_loss_scale for record in marks],
+            symbol,
+            color=colour,
+            markersize=7 if len(marks) <= _MARKED else 3,
+            linestyle="none",
+            label=f"{twofold if factors <= {2.0, 0.5} else otherwise} ({len(marks)})",
+        )
+    lowest, highest = min(scales), max(scales)
+    axes.set_yscale("log", base=2)
+    axes.set_ylim(lowest / 1.6, highest * 1.9)
+    axes.set_ylabel("loss scale")
