@@ -71,5 +71,5 @@ def test_the_package_is_imported_without(module: str) -> None:
     import subprocess
     import sys
 
-    code = f"import sys, graphscale.artifacts, graphscale.cli; sys.exit({module!r} in sys.modules)"
+    code = f"import sys, graphscale.ort.artifacts, graphscale.cli; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
