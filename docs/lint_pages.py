@@ -2,7 +2,7 @@
 
     python docs/lint_pages.py
 
-The graphs before and after on each page are written by hand, and run by tests/linting/test_pages.py.
+The graphs before and after on each page are written by hand, and run by tests/checks/linting/test_pages.py.
 """
 
 from __future__ import annotations

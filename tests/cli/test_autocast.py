@@ -13,15 +13,15 @@ import pytest
 import graphscale as gs
 from graphscale.files.ort_checkpoint import read_checkpoint
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
-from tests.artifacts.training_session import FOLDERS
 from tests.build import step
-from tests.casting.borders import assert_well_cast
-from tests.casting.test_constants import masked
 from tests.cli import bad_graphs
 from tests.cli.command import contents, graphscale, graphscale_in_process
 from tests.cli.test_bad_input import EARLIER, refused
 from tests.cli.test_scale import properties
 from tests.conftest import MODELS, assert_all_same_bits, initial_values, load_example, run_once
+from tests.ort.artifacts.training_session import FOLDERS
+from tests.passes.casting.borders import assert_well_cast
+from tests.passes.casting.test_constants import masked
 
 MOMENTUM = MODELS / "pytorch" / "mlp_momentum.onnx"
 FOLDER = FOLDERS / "digits_adamw"

@@ -11,10 +11,10 @@ import pytest
 import graphscale as gs
 from graphscale.checks.linting.codes import CODES
 from tests.build import parse
+from tests.checks.linting.hand import GRADIENTS, STEP, changed
+from tests.checks.linting.test_sarif import check_log
 from tests.cli.command import contents, graphscale, graphscale_in_process
 from tests.conftest import MODELS
-from tests.linting.hand import GRADIENTS, STEP, changed
-from tests.linting.test_sarif import check_log
 
 FLOAT16 = MODELS / "pytorch" / "mlp_float16.onnx"
 CLEAN = MODELS / "pytorch" / "mse_tanh.onnx"

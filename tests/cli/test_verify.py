@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import graphscale as gs
+from tests.checks.verification.test_counterexamples import damaged
 from tests.cli.command import contents, graphscale, graphscale_in_process
 from tests.conftest import MODELS, load_example
-from tests.verification.test_counterexamples import damaged
 
 ARTIFACTS = MODELS / "ort" / "artifacts" / "digits_sgd"
 ORIGINAL = MODELS / "pytorch" / "mlp_momentum.onnx"

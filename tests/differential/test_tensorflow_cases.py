@@ -1,8 +1,9 @@
 """What TensorFlow tests of its loss scales and of the optimizer around them: the same behaviours, on scaled graphs.
 
-The sequences, config, repr, `get`, and gradients that are None or nested are in tests/test_loss_scale.py, the sequences
-on graphs in tests/test_bind.py and tests/test_trajectories.py too. Here is the rest: single tensors, where the bad
-number is, fixed scales that are applied to a loss, slots, checkpoints, and a dynamic scale that changes under way.
+The sequences, config, repr, `get`, and gradients that are None or nested are in tests/policy/test_loss_scale.py, the
+sequences on graphs in tests/policy/test_bind.py and tests/pipeline/test_trajectories.py too. Here is the rest: single
+tensors, where the bad number is, fixed scales that are applied to a loss, slots, checkpoints, and a dynamic scale that
+changes under way.
 """
 
 from __future__ import annotations

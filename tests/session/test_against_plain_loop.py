@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
+from tests.analysis.test_hazards import STEPS_WITH_OPTIMIZER
 from tests.conftest import MODEL_NAMES, MODELS, Arrays, Example, Level, load_example, with_initializers
 from tests.session.plain import (
     PlainLoop,
@@ -21,7 +22,6 @@ from tests.session.plain import (
     options,
     session_and_plain,
 )
-from tests.test_hazards import STEPS_WITH_OPTIMIZER
 
 STEPS = 30
 # So large that scaled gradients overflow in truth, again and again, for the scale grows after every other good step.

@@ -1,0 +1,182 @@
+"""What a drawing says of nodes and values, and which of them it shows."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.analysis.proof import prove
+from graphscale.analysis.training_graph import analyse
+from graphscale.checks.drawing.drawing_context import Phase, Subject, understand
+from graphscale.checks.drawing.facts import degree_of, facts
+from graphscale.checks.drawing.scene import make_scene
+from graphscale.errors import GraphscaleError
+from tests.build import step
+from tests.checks.drawing.graphs import deep_network, scaled_model, scene_of
+from tests.cli.bad_graphs import inference
+from tests.conftest import MODEL_NAMES, MODELS
+from tests.passes.cases import cross_entropy
+
+
+def named(values: dict[str, str]) -> dict[str, str]:
+    return {name: degree for name, degree in values.items() if degree not in ("0", "any")}
+
+
+def degrees(subject: Subject) -> dict[str, str]:
+    return {v.name: degree_of(subject, v) for node in subject.model.graph for v in node.outputs if v.name}
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
+    scaled = understand(scaled_model(name).clone(), name)
+    assert not scaled.unclear
+    assert scaled.scale is not None and scaled.loss is not None
+    rule = {"update-loss-scale", "order-writes"}
+    rule_nodes = frozenset(node for node, mark in scaled.passes.items() if mark in rule)
+    proof = prove(scaled.model.graph, scaled.scale, scaled.loss, rule_nodes=rule_nodes)
+    assert scaled.degrees == proof.degrees.values
+    # Before scaling, a value has the degree that it has afterwards.
+    unscaled = understand(ir.load(MODELS / f"{name}.onnx"), name)
+    before, after = degrees(unscaled), degrees(scaled)
+    moved = {v.name for v in unscaled.model.graph.outputs} | {place.value.name for place in unscaled.places}
+    shared = (before.keys() & after.keys()) - moved
+    assert len(shared) >= 0.6 * len(before)
+    assert {n: before[n] for n in shared} == {n: after[n] for n in shared}
+    assert named({n: before[n] for n in shared})
+
+
+def test_a_value_that_the_scale_would_enter_at_has_it_for_all_readers() -> None:
+    model = gs.pipeline.io.from_proto(cross_entropy())
+    subject = understand(model, "the model")
+    [place] = subject.places
+    assert place.edge is None and place.value.producer() is not None
+    found = degrees(subject)
+    assert {name for name, degree in found.items() if degree == "1"} == {place.value.name, "dw"}
+    scene = make_scene(subject)
+    assert "enters" in scene.boxes[scene.box_of[place.value.producer()]].badges
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) -> None:
+    scene = scene_of(name, scaled=False)
+    found = analyse(scene.subject.model.graph)
+    boxes = [box for box in scene.boxes if box.output is None]
+    leaving = {box for box in boxes if "leaves" in box.badges}
+    assert leaving == {boxes[scene.box_of[v.producer()]] for v in found.gradients if v.producer() is not None}
+    entering = [box for box in boxes if "enters" in box.badges]
+    assert 1 <= len(entering) <= sum(1 if p.edge else max(1, len(p.value.uses())) for p in found.places)
+    for place in found.places:
+        if place.edge is not None:
+            assert boxes[scene.box_of[place.edge.node]] in entering
+    assert any(box.output is found.loss and "loss" in box.badges for box in scene.boxes) or not (
+        found.loss.is_graph_output()
+    )
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_every_node_is_in_one_box(name: str, scaled: bool) -> None:
+    scene = scene_of(name, scaled=scaled)
+    graph = scene.subject.model.graph
+    drawn = [node for box in scene.boxes for node in box.nodes]
+    assert len(drawn) == len(set(drawn))
+    assert set(drawn) == {node for node in graph if node.op_type != "Constant"}
+    for i, box in enumerate(scene.boxes):
+        assert all(scene.box_of[node] == i for node in box.nodes)
+        assert len({(scene.subject.phases[node], scene.subject.passes.get(node)) for node in box.nodes}) <= 1
+    if len(drawn) <= 300:
+        assert all(len(box.nodes) <= 1 for box in scene.boxes)
+        outputs = {box.output for box in scene.boxes if box.output is not None}
+        assert outputs == {value for value in graph.outputs if value.producer() is not None}
+    else:
+        inserted = [box for box in scene.boxes if box.mark is not None]
+        assert all(len(box.nodes) <= 1 for box in inserted)
+
+
+def test_links_carry_what_nodes_read() -> None:
+    scene = scene_of("pytorch/mlp_momentum", scaled=True)
+    read = {
+        (producer, node)
+        for node in scene.subject.model.graph
+        for value in node.inputs
+        if value is not None and (producer := value.producer()) is not None
+    }
+    drawn = {
+        (scene.boxes[link.source].nodes[0], scene.boxes[link.target].nodes[0])
+        for link in scene.links
+        if scene.boxes[link.target].nodes
+    }
+    assert drawn == read
+    for link in scene.links:
+        [giver] = scene.boxes[link.source].nodes
+        read_by = scene.boxes[link.target]
+        values = [v for v in giver.outputs if v is read_by.output or v in [i for n in read_by.nodes for i in n.inputs]]
+        assert (link.degree == 1) == any(scene.subject.degrees.get(value) == 1 for value in values)
+
+
+def test_before_scaling_links_end_where_the_scale_would_come_out() -> None:
+    scene = scene_of("pytorch/mlp_momentum", scaled=False)
+    leaving = [i for i, box in enumerate(scene.boxes) if "leaves" in box.badges]
+    assert len(leaving) == 4
+    assert [link.degree for link in scene.links if link.source in leaving] == [0] * 4
+    assert any(link.degree == 1 and link.target in leaving for link in scene.links)
+    for link in scene.links:
+        assert link.degree == 0 or scene.boxes[link.target].phase is Phase.BACKWARD
+
+
+def test_a_huge_graph_is_folded_but_for_a_few_gradients() -> None:
+    model = deep_network(280)
+    assert len(model.graph.node) > 3000
+    scaled = gs.scale(gs.pipeline.io.from_proto(model)).model
+    assert isinstance(scaled, ir.Model)
+    assert len(scaled.graph) > 5000
+    scene = make_scene(understand(scaled, "deep"))
+    assert len(scene.boxes) < 150
+    assert sum(len(box.nodes) for box in scene.boxes) == len(scaled.graph)
+    for mark in ("unscale-gradients", "check-finite", "guard-updates"):
+        single = [box for box in scene.boxes if box.mark == mark and len(box.nodes) == 1]
+        folded = [box for box in scene.boxes if box.mark == mark and len(box.nodes) > 1]
+        assert len(single) >= 6 and len(folded) == 1
+    assert any(box.mark == "scale-loss" for box in scene.boxes)
+    names = [name for fact in facts(scene) for name in fact.get("names", [])]
+    assert len(names) == sum(len(box.nodes) for box in scene.boxes if len(box.nodes) > 1)
+
+
+def test_subgraphs_and_functions_are_counted_in_their_boxes() -> None:
+    scene = scene_of("pytorch/mlp_momentum", scaled=True)
+    update = next(i for i, box in enumerate(scene.boxes) if box.title == "UpdateLossScale")
+    function = next(iter(scene.subject.model.functions.values()))
+    assert scene.boxes[update].subtitle == f"{len(function)} nodes inside"
+    assert sum(count for _, count in facts(scene)[update]["ops"]) == len(function)
+
+
+def test_phases_follow_the_flow() -> None:
+    scene = scene_of("pytorch/attention_sgd", scaled=True)
+    order = {Phase.FORWARD: 0, Phase.BACKWARD: 1, Phase.UPDATE: 2}
+    for link in scene.links:
+        assert order[scene.boxes[link.source].phase] <= order[scene.boxes[link.target].phase]
+    counts = [sum(box.phase is phase for box in scene.boxes) for phase in order]
+    assert min(counts) > 20
+
+
+class TestWhatIsNoTrainingGraph:
+    def test_is_refused_or_drawn_without_phases(self) -> None:
+        model = gs.pipeline.io.from_proto(inference())
+        with pytest.raises(GraphscaleError):
+            understand(model.clone(), "the model")
+        subject = understand(model, "the model", strict=False)
+        assert subject.note is not None and "loss" in subject.note
+        assert set(subject.phases.values()) == {Phase.UNKNOWN}
+        assert all(fact["phase"] == "" for fact in facts(make_scene(subject)))
+
+    def test_a_scale_that_does_not_cancel_out_is_drawn_as_unclear(self) -> None:
+        model = gs.scale(gs.pipeline.io.from_proto(step("dw1_abs = Exp(dw1)", outputs="float[4,5] dw1_abs"))).model
+        assert isinstance(model, ir.Model)
+        exponential = next(node for node in model.graph if node.op_type == "Exp")
+        unscale = exponential.inputs[0].producer()
+        assert unscale.op_type == "Div"
+        exponential.replace_input_with(0, unscale.inputs[0])
+        subject = understand(model, "the model")
+        assert exponential.outputs[0] in subject.unclear
+        assert degree_of(subject, exponential.outputs[0]) == "?"

@@ -1,0 +1,155 @@
+"""Nothing is found in the graphs of models/, nor in what graphscale makes of them; also if nothing says who made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.passes import Autocast
+from graphscale.policy import presets
+from tests.build import step
+from tests.conftest import MODEL_NAMES, MODELS
+from tests.ort.artifacts.training_session import FOLDERS
+
+EMULATED = {"float16": Autocast("float16", emulate=True), "bfloat16": Autocast("bfloat16", emulate=True)}
+VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "onnx": ("dynamic", {}),
+    "in place": ("dynamic", {"target": "ort-training", "telemetry": True}),
+    "cuda kernel": ("dynamic", {"target": "ort-training-cuda", "autocast": "float16"}),
+    "fixed": (1024, {"target": "ort-cuda"}),
+}
+# Other policies and options, on graphs of each exporter: gradients alone, and steps with state of each kind.
+MORE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "torch": (presets.torch(), {}),
+    "megatron in place": (presets.megatron(), {"target": "ort-training"}),
+    "deepspeed": (presets.deepspeed(), {}),
+    "flax": (presets.flax(), {}),
+    "reset": (gs.DynamicLossScale(1024, 3, on_stuck="reset"), {}),
+    "accept": (gs.DynamicLossScale(1024, 3, on_stuck="accept", max_consecutive_skips=3), {}),
+    "accept in place": (gs.DynamicLossScale(1024, 3, on_stuck="accept"), {"target": "ort-training"}),
+    "fixed in place": (1024, {"target": "ort-training"}),
+    "fixed, checked": (1024, {"skip_nonfinite": True}),
+    "scaled loss": ("dynamic", {"expose_scaled_loss": True}),
+    "telemetry": ("dynamic", {"telemetry": True}),
+    "telemetry on cuda": ("dynamic", {"target": "ort-cuda", "telemetry": True}),
+    "emulated float16": ("dynamic", {"autocast": EMULATED["float16"], "telemetry": True}),
+    "emulated bfloat16": ("dynamic", {"autocast": EMULATED["bfloat16"]}),
+    "bfloat16": ("dynamic", {"target": "ort-training-cuda", "autocast": "bfloat16"}),
+}
+SOME = ("pytorch/attention_adamw_clip", "pytorch/clip_by_value", "jax/mlp_adam", "ort/conv", "ort/gradbuilder_mlp")
+
+
+def serious(report: gs.LintReport) -> list[gs.Finding]:
+    """What is found, but for the note that bfloat16 needs no loss scale."""
+    return [finding for finding in report.findings if finding.code != "GS606"]
+
+
+def scaled(name: str, policy: Any, options: dict[str, Any]) -> ir.Model:
+    """A graph of models/, scaled."""
+    try:
+        model = gs.scale(MODELS / f"{name}.onnx", policy, **options).model
+    except gs.GraphscaleError as error:
+        if "opset" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert isinstance(model, ir.Model)
+    return model
+
+
+def forget(model: ir.Model) -> ir.Model:
+    """Remove what says that graphscale scaled a model."""
+    for key in [key for key in model.metadata_props if key.startswith("graphscale.")]:
+        del model.metadata_props[key]
+    for node in model.graph:
+        node.metadata_props.pop("graphscale.pass", None)
+    return model
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_exported_graphs(name: str) -> None:
+    report = gs.lint(MODELS / f"{name}.onnx")
+    expected = ["GS106"] if name == "pytorch/mlp_float16" else []
+    assert [finding.code for finding in report.findings] == expected
+    assert (report.loss_scale, report.gradients) == (None, 0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_scaled_graphs(name: str, variant: str) -> None:
+    policy, options = VARIANTS[variant]
+    model = scaled(name, policy, options)
+    report = gs.lint(model)
+    assert serious(report) == []
+    assert report.loss_scale == "current_loss_scale" and report.gradients > 0
+    assert (report.check is None) == (policy == 1024)
+    by_hand = gs.lint(forget(model))
+    assert serious(by_hand) == []
+    assert (by_hand.loss_scale, by_hand.gradients) == (report.loss_scale, report.gradients)
+    assert (by_hand.check is None) == (report.check is None)
+
+
+@pytest.mark.parametrize("variant", MORE)
+@pytest.mark.parametrize("name", SOME)
+def test_policies_and_options(name: str, variant: str) -> None:
+    policy, options = MORE[variant]
+    model = scaled(name, policy, options)
+    report = gs.lint(model)
+    assert serious(report) == []
+    assert report.check is not None or (policy == 1024 and "skip_nonfinite" not in options)
+    assert serious(gs.lint(forget(model))) == []
+    brain = "bfloat16" in variant
+    assert brain == any(finding.code == "GS606" for finding in report.findings) and (not brain or report.clean)
+
+
+@pytest.mark.parametrize("options", [{}, {"skip_nonfinite": True}, {"autocast": "float16"}], ids=str)
+@pytest.mark.parametrize("name", ["conv_adamw", "digits_sgd", "digits_adamw_clip", "transformer_adamw"])
+def test_artifact_folders(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    policy: Any = 1024 if "skip_nonfinite" in options else gs.DynamicLossScale(1024, 3)
+    gs.scale_artifacts(FOLDERS / name, tmp_path / "scaled", policy, **options)
+    for folder in (FOLDERS / name, tmp_path / "scaled"):
+        for part in ("training_model", "optimizer_model", "eval_model"):
+            report = gs.lint(folder / f"{part}.onnx")
+            assert report.findings == (), part
+            if folder != FOLDERS / name and part != "eval_model":
+                assert report.check is not None or (part == "training_model" and policy == 1024)
+
+
+@pytest.mark.parametrize("name", ["conv_adamw", "digits_adamw_clip"])
+def test_fused_steps(name: str) -> None:
+    assert gs.lint(gs.fuse(FOLDERS / name, target="ort-training").model).findings == ()
+    step = gs.fuse(FOLDERS / name)
+    assert gs.lint(step.model).findings == ()
+    for target in ("onnx", "ort-training"):
+        model = gs.scale(step.model, updates=step.updates, target=target).model
+        assert gs.lint(model).findings == ()
+
+
+def test_the_model_is_not_changed() -> None:
+    for model in (onnx.load(MODELS / "pytorch" / "mlp_momentum.onnx"), scaled("pytorch/mlp_momentum", "dynamic", {})):
+        proto = model if isinstance(model, onnx.ModelProto) else ir.to_proto(model)
+        before = proto.SerializeToString(deterministic=True)
+        gs.lint(model)
+        after = model if isinstance(model, onnx.ModelProto) else ir.to_proto(model)
+        assert after.SerializeToString(deterministic=True) == before
+
+
+def test_a_gradient_that_is_a_constant_is_no_state() -> None:
+    """Not even where a metric, which could be a loss, reads it; what is computed from it would be one."""
+    metric = "n2 = ReduceL2<keepdims = 0>(db)\n norm = Add(n1, n2)"
+    outputs = "float[4,5] dw1, float[5,3] dw2, float[2] db, float norm"
+
+    def codes(line: str) -> set[str]:
+        model = step(
+            f"n1 = ReduceL2<keepdims = 0>(dw1)\n {line}\n {metric}",
+            outputs=outputs,
+            constants="float[2] ones = {1.0, 1.0}",
+        )
+        return {finding.code for finding in gs.lint(model).findings}
+
+    assert codes("same = Identity(ones)\n db = Identity(same)") == set()
+    assert codes("db = Sub(ones, n1)") == {"GS501"}

@@ -1,0 +1,84 @@
+"""Sound scaled graphs of other kinds are verified: optimizer operators, random graphs, weights in other files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import graphscale as gs
+from graphscale.checks.verification import numeric
+from tests.build import feeds_for, step
+from tests.conftest import HAS_TRAINING, NEEDS_TRAINING, Level, load_example, make_session, with_initializers
+from tests.pipeline.test_optimizers import CASES
+from tests.random_graphs import random_presentation, random_step
+
+
+@pytest.mark.parametrize("target", ["onnx", pytest.param("ort-training", marks=pytest.mark.training)])
+@pytest.mark.parametrize("name", CASES)
+def test_optimizer_operators(name: str, target: str) -> None:
+    case = CASES[name]
+    if not case.portable and not HAS_TRAINING:
+        pytest.skip(NEEDS_TRAINING)
+    model, feeds = case.model, feeds_for(case.model)
+    if target == "ort-training":
+        held = {state: feeds[state] for state in case.updates.values() if feeds[state].dtype == np.float32}
+        model = with_initializers(model, held)
+    report = gs.verify(model, gs.scale(model, target=target, updates=case.updates if case.named else None), runs=1)
+    assert report.ok, report.failures
+    (guarded,) = (check for check in report.checks if check.name == "carried state guarded")
+    assert guarded.detail == f"{len(case.updates)} states"
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_graphs(seed: int) -> None:
+    choices = random.Random(seed)
+    made = random_step(choices)
+    if not made.is_tame():
+        pytest.skip("its numbers overflow by themselves")
+    model = made.render(random_presentation(choices, made)).model
+    make_session(model, Level.ORT_DISABLE_ALL)  # which skips what this build cannot run
+    target = "ort-training" if HAS_TRAINING and seed % 2 else "onnx"
+    report = gs.verify(model, gs.scale(model, target=target), runs=1)
+    assert report.ok, report.failures
+
+
+def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
+    model = step("w1n = Sub(w1, dw1)", inputs="", outputs="float[4,5] w1n, float[5,3] dw2")
+    feeds = feeds_for(model)
+    model = with_initializers(model, {name: feeds[name] for name in ("w1", "w2")})
+    original, scaled = tmp_path / "original.onnx", tmp_path / "scaled.onnx"
+    onnx.save(model, original, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    gs.scale(original).save(scaled)
+    files = {path.name for path in tmp_path.iterdir()}
+    assert gs.verify(original, scaled, runs=1).ok
+    assert {path.name for path in tmp_path.iterdir()} == files
+
+
+def test_a_named_gradient_and_a_named_loss() -> None:
+    """What the scaling was told is told again, or found in its report."""
+    model = step("twice = Add(loss, loss)", outputs="float[4,5] dw1, float[5,3] dw2, float twice")
+    scaled = gs.scale(model, loss="loss", gradients=["dw1"])
+    assert gs.verify(model, scaled, runs=1).ok
+    assert gs.verify(model, scaled, runs=1, loss="loss", gradients=["dw1"]).ok
+
+
+def test_many_gradients_are_forced_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_example("pytorch/mlp_momentum").model()
+    scaled = gs.scale(model)
+    all_ways = gs.verify(model, scaled, runs=2)
+    monkeypatch.setattr(numeric, "_MANY", 3)
+    once = gs.verify(model, scaled, runs=2)
+    assert all_ways.ok
+    assert once.ok
+    assert all_ways.runs - once.runs == 2 * 3 * 4 - 4
+
+
+def test_bad_arguments() -> None:
+    model = load_example("pytorch/mlp_momentum").model()
+    for bad in ({"runs": -1}, {"tolerance": -0.1}, {"tolerance": float("nan")}, {"providers": ["GPUProvider"]}):
+        with pytest.raises(gs.GraphscaleError):
+            gs.verify(model, gs.scale(model), **bad)

@@ -1,0 +1,256 @@
+"""Folders that must be refused: exit code 2, one line on stderr, nothing written; from Python the same as an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from graphscale import errors
+from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
+from graphscale.ort.artifacts import scale_artifacts
+from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.ort.artifacts.training_session import FOLDERS
+
+SOURCE, OTHER = FOLDERS / "digits_adamw", FOLDERS / "conv_adamw"
+TRAINING, EVAL, OPTIMIZER, CHECKPOINT = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"
+
+File, Gradient, Unsupported = errors.ModelFileError, errors.GradientError, errors.UnsupportedModelError
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A folder that must be refused.
+
+    Attributes:
+        name: the test's.
+        spoil: what is done to a good folder.
+        error: what Python raises.
+        words: what the message names.
+    """
+
+    name: str
+    spoil: Callable[[Path], object]
+    error: type[errors.GraphscaleError]
+    words: tuple[str, ...]
+
+
+def removed(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def exchanged(name: str, source: Path) -> Callable[[Path], object]:
+    """A file is replaced by another one."""
+    return lambda folder: shutil.copy(source, folder / name)
+
+
+def cut(name: str, share: float) -> Callable[[Path], object]:
+    def spoil(folder: Path) -> None:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: int(share * len(data))])
+
+    return spoil
+
+
+def changed_graph(name: str, change: Callable[[onnx.GraphProto], object]) -> Callable[[Path], object]:
+    def spoil(folder: Path) -> None:
+        model = onnx.load(folder / name)
+        change(model.graph)
+        onnx.save(model, folder / name)
+
+    return spoil
+
+
+def frozen_only(folder: Path) -> None:
+    checkpoint = read_checkpoint(folder / CHECKPOINT)
+    checkpoint.frozen = {**checkpoint.frozen, **checkpoint.trainable}
+    checkpoint.trainable = {}
+    write_checkpoint(folder / CHECKPOINT, checkpoint)
+
+
+def one_more_frozen(folder: Path) -> None:
+    checkpoint = read_checkpoint(folder / CHECKPOINT)
+    checkpoint.frozen["fc1.bias"] = checkpoint.trainable.pop("fc1.bias")
+    write_checkpoint(folder / CHECKPOINT, checkpoint)
+
+
+def another_shape(folder: Path) -> None:
+    checkpoint = read_checkpoint(folder / CHECKPOINT)
+    checkpoint.trainable["fc1.bias"] = np.zeros(65, np.float32)
+    write_checkpoint(folder / CHECKPOINT, checkpoint)
+
+
+def another_dtype(folder: Path) -> None:
+    checkpoint = read_checkpoint(folder / CHECKPOINT)
+    checkpoint.trainable["fc1.bias"] = np.zeros(64, np.float64)
+    write_checkpoint(folder / CHECKPOINT, checkpoint)
+
+
+def renamed_parameter(graph: onnx.GraphProto) -> None:
+    for names in [node.input for node in graph.node]:
+        names[:] = ["fc9.bias" if name == "fc1.bias" else name for name in names]
+    next(value for value in graph.input if value.name == "fc1.bias").name = "fc9.bias"
+
+
+def gradients_as_outputs(graph: onnx.GraphProto) -> None:
+    """What a training model is before gradients are accumulated."""
+    nodes = [node for node in graph.node if node.op_type != "InPlaceAccumulatorV2"]
+    inputs = [value for value in graph.input if "accumulation" not in value.name and value.name != "lazy_reset_grad"]
+    outputs = [onnx.helper.make_tensor_value_info(f"{name}_grad", 1, None) for name in ("fc1.weight", "fc1.bias")]
+    outputs.insert(0, graph.output[0])
+    for field, values in ((graph.node, nodes), (graph.input, inputs), (graph.output, outputs)):
+        del field[:]
+        field.extend(values)
+
+
+def one_gradient_not_accumulated(graph: onnx.GraphProto) -> None:
+    node = next(node for node in graph.node if node.input[0] == "fc1.bias_grad.accumulation.buffer")
+    node.op_type, node.domain = "Add", ""
+    del node.input[2:]
+
+
+def gradient_beside_the_accumulators(graph: onnx.GraphProto) -> None:
+    """A gradient of the input, shown to the user and accumulated nowhere."""
+    graph.node.append(onnx.helper.make_node("MatMul", ["gemm_0_grad", "fc1.weight"], ["d_input"], name="d_input"))
+    graph.output.append(onnx.helper.make_tensor_value_info("d_input", 1, None))
+
+
+def constant_gradient(graph: onnx.GraphProto) -> None:
+    """An accumulator reads something that the loss has no part in."""
+    node = next(node for node in graph.node if node.input[0] == "fc1.bias_grad.accumulation.buffer")
+    node.input[1] = "fc1.bias"
+
+
+def without_lazy_reset(graph: onnx.GraphProto) -> None:
+    graph.input.remove(next(value for value in graph.input if value.name == "lazy_reset_grad"))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.asarray([True]), "lazy_reset_grad"))
+
+
+def other_optimizer(graph: onnx.GraphProto) -> None:
+    graph.node[0].op_type = "LambOptimizer"
+
+
+def gradients_on_another_way(graph: onnx.GraphProto) -> None:
+    graph.node.insert(0, onnx.helper.make_node("Identity", ["gradients"], ["copied"], name="copy"))
+    graph.node[1].input[3] = "copied"
+
+
+def scaled(folder: Path) -> None:
+    scale_artifacts(SOURCE, folder, force=True)
+
+
+CASES = [
+    *(Case(f"no-{name}", removed(name), File, (name, "has no")) for name in (TRAINING, EVAL, OPTIMIZER, CHECKPOINT)),
+    Case("cut-model", cut(TRAINING, 0.9), File, (TRAINING, "truncated")),
+    Case("cut-checkpoint", cut(CHECKPOINT, 0.7), File, (CHECKPOINT, "truncated")),
+    Case("model-as-checkpoint", exchanged(CHECKPOINT, SOURCE / EVAL), File, (CHECKPOINT, "not a checkpoint")),
+    Case("other-training", exchanged(TRAINING, OTHER / TRAINING), File, ("'fc1.weight'", TRAINING, "different models")),
+    Case("other-eval", exchanged(EVAL, OTHER / EVAL), File, (EVAL, "another model")),
+    Case("training-as-eval", exchanged(EVAL, SOURCE / TRAINING), File, (EVAL, "is a training model")),
+    Case("eval-as-training", exchanged(TRAINING, SOURCE / EVAL), Gradient, (TRAINING, "does not accumulate")),
+    Case("eval-as-optimizer", exchanged(OPTIMIZER, SOURCE / EVAL), File, (OPTIMIZER, "no optimizer model")),
+    Case("other-checkpoint", exchanged(CHECKPOINT, OTHER / CHECKPOINT), File, ("'conv1.weight'", "different models")),
+    Case("shape", another_shape, File, ("'fc1.bias'", "[65]", "[64]")),
+    Case("dtype", another_dtype, File, ("'fc1.bias'", "float64", "FLOAT")),
+    Case("frozen-in-checkpoint", one_more_frozen, File, (TRAINING, "trains 'fc1.bias'")),
+    Case("renamed", changed_graph(EVAL, renamed_parameter), File, (EVAL, "another model", "'fc1.bias'")),
+    Case("frozen-only", frozen_only, File, (TRAINING, "no trainable parameter")),
+    Case("no-accumulators", changed_graph(TRAINING, gradients_as_outputs), Gradient, ("'fc1.weight'", "accumulate")),
+    Case("one-missing", changed_graph(TRAINING, one_gradient_not_accumulated), Gradient, ("'fc1.bias'", "accumulate")),
+    Case(
+        "beside",
+        changed_graph(TRAINING, gradient_beside_the_accumulators),
+        Gradient,
+        ("does not accumulate the gradient 'd_input'", "remove the output"),
+    ),
+    Case("no-gradient", changed_graph(TRAINING, constant_gradient), Gradient, ("'fc1.bias'", "traced to the loss")),
+    Case("no-reset", changed_graph(TRAINING, without_lazy_reset), Gradient, ("lazy_reset_grad",)),
+    Case(
+        "lamb",
+        changed_graph(OPTIMIZER, other_optimizer),
+        Unsupported,
+        (OPTIMIZER, "AdamWOptimizer or", "LambOptimizer"),
+    ),
+    Case(
+        "untraced", changed_graph(OPTIMIZER, gradients_on_another_way), Unsupported, (OPTIMIZER, "AdamW", "be traced")
+    ),
+    Case("scaled", scaled, errors.AlreadyScaledError, (TRAINING, "scale the original graph")),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_bad_folder_is_refused(case: Case, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(SOURCE, folder)
+    case.spoil(folder)
+    before = contents(tmp_path)
+    with pytest.raises(case.error) as caught:
+        scale_artifacts(folder, tmp_path / "out")
+    assert contents(tmp_path) == before
+    result = graphscale_in_process("scale", "folder", "-o", "out", folder=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    for word in case.words:
+        assert word in line and word in str(caught.value).replace("\n", " ")
+    assert contents(tmp_path) == before
+
+
+def test_a_model_whose_parameters_are_all_frozen(tmp_path: Path) -> None:
+    """Not only the checkpoint: the training model has no buffers either."""
+    folder = tmp_path / "folder"
+    shutil.copytree(SOURCE, folder)
+    frozen_only(folder)
+    changed_graph(TRAINING, gradients_as_outputs)(folder)
+    with pytest.raises(Unsupported, match="frozen parameters only"):
+        scale_artifacts(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["missing", "training_model.onnx"])
+def test_what_is_no_folder(name: str, tmp_path: Path) -> None:
+    shutil.copy(SOURCE / TRAINING, tmp_path)
+    with pytest.raises(File, match="is not a folder"):
+        scale_artifacts(tmp_path / name, tmp_path / "out")
+
+
+def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("a file")
+    before = contents(tmp_path)
+    for out, words in (
+        ("file", "is a file"),
+        ("full", "not empty"),
+        ("no/out", "does not exist"),
+        ("x" * 300, "File name too long"),
+    ):
+        result = graphscale_in_process("scale", SOURCE, "-o", out, folder=tmp_path)
+        assert (result.returncode, result.stdout) == (2, "") and words in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "option", [["--seed=a:0"], ["--gradient=g"], ["--update=a=b"], ["--expose-scaled-loss"], ["--target=onnx"]]
+)
+def test_options_that_a_folder_does_not_take(option: list[str], tmp_path: Path) -> None:
+    result = graphscale_in_process("scale", SOURCE, "-o", "out", *option, folder=tmp_path)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert contents(tmp_path) == {}
+
+
+def test_the_command_line_refuses_as_a_program(tmp_path: Path) -> None:
+    result = graphscale("scale", OTHER, folder=tmp_path)
+    assert result.returncode == 2 and "-o" in result.stderr
+    result = graphscale("scale", "x" * 300, "-o", "out", folder=tmp_path)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1) and "File name too long" in result.stderr
+    assert contents(tmp_path) == {}
+    shutil.copytree(SOURCE, tmp_path / "folder")
+    before = contents(tmp_path)
+    result = graphscale("scale", "folder", "-o", "folder", "--force", folder=tmp_path)
+    assert result.returncode == 2 and "holds the folder" in result.stderr
+    assert contents(tmp_path) == before

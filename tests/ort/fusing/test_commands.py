@@ -1,0 +1,243 @@
+"""graphscale fuse and export-weights: what they write and print, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import graphscale as gs
+from graphscale.ort.fusing import fuse
+from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.conftest import initial_values
+from tests.ort.fusing.training import FOLDERS, edited
+
+
+def succeed(folder: Path, *words: Any) -> str:
+    result = graphscale_in_process(*words, folder=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def refuse(folder: Path, *words: Any) -> str:
+    """The one line on stderr of a command that must fail, and must write nothing."""
+    before = contents(folder)
+    result = graphscale_in_process(*words, folder=folder)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert contents(folder) == before
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("graphscale: ")
+    return line
+
+
+def test_fuse(tmp_path: Path) -> None:
+    result = graphscale("fuse", FOLDERS / "digits_adamw", "-o", "step.onnx", folder=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "fc1.weight -> fc1.weight.next" in result.stdout
+    assert "100 %" in result.stdout
+    expected = fuse(FOLDERS / "digits_adamw")
+    expected.save(tmp_path / "expected.onnx")
+    assert (tmp_path / "step.onnx").read_bytes() == (tmp_path / "expected.onnx").read_bytes()
+    # And it is an ordinary training step to the other commands.
+    found = json.loads(succeed(tmp_path, "inspect", "step.onnx", "--json"))
+    assert {state["output"]: state["input"] for state in found["state"]} == expected.updates
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-training"])
+def test_fuse_and_scale(target: str, tmp_path: Path) -> None:
+    """In one go, the same model as in two steps."""
+    words = ("--loss-scale", "dynamic", "--increment-period", "10", "--target", target)
+    report = json.loads(succeed(tmp_path, "fuse", FOLDERS / "conv_adamw", "-o", "one.onnx", *words, "--json"))
+    assert report["policy"]["config"]["increment_period"] == 10
+    assert report["target"] == target
+    assert report["coverage"] == 1.0
+    succeed(tmp_path, "fuse", FOLDERS / "conv_adamw", "-o", "step.onnx")
+    succeed(tmp_path, "scale", "step.onnx", "-o", "two.onnx", *words)
+    one, two = onnx.load(tmp_path / "one.onnx"), onnx.load(tmp_path / "two.onnx")
+    assert onnx.printer.to_text(one.graph) == onnx.printer.to_text(two.graph)
+    in_place = {node.input[0] for node in one.graph.node if node.op_type == "InPlaceAccumulatorV2"}
+    states = {state["input"] for state in report["state"]}
+    assert {"conv1.weight", "fc.bias.momentum1", "norm1.running_var", "step", "good_steps"} <= states
+    assert in_place == (states if target == "ort-training" else set())
+
+
+def test_fuse_in_place(tmp_path: Path) -> None:
+    succeed(tmp_path, "fuse", FOLDERS / "digits_sgd", "-o", "step.onnx", "--target", "ort-training")
+    model = onnx.load(tmp_path / "step.onnx")
+    assert [value.name for value in model.graph.output] == ["onnx::loss::2"]
+    written = {node.input[0] for node in model.graph.node if node.op_type == "InPlaceAccumulatorV2"}
+    assert written == {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias", "step"}
+
+
+def test_export_weights(tmp_path: Path) -> None:
+    state = {key: value + 1 for key, value in initial_values(_step("digits_adamw")).items() if key.startswith("fc")}
+    np.savez(tmp_path / "state.npz", **state)
+    words = ("export-weights", "state.npz", FOLDERS / "digits_adamw" / "eval_model.onnx")
+    printed = succeed(tmp_path, *words, "-o", "model.onnx")
+    assert printed.startswith("4 weights from state.npz -> model.onnx\nnot used: ")
+    written = initial_values(onnx.load(tmp_path / "model.onnx"))
+    np.testing.assert_array_equal(written["fc1.weight"], state["fc1.weight"])
+    found = json.loads(succeed(tmp_path, *words, "-o", "again.onnx", "--json"))
+    assert set(found["written"]) == {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
+    assert len(found["unused"]) == 8
+
+
+def _step(name: str) -> onnx.ModelProto:
+    import onnx_ir as ir
+
+    return ir.serde.serialize_model(fuse(FOLDERS / name).model)
+
+
+def _foreign(model: onnx.ModelProto) -> None:
+    model.graph.node[-1].op_type = "LambOptimizer"
+
+
+def _between(model: onnx.ModelProto) -> None:
+    """A second optimizer beside the first."""
+    model.graph.node.append(model.graph.node[-1])
+    model.graph.node[-1].output[0] = "again"
+
+
+def _more(model: onnx.ModelProto) -> None:
+    model.graph.node.append(onnx.helper.make_node("Identity", ["learning_rate"], ["copy"], name="extra"))
+
+
+def _signal(model: onnx.ModelProto) -> None:
+    model.graph.node[-1].input.append("signal")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray([True]), "signal"))
+
+
+def _replaced(model: onnx.ModelProto) -> None:
+    """Gradients from elsewhere."""
+    model.graph.node.insert(0, onnx.helper.make_node("Identity", ["gradients"], ["mine"], name="same"))
+    model.graph.node[-1].input[3] = "mine"
+
+
+def _mode(model: onnx.ModelProto) -> None:
+    for attribute in model.graph.node[-1].attribute:
+        if attribute.name == "adam_mode":
+            attribute.i = 3
+
+
+def _unaccumulated(model: onnx.ModelProto) -> None:
+    next(node for node in model.graph.node if node.op_type == "InPlaceAccumulatorV2").op_type = "InPlaceAccumulator"
+
+
+def _read_twice(model: onnx.ModelProto) -> None:
+    model.graph.node.append(onnx.helper.make_node("Not", ["lazy_reset_grad"], ["negated"], name="not"))
+
+
+BAD_FOLDERS: dict[str, tuple[dict[str, Callable], str]] = {
+    "foreign optimizer": ({"optimizer_model": _foreign}, "0 optimizer operators"),
+    "two optimizers": ({"optimizer_model": _between}, "2 optimizer operators"),
+    "more nodes": ({"optimizer_model": _more}, "Identity (node 'extra')"),
+    "update signal": ({"optimizer_model": _signal}, "update signal 'signal'"),
+    "other gradients": ({"optimizer_model": _replaced}, "come from Identity (node 'same')"),
+    "unknown mode": ({"optimizer_model": _mode}, "adam_mode 3"),
+    "not accumulated": ({"training_model": _unaccumulated}, "is not accumulated in an input"),
+    "flag read elsewhere": ({"training_model": _read_twice}, "'lazy_reset_grad' is read by more"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FOLDERS)
+def test_bad_folders(case: str, tmp_path: Path) -> None:
+    changes, expected = BAD_FOLDERS[case]
+    edited("digits_adamw", tmp_path, **changes)
+    assert expected in refuse(tmp_path, "fuse", "digits_adamw", "-o", "step.onnx")
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("training_model.onnx", "training_model.onnx"),
+        ("optimizer_model.onnx", "optimizer_model.onnx"),
+        ("checkpoint", "checkpoint"),
+    ],
+)
+def test_missing_and_damaged_files(file: str, expected: str, tmp_path: Path) -> None:
+    path = edited("digits_adamw", tmp_path) / file
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert expected in refuse(tmp_path, "fuse", "digits_adamw", "-o", "step.onnx")
+    path.unlink()
+    assert expected in refuse(tmp_path, "fuse", "digits_adamw", "-o", "step.onnx")
+
+
+def test_checkpoint_of_another_model(tmp_path: Path) -> None:
+    folder = edited("digits_adamw", tmp_path)
+    (folder / "checkpoint").write_bytes((FOLDERS / "conv_adamw" / "checkpoint").read_bytes())
+    assert "conv1.weight" in refuse(tmp_path, "fuse", "digits_adamw", "-o", "step.onnx")
+
+
+FUSE_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    "no folder": (("nowhere", "-o", "step.onnx"), "nowhere is not a folder"),
+    "a file": (("step", "-o", "step.onnx"), "step is not a folder"),
+    "output folder": (("digits", "-o", "no/step.onnx"), "does not exist; create it"),
+    "target": (("digits", "-o", "x.onnx", "--target", "cuda"), "there is no target 'cuda'"),
+    "scale below 1": (("digits", "-o", "x.onnx", "--loss-scale", "0.5"), "at least 1"),
+    "period alone": (("digits", "-o", "x.onnx", "--increment-period", "5"), "--increment-period goes with"),
+    "no output": (("digits",), "-o"),
+}
+
+
+@pytest.mark.parametrize("case", FUSE_OPTIONS)
+def test_bad_options(case: str, tmp_path: Path) -> None:
+    words, expected = FUSE_OPTIONS[case]
+    (tmp_path / "step").write_text("a file")
+    words = tuple(str(FOLDERS / "digits_adamw") if word == "digits" else word for word in words)
+    assert expected in refuse(tmp_path, "fuse", *words)
+
+
+def _arrays(**changes: np.ndarray | None) -> dict[str, np.ndarray]:
+    values = {k: v for k, v in initial_values(_step("digits_adamw")).items() if k.startswith("fc")}
+    values.update({key.replace("_", "."): value for key, value in changes.items() if value is not None})
+    return {k: v for k, v in values.items() if changes.get(k.replace(".", "_"), v) is not None}
+
+
+BAD_WEIGHTS: dict[str, tuple[dict[str, np.ndarray | None], str]] = {
+    "shape": ({"fc1_bias": np.zeros(3, np.float32)}, "'fc1.bias' is FLOAT[64] in eval_model.onnx"),
+    "rank": ({"fc1_bias": np.zeros((64, 1), np.float32)}, "'fc1.bias' is FLOAT[64] in eval_model.onnx"),
+    "dtype": ({"fc1_bias": np.zeros(64, np.float64)}, "DOUBLE[64] in state.npz"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_WEIGHTS)
+@pytest.mark.parametrize("destination", ["eval_model.onnx", "checkpoint"])
+def test_weights_that_do_not_fit(case: str, destination: str, tmp_path: Path) -> None:
+    changes, expected = BAD_WEIGHTS[case]
+    np.savez(tmp_path / "state.npz", **_arrays(**changes))
+    (tmp_path / destination).write_bytes((FOLDERS / "digits_adamw" / destination).read_bytes())
+    line = refuse(tmp_path, "export-weights", "state.npz", destination, "-o", "out")
+    assert "'fc1.bias' is " in line
+    if destination == "eval_model.onnx":
+        assert expected in line
+
+
+def test_names_that_do_not_match(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_bytes((FOLDERS / "digits_adamw" / "checkpoint").read_bytes())
+    np.savez(tmp_path / "other.npz", w=np.zeros(3, np.float32))
+    np.savez(tmp_path / "state.npz", **_arrays(fc1_bias=None))
+    line = refuse(tmp_path, "export-weights", "other.npz", "checkpoint", "-o", "out")
+    assert "other.npz and checkpoint have no weight in common: 'w' there, 'fc" in line
+    line = refuse(tmp_path, "export-weights", "state.npz", "checkpoint", "-o", "out")
+    assert "state.npz has no 'fc1.bias', a weight of checkpoint; to keep what it has there, pass --partial" in line
+    assert "kept: fc1.bias" in succeed(tmp_path, "export-weights", "state.npz", "checkpoint", "-o", "out", "--partial")
+
+
+@pytest.mark.parametrize("name", ["state.npz", "state.safetensors", "step.onnx", "state.bin", "missing.npz"])
+def test_unreadable_sources(name: str, tmp_path: Path) -> None:
+    if not name.startswith("missing"):
+        (tmp_path / name).write_bytes(b"\x20\0\0\0\0\0\0\0{}")
+    destination = FOLDERS / "digits_adamw" / "checkpoint"
+    assert name in refuse(tmp_path, "export-weights", name, destination, "-o", "out")
+
+
+def test_refused_from_python(tmp_path: Path) -> None:
+    with pytest.raises(gs.GraphscaleError, match="not a folder"):
+        fuse(tmp_path / "nowhere")

@@ -1,0 +1,230 @@
+"""If, Loop, Scan and model-local functions: their bodies hold contractions, or read values of the small type."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import graphscale as gs
+from graphscale import errors
+from tests.analysis.recurrent import recurrent_step
+from tests.analysis.test_control_flow import FUNCTIONS, TestFunctions, choice
+from tests.build import BACKWARD, FORWARD, feeds_for, parse, step
+from tests.conftest import OPTIMIZATION_LEVELS, Level, run_once
+from tests.passes.casting.borders import assert_well_cast, dtypes_in, is_ours, nodes_in
+from tests.passes.casting.rounding import rounded
+from tests.passes.casting.test_choice import ops
+
+FLOAT, FLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
+
+
+@pytest.fixture(params=[True, False], ids=["then", "else"])
+def flag(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def check(model: onnx.ModelProto, *, low: bool = True, **given: object) -> gs.AutocastModel:
+    """Typed and emulated: valid, well cast, runs at every level, computes and scales as the original; the typed one."""
+    onnx.checker.check_model(model)
+    feeds = feeds_for(model, **given)
+    expected, _ = run_once(model, feeds)
+    results = [gs.autocast(model, emulate=emulate) for emulate in (True, False)]
+    for result in results:
+        assert_well_cast(model, result)
+        onnx.checker.check_model(result.model)
+        onnx.shape_inference.infer_shapes(result.model, check_type=True, strict_mode=True)
+        assert (result.report.low_nodes > 0) == low
+        for level in OPTIMIZATION_LEVELS:
+            actual, _ = run_once(result.model, feeds, level)
+            for name, value in expected.items():
+                atol = 5e-3 * max(np.abs(value).max(), 1e-3)
+                np.testing.assert_allclose(actual[name], value, rtol=0, atol=atol, err_msg=f"{name} {level}")
+        scaled = gs.scale(result.model, 1024)
+        assert scaled.report.coverage == 1.0
+        outputs, _ = run_once(scaled.model, feeds, Level.ORT_DISABLE_ALL)
+        for name, value in expected.items():
+            atol = 5e-3 * max(np.abs(value).max(), 1e-3)
+            np.testing.assert_allclose(outputs[name], value, rtol=0, atol=atol, err_msg=name)
+    assert results[0].report.ops == results[1].report.ops
+    return results[1]
+
+
+class TestIf:
+    def test_around_an_activation(self, flag: bool) -> None:
+        """The branches read `h`, which a product gives, and a product reads what they give."""
+        forward = FORWARD.replace("a = Tanh(h)", choice("a", "out = Tanh(h)", "out = Sigmoid(h)"))
+        slope = choice("slope", "aa = Mul(a, a) out = Sub(one, aa)", "na = Sub(one, a) out = Mul(a, na)")
+        backward = BACKWARD.replace("aa = Mul(a, a)", "").replace("slope = Sub(one, aa)", slope)
+        check(step(forward=forward, backward=backward, inputs="bool flag"), flag=flag)
+
+    def test_around_contractions(self, flag: bool) -> None:
+        """Each branch holds a product of values from outside, one of them in the small type already."""
+        then = "xt = Transpose<perm = [1, 0]>(x) out = MatMul(xt, dh)"
+        otherwise = "dht = Transpose<perm = [1, 0]>(dh) half = MatMul(dht, x) out = Transpose<perm = [1, 0]>(half)"
+        backward = BACKWARD.replace("xt = Transpose<perm = [1, 0]>(x)", "")
+        backward = backward.replace("dw1 = MatMul(xt, dh)", choice("dw1", then, otherwise, "float[4,5]"))
+        result = check(step(backward=backward, inputs="bool flag"), flag=flag)
+        assert ops(result)["MatMul"] == (6, 0)
+
+    def test_a_layer_in_a_branch(self, flag: bool) -> None:
+        """Two products in the branch with a low value between them: no cast stands there."""
+        layer = "k = MatMul(h, inner) q = Relu(k) k2 = MatMul(q, inner) out = Tanh(k2)"
+        forward = FORWARD.replace("a = Tanh(h)", choice("a", layer, "out = Tanh(h)"))
+        backward = BACKWARD.replace("aa = Mul(a, a)", "").replace("slope = Sub(one, aa)", "slope = Sub(one, a)")
+        model = step(forward=forward, backward=backward, inputs="bool flag, float[5,5] inner")
+        result = check(model, flag=flag)
+        assert (ops(result)["MatMul"], ops(result)["Relu"]) == ((7, 0), (1, 0))
+        body = next(node for node in result.model.graph.node if node.op_type == "If").attribute[0].g
+        inside = [node.op_type for node in nodes_in(body)]
+        assert inside.index("Relu") == inside.index("MatMul") + 1
+        assert sum(name == "inner" for node in nodes_in(result.model.graph) for name in node.input) == 1
+
+    def test_a_low_value_read_in_a_branch(self, flag: bool) -> None:
+        """`h` is float16, and the exponential of it in the branch reads it in float32."""
+        forward = FORWARD.replace(
+            "a = Tanh(h)",
+            "g = Relu(h) b = "
+            + choice("b", "out = Exp(h)", "out = Exp(g)")[4:]
+            + " c = MatMul(g, inner) a = Add(b, c)",
+        )
+        model = step(forward=forward, inputs="bool flag, float[5,5] inner")
+        result = check(model, flag=flag)
+        dtypes = dtypes_in(result.model)
+        assert (dtypes["h"], dtypes["g"]) == (FLOAT16, FLOAT16)
+
+    def test_the_last_layer_in_a_branch(self, flag: bool) -> None:
+        """The loss comes behind it: what follows the If is the head, not the If."""
+        forward = FORWARD.replace(
+            "y = MatMul(a, w2)", choice("y", "out = MatMul(a, w2)", "out = MatMul(h, w2)", "float[8,3]")
+        )
+        result = check(step(forward=forward, inputs="bool flag"), flag=flag)
+        assert ops(result)["MatMul"] == (6, 0)
+        assert ops(result)["ReduceMean"] == (0, 1)
+
+    def test_a_branch_that_gives_a_constant(self, flag: bool) -> None:
+        zeros = "out = Constant<value = float[8,5] {" + ", ".join(["0.1"] * 40) + "}>()"
+        forward = FORWARD.replace("a = Tanh(h)", choice("a", "out = Tanh(h)", zeros))
+        backward = BACKWARD.replace("aa = Mul(a, a)", "").replace("slope = Sub(one, aa)", "slope = Sub(one, a)")
+        check(step(forward=forward, backward=backward, inputs="bool flag"), flag=flag)
+
+    def test_nested(self, flag: bool) -> None:
+        """A branch in a branch reads a value of the outer branch and one of the graph."""
+        inner = choice("b", "out = MatMul(k, inner)", "out = Add(k, h)", flag="other")
+        forward = FORWARD.replace(
+            "a = Tanh(h)", choice("a", f"k = MatMul(h, inner) {inner} out = Tanh(b)", "out = Tanh(h)")
+        )
+        for other in (True, False):
+            model = step(forward=forward, inputs="bool flag, bool other, float[5,5] inner")
+            check(model, flag=flag, other=other)
+
+
+@pytest.mark.parametrize("kind", ["Scan", "Loop"])
+class TestLoops:
+    @pytest.mark.parametrize("zeros", ["initializers", "computed"])
+    def test_backpropagation_through_time(self, kind: str, zeros: str) -> None:
+        """The products of both bodies run in the small type; state and sums of gradients are carried in float32."""
+        result = check(recurrent_step(kind, zeros))
+        assert ops(result)["MatMul"] == (5, 0)
+        for node in result.model.graph.node:
+            if node.op_type == kind:
+                body = node.attribute[-1].g if node.attribute[-1].HasField("g") else node.attribute[0].g
+                kinds = {v.type.tensor_type.elem_type for v in (*body.input, *body.output)}
+                assert FLOAT16 not in kinds
+
+    def test_weights_are_cast_outside(self, kind: str) -> None:
+        """A weight that the body reads is cast before the loop, once."""
+        result = check(recurrent_step(kind))
+        outside = [node.input[0] for node in result.model.graph.node if is_ours(node)]
+        assert {"u", "v"} <= set(outside)
+        assert len(outside) == len(set(outside))
+
+    def test_with_sgd_inside(self, kind: str) -> None:
+        nodes = "u_step = Mul(du, one) u_next = Sub(u, u_step) v_step = Mul(dv, one) v_next = Sub(v, v_step)"
+        model = recurrent_step(kind, more=nodes, outputs="float[3,4] u_next, float[4,4] v_next")
+        check(model)
+        report = gs.scale(model, autocast="float16").report
+        state = {state.input: state.output for state in report.state}
+        assert (state["u"], state["v"]) == ("u_next", "v_next")
+
+    def test_emulated_numbers(self, kind: str) -> None:
+        """Each product in the body has rounded operands and a rounded result: a recurrence by hand, in numpy."""
+        model = recurrent_step(kind)
+        feeds = feeds_for(model)
+        h = feeds["h0"]
+        u, v = (rounded(feeds[name], "float16") for name in "uv")
+        for x_t in feeds["x"]:
+            xu = rounded(rounded(x_t, "float16") @ u, "float16")
+            hv = rounded(rounded(h, "float16") @ v, "float16")
+            h = np.tanh(xu + hv)
+        loss = np.mean((h - feeds["t"]) ** 2)
+        actual, _ = run_once(gs.autocast(model, emulate=True).model, feeds, Level.ORT_DISABLE_ALL)
+        free, _ = run_once(model, feeds, Level.ORT_DISABLE_ALL)
+        np.testing.assert_allclose(actual["loss"], loss, rtol=1e-6)
+        assert abs(float(free["loss"]) - loss) > 2e-6 * loss
+
+
+def test_a_loop_that_collects_products() -> None:
+    """The rows of a product, one by one: a scan output."""
+    rows = """
+        rows = Loop(eight, go) <body = row_by_row (int64 i, bool more) => (bool going, float[5] row) {
+            going = Identity(more)
+            dy_i = Gather<axis = 0>(dy, i)
+            row = MatMul(dy_i, w2t)
+        }>
+        da = Identity(rows)
+    """
+    backward = BACKWARD.replace("da = MatMul(dy, w2t)", rows)
+    result = check(step(backward=backward, constants="int64 eight = {8}, bool go = {1}"))
+    assert ops(result)["MatMul"] == (5, 0)
+
+
+def test_functions() -> None:
+    """They are inlined, and cast as what they hold."""
+    model = TestFunctions().model()
+    assert "nets" in FUNCTIONS
+    onnx.checker.check_model(model)
+    expected, _ = run_once(model, feeds_for(model))
+    plain = gs.autocast(step())
+    for options in ({}, {"emulate": True}):
+        result = gs.autocast(model, **options)
+        assert any("inlined" in warning for warning in result.report.warnings)
+        assert result.report.low_nodes == plain.report.low_nodes
+        assert not result.model.functions
+        onnx.checker.check_model(result.model)
+        actual, _ = run_once(result.model, feeds_for(model))
+        for name, value in expected.items():
+            np.testing.assert_allclose(actual[name], value, rtol=0, atol=5e-3 * np.abs(value).max())
+        assert gs.scale(result.model).report.coverage == 1.0
+
+
+def test_allowing_what_has_bodies_is_harmless_or_refused(flag: bool) -> None:
+    """--allow If: the types of its results are those of its bodies."""
+    forward = FORWARD.replace("a = Tanh(h)", choice("a", "out = Tanh(h)", "out = Sigmoid(h)"))
+    slope = choice("slope", "aa = Mul(a, a) out = Sub(one, aa)", "na = Sub(one, a) out = Mul(a, na)")
+    backward = BACKWARD.replace("aa = Mul(a, a)", "").replace("slope = Sub(one, aa)", slope)
+    model = step(forward=forward, backward=backward, inputs="bool flag")
+    for operator in ("If", "Loop", "Scan"):
+        assert operator in said_or_ran(model, operator, flag=flag)
+    for kind in ("Scan", "Loop"):
+        assert kind in said_or_ran(recurrent_step(kind), kind)
+
+
+def said_or_ran(model: onnx.ModelProto, operator: str, **given: object) -> str:
+    try:
+        result = gs.autocast(model, allow=[operator])
+    except errors.AutocastError as error:
+        return str(error)
+    run_once(result.model, feeds_for(model, **given))
+    return operator
+
+
+def test_a_body_without_types() -> None:
+    """The bodies' values have no value_info; what they hold follows from what they read."""
+    model = recurrent_step("Scan")
+    text = onnx.printer.to_text(model)
+    assert parse(text).graph.node
+    for result in (gs.autocast(model), gs.autocast(model, emulate=True)):
+        declared = {value.name for value in model.graph.value_info}
+        assert not declared
+        assert result.report.low_nodes >= 5

@@ -1,0 +1,133 @@
+"""The pages of the project say what is true: their code runs, their links lead somewhere, their numbers hold."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import runpy
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import graphscale as gs
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+BASH = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
+SET_UP = [line for line in BASH if line.startswith("python3 -m venv")]
+COMMANDS = [line for line in BASH if line.startswith("graphscale")]
+# A console session: each command with the output that the page shows.
+SESSIONS = [
+    (command, shown)
+    for language, text in BLOCKS
+    if language == "console"
+    for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
+]
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "models/README.md", "benchmarks/README.md"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the models at hand, as in a checkout."""
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    return tmp_path
+
+
+def run(command: list[str], folder: Path) -> str:
+    path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PATH": path, "COLUMNS": "100", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+def test_the_set_up_commands_stand_at_the_top() -> None:
+    first, second = SET_UP
+    assert [text for _, text in BLOCKS[:2]] == [f"{first}\n", f"{second}\n"]
+    assert README.index(second) < README.index("\n## ")
+    assert first.endswith(".venv/bin/graphscale demo")
+    assert "-m pytest" in second
+    extras = re.findall(r"\[(\w+)\]", first + second)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras)
+
+
+def test_ci_runs_the_test_command_of_this_page() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (extraction,) = (line for line in script.splitlines() if line.startswith("test_command=$("))
+    found = run(["bash", "-c", f'{extraction}; printf %s "$test_command"'], ROOT)
+    assert found == SET_UP[1]
+    assert re.search(r'^bash .*-c "\$test_command"$', script, re.MULTILINE)
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
+def test_python_blocks_run(code: str, folder: Path) -> None:
+    run([sys.executable, "-c", code], folder)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command: str, folder: Path) -> None:
+    if "demo" in command and not all(map(importlib.util.find_spec, ("sklearn", "matplotlib"))):
+        pytest.skip("the demo needs scikit-learn and matplotlib")
+    run(["bash", "-c", command], folder)
+
+
+@pytest.mark.parametrize(("command", "shown"), SESSIONS, ids=[command for command, _ in SESSIONS])
+def test_sessions_show_what_the_commands_print(command: str, shown: str, folder: Path) -> None:
+    printed = [" ".join(line.split()) for line in run(["bash", "-c", command], folder).splitlines()]
+    position = 0
+    for line in (" ".join(line.split()) for line in shown.splitlines()):
+        if line not in ("", "..."):
+            assert line in printed[position:], f"not printed, or not in this order: {line}"
+            position = printed.index(line, position) + 1
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(PYTHON) >= 3
+    assert len(COMMANDS) >= 4
+    assert len(SESSIONS) >= 2
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#\s]+)\)", path.read_text(encoding="utf-8"))
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (path.parent / link).exists()] == []
+    assert all((path.parent / link).stat().st_size < 150_000 for link in local if link.endswith(".png"))
+
+
+ROW = re.compile(r"^\| `([^`]+\.onnx)` \| .+ \| (\d+) \| (\d+) kB \| (\d+) \| (\d+) \|$", re.MULTILINE)
+
+
+def test_the_table_of_models_is_true() -> None:
+    rows = ROW.findall((ROOT / "models" / "README.md").read_text(encoding="utf-8"))
+    listed = [(ROOT / "models" / name).resolve() for name, *_ in rows]
+    assert sorted(listed) == sorted([*ROOT.glob("models/*/*.onnx"), *ROOT.glob("graphscale/demo/*.onnx")])
+    for path, (_, *numbers) in zip(listed, rows, strict=True):
+        report = gs.inspect(path)
+        size = round(path.stat().st_size / 1000)
+        found = [report.nodes_before, size, len(report.places), report.contractions]
+        assert [int(number) for number in numbers] == found, path.name
+        assert report.coverage == 1.0, path.name
+    assert f"[every graph in models/](models/README.md), {len(rows)} from" in README
+
+
+def test_the_drawing_shows_what_the_analysis_finds() -> None:
+    pytest.importorskip("matplotlib", reason="draws")
+    drawing = runpy.run_path(str(ROOT / "docs" / "draw_degrees.py"))
+    drawing["check"]()
