@@ -10,6 +10,8 @@ from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale, get
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from graphscale.analysis.report import Report
     from graphscale.checks.diffing import DiffReport, diff
     from graphscale.checks.linting import Finding, LintReport, lint
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from graphscale.mixed_precision import AutocastModel, autocast
     from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
     from graphscale.ort.fusing import export_weights, fuse
+    from graphscale.passes.nodes.bound import BoundLossScale
     from graphscale.pipeline import ScaledModel, inspect, scale
     from graphscale.replicas import ReplicatedSession, split
     from graphscale.session import Session, StepResult
@@ -75,6 +78,16 @@ def __getattr__(name: str) -> Any:
             value = globals()[name] = getattr(importlib.import_module(f"graphscale.{module}"), name)
             return value
     raise AttributeError(f"module 'graphscale' has no attribute {name!r}")
+
+
+def _bind(loss_scale: LossScale, graph: ir.Graph | ir.Model, target: str) -> BoundLossScale:
+    """Put a loss scale into a graph; policies leave this to the package, since they need numpy alone."""
+    from graphscale.passes.nodes.bound import BoundLossScale
+
+    return BoundLossScale(loss_scale, graph, target)
+
+
+LossScale.binder = staticmethod(_bind)
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from graphscale.cli import train_options as opt
 from graphscale.cli.progress import Tally, show_table
 from graphscale.errors import TrainingError
-from graphscale.replicas.launch import World, launched_size
+from graphscale.replicas.launch import launched_size
 from graphscale.training.interrupt import Interruption
 from graphscale.training.record import StepRecord
 from graphscale.training.schedules import LearningRate
@@ -105,7 +105,9 @@ def train(
     if replicas is None and launched_size() == 1:
         _run(options, Run(options), Console(highlight=False, quiet=quiet))
         return
-    world = World(replicas, bucket_bytes=bucket_size, stages=stages, sharded=sharded, timeout=timeout)
+    from graphscale.replicas.replica_world import ReplicaWorld
+
+    world = ReplicaWorld(replicas, bucket_bytes=bucket_size, stages=stages, sharded=sharded, timeout=timeout)
     with world.ending_together():
         options = dataclasses.replace(options, world=world)
         _run(options, Run(options), Console(highlight=False, quiet=quiet or not world.is_first))
@@ -124,12 +126,12 @@ def _run(options: Options, run: Run, console: Console) -> None:
     tally = Tally()
     with run.session, Interruption() as interruption:
         with run.opened() as trainer:
-            records = trainer.run(run.total, run.stops_on(interruption))
+            records = trainer.run(run.total, lambda: run.is_interrupted(interruption))
             for _ in tally.follow(records, console, run.total, done):
                 pass
         if tally.last is not None and tally.last.stuck:
             _stop(_stuck(tally.last, trainer), 1, run.writes)
-        if run.interrupted(interruption):
+        if run.is_interrupted(interruption):
             _stop(_interrupted(trainer, run.total), 128 + (interruption.received or signal.SIGINT), run.writes)
         if options.output is not None:
             run.session.export(options.output)

@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import ml_dtypes
 import numpy as np
@@ -23,9 +23,31 @@ from graphscale.policy.dynamic_rule import DynamicRule, check_number
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from graphscale.passes.nodes.bound import BoundLossScale
+__all__ = ["Binder", "DynamicLossScale", "FixedLossScale", "GraphLossScale", "LossScale", "get"]
 
-__all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "get"]
+
+class GraphLossScale(Protocol):
+    """A loss scale in graph mode: the same words as `LossScale`, with values of the graph in place of arrays."""
+
+    @property
+    def good_steps(self) -> ir.Value | None:
+        """The count of good steps, a scalar initializer and graph input; None for a fixed loss scale."""
+
+    def __call__(self) -> ir.Value:
+        """Return the current loss scale, a scalar float32 value of the graph."""
+
+    def update(self, grads: Any) -> tuple[ir.Node | None, ir.Value | bool]:
+        """Add the nodes that update the loss scale, and return `(update_op, should_apply_gradients)`."""
+
+    def order_writes(self) -> bool:
+        """Make in-place writes wait for all readers of the old values; return whether any did not."""
+
+
+class Binder(Protocol):
+    """A function that creates a loss scale's state in a graph."""
+
+    def __call__(self, loss_scale: LossScale, graph: ir.Graph | ir.Model, target: str) -> GraphLossScale:
+        """Return the loss scale in graph mode."""
 
 
 class LossScale(abc.ABC):
@@ -33,7 +55,12 @@ class LossScale(abc.ABC):
 
     Loss scaling multiplies the loss by the loss scale and divides each gradient by it. Mathematically it has no
     effect; in float16 it keeps small intermediate gradients from underflowing.
+
+    Attributes:
+        binder: the function that `bind` calls; the package sets it, so that policies know no graphs.
     """
+
+    binder: ClassVar[Binder]
 
     @abc.abstractmethod
     def __call__(self) -> np.float32:
@@ -70,7 +97,7 @@ class LossScale(abc.ABC):
                 f"bad config for {cls.__name__}: its keys are {keys}; got {', '.join(map(repr, config))}"
             ) from error
 
-    def bind(self, graph: ir.Graph | ir.Model, target: str = "onnx") -> BoundLossScale:
+    def bind(self, graph: ir.Graph | ir.Model, target: str = "onnx") -> GraphLossScale:
         """Create this loss scale's state in `graph`, and return the loss scale in graph mode.
 
         Args:
@@ -82,9 +109,7 @@ class LossScale(abc.ABC):
             `bound`: `bound()` is the scale, a scalar float32 value of the graph, and `bound.update(grads)` returns
             `(update_op, should_apply_gradients)`, the node that writes the new state and a scalar bool value.
         """
-        from graphscale.passes.nodes.bound import BoundLossScale
-
-        return BoundLossScale(self, graph, target)
+        return self.binder(self, graph, target)
 
     def to_json(self) -> str:
         """Return `{"class_name": ..., "config": {...}}` as JSON; `get` accepts the parsed form."""

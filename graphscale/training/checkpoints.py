@@ -10,14 +10,11 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from graphscale.errors import GraphscaleError, OutputError, TrainingError
 from graphscale.training.arrays import Arrays, load_arrays
-
-if TYPE_CHECKING:
-    from graphscale.replicas import ReplicatedSession
-    from graphscale.session import Session
+from graphscale.training.step_session import StepSession
 
 __all__ = ["Checkpoints", "Position"]
 
@@ -101,7 +98,7 @@ class Checkpoints:
         """
         return self._newest(load_arrays) or {}
 
-    def resume(self, session: Session | ReplicatedSession) -> Position | None:
+    def resume(self, session: StepSession) -> Position | None:
         """Give a session the state of the newest checkpoint.
 
         Returns:
@@ -145,7 +142,7 @@ class Checkpoints:
                 raise OutputError(f"cannot write to {self.folder}: {error.strerror or error}") from error
             yield
 
-    def save(self, session: Session | ReplicatedSession, position: Position) -> Path:
+    def save(self, session: StepSession, position: Position) -> Path:
         """Write a checkpoint, atomically and through to the disk, and remove those that are too old.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +15,8 @@ from graphscale.training.data import Batches
 from graphscale.training.metrics import MetricsFile
 from graphscale.training.record import StepRecord
 from graphscale.training.schedules import LearningRate
+from graphscale.training.step_session import StepSession
 from graphscale.training.tensorboard import TensorBoard
-
-if TYPE_CHECKING:
-    from graphscale.replicas import ReplicatedSession
-    from graphscale.session import Session
 
 __all__ = ["Trainer"]
 
@@ -47,7 +44,7 @@ class Trainer:
 
     def __init__(
         self,
-        session: Session | ReplicatedSession,
+        session: StepSession,
         batches: Batches,
         learning_rate: LearningRate | None = None,
         rate_input: str = "learning_rate",

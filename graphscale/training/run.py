@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphscale.errors import TrainingError
 from graphscale.files import model_files
 from graphscale.graph.stamp import read_stamp
-from graphscale.replicas.launch import World
-from graphscale.session import Session
-from graphscale.training.arrays import Arrays, load_arrays, load_npz
+from graphscale.training.arrays import Arrays, load_arrays
 from graphscale.training.batch_feeds import check_fed, find_rate_input, parse_feeds
 from graphscale.training.checkpoints import Checkpoints, Position
 from graphscale.training.data import Batches, Data
@@ -24,10 +22,9 @@ from graphscale.training.interrupt import Interruption
 from graphscale.training.loop import Trainer
 from graphscale.training.metrics import MetricsFile, check_metrics
 from graphscale.training.schedules import LearningRate
+from graphscale.training.step_session import StepSession
 from graphscale.training.tensorboard import TensorBoard, check_logdir
-
-if TYPE_CHECKING:
-    from graphscale.replicas import ReplicatedSession
+from graphscale.training.world import World
 
 __all__ = ["Options", "Run"]
 
@@ -57,7 +54,7 @@ class Options:
         metrics: a .jsonl or .csv file.
         logdir: a folder for TensorBoard's event files.
         output: where the trained step goes.
-        world: the replicas that train together; None for this process alone.
+        world: the processes that train together: by default this one alone.
     """
 
     step: Path
@@ -80,7 +77,7 @@ class Options:
     metrics: Path | None = None
     logdir: Path | None = None
     output: Path | None = None
-    world: World | None = None
+    world: World = dataclasses.field(default_factory=World)
 
 
 class Run:
@@ -101,11 +98,10 @@ class Run:
         self._options = options
         _check_options(options)
         world = options.world
-        arrays = load_npz(options.data) if world is None else world.load(options.data)
+        arrays = world.load(options.data)
         self._checkpoints: Checkpoints | None = None
         if options.checkpoint_dir is not None:
-            make = Checkpoints if world is None else world.checkpoints
-            self._checkpoints = make(options.checkpoint_dir, options.keep)
+            self._checkpoints = world.checkpoints(options.checkpoint_dir, options.keep)
             if not options.resume:
                 self._checkpoints.refuse_existing()
         self.session = self._open_session()
@@ -118,17 +114,15 @@ class Run:
         self._check_rate()
         rate = [self._rate_input] if options.learning_rate and self._rate_input else []
         check_fed(inputs, list(arrays), [*self._feeds, *rate], str(options.data))
-        cut = Batches if world is None else world.batches
-        self.batches = cut(data, options.batch_size, options.seed, options.shuffle)
+        self.batches: Batches = world.batches(data, options.batch_size, options.seed, options.shuffle)
         self.total = _total(options, self.batches.per_epoch)
         self._learning_rate = options.learning_rate and options.learning_rate.for_run(self.total)
         self.resumed: Position | None = None
-        if world is not None:
-            world.agree({**self._settings(), "the number of steps": self.total})
+        world.agree(lambda: {**self._settings(), "the number of steps": self.total})
         if self._checkpoints is not None:
             self._checkpoints.settings = self._settings()
             self.resumed = self._resume(self._checkpoints) if options.resume else None
-        self.writes = world is None or world.is_first
+        self.writes = world.is_first
         if options.metrics is not None and self.writes:
             check_metrics(options.metrics, self._metrics_bytes)
 
@@ -162,27 +156,16 @@ class Run:
                 every=options.checkpoint_every or self.batches.per_epoch,
             )
 
-    def stops_on(self, interruption: Interruption) -> Callable[[], bool]:
-        """What tells after each step whether the run ends with it, since there was a signal; to all replicas."""
+    def is_interrupted(self, interruption: Interruption) -> bool:
+        """Return whether the run ends with its last step, since a process of it received a signal."""
+        return self._options.world.stops(interruption.received is not None)
 
-        def stop() -> bool:
-            if interruption.received is not None and not isinstance(self.session, Session):
-                self.session.ask_to_stop()
-            return self.interrupted(interruption)
-
-        return stop
-
-    def interrupted(self, interruption: Interruption) -> bool:
-        """Whether the run was interrupted."""
-        return interruption.received is not None if isinstance(self.session, Session) else self.session.stopping
-
-    def _open_session(self) -> Session | ReplicatedSession:
+    def _open_session(self) -> StepSession:
         options = self._options
         state: Arrays = {}
         if options.state is not None:
             # Of replicas, rank 0 gives the state to all.
-            first = options.world is None or options.world.is_first
-            state = load_arrays(options.state) if first else {}
+            state = load_arrays(options.state) if options.world.is_first else {}
             if options.ignore_extra:
                 stamp = read_stamp(model_files.load(options.step).metadata_props, str(options.step))
                 carried = {*stamp.state, *(pair["input"] for pair in stamp.report["state"])}
@@ -190,9 +173,7 @@ class Run:
         elif self._checkpoints is not None and options.resume:
             state = self._checkpoints.newest_state()
         providers = list(options.providers) or None
-        if options.world is not None:
-            return options.world.session(options.step, providers=providers, state=state)
-        return Session(options.step, providers=providers, state=state)
+        return options.world.session(options.step, providers=providers, state=state)
 
     @property
     def _metrics_bytes(self) -> int | None:

@@ -1,0 +1,125 @@
+"""`mpiexec -n N graphscale train`: several processes that begin a run and end it together."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphscale.errors import GraphscaleError, ReplicaError, one_line
+from graphscale.replicas.agreement import agree
+from graphscale.replicas.batches import Share, map_npz
+from graphscale.replicas.collectives import Replicas, import_mpi
+from graphscale.replicas.launch import HEARD, launched_size
+from graphscale.replicas.replica_checkpoints import ReplicaCheckpoints
+from graphscale.replicas.replicated_session import ReplicatedSession
+from graphscale.training.data import Data
+from graphscale.training.world import World
+
+__all__ = ["ReplicaWorld"]
+
+_FIRST_SPEAKS = 1.0  # seconds for which the others let rank 0 tell an error that all of them have
+
+
+def _start_mpi(timeout: float) -> Any:
+    """Import MPI, which waits in C for all processes that were started: also for one that has ended before it came.
+
+    Python's own watchdog ends this process then, with the line that it waits in.
+    """
+    if launched_size() == 1 or not timeout > 0:
+        return import_mpi()
+    faulthandler.dump_traceback_later(timeout, exit=True)
+    try:
+        return import_mpi()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+class ReplicaWorld(World):
+    """The replicas of a run from the command line.
+
+    Args:
+        replicas: how many there are to be; None for as many as were started.
+        bucket_bytes, stages, timeout, sharded: as for `ReplicatedSession`.
+
+    Raises:
+        ReplicaError: mpi4py is missing, or another number of processes was started.
+    """
+
+    def __init__(self, replicas: int | None, **settings: Any) -> None:
+        self._comm = _start_mpi(settings["timeout"]).COMM_WORLD
+        self._settings = settings
+        self._wanted = replicas
+        size = self._comm.Get_size()
+        if replicas is not None and replicas < 1:
+            raise ReplicaError(f"--replicas {replicas}: expected 1 or more")
+        if replicas is not None and launched_size() == 1 and replicas != size:
+            raise ReplicaError(
+                f"--replicas {replicas}: this process is alone; start {replicas} of them: mpiexec -n {replicas} "
+                "graphscale train ... (pip install 'graphscale[mpi]' brings mpiexec)"
+            )
+        self.is_first = self._comm.Get_rank() == 0
+        self._replicas: Replicas
+        self._session: ReplicatedSession
+
+    def agree(self, settings: Callable[[], Mapping[str, Any]]) -> None:
+        """Check that all replicas have the same settings.
+
+        Raises:
+            ReplicaError: with the first that differs.
+        """
+        agree(self._replicas, settings())
+
+    def load(self, path: Path) -> dict[str, np.ndarray[Any, Any]]:
+        """Map the arrays of a file of data; each replica reads its share."""
+        return map_npz(path)
+
+    def batches(self, data: Data, size: int | None, seed: int, shuffle: bool) -> Share:
+        """Cut this replica's share out of all batches."""
+        return Share(data, size, seed, shuffle, self._replicas.rank, self._replicas.size)
+
+    def checkpoints(self, folder: Path, keep: int) -> ReplicaCheckpoints:
+        """Open the folder of the run's checkpoints, which rank 0 reads and writes."""
+        return ReplicaCheckpoints(self._replicas, folder, keep)
+
+    def session(self, step: Path, *, providers: list[str] | None, state: Mapping[str, Any]) -> ReplicatedSession:
+        """Open the session of this replica."""
+        self._session = ReplicatedSession(
+            step, self._comm, providers=providers, state=state or None, replicas=self._wanted, **self._settings
+        )
+        return self._session
+
+    def stops(self, signalled: bool) -> bool:
+        """Return whether the run ends with its last step on all replicas, since one of them was signalled before."""
+        if signalled:
+            self._session.ask_to_stop()
+        return self._session.stopping
+
+    @contextmanager
+    def ending_together(self) -> Iterator[None]:
+        """Begin, and let an error on one replica end all of them: with one line, exit code 2 where it is bad input."""
+        try:
+            self._replicas = Replicas(self._comm, self._settings["timeout"])
+            yield
+        except GraphscaleError as error:
+            self._end(one_line(error), 2)
+        except Exception:
+            self._end(traceback.format_exc(), 1)
+
+    def _end(self, text: str, code: int) -> None:
+        if self._comm.Get_size() == 1:
+            print(f"graphscale: {text}", file=sys.stderr, flush=True)
+            sys.exit(code)
+        if not self.is_first:
+            time.sleep(_FIRST_SPEAKS)
+        who = "" if self.is_first else f"rank {self._comm.Get_rank()}: "
+        print(f"graphscale: {who}{text}", file=sys.stderr, flush=True)
+        time.sleep(HEARD)
+        self._comm.Abort(code)

@@ -1,0 +1,33 @@
+"""The layout of the package: few modules at its root, no two of one name, and the layers that CONTRIBUTING draws."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "graphscale"
+
+
+def test_at_most_eight_modules_at_the_root() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 8
+
+
+def test_no_two_modules_of_one_name() -> None:
+    counts = Counter(path.stem for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_the_picture_of_the_layers_is_the_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = next(contract["layers"] for contract in contracts if contract["id"] == "layers")
+    picture = re.search(
+        r"^## Layers\n.*?^```text\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M | re.S
+    )
+    assert picture is not None
+    drawn = [set(line[:48].split()) for line in picture[1].splitlines()]
+    assert drawn == [set(layer.split(" | ")) for layer in layers if layer != "__main__"]
