@@ -7,7 +7,8 @@ import onnx_ir as ir
 from graphscale.analysis.failures import cannot_fail
 from graphscale.analysis.views import views_of
 from graphscale.graph.marks import SELECTION
-from graphscale.graph.values import subgraphs
+from graphscale.graph.values import operands_of, subgraphs
+from graphscale.graph.walks import producers_of, reach
 
 __all__ = ["may_overwrite"]
 
@@ -39,16 +40,8 @@ def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value) -> bool:
 
 def _readers(branch: ir.Graph, state: ir.Value) -> set[ir.Node]:
     """The nodes of a branch that read a state, or what may be a view of it."""
-    found: set[ir.Node] = set()
-    pending, seen = [state], {state}
-    while pending:
-        for node, index in pending.pop().uses():
-            if node.graph is branch:
-                found.add(node)
-            views = [view for view in views_of(node, index) if view not in seen]
-            pending += views
-            seen.update(views)
-    return found
+    buffers = reach([state], lambda value: [view for node, i in value.uses() for view in views_of(node, i)])
+    return {node for value in buffers for node, _ in value.uses() if node.graph is branch}
 
 
 def _is_elementwise(node: ir.Node, state: ir.Value) -> bool:
@@ -61,11 +54,4 @@ def _is_elementwise(node: ir.Node, state: ir.Value) -> bool:
 
 def _before(last: ir.Node, branch: ir.Graph) -> set[ir.Node]:
     """A node of a branch, and all others of the branch that it depends on."""
-    found, pending = {last}, [last]
-    while pending:
-        for value in pending.pop().inputs:
-            node = None if value is None else value.producer()
-            if node is not None and node.graph is branch and node not in found:
-                found.add(node)
-                pending.append(node)
-    return found
+    return set(reach([last], lambda node: [p for p in producers_of(operands_of(node)) if p.graph is branch]))

@@ -15,11 +15,11 @@ from graphscale.analysis.branches import may_overwrite
 from graphscale.analysis.failures import cannot_fail
 from graphscale.analysis.views import PURE_VIEWS, views_of
 from graphscale.graph.marks import SELECTION
-from graphscale.graph.values import captured_values, main_node, main_nodes, operands_of, rule_of, subgraphs
-from graphscale.operators.rules import MICROSOFT, Kind
+from graphscale.graph.values import main_node, main_nodes, operands_of, reads_shape, subgraphs
+from graphscale.graph.walks import descendants, nodes_above, reach
+from graphscale.operators.rules import MICROSOFT
 
 __all__ = [
-    "ancestors",
     "in_place_writes",
     "late_failures",
     "late_readers",
@@ -99,21 +99,9 @@ def late_failures(
     """
     if not writes:
         return []
-    before = set() if decision is None or not _all_wait(graph, writes, decision) else ancestors(decision)
+    before = set() if decision is None or not _all_wait(graph, writes, decision) else nodes_above(decision)
     before |= _before_all(graph, writes)
     return [node for node in graph if node not in before and not (trusted(node) or cannot_fail(node))]
-
-
-def ancestors(*values: ir.Value) -> set[ir.Node]:
-    """The nodes that one of these values depends on."""
-    found: set[ir.Node] = set()
-    pending = list(values)
-    while pending:
-        node = pending.pop().producer()
-        if node is not None and node not in found:
-            found.add(node)
-            pending += operands_of(node)
-    return found
 
 
 def _before_all(graph: ir.Graph, writes: Collection[ir.Node]) -> set[ir.Node]:
@@ -130,10 +118,7 @@ def _before_all(graph: ir.Graph, writes: Collection[ir.Node]) -> set[ir.Node]:
 
 
 def _all_wait(graph: ir.Graph, writes: Collection[ir.Node], decision: ir.Value) -> bool:
-    found = {decision}
-    for node in graph:
-        if any(operand in found for operand in (*node.inputs, *captured_values(node))):
-            found.update(node.outputs)
+    found = descendants(graph, [decision])
     return all(found.intersection(write.outputs) for write in writes)
 
 
@@ -176,11 +161,8 @@ def late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) ->
     seen_by: dict[ir.Node, int] = {}
     for node in graph:
         seen = sum(pairs.get(node, ()))
-        rule = rule_of(node)
-        if rule is None or rule.kind is not Kind.SHAPE:
-            for value in (*node.inputs, *captured_values(node)):
-                if value is not None:
-                    seen |= before.get(value, 0)
+        for value in () if reads_shape(node) else operands_of(node):
+            seen |= before.get(value, 0)
         before.update((value, seen) for value in node.outputs)
         if node in nodes:
             seen_by[node] = seen
@@ -192,15 +174,15 @@ def late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) ->
 
 def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node], write: ir.Node) -> Iterator[ir.Node]:
     """The nodes that read a state's buffer before `write`, directly or through what may be a view of it."""
-    pending, seen = [state], {state}
-    while pending:
-        for node, index in pending.pop().uses():
+
+    def uses(value: ir.Value) -> Iterator[tuple[ir.Node, ir.Node, list[ir.Value]]]:
+        for node, index in value.uses():
             owner = main_node(owners, node)
-            if owner is write:
-                continue
-            views = views_of(node, index) + (list(owner.outputs) if owner is not node else [])
-            pending += [view for view in views if view not in seen]
-            seen.update(views)
+            if owner is not write:
+                yield node, owner, views_of(node, index) + (list(owner.outputs) if owner is not node else [])
+
+    for value in reach([state], lambda value: [view for _, _, views in uses(value) for view in views]):
+        for node, owner, views in uses(value):
             # A view that nothing else needs is read where it is made; a sequence cannot be looked into.
             if not (node.domain == "" and node.op_type in PURE_VIEWS) or any(v.is_graph_output() for v in views):
                 yield owner

@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.updates import NEXT_STATE, own_coefficients
 from graphscale.errors import LossError
-from graphscale.graph.values import constant_tensor, describe, is_float, is_scalar, rule_of
+from graphscale.graph.values import constant_tensor, describe, inputs_of, is_float, is_scalar, rule_of
+from graphscale.graph.walks import reach
 from graphscale.operators.rules import Kind
 
 __all__ = ["loss_candidates", "named_loss"]
@@ -67,20 +68,14 @@ def loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Value]:
 
 def _is_differentiable(value: ir.Value) -> bool:
     """Whether a value depends on an input or a weight through floating-point operators alone; an accuracy does not."""
-    seen, pending = {value}, [value]
-    while pending:
-        current = pending.pop()
-        node = current.producer()
-        if node is None:
-            return True
-        rule = rule_of(node)
-        if rule is not None and rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE):
-            continue
-        for operand in node.inputs:
-            if operand is None or operand in seen or not is_float(operand):
-                continue
-            if constant_tensor(operand) is not None and is_scalar(operand):
-                continue
-            seen.add(operand)
-            pending.append(operand)
-    return False
+    return any(v.producer() is None for v in reach([value], _smooth_operands))
+
+
+def _smooth_operands(value: ir.Value) -> list[ir.Value]:
+    """Return the operands that a value is a differentiable function of, single numbers left out."""
+    node = value.producer()
+    rule = None if node is None else rule_of(node)
+    if node is None or (rule is not None and rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE)):
+        return []
+    floats = [operand for operand in inputs_of(node) if is_float(operand)]
+    return [operand for operand in floats if constant_tensor(operand) is None or not is_scalar(operand)]

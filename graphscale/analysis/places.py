@@ -23,6 +23,7 @@ from graphscale.graph.values import (
     rule_of,
     uses_of,
 )
+from graphscale.graph.walks import source_of
 from graphscale.operators.rules import Kind, Rule
 
 __all__ = ["certain_cotangents", "find_places"]
@@ -201,25 +202,25 @@ def _is_constant(topology: Topology, value: ir.Value) -> bool:
 
 def _viewed(topology: Topology, value: ir.Value) -> ir.Value:
     """What a backward value is a view or a cast of; the value itself if it is none."""
-    while topology.is_backward(value):
-        node = value.producer()
-        assert node is not None
+
+    def viewed(node: ir.Node) -> ir.Value | None:
         rule = rule_of(node)
-        if rule is None or rule.kind is not Kind.LINEAR or rule.gradient:
-            break
+        if node not in topology.backward or rule is None or rule.kind is not Kind.LINEAR or rule.gradient:
+            return None
         data = rule.operands(len(node.inputs))
-        if len(data) != 1 or node.inputs[data[0]] is None:
-            break
-        value = read(Use(node, data[0]))
-    return value
+        return node.inputs[data[0]] if len(data) == 1 else None
+
+    return source_of(value, viewed)
 
 
 def _unrounded(topology: Topology, value: ir.Value) -> ir.Value:
     """What mixed precision has rounded: what the scale makes of it is rounded, too."""
-    node = value.producer()
-    while node is not None and is_rounding(node) and topology.is_backward(source := read(Use(node, 0))):
-        value, node = source, source.producer()
-    return value
+
+    def rounded(node: ir.Node) -> ir.Value | None:
+        source = node.inputs[0] if is_rounding(node) else None
+        return source if source is not None and topology.is_backward(source) else None
+
+    return source_of(value, rounded)
 
 
 def _is_saved(topology: Topology, value: ir.Value) -> bool:

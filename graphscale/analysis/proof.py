@@ -8,15 +8,16 @@ must not depend on S at all, and every carried state must be guarded and every i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degrees, evaluate
 from graphscale.analysis.hazards import unordered_readers
 from graphscale.errors import ProofError
-from graphscale.graph.values import captured_values, node_name, rule_of, subgraphs
-from graphscale.operators.rules import IN_PLACE, Kind
+from graphscale.graph.values import inputs_of, node_name, operands_of, reads_shape, rule_of, subgraphs
+from graphscale.graph.walks import ancestors, descendants
+from graphscale.operators.rules import IN_PLACE
 
 __all__ = ["Proof", "prove"]
 
@@ -67,16 +68,17 @@ def prove(
     for value in graph.outputs:
         if degrees.values.get(value, 0) not in (0, ZERO) and value not in exempt:
             raise ProofError(f"output {value.name!r} would still be multiplied by the loss scale")
-    if scale in _ancestors(loss):
+    if scale in ancestors([loss]):
         raise ProofError(f"the loss {loss.name!r} would depend on the loss scale")
     if all_finite is not None:
         condition = all_finite if applies is None else applies
-        if condition is not all_finite and all_finite not in _ancestors(condition):
+        if condition is not all_finite and all_finite not in ancestors([condition], operands=inputs_of):
             raise ProofError("whether the step is applied would not depend on the finite check")
         _prove_guards(condition, guarded)
-        reach = _ancestors(all_finite, stop=frozenset(checked))
+        # A branch need not read all that it captures: captures are no proof that the check sees a gradient.
+        reach = ancestors([all_finite], stop=frozenset(checked).__contains__, operands=inputs_of)
         if not reach.issuperset(checked):
-            reach = _ancestors(all_finite)  # one of them may be met only above another
+            reach = ancestors([all_finite], operands=inputs_of)  # one of them may be met only above another
         for value in checked:
             if value not in reach:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
@@ -111,15 +113,11 @@ def _prove_checked(
     outputs: Iterable[ir.Value],
 ) -> None:
     """Whatever the scale reaches, by whatever way, it reaches through a value that is tested for finiteness."""
-    found = {scale}
+    nodes = [node for node in nodes if node not in rule_nodes and not reads_shape(node)]
+    found = descendants(nodes, [scale], results=lambda node: [v for v in node.outputs if v not in checked])
     for node in nodes:
-        if found.isdisjoint(node.inputs) and not (subgraphs(node) and not found.isdisjoint(captured_values(node))):
-            continue
-        rule = rule_of(node)
-        if node not in rule_nodes and (rule is None or rule.kind is not Kind.SHAPE):
-            found.update([value for value in node.outputs if value not in checked])
-            if (node.domain, node.op_type) in IN_PLACE:
-                raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
+        if (node.domain, node.op_type) in IN_PLACE and not found.isdisjoint(operands_of(node)):
+            raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
     for value in outputs:
         if value in found:
             raise ProofError(f"output {value.name!r} would depend on a gradient that is not tested for finiteness")
@@ -142,17 +140,3 @@ def _scaled_contractions(nodes: Iterable[ir.Node], degrees: Degrees) -> Iterator
         if rule is not None and (rule.contraction or rule.gradient):
             if any(degrees.edge(node, i) not in (0, ZERO) for i in range(len(node.inputs))):
                 yield node_name(node)
-
-
-def _ancestors(value: ir.Value, stop: Container[ir.Value] = ()) -> set[ir.Value]:
-    """The values that a value depends on, itself included; not going up from those where to stop."""
-    found = {value}
-    pending = [value]
-    while pending:
-        value = pending.pop()
-        node = None if value in stop else value.producer()
-        for operand in node.inputs if node is not None else ():
-            if operand is not None and operand not in found:
-                found.add(operand)
-                pending.append(operand)
-    return found

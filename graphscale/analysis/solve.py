@@ -30,6 +30,7 @@ from graphscale.graph.values import (
     rule_of,
     uses_of,
 )
+from graphscale.graph.walks import reach
 from graphscale.operators.rules import Kind
 
 __all__ = ["Solver"]
@@ -102,13 +103,10 @@ class Solver:
         return found
 
     def _behind(self, values: Iterable[ir.Value]) -> set[ir.Value]:
-        found: set[ir.Value] = set()
-        pending = list(values)
-        while pending:
-            for node in self.topology.consumers(pending.pop()):
-                pending.extend(value for value in node.outputs if value not in found)
-                found.update(node.outputs)
-        return found
+        def results(value: ir.Value) -> list[ir.Value]:
+            return [result for node in self.topology.consumers(value) for result in node.outputs]
+
+        return set(reach((result for value in values for result in results(value)), results))
 
     # --- the work list ----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from graphscale.analysis.views import PURE_VIEWS
 from graphscale.errors import UpdateError
 from graphscale.graph.values import constant_tensor, describe, is_scalar
+from graphscale.graph.walks import source_of
 from graphscale.operators.optimizers import optimizer_of
 
 __all__ = [
@@ -223,13 +224,8 @@ def find_updates(
 
 def is_constant_view(output: ir.Value) -> bool:
     """Whether an output is a constant, moved about at most: that changes no state."""
-    node = output.producer()
-    while node is not None and node.op_type in PURE_VIEWS and node.domain == "":
-        value = node.inputs[0] if node.inputs else None
-        if value is None or constant_tensor(value) is not None:
-            return value is not None
-        node = value.producer()
-    return False
+    source = source_of(output, lambda node: node.inputs[0] if node.op_type in PURE_VIEWS and not node.domain else None)
+    return source is not output and constant_tensor(source) is not None
 
 
 def _candidates(output: ir.Value, states: set[ir.Value], held: Mapping[ir.Value, float]) -> list[ir.Value]:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.values import rule_of, subgraphs
+from graphscale.graph.walks import reach
 from graphscale.operators.rules import Kind
 
 __all__ = ["dtype_of", "dtypes_of"]
@@ -23,15 +24,10 @@ def dtype_of(value: ir.Value) -> ir.DataType:
     Raises:
         UnsupportedModelError: the model does not say, and it cannot be told from the operators.
     """
-    pending, seen = [value], {value}
-    for current in pending:
+    for current in reach([value], _of_the_same_dtype):
         dtype = _own_dtype(current)
         if dtype is not None:
             return dtype
-        for operand in _of_the_same_dtype(current):
-            if operand not in seen:
-                seen.add(operand)
-                pending.append(operand)
     raise UnsupportedModelError(
         f"the dtype of value {value.name!r} is not known; run shape inference on the model before scaling it"
     )

@@ -15,6 +15,7 @@ __all__ = [
     "captured_values",
     "constant_tensor",
     "describe",
+    "inputs_of",
     "is_float",
     "is_known_zero",
     "is_scalar",
@@ -23,8 +24,8 @@ __all__ = [
     "node_name",
     "op_name",
     "operands_of",
-    "present",
     "read",
+    "reads_shape",
     "rule_of",
     "subgraphs",
     "uses_of",
@@ -57,6 +58,12 @@ def read(use: Use) -> ir.Value:
     value = use.node.inputs[use.idx]
     assert value is not None
     return value
+
+
+def reads_shape(node: ir.Node) -> bool:
+    """Return whether a node reads only the shape of its operands."""
+    rule = rule_of(node)
+    return rule is not None and rule.kind is Kind.SHAPE
 
 
 def op_name(node: ir.Node) -> str:
@@ -132,15 +139,15 @@ def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
     return tuple(value for value in found if value.graph not in own)
 
 
-def present(node: ir.Node) -> tuple[ir.Value, ...]:
-    """A node's inputs, without those that are left out."""
+def inputs_of(node: ir.Node) -> tuple[ir.Value, ...]:
+    """Return a node's inputs without those that are left out."""
     inputs: Sequence[Any] = node.inputs
     return tuple(value for value in inputs if value is not None) if None in inputs else tuple(inputs)
 
 
 def operands_of(node: ir.Node) -> tuple[ir.Value, ...]:
     """What a node reads: its inputs, and what its subgraphs capture."""
-    return (*present(node), *captured_values(node)) if subgraphs(node) else present(node)
+    return (*inputs_of(node), *captured_values(node)) if subgraphs(node) else inputs_of(node)
 
 
 def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:

@@ -7,15 +7,16 @@ second half is what depends on the gradients, and what is the same on every repl
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import ancestors
 from graphscale.errors import SplitError
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import is_float, is_scalar, main_node, main_nodes, node_name, operands_of
+from graphscale.graph.walks import ancestors, descendants, nodes_above, producers_of, reach
 
 __all__ = ["Cut", "find_cut"]
 
@@ -98,7 +99,7 @@ class _Finder:
 
     def cut(self) -> Cut:
         gradients = self._gradients()
-        before = ancestors(*gradients)
+        before = nodes_above(*gradients)
         self._refuse_early_writes(before)
         late = self._after(gradients)
         stray = before & late
@@ -106,7 +107,7 @@ class _Finder:
             raise SplitError(f"{self.name} cannot be cut: the gradients depend on one another at {_first_of(stray)}")
         batch = {value for node in before for value in self.operands[node] if self._is_fed(value)}
         local = self._local(batch, late)
-        first = ancestors(*gradients, *local)
+        first = nodes_above(*gradients, *local)
         second, crossing = self._second(gradients, late, local)
         self._refuse_random(second | first - before)
         reaching = self._reaching_state(second, gradients)
@@ -172,17 +173,11 @@ class _Finder:
         return source if source is not None and producer in unscale else value
 
     def _leads_only_to(self, share: ir.Value, whole: ir.Value) -> bool:
-        pending, seen = [share], {share}
-        while pending:
-            value = pending.pop()
-            readers = self._readers(value)
-            if value.is_graph_output() or not readers or len(seen) > _NEAR:
-                return False
-            for output in (output for reader in readers for output in reader.outputs):
-                if output is not whole and output not in seen:
-                    seen.add(output)
-                    pending.append(output)
-        return True
+        def results(value: ir.Value) -> list[ir.Value]:
+            return [v for reader in self._readers(value) for v in reader.outputs if v is not whole]
+
+        near = list(itertools.islice(reach([share], results), _NEAR + 1))
+        return len(near) <= _NEAR and all(self._readers(value) and not value.is_graph_output() for value in near)
 
     def _readers(self, value: ir.Value) -> list[ir.Node]:
         return [main_node(self.owners, node) for node, _ in value.uses()]
@@ -192,12 +187,8 @@ class _Finder:
 
     def _after(self, values: Iterable[ir.Value]) -> set[ir.Node]:
         """The nodes that depend on one of these values."""
-        found, reached = set(), set(values)
-        for node in self.nodes:
-            if any(operand in reached for operand in self.operands[node]):
-                found.add(node)
-                reached.update(node.outputs)
-        return found
+        reached = descendants(self.nodes, values, operands=self.operands.__getitem__)
+        return {node for node in self.nodes if not reached.isdisjoint(self.operands[node])}
 
     def _local(self, batch: set[ir.Value], late: set[ir.Node]) -> set[ir.Value]:
         """What differs from replica to replica before the gradients are reduced."""
@@ -214,22 +205,16 @@ class _Finder:
         sinks = [node for node in self.nodes if not any(v.is_graph_output() or v.uses() for v in node.outputs)]
         roots = [v for node in (*late, *sinks) if not self._is_local(node, local) for v in node.outputs]
         roots += [v for v in self.graph.outputs if v not in local or v.name in self.next]
-        second: set[ir.Node] = set()
-        crossing: dict[ir.Value, None] = {}
-        pending, seen = roots, {*roots, *gradients}
-        while pending:
-            value = pending.pop()
-            node = value.producer()
-            if node is None or value in gradients:
-                continue
-            if node not in late and value in local:
-                crossing[value] = None
-                continue
-            second.add(node)
-            pending += [operand for operand in self.operands[node] if operand not in seen]
-            seen.update(self.operands[node])
-        order = {value: i for i, value in enumerate(v for node in self.nodes for v in node.outputs)}
-        return second, sorted(crossing, key=lambda value: order[value])
+
+        whole = set(gradients)
+
+        def crosses(value: ir.Value) -> bool:
+            return value in whole or (value in local and value.producer() not in late)
+
+        found = ancestors(roots, stop=crosses, operands=self.operands.__getitem__)
+        second = producers_of(value for value in found if not crosses(value))
+        crossing = found - whole
+        return second, [v for node in self.nodes for v in node.outputs if v in crossing and crosses(v)]
 
     def _is_local(self, node: ir.Node, local: set[ir.Value]) -> bool:
         return any(value in local for value in node.outputs)
@@ -240,13 +225,7 @@ class _Finder:
         pending += [
             v for node in second if not any(o.is_graph_output() or o.uses() for o in node.outputs) for v in node.outputs
         ]
-        found = set(pending)
-        while pending:
-            node = pending.pop().producer()
-            if node in second:
-                pending += [value for value in self.operands[node] if value not in found]
-                found.update(self.operands[node])
-        return found
+        return ancestors(pending, stop=lambda v: v.producer() not in second, operands=self.operands.__getitem__)
 
     def _refuse_early_writes(self, before: set[ir.Node]) -> None:
         for node in before:

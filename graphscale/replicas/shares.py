@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import ancestors
 from graphscale.errors import SplitError
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import is_scalar, node_name, operands_of
+from graphscale.graph.walks import nodes_above
 from graphscale.replicas.buckets import Gradient
 from graphscale.replicas.halves import MARK, REPLICAS_FINITE
 
@@ -45,7 +45,7 @@ def trust_replicas(graph: ir.Graph, decision: str, name: str) -> None:
     """
     common = next(v for node in graph for v in node.outputs if v.name == decision).producer()
     assert common is not None and common.inputs[0] is not None
-    for node in ancestors(common.inputs[0]):
+    for node in nodes_above(common.inputs[0]):
         if node.metadata_props.get(PASS_KEY) not in ("check-finite", MARK):
             raise SplitError(
                 f"{name} cannot be sharded: its finite check looks at more than the gradients, at {node_name(node)!r}"
@@ -160,6 +160,6 @@ def _rounds(
     for number in range(count):
         values = [value for value, at in exchanged.items() if at == number]
         rounds[number] = {value.name or "": rank for value in values if (rank := owner[value]) is not None}
-        for node in ancestors(*values):
+        for node in nodes_above(*values):
             round_of.setdefault(node, number)
     return Shares(owners, tuple(rounds), tuple((round_of.get(node, count), home_of[node]) for node in nodes))

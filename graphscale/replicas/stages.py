@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import ancestors
 from graphscale.errors import SplitError
 from graphscale.graph.values import operands_of
+from graphscale.graph.walks import nodes_above
 from graphscale.replicas.buckets import Gradient
 from graphscale.replicas.cut import Cut
 from graphscale.replicas.halves import extract, know_types
@@ -51,7 +51,7 @@ def _stages(nodes: Sequence[ir.Node], cut: Cut, groups: Sequence[Sequence[Gradie
     values = {value.name: value for node in nodes for value in node.outputs}
     found: dict[ir.Node, int] = {}
     for stage, group in enumerate(groups):
-        needed = ancestors(*(values[gradient.name] for gradient in group))
+        needed = nodes_above(*(values[gradient.name] for gradient in group))
         new = [node for node in needed if node not in found]
         if not new:
             names = ", ".join(gradient.name for gradient in group)

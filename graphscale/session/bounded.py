@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphscale.graph.builder import Editor, read_only, replace_reads
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import Use, captured_values, is_scalar, read, uses_of
+from graphscale.graph.walks import descendants
 from graphscale.passes.nodes.bound import CHECK
 from graphscale.session.probes import NAME as PROBES
 from graphscale.session.terms import Sum, Term, elements, terms_of
@@ -118,10 +119,7 @@ def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> Check | No
         if len(uses) != 1 or uses[0].node.op_type != op_type or value.is_graph_output():
             return None
         value = uses[0].node.outputs[0]
-    outcome = {value}
-    for node in graph:
-        if node is not step and not outcome.isdisjoint((*node.inputs, *captured_values(node))):
-            outcome.update(node.outputs)
+    outcome = descendants((node for node in graph if node is not step), [value])
     if decision not in outcome or not outcome.isdisjoint(captured_values(step)):
         return None
     return Check(total, zero, value, decision)
@@ -137,16 +135,10 @@ def bounded_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.N
         step: the If that applies a step.
         exact: whether the scale is a power of two, so that gradients that the step alone reads may be unscaled early.
     """
-    scaled = {scale}
-    found = []
-    for node in graph:
-        if node.metadata_props.get(PASS_KEY) == _UNSCALE:
-            gradient = _bounded(node, check, scaled, step, exact=exact)
-            if gradient is not None:
-                found.append(gradient)
-        elif not scaled.isdisjoint((*node.inputs, *captured_values(node))):
-            scaled.update(node.outputs)
-    return found
+    unscales = [node for node in graph if node.metadata_props.get(PASS_KEY) == _UNSCALE]
+    scaled = descendants((node for node in graph if node.metadata_props.get(PASS_KEY) != _UNSCALE), [scale])
+    found = (_bounded(node, check, scaled, step, exact=exact) for node in unscales)
+    return [gradient for gradient in found if gradient is not None]
 
 
 def _bounded(division: ir.Node, check: Check, scaled: set[ir.Value], step: ir.Node, *, exact: bool) -> Bounded | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.analysis.failures import cannot_fail
-from graphscale.analysis.hazards import ancestors
 from graphscale.graph.builder import PASS_KEY, Editor, replace_reads
-from graphscale.graph.values import is_scalar, subgraphs, uses_of
+from graphscale.graph.values import is_scalar, operands_of, subgraphs, uses_of
+from graphscale.graph.walks import descendants, nodes_above, producers_of
 from graphscale.passes.nodes.write_order import glance
 
 __all__ = ["FENCE", "add_fence", "is_inserted"]
@@ -39,8 +39,8 @@ def add_fence(graph: ir.Graph, decision: ir.Value, loss: ir.Value | None) -> ir.
         the decision that waits.
     """
     late = _can_fail(graph, decision)
-    values = [] if loss is None or not is_scalar(loss) or not late & ancestors(loss) else [loss]
-    remaining = late.difference(*(ancestors(value) for value in values))
+    values = [] if loss is None or not is_scalar(loss) or not late & nodes_above(loss) else [loss]
+    remaining = late.difference(*(nodes_above(value) for value in values))
     last = _last(graph, remaining)
     if not (values or last) or len(last) > _MOST:
         return decision
@@ -63,20 +63,12 @@ def add_fence(graph: ir.Graph, decision: ir.Value, loss: ir.Value | None) -> ir.
 
 def _can_fail(graph: ir.Graph, decision: ir.Value) -> set[ir.Node]:
     """The nodes that can fail and are neither before nor after the decision."""
-    before, after = ancestors(decision), {decision}
-    found = set()
-    for node in graph:
-        if any(operand in after for operand in node.inputs):
-            after.update(node.outputs)
-        elif node not in before and not is_inserted(node) and not cannot_fail(node):
-            found.add(node)
-    return found
+    after = descendants(graph, [decision])
+    aside = set(graph) - nodes_above(decision) - producers_of(after - {decision})
+    return {node for node in aside if not is_inserted(node) and not cannot_fail(node)}
 
 
 def _last(graph: ir.Graph, nodes: set[ir.Node]) -> list[ir.Node]:
     """Those of the nodes that no other one of them depends on."""
-    behind: set[ir.Node] = set()
-    for node in reversed(list(graph)):
-        if node in nodes or node in behind:
-            behind.update(p for value in node.inputs if value is not None and (p := value.producer()) is not None)
+    behind = nodes_above(*(value for node in nodes for value in operands_of(node)))
     return [node for node in graph if node in nodes and node not in behind]

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.values import Use, constant_tensor, is_known_zero, read, uses_of
+from graphscale.graph.walks import source_of
 
 __all__ = ["Sum", "Term", "before_views", "elements", "terms_of"]
 
@@ -223,11 +224,7 @@ def _same_shape(one: ir.Value, other: ir.Value) -> bool:
 
 def before_views(value: ir.Value) -> ir.Value:
     """What a value has the elements of, in another order or with another sign."""
-    node = value.producer()
-    while node is not None and node.domain == "" and node.op_type in _VIEWS and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
+    return source_of(value, lambda node: node.inputs[0] if node.domain == "" and node.op_type in _VIEWS else None)
 
 
 def elements(value: ir.Value) -> int:

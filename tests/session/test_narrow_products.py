@@ -12,8 +12,8 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.hazards import ancestors
 from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.walks import nodes_above
 from graphscale.session import loading, terms
 from tests.build import feeds_for, step
 from tests.conftest import Arrays
@@ -155,7 +155,7 @@ def test_a_cotangent_waits_for_the_gradients_before_it(name: str, policy: str, g
     sums = set(inserted(graph, "ReduceSum"))
     assert sums
     for product in products:
-        assert sums <= ancestors(*(value for value in product.inputs if value is not None))
+        assert sums <= nodes_above(*(value for value in product.inputs if value is not None))
     applied = []
     for batch in (feeds, *spoiled(feeds)):
         for session in (plain, lowered):

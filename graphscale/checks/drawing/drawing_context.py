@@ -10,12 +10,12 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degree, Degrees, evaluate
 from graphscale.analysis.edits import Place, Plan, Unscale
-from graphscale.analysis.hazards import ancestors
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.errors import GraphscaleError
 from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.stamp import is_scaled, read_stamp
 from graphscale.graph.values import Use
+from graphscale.graph.walks import nodes_above
 from graphscale.pipeline import prepare
 
 __all__ = ["Phase", "Subject", "understand"]
@@ -200,11 +200,11 @@ def _planned_degrees(found: TrainingGraph) -> dict[ir.Value, Degree]:
 def _phases(
     graph: ir.Graph, loss: ir.Value | None, gradients: Sequence[ir.Value], degrees: Mapping[ir.Value, Degree]
 ) -> dict[ir.Node, Phase]:
-    forward = ancestors(loss) if loss is not None else set[ir.Node]()
-    backward = ancestors(*gradients)
+    forward = nodes_above(loss) if loss is not None else set[ir.Node]()
+    backward = nodes_above(*gradients)
     # A gradient that nothing reads, as that of the batch, belongs to the backward pass as well.
     unread = [v for v, degree in degrees.items() if degree == 1 and (node := v.producer()) and node.graph is graph]
-    backward |= ancestors(*unread) if gradients else set()
+    backward |= nodes_above(*unread) if gradients else set()
     return {
         node: Phase.FORWARD if node in forward else Phase.BACKWARD if node in backward else Phase.UPDATE
         for node in graph

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from graphscale.checks.drawing.drawing_context import Phase, Subject
 from graphscale.graph.values import captured_values
+from graphscale.graph.walks import reach
 
 __all__ = ["Wiring", "chosen_boxes", "is_constant"]
 
@@ -146,14 +147,15 @@ class _Folding:
         for source, target in self.ties:
             after[source].append(target)
         starts = [node for node, mark in self.subject.passes.items() if mark == "unscale-gradients" and node in after]
+
+        def updates(nodes: Iterable[ir.Node]) -> list[ir.Node]:
+            return [node for node in nodes if self.subject.phases[node] is Phase.UPDATE]
+
         found: dict[ir.Node, int] = {}
         for n in range(min(_SAMPLES, len(starts))):
-            pending = [starts[n * len(starts) // _SAMPLES]]
-            while pending:
-                node = pending.pop()
-                if node not in found and self.subject.phases[node] is Phase.UPDATE:
-                    found[node] = n
-                    pending += after[node]
+            start = starts[n * len(starts) // _SAMPLES]
+            for node in reach(updates([start]), lambda node: updates(after[node])):
+                found.setdefault(node, n)
         return found
 
     def fold(self, kept: set[ir.Node]) -> list[tuple[ir.Node, ...]]:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.tested import BOTH, COMPARISONS, INF, NAN, PARTIAL, TESTS, Walk
 from graphscale.checks.linting.view import View, number_of
+from graphscale.graph.walks import source_of
 from graphscale.operators.optimizers import optimizer_of
 
 __all__ = ["INF", "NAN", "PARTIAL", "TESTS", "Check", "find_check", "is_contradiction"]
@@ -164,11 +165,7 @@ def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Valu
 
 
 def _viewed(value: ir.Value) -> ir.Value:
-    node = value.producer()
-    while node is not None and node.op_type in ("Cast", "Identity") and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
+    return source_of(value, lambda node: node.inputs[0] if node.op_type in ("Cast", "Identity") else None)
 
 
 def _is_test(node: ir.Node, operands: list[ir.Value], sources: Collection[ir.Value]) -> bool:

@@ -12,7 +12,8 @@ from graphscale.checks.linting.lint_context import Rule, Subject
 from graphscale.checks.linting.lint_report import Finding, found
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.linting.steps import Outcomes
-from graphscale.graph.values import constant_tensor, is_scalar, op_name
+from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, op_name
+from graphscale.graph.walks import reach, source_of
 from graphscale.operators.optimizers import optimizer_of
 
 __all__ = ["RULES"]
@@ -153,19 +154,15 @@ class _Guards:
 
     def _is_fed(self, value: ir.Value) -> bool:
         """Whether numbers computed from gradients flow into a value, other than by way of a condition."""
-        pending, seen = [value], {value}
-        while pending:
-            node = pending.pop().producer()
+
+        def operands(value: ir.Value) -> list[ir.Value]:
+            node = value.producer()
             if node is None or node.op_type in ("IsNaN", "IsInf"):
-                continue
-            for operand in node.inputs:
-                if operand is None or operand in seen or operand in self._flags:
-                    continue
-                if operand in self.subject.sources and not self._is_of_check(operand):
-                    return True
-                seen.add(operand)
-                pending.append(operand)
-        return False
+                return []
+            return [operand for operand in inputs_of(node) if operand not in self._flags]
+
+        above = reach(operands(value), operands)
+        return any(operand in self.subject.sources and not self._is_of_check(operand) for operand in above)
 
     def _is_of_check(self, value: ir.Value) -> bool:
         """Whether the check, rather than a gradient itself, has an effect on a value."""
@@ -211,11 +208,7 @@ def _adam(state: State) -> ir.Node | None:
 
 
 def _viewed(value: ir.Value) -> ir.Value:
-    node = value.producer()
-    while node is not None and node.op_type in _VIEWS and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
+    return source_of(value, lambda node: node.inputs[0] if node.op_type in _VIEWS else None)
 
 
 def _ignored_signals(subject: Subject) -> Iterator[Finding]:

@@ -18,7 +18,8 @@ from graphscale.checks.linting.scalars import Scalars
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.errors import LossError
-from graphscale.graph.values import constant_tensor, describe, is_float, is_scalar, rule_of
+from graphscale.graph.values import constant_tensor, describe, inputs_of, is_float, is_scalar, rule_of
+from graphscale.graph.walks import reach
 from graphscale.operators.rules import Kind
 
 __all__ = ["Scale", "find_scale", "named_scale"]
@@ -133,19 +134,14 @@ def _effective(view: View, scalars: Scalars) -> ir.Value | None:
 
 def _bookkeeping_leaves(following: ir.Value) -> Iterator[ir.Value]:
     """The scalars that a next scale is computed from, not looking into the finite check."""
-    pending, seen = [following], {following}
-    while pending:
-        value = pending.pop()
+
+    def operands(value: ir.Value) -> list[ir.Value]:
         node = value.producer()
-        if node is None:
-            yield value
-            continue
-        if node.op_type in _REDUCTIONS or node.op_type.startswith("Reduce") or not _may_be_scalar(value):
-            continue
-        for operand in node.inputs:
-            if operand is not None and operand not in seen and _may_be_scalar(operand):
-                seen.add(operand)
-                pending.append(operand)
+        if node is None or node.op_type in _REDUCTIONS or node.op_type.startswith("Reduce"):
+            return []
+        return [operand for operand in inputs_of(node) if _may_be_scalar(operand)] if _may_be_scalar(value) else []
+
+    return (value for value in reach([following], operands) if value.producer() is None)
 
 
 def _may_be_scalar(value: ir.Value) -> bool:

@@ -13,6 +13,7 @@ from graphscale.checks.linting.lint_context import Rule, Subject, is_backward_op
 from graphscale.checks.linting.lint_report import Finding, found
 from graphscale.checks.linting.view import initial_number
 from graphscale.graph.values import is_scalar, node_name, op_name, rule_of
+from graphscale.graph.walks import source_of
 from graphscale.operators.rules import IN_PLACE, Kind
 
 __all__ = ["RULES"]
@@ -156,12 +157,10 @@ def _misses_scale(subject: Subject, value: ir.Value) -> bool:
 
 def _is_scaled_loss(subject: Subject, value: ir.Value) -> bool:
     """Whether a value is a scalar that the scale had no effect on, times the scale."""
-    flow, node = subject.flow, value.producer()
+    flow = subject.flow
     assert flow is not None and subject.scale is not None
-    while (
-        node is not None and node.op_type in ("Cast", "Identity", "Reshape", "Squeeze") and node.inputs[0] is not None
-    ):
-        node = node.inputs[0].producer()
+    moves = ("Cast", "Identity", "Reshape", "Squeeze")
+    node = source_of(value, lambda node: node.inputs[0] if node.op_type in moves else None).producer()
     if node is None or node.op_type not in ("Mul", "Div") or not (value.shape is None or is_scalar(value)):
         return False
     factors = [v for v in node.inputs if v is not None and v not in subject.scale.scalars.values]

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.updates import NEXT_STATE, is_constant_view, own_coefficients
 from graphscale.checks.linting.view import View
-from graphscale.graph.values import constant_tensor, is_scalar
+from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
+from graphscale.graph.walks import reach
 from graphscale.operators.optimizers import OPTIMIZERS, optimizer_of
 from graphscale.operators.rules import IN_PLACE_ACCUMULATORS
 from graphscale.passes.guard_in_place import WRITES_INPUTS
@@ -121,18 +122,20 @@ def _is_like_state(value: ir.Value) -> bool:
 
 def _depends_on_constants(view: View, output: ir.Value) -> bool:
     """Whether a scalar is computed from constants alone, by way of flags that may depend on anything."""
-    pending, seen = [output], {output}
-    while pending and len(seen) < _BOOKKEEPING:
-        node = pending.pop().producer()
-        for operand in () if node is None else node.inputs:
-            if operand is None or operand in seen or view.dtypes.get(operand) is ir.DataType.BOOL:
-                continue
-            if operand.is_graph_input() or (operand.shape is not None and not is_scalar(operand)):
-                return False
-            seen.add(operand)
-            pending.append(operand)
+
+    def operands(value: ir.Value) -> list[ir.Value]:
+        node = value.producer()
+        above = () if node is None else inputs_of(node)
+        return [operand for operand in above if view.dtypes.get(operand) is not ir.DataType.BOOL]
+
     node = output.producer()
-    return not pending and node is not None and node.op_type not in ("Identity", "Constant")
+    if node is None or node.op_type in ("Identity", "Constant"):
+        return False
+    for count, value in enumerate(reach(operands(output), operands)):
+        not_scalar = value.shape is not None and not is_scalar(value)
+        if value.is_graph_input() or not_scalar or count == _BOOKKEEPING:
+            return False
+    return True
 
 
 def _same_type(output: ir.Value, value: ir.Value) -> bool:

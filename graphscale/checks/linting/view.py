@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.topology import check_order
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import constant_tensor, operands_of, rule_of
-from graphscale.operators.rules import Kind
+from graphscale.graph.values import constant_tensor, operands_of, reads_shape
+from graphscale.graph.walks import ancestors, descendants
 
 __all__ = ["View", "is_constant_zero", "number_of"]
 
@@ -74,30 +74,13 @@ class View:
             stop: values that are not found, and not gone through.
             shapes: whether what depends on a value's shape alone depends on it.
         """
-        found = set(values)
-        if not found:
-            return found
-        for node in self.nodes:
-            if not shapes and _is_shape(node):
-                continue
-            if any(operand in found for operand in self.operands(node)):
-                found.update(value for value in node.outputs if value not in stop)
-        return found
+        nodes = [node for node in self.nodes if shapes or not reads_shape(node)]
+        results = None if not stop else lambda node: [value for value in node.outputs if value not in stop]
+        return descendants(nodes, values, operands=self.operands, results=results)
 
-    def ancestors(
-        self, values: Iterable[ir.Value], stop: Callable[[ir.Value], bool] = lambda value: False
-    ) -> set[ir.Value]:
+    def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Value], bool] | None = None) -> set[ir.Value]:
         """The values that some values depend on, themselves included; not going up from values where to stop."""
-        found = set(values)
-        pending = list(found)
-        while pending:
-            value = pending.pop()
-            node = None if stop(value) else value.producer()
-            for operand in () if node is None else self.operands(node):
-                if operand not in found:
-                    found.add(operand)
-                    pending.append(operand)
-        return found
+        return ancestors(values, stop=stop, operands=self.operands)
 
     @functools.cached_property
     def dtypes(self) -> dict[ir.Value, ir.DataType]:
@@ -108,11 +91,6 @@ class View:
             if dtype is not None:
                 found[value] = dtype
         return found
-
-
-def _is_shape(node: ir.Node) -> bool:
-    rule = rule_of(node)
-    return rule is not None and rule.kind is Kind.SHAPE
 
 
 def number_of(value: ir.Value | None) -> float | None:

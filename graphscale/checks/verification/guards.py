@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.views import is_fresh
 from graphscale.graph.values import constant_tensor, node_name
+from graphscale.graph.walks import source_of
 from graphscale.operators.optimizers import optimizer_of
 from graphscale.operators.rules import IN_PLACE_ACCUMULATORS
 from graphscale.passes.guard_in_place import WRITES_INPUTS
@@ -18,11 +19,11 @@ __all__ = ["in_place_nodes", "unguarded", "unguarded_write", "unordered", "unpro
 
 def unordered(value: ir.Value) -> ir.Value:
     """The value itself, out of the selects that only make it wait: `Where(And(f, Not(f)), other, value)`."""
-    node = value.producer()
-    while node is not None and node.op_type == "Where" and _is_never(node.inputs[0]) and node.inputs[2] is not None:
-        value = node.inputs[2]
-        node = value.producer()
-    return value
+
+    def ordered(node: ir.Node) -> ir.Value | None:
+        return node.inputs[2] if node.op_type == "Where" and _is_never(node.inputs[0]) else None
+
+    return source_of(value, ordered)
 
 
 def unguarded(value: ir.Value, state: ir.Value, conditions: Collection[ir.Value]) -> str | None:

@@ -11,13 +11,13 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import ancestors
 from graphscale.checks.verification.pair import values_by_name
 from graphscale.errors import SessionError, VerifyError, one_line
 from graphscale.files import model_files
 from graphscale.graph.builder import Editor, replace_reads
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import captured_values, uses_of
+from graphscale.graph.walks import nodes_above
 from graphscale.operators.rules import MICROSOFT
 from graphscale.session.interface import as_ort_value
 from graphscale.session.loading import device_of, quiet_options
@@ -162,7 +162,7 @@ class Copy:
         wanted = [self.values[output] for output in outputs]
         self.graph.outputs.clear()
         self.graph.outputs.extend(wanted)
-        needed = ancestors(*wanted)
+        needed = nodes_above(*wanted)
         self.graph.remove([node for node in self.graph if node not in needed], safe=False)
         read = {value for node in needed for value in (*node.inputs, *captured_values(node))}
         kept = [value for value in self.graph.inputs if value in read or value in wanted]

@@ -13,6 +13,7 @@ from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.private import Copy, Runner
 from graphscale.checks.verification.ranges import axis_length, class_axis, index_limit
 from graphscale.errors import VerifyError
+from graphscale.graph.walks import ancestors
 from graphscale.session.interface import InputSpec
 
 __all__ = ["Feeder"]
@@ -175,13 +176,7 @@ class Feeder:
 
     def _moments(self, pair: Pair, states: set[str]) -> set[str]:
         """State that the loss does not depend on: moments, and a second moment is never negative."""
-        pending, seen = [pair.found.loss], {pair.found.loss}
-        while pending:
-            node = pending.pop().producer()
-            operands = () if node is None else node.inputs
-            pending += [value for value in operands if value is not None and value not in seen]
-            seen.update(value for value in operands if value is not None)
-        forward = {value.name for value in seen}
+        forward = {value.name for value in ancestors([pair.found.loss])}
         return {name for name in self._values if name in states and name not in forward}
 
     def _notes(self, given: Mapping[str, Any], dims: Mapping[str, int]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor
+from graphscale.graph.walks import reach
 
 __all__ = ["axis_length", "class_axis", "index_limit"]
 
@@ -58,16 +59,13 @@ def index_limit(value: ir.Value, length: Length) -> int | None:
         value: an input.
         length: gives the length of an axis of a value, None where it is not known.
     """
-    limits: list[int] = []
-    pending, seen = [value], {value}
-    while pending:
-        current = pending.pop()
-        for node, index in current.uses():
-            limits += [limit for limit in _limits(node, index, length) if limit is not None and limit > 0]
-            if _moves(node, index, current):
-                pending += [output for output in node.outputs if output not in seen]
-                seen.update(node.outputs)
-    return min(limits, default=None)
+
+    def moved(value: ir.Value) -> list[ir.Value]:
+        return [output for node, index in value.uses() if _moves(node, index, value) for output in node.outputs]
+
+    uses = (use for same in reach([value], moved) for use in same.uses())
+    limits = (limit for node, index in uses for limit in _limits(node, index, length))
+    return min((limit for limit in limits if limit is not None and limit > 0), default=None)
 
 
 def class_axis(node: ir.Node) -> int | None:

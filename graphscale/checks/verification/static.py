@@ -23,7 +23,8 @@ from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.states import Roles, find_roles
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, Check
 from graphscale.errors import ProofError
-from graphscale.graph.values import captured_values, constant_tensor, node_name, uses_of
+from graphscale.graph.values import constant_tensor, node_name, reads_shape, uses_of
+from graphscale.graph.walks import ancestors, descendants, producers_of
 from graphscale.policy.loss_scale import DynamicLossScale
 
 __all__ = ["prove_again"]
@@ -136,15 +137,9 @@ def _prove(pair: Pair, roles: Roles, aside: frozenset[ir.Node]) -> Degrees:
 
 def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:
     """What lies between the present and the next state of the loss scale, and the writes of the latter."""
-    found: set[ir.Node] = set()
-    pending = [unordered(value) for role, value in roles.next_values.items() if role in roles.scale_states]
-    pending += [] if roles.stuck is None else [roles.stuck]
-    while pending:
-        value = pending.pop()
-        node = value.producer()
-        if node is not None and value is not roles.all_finite and node not in found:
-            found.add(node)
-            pending += [operand for operand in (*node.inputs, *captured_values(node)) if operand is not None]
+    results = [unordered(value) for role, value in roles.next_values.items() if role in roles.scale_states]
+    results += [] if roles.stuck is None else [roles.stuck]
+    found = producers_of(ancestors(results, stop=lambda value: value is roles.all_finite) - {roles.all_finite})
     states = set(roles.scale_states.values())
     return frozenset(found | {node for node in in_place_nodes(graph) if node.inputs[0] in states})
 
@@ -182,14 +177,10 @@ def _tested(graph: ir.Graph, roles: Roles) -> set[ir.Value]:
 
 def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested: set[ir.Value]) -> list[str]:
     """Whatever the scale reaches, it reaches through a gradient that is checked."""
-    found = {roles.scale}
     problems: list[str] = []
     outputs = {value for value in graph.outputs if value is not roles.scaled_loss}
-    for node in graph:
-        if node in aside or node.op_type in ("Shape", "Size"):
-            continue
-        if any(value in found for value in (*node.inputs, *captured_values(node)) if value is not None):
-            found.update(value for value in node.outputs if value not in tested)
+    nodes = (node for node in graph if node not in aside and not reads_shape(node))
+    found = descendants(nodes, [roles.scale], results=lambda node: [v for v in node.outputs if v not in tested])
     for value in graph.outputs:
         if value in outputs & found:
             problems.append(f"output {value.name!r} depends on a gradient that the finite check may miss")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
@@ -14,7 +14,8 @@ from graphscale.analysis.report import Report, StateReport
 from graphscale.errors import GradientError, ProofError
 from graphscale.graph.builder import PASS_KEY, inserted, shape_like
 from graphscale.graph.types import dtype_of
-from graphscale.graph.values import captured_values, node_name
+from graphscale.graph.values import node_name
+from graphscale.graph.walks import ancestors, descendants
 from graphscale.ort.artifacts.folder import buffer_of
 from graphscale.ort.artifacts.window import AccumulationWindow, Window
 from graphscale.passes import CheckFinite, Rewrite, ScaleLoss, UnscaleGradients
@@ -130,40 +131,20 @@ def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) 
         if node.op_type == "InPlaceAccumulatorV2" and buffer is not None and gradient is not None:
             accumulated[buffer.name or ""] = gradient
     gradients = {gradient.unscaled for gradient in rewrite.gradients}
-    traced = _descendants(rewrite.training_graph.graph, gradients)
+    traced = descendants(rewrite.training_graph.graph, gradients)
     for parameter in trainable:
         if accumulated.get(buffer_of(parameter)) not in traced:
             raise GradientError(
                 f"{name} does not accumulate the gradient of {parameter!r} in {buffer_of(parameter)!r}, or the "
                 "gradient cannot be traced to the loss; make the folder with generate_artifacts"
             )
-    reach = _ancestors(accumulated.values())
+    reach = ancestors(accumulated.values())
     for found in rewrite.gradients:
         if not reach.issuperset(found.checked):
             raise GradientError(
                 f"{name} does not accumulate the gradient {found.name!r}: nothing would skip a step for it; remove "
                 "the output that shows it"
             )
-
-
-def _descendants(graph: ir.Graph, values: Collection[ir.Value]) -> set[ir.Value]:
-    found = set(values)
-    for node in graph:
-        if any(operand in found for operand in (*node.inputs, *captured_values(node))):
-            found.update(node.outputs)
-    return found
-
-
-def _ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:
-    pending = list(values)
-    found = set(pending)
-    while pending:
-        node = pending.pop().producer()
-        for operand in node.inputs if node is not None else ():
-            if operand is not None and operand not in found:
-                found.add(operand)
-                pending.append(operand)
-    return found
 
 
 def _prove(graph: ir.Graph, rewrite: Rewrite, window: Window | None) -> None:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.graph.values import is_scalar, subgraphs
+from graphscale.graph.walks import source_of
 
 __all__ = ["LOSS", "OPTIMIZER", "SEED", "leading_to", "nodes_of", "pinned"]
 
@@ -60,10 +61,7 @@ def pinned(
 
 def _giver(value: ir.Value, on_clear_list: set[ir.Node]) -> ir.Node | None:
     """The node that computes a value, which others may only have moved since."""
-    node = value.producer()
-    while node is not None and node in on_clear_list and node.inputs and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    return node
+    return source_of(value, lambda node: node.inputs[0] if node in on_clear_list and node.inputs else None).producer()
 
 
 def _contractions(found: TrainingGraph, on_allow_list: set[ir.Node]) -> Iterator[ir.Node]:
