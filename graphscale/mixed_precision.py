@@ -121,4 +121,4 @@ def autocast(
     snapshot.finish(work, small_type(mixed))
     assert mixed.report is not None
     report = dataclasses.replace(mixed.report, warnings=(*warnings, *mixed.report.warnings))
-    return AutocastModel(model_files.to_proto(work, model) if isinstance(model, onnx.ModelProto) else work, report)
+    return AutocastModel(ir.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)

@@ -169,7 +169,7 @@ def scale(
     _stamp(work, rewrite, policy, report)
     assert snapshot is not None
     snapshot.finish(work, small_type(mixed))
-    return ScaledModel(model_files.to_proto(work, model) if isinstance(model, onnx.ModelProto) else work, report)
+    return ScaledModel(ir.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
 @explains_damage

@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError
-from graphscale.files import model_files
 from graphscale.graph.diagnosis import explains_damage
 from graphscale.graph.marks import PASS_KEY, WAS_FLOAT
 from graphscale.graph.undo import UNDO_KEY, Record, own_nodes, stands_for, unpack
@@ -42,7 +41,7 @@ def strip(model: Model) -> ir.Model | onnx.ModelProto:
     """
     work, name = open_copy(model)
     stripped = strip_in_place(work, name)
-    return model_files.to_proto(stripped) if isinstance(model, onnx.ModelProto) else stripped
+    return ir.to_proto(stripped) if isinstance(model, onnx.ModelProto) else stripped
 
 
 def is_rewritten(model: ir.Model) -> bool:

@@ -15,9 +15,8 @@ import onnx_ir as ir
 
 from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError, one_line
-from graphscale.files import protos
 
-__all__ = ["check_output", "from_proto", "load", "replacing", "save", "to_proto"]
+__all__ = ["check_output", "from_proto", "load", "replacing", "save"]
 
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27
@@ -85,20 +84,10 @@ def from_proto(proto: onnx.ModelProto, name: str = "the model") -> ir.Model:
             f"{name} carries training_info, which would be lost; move its graphs into the main graph first"
         )
     try:
-        return protos.read_model(proto)
+        return ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many kinds for damaged graphs
         cause = error.__cause__ or error
         raise ModelFileError(f"{name} is damaged: {str(cause).splitlines()[0]}") from error
-
-
-def to_proto(model: ir.Model, source: onnx.ModelProto | None = None) -> onnx.ModelProto:
-    """Turn an onnx_ir model into a ModelProto.
-
-    Args:
-        model: the model.
-        source: what it was made from, if no one could annotate its values since.
-    """
-    return protos.write_model(model, annotated=source is None or bool(source.graph.quantization_annotation))
 
 
 def check_output(path: str | os.PathLike[str]) -> Path:
@@ -183,11 +172,11 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
                 # As a whole: faster than tensor by tensor.
                 _copy(source, Path(temporary, data))
                 with _located_in(model, folder, data):
-                    written.write_bytes(to_proto(model).SerializeToString())
+                    written.write_bytes(ir.to_proto(model).SerializeToString())
             elif moves:
                 ir.save(model, written, format="protobuf", external_data=data)
             else:
-                written.write_bytes(to_proto(model).SerializeToString())
+                written.write_bytes(ir.to_proto(model).SerializeToString())
             weights = Path(temporary, data)
             if weights.exists() and weights.stat().st_size > 0:
                 os.replace(weights, folder / data)

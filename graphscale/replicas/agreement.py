@@ -11,7 +11,6 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.errors import ReplicaError
-from graphscale.files import model_files
 from graphscale.graph.stamp import Stamp
 from graphscale.replicas.collectives import Replicas
 
@@ -87,4 +86,4 @@ def _digest(model: ir.Model, states: set[str]) -> str:
     for name in states & set(copy.graph.initializers):
         del copy.graph.initializers[name]
     copy.metadata_props.clear()
-    return hashlib.sha256(model_files.to_proto(copy).SerializeToString(deterministic=True)).hexdigest()
+    return hashlib.sha256(ir.to_proto(copy).SerializeToString(deterministic=True)).hexdigest()

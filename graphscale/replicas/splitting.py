@@ -155,7 +155,7 @@ def split(
     _stamp(halves, report)
     models = (*halves.stages, halves.update)
     if isinstance(step, onnx.ModelProto):
-        protos = [model_files.to_proto(model) for model in models]
+        protos = [ir.to_proto(model) for model in models]
         return SplitStep(tuple(protos[:-1]), protos[-1], report)
     return SplitStep(halves.stages, halves.update, report)
 

@@ -143,7 +143,7 @@ def _source(model: ir.Model, path: str | None, bound: Collection[str]) -> str | 
     # Two fusions of ONNX Runtime next to nodes without a name give their results the same one.
     for i, node in enumerate(copy.graph):
         node.name = node.name or f"graphscale/unnamed.{i}"
-    data: bytes = model_files.to_proto(copy).SerializeToString()
+    data: bytes = ir.to_proto(copy).SerializeToString()
     return data
 
 

@@ -386,4 +386,4 @@ def _without_values(model: ir.Model, state: Arrays) -> ir.Model:
     if external or sum(array.nbytes for array in state.values()) < _LARGE:
         return copy
     # What is left of a protocol buffer, a single constant, keeps all of it: take that over into a new one.
-    return model_files.from_proto(model_files.to_proto(copy))
+    return model_files.from_proto(ir.to_proto(copy))

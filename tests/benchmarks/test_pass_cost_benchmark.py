@@ -102,9 +102,9 @@ def test_the_benchmark(tmp_path: Path) -> None:
             wall, process = (cost["rounds"][job][measure] for measure in ("wall", "process"))
             assert all(job_alone < whole for job_alone, whole in zip(wall, process, strict=True))
     assert "| gpt | 553 |" in done.stdout
-    assert "large over bare" in done.stdout
+    assert "| large gpt, over bare |" in done.stdout
     mine, theirs = (min(large["rounds"][job]["wall"]) for job in ("graphscale", "bare"))
-    assert f"| least over least | {mine / theirs:.2f} | 1 |" in done.stdout
+    assert f"| least over least | {mine / theirs:.2f} | 2 |" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["rounds.json"]
 
 

@@ -13,7 +13,6 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import InvalidLossScaleError
-from graphscale.files import model_files
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -57,7 +56,7 @@ class InGraph:
         bound.editor.output(applies, "applies")
         options = ort.SessionOptions()
         options.log_severity_level = 3
-        data = model_files.to_proto(model).SerializeToString()
+        data = ir.to_proto(model).SerializeToString()
         self._session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         self._feeds: dict[str, Any] = {}
         self._outputs = [output.name for output in self._session.get_outputs()]

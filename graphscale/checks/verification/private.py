@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from graphscale.checks.verification.pair import values_by_name
 from graphscale.errors import SessionError, VerifyError, one_line
-from graphscale.files import model_files
 from graphscale.graph.builder import Editor, replace_reads
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import captured_values, uses_of
@@ -276,5 +275,5 @@ def _source(model: ir.Model, folder: Path) -> Path | bytes:
         path = folder / "model.onnx"
         ir.save(model, path, format="protobuf", external_data="weights")
         return path
-    data: bytes = model_files.to_proto(model).SerializeToString()
+    data: bytes = ir.to_proto(model).SerializeToString()
     return data
