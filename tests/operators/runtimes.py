@@ -1,0 +1,113 @@
+"""Execution of a case on ONNX Runtime or ONNX's reference evaluator."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx.reference import ReferenceEvaluator
+
+from tests.operators.cases import Case
+from tests.operators.values import Data, all_close, copy_data
+
+__all__ = ["RefusedError", "Run", "open_case"]
+
+# The newest opset and IR version that onnxruntime-training 1.19.2 loads; later releases load them too.
+_OPSET, _IR_VERSION = 21, 10
+
+_RANDOM = re.compile("Dropout|Random|Bernoulli|Multinomial")
+
+Run = Callable[[Mapping[str, Data]], list[Data]]
+
+
+class RefusedError(Exception):
+    """No runtime at hand runs a case."""
+
+
+def open_case(case: Case) -> Run:
+    """Return the function that computes a case's outputs from its feeds.
+
+    ONNX Runtime comes first. An operator of an opset that it does not load runs in an older one if nothing but types
+    changed in between and the case's own results come out. The reference evaluator of ONNX runs the rest.
+
+    Raises:
+        RefusedError: no runtime has this operator with these operands.
+    """
+    refusals = []
+    for make in (_open_session, _open_reference):
+        try:
+            run = make(case)
+            outputs = run(case.feeds)
+        except Exception as error:  # the runtimes' exceptions share no public base class
+            refusals.append(f"{type(error).__name__}: {error}")
+            continue
+        if case.expected is None or all_close(outputs, case.expected):
+            return run
+        refusals.append("the results are not those of the case")
+    raise RefusedError("; ".join(refusals))
+
+
+def _open_session(case: Case) -> Run:
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    model.ir_version = min(model.ir_version, _IR_VERSION)
+    domain, name = case.operator
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx") and entry.version > _OPSET:
+            if not domain and not _same_but_types(name, entry.version, _OPSET):
+                raise RefusedError(f"opset {entry.version} changes the operator")
+            entry.version = _OPSET
+    serialized = model.SerializeToString()
+    if _RANDOM.search(name):
+        # Draws go on from run to run, and start from the seed in a new session.
+        return lambda feeds: _run_session(_make_session(serialized), feeds)
+    return functools.partial(_run_session, _make_session(serialized))
+
+
+def _make_session(serialized: bytes) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    # Nothing may be rewritten: the node itself is in question.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    ort.set_seed(1)
+    return ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+
+
+def _run_session(session: ort.InferenceSession, feeds: Mapping[str, Data]) -> list[Data]:
+    options = ort.RunOptions()
+    options.log_severity_level = 4
+    copies = {name: copy_data(value) for name, value in feeds.items() if value is not None}
+    return [copy_data(value) for value in session.run(None, copies, options)]
+
+
+def _open_reference(case: Case) -> Run:
+    evaluator = ReferenceEvaluator(case.model)
+
+    def run(feeds: Mapping[str, Data]) -> list[Data]:
+        with np.errstate(all="ignore"):
+            outputs = evaluator.run(None, {name: copy_data(value) for name, value in feeds.items()})
+        return [copy_data(value) for value in outputs]
+
+    return run
+
+
+@functools.cache
+def _same_but_types(name: str, opset: int, other: int) -> bool:
+    if not onnx.defs.has(name, other, ""):
+        return False
+    one, two = (_signature(onnx.defs.get_schema(name, version, "")) for version in (opset, other))
+    return one == two
+
+
+def _signature(schema: onnx.defs.OpSchema) -> tuple[Any, ...]:
+    attributes = {
+        name: (attribute.type, attribute.required, attribute.default_value.SerializeToString())
+        for name, attribute in schema.attributes.items()
+    }
+    return attributes, *([(entry.name, entry.option) for entry in side] for side in (schema.inputs, schema.outputs))
