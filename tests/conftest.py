@@ -18,6 +18,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from tests.tiers import mark_tiers, select_named_tests
+
 Arrays = dict[str, np.ndarray]
 Level = ort.GraphOptimizationLevel
 
@@ -219,13 +221,20 @@ def has_cuda() -> bool:
     return "CUDAExecutionProvider" in session.get_providers()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Run the tests that are named, in whatever tier they are."""
+    select_named_tests(config)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """Skip what needs another build of ONNX Runtime, or a GPU, with the reason."""
+    """Skip what needs another build of ONNX Runtime, or a GPU, with the reason; sort tests into tiers."""
     for item in items:
         if not HAS_TRAINING and item.get_closest_marker("training"):
             item.add_marker(pytest.mark.skip(reason=NEEDS_TRAINING))
         if item.get_closest_marker("cuda") and not has_cuda():
             item.add_marker(pytest.mark.skip(reason=NEEDS_CUDA))
+    mark_tiers(items)
 
 
 @pytest.fixture(params=MODEL_NAMES)

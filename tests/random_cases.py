@@ -1,7 +1,8 @@
 """Property tests over random choices: the same cases in each run, and thousands of new ones in a deep one.
 
 Set GRAPHSCALE_TEST_PROFILE=deep for the new ones: hypothesis draws and shrinks them. Otherwise a case is a seed, and
-neither a release of hypothesis nor an edit of the code, from which it takes constants, makes another graph of it.
+neither a release of hypothesis nor an edit of the code, from which it takes constants, makes another graph of it. The
+quick tier runs the first of them, the full tier all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
-__all__ = ["ALONE", "random_cases"]
+__all__ = ["ALONE", "random_cases", "run_random_cases"]
 
 DEEP = os.environ.get("GRAPHSCALE_TEST_PROFILE") == "deep"
 # The number of the only case to run.
@@ -26,54 +27,68 @@ if DEEP and ALONE is not None:
     )
 
 
-def random_cases(
-    least: int, tried: int, name: str | None = None
-) -> Callable[[Callable[[random.Random], None]], Callable[[], None]]:
+# The quick tier runs one case in so many.
+QUICK_SHARE = 12
+
+
+def run_random_cases(test: Callable[[random.Random], None], least: int, tried: int, name: str) -> None:
     """Run a test of `choices` on `tried` cases, of which `assume` may set aside all but `least`.
 
     Args:
+        test: the test.
         least: how many cases must count; a deep run looks for twenty times as many.
         tried: how many seeds there are.
-        name: what the seeds are named after, if not after the test.
+        name: a name for the seeds.
     """
+    counted = 0
 
-    def decorate(test: Callable[[random.Random], None]) -> Callable[[], None]:
-        counted = 0
+    @functools.wraps(test)
+    def case(choices: random.Random | int) -> None:
+        nonlocal counted
+        if isinstance(choices, int):
+            seed = f"{name}-{choices}"
+            note(f"choices = random.Random({seed!r}); GRAPHSCALE_TEST_CASE={choices} runs this case alone")
+            choices = random.Random(seed)
+        test(choices)
+        counted += 1
 
-        @functools.wraps(test)
-        def case(choices: random.Random | int) -> None:
-            nonlocal counted
-            if isinstance(choices, int):
-                seed = f"{name or test.__name__}-{choices}"
-                note(f"choices = random.Random({seed!r}); GRAPHSCALE_TEST_CASE={choices} runs this case alone")
-                choices = random.Random(seed)
-            test(choices)
-            counted += 1
+    profile = settings(
+        max_examples=20 * least,
+        derandomize=False,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.reuse, Phase.generate, Phase.shrink) if DEEP else (Phase.explicit,),
+        report_multiple_bugs=False,
+    )
+    run = profile(given(choices=st.randoms(use_true_random=False))(case))
+    numbers = range(tried) if ALONE is None else [int(ALONE)]
+    for number in () if DEEP else reversed(numbers):
+        run = example(choices=number)(run)
+    run()
+    # That nothing is missing silently: hypothesis sets cases aside without a word.
+    if ALONE is not None:
+        assert counted, f"case {ALONE} is set aside"
+    else:
+        assert counted >= least, f"{counted} cases count, fewer than {least}: the others are set aside"
 
-        profile = settings(
-            max_examples=20 * least,
-            derandomize=False,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=(Phase.reuse, Phase.generate, Phase.shrink) if DEEP else (Phase.explicit,),
-            report_multiple_bugs=False,
-        )
-        run = profile(given(choices=st.randoms(use_true_random=False))(case))
-        numbers = range(tried) if ALONE is None else [int(ALONE)]
-        for number in () if DEEP else reversed(numbers):
-            run = example(choices=number)(run)
 
-        @functools.wraps(run)
-        def run_all() -> None:
-            nonlocal counted
-            counted = 0
-            run()
-            # That nothing is missing silently: hypothesis sets cases aside without a word.
-            if ALONE is not None:
-                assert counted, f"case {ALONE} is set aside"
-            else:
-                assert counted >= least, f"{counted} cases count, fewer than {least}: the others are set aside"
+def random_cases(least: int, tried: int) -> Callable[[Callable[[random.Random], None]], Callable[..., None]]:
+    """Run a test by `run_random_cases`: in the quick tier on the first cases, in the full one on all."""
+    few = max(tried // QUICK_SHARE, 1)
+    # As many cases may be set aside among the first as among all.
+    tiers = [
+        pytest.param(max(few - (tried - least), 1), few, id="some"),
+        pytest.param(least, tried, id="all", marks=pytest.mark.full),
+    ]
+    if DEEP or ALONE is not None:
+        tiers = [pytest.param(least, tried)]
 
-        return run_all
+    def decorate(test: Callable[[random.Random], None]) -> Callable[..., None]:
+        @pytest.mark.parametrize(("least", "tried"), tiers)
+        def run(least: int, tried: int) -> None:
+            run_random_cases(test, least, tried, test.__name__)
+
+        run.__name__, run.__doc__ = test.__name__, test.__doc__
+        return run
 
     return decorate

@@ -22,7 +22,7 @@ import graphscale as gs
 from graphscale.errors import UpdateError
 from tests.conftest import Arrays, Level, assert_all_same_bits, assert_same_bits, run_once
 from tests.pipeline.featured_steps import FEATURES, GROUPS, Featured, featured_step, presentation_of
-from tests.random_cases import ALONE, random_cases
+from tests.random_cases import ALONE, run_random_cases
 from tests.random_graphs import random_presentation
 from tests.tape.render import Presentation, Rendered
 from tests.tape.trace import Var
@@ -43,11 +43,11 @@ def featured(choices: random.Random, feature: str) -> tuple[Featured, Presentati
     return made, presentation_of(made, random_presentation(choices, made.step))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_step_with(feature: str) -> None:
     seen = collections.Counter[str]()
 
-    @random_cases(EXAMPLES, tried=17, name=f"a step with {feature}")
     def holds(choices: random.Random) -> None:
         made, how = featured(choices, feature)
         rendered = made.step.render(how)
@@ -55,7 +55,7 @@ def test_a_step_with(feature: str) -> None:
         check(made, rendered, choices.choice([2.0, 2.0**10, 2.0**15]))
         seen.update(each for each in FEATURES if made.has(each))
 
-    holds()
+    run_random_cases(holds, EXAMPLES, 17, f"a step with {feature}")
     # That features meet: hypothesis sets steps aside without a word.
     if ALONE is None:
         assert len(seen) >= 5, seen
@@ -151,6 +151,7 @@ def with_outputs(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
     return copy
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_is_told_from_its_absence(feature: str) -> None:
     """The first test counts what `has` finds: it finds a feature where it is asked for, and not where it is not."""

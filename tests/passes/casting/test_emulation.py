@@ -29,6 +29,7 @@ from tests.passes.casting.rounding import (
     run_node,
 )
 
+pytestmark = pytest.mark.sample(24)
 RULES = default_rules()
 RUNS = {"any": True, "training": HAS_TRAINING, "stock": not HAS_TRAINING}
 each_dtype = pytest.mark.parametrize("dtype", KINDS)

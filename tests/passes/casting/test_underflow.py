@@ -45,6 +45,7 @@ def final_loss(run: Run) -> float:
     return float(np.mean(run.losses[-10:]))
 
 
+@pytest.mark.full
 @seeds
 def test_float32_learns(seed: int) -> None:
     run = trained(seed, FLOAT32)
@@ -54,6 +55,7 @@ def test_float32_learns(seed: int) -> None:
     assert run.zeros.max() < 1e-3, "no gradient is zero by itself"
 
 
+@pytest.mark.full
 @seeds
 def test_float16_without_a_loss_scale_fails(seed: int) -> None:
     run = trained(seed, UNSCALED)
@@ -63,6 +65,7 @@ def test_float16_without_a_loss_scale_fails(seed: int) -> None:
     assert run.zeros.min() > 0.9, "gradient elements are zero"
 
 
+@pytest.mark.full
 @seeds
 def test_a_dynamic_loss_scale_gives_the_loss_of_float32(seed: int) -> None:
     exact, run = trained(seed, FLOAT32), trained(seed, DYNAMIC)
@@ -98,6 +101,7 @@ def test_the_gradients_of_one_step() -> None:
     assert errors[1] < 2e-3
 
 
+@pytest.mark.full
 def test_bfloat16_needs_no_loss_scale() -> None:
     """It has the range of float32."""
     pass_ = Autocast("bfloat16", emulate=True)
