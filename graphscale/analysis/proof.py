@@ -8,7 +8,7 @@ must not depend on S at all, and every carried state must be guarded and every i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -19,7 +19,7 @@ from graphscale.graph.values import inputs_of, node_name, operands_of, reads_sha
 from graphscale.graph.walks import ancestors, descendants
 from graphscale.operators.rules import IN_PLACE
 
-__all__ = ["Proof", "prove"]
+__all__ = ["Proof", "prove", "reach_unchecked", "scale_degrees"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,9 @@ def prove(
         ProofError: with the first value or node that contradicts it.
     """
     nodes, exempt, checked = tuple(graph), frozenset(exempt), tuple(checked)
-    degrees = _degrees(nodes, scale, rule_nodes)
+    degrees, conflicts = scale_degrees(nodes, scale, rule_nodes)
+    if conflicts:
+        raise ProofError(f"the loss scale does not cancel out: {next(iter(conflicts.values()))}")
     for value in graph.outputs:
         if degrees.values.get(value, 0) not in (0, ZERO) and value not in exempt:
             raise ProofError(f"output {value.name!r} would still be multiplied by the loss scale")
@@ -82,8 +84,14 @@ def prove(
         for value in checked:
             if value not in reach:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
-        outputs = [value for value in graph.outputs if value not in exempt]
-        _prove_checked(nodes, scale, frozenset(checked), rule_nodes, outputs)
+        reached = reach_unchecked(nodes, scale, frozenset(checked), rule_nodes)
+        for node in nodes:
+            is_write = (node.domain, node.op_type) in IN_PLACE and node not in rule_nodes
+            if is_write and not reached.isdisjoint(operands_of(node)):
+                raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
+        for value in graph.outputs:
+            if value in reached and value not in exempt:
+                raise ProofError(f"output {value.name!r} would depend on a gradient that is not tested for finiteness")
     for write, readers in unordered_readers(graph):
         names = ", ".join(node_name(node) for node in readers)
         state = write.inputs[0]
@@ -91,8 +99,17 @@ def prove(
     return Proof(degrees, tuple(_scaled_contractions(nodes, degrees)))
 
 
-def _degrees(nodes: Iterable[ir.Node], scale: ir.Value, rule_nodes: frozenset[ir.Node]) -> Degrees:
-    degrees = Degrees({scale: 1}, symbol=scale)
+def scale_degrees(
+    nodes: Iterable[ir.Node], scale: ir.Value, rule_nodes: Container[ir.Node]
+) -> tuple[Degrees, dict[ir.Node, Conflict]]:
+    """Evaluate the degree of every value in the loss scale, and collect the nodes whose outputs have none.
+
+    Args:
+        nodes: the nodes of a main graph, in execution order.
+        scale: the loss scale.
+        rule_nodes: the nodes of the update rule, which are passed over.
+    """
+    degrees, conflicts = Degrees({scale: 1}, symbol=scale), dict[ir.Node, Conflict]()
     scaled = degrees.values.keys()
     for node in nodes:
         # What reads nothing that carries the scale gives nothing that does.
@@ -100,27 +117,25 @@ def _degrees(nodes: Iterable[ir.Node], scale: ir.Value, rule_nodes: frozenset[ir
             continue
         result = evaluate(node, degrees)
         if isinstance(result, Conflict):
-            raise ProofError(f"the loss scale does not cancel out: {result}")
-        degrees.values.update((v, d) for v, d in zip(node.outputs, result, strict=True) if d != 0)
-    return degrees
+            conflicts[node] = result
+        else:
+            degrees.values.update((v, d) for v, d in zip(node.outputs, result, strict=True) if d != 0)
+    return degrees, conflicts
 
 
-def _prove_checked(
-    nodes: Iterable[ir.Node],
-    scale: ir.Value,
-    checked: frozenset[ir.Value],
-    rule_nodes: frozenset[ir.Node],
-    outputs: Iterable[ir.Value],
-) -> None:
-    """Whatever the scale reaches, by whatever way, it reaches through a value that is tested for finiteness."""
-    nodes = [node for node in nodes if node not in rule_nodes and not reads_shape(node)]
-    found = descendants(nodes, [scale], results=lambda node: [v for v in node.outputs if v not in checked])
-    for node in nodes:
-        if (node.domain, node.op_type) in IN_PLACE and not found.isdisjoint(operands_of(node)):
-            raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
-    for value in outputs:
-        if value in found:
-            raise ProofError(f"output {value.name!r} would depend on a gradient that is not tested for finiteness")
+def reach_unchecked(
+    nodes: Iterable[ir.Node], scale: ir.Value, checked: Container[ir.Value], rule_nodes: Container[ir.Node]
+) -> set[ir.Value]:
+    """Return the values that the loss scale reaches by ways that pass no value tested for finiteness.
+
+    Args:
+        nodes: the nodes of a main graph, in execution order.
+        scale: the loss scale.
+        checked: the values that are tested.
+        rule_nodes: the nodes of the update rule, which are passed over.
+    """
+    nodes = (node for node in nodes if node not in rule_nodes and not reads_shape(node))
+    return descendants(nodes, [scale], results=lambda node: [v for v in node.outputs if v not in checked])
 
 
 def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:

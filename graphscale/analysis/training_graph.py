@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.coverage import Coverage, measure_coverage
-from graphscale.analysis.degrees import ZERO
+from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.analysis.edits import Place, Unscale
 from graphscale.analysis.loss import loss_candidates, named_loss
 from graphscale.analysis.solve import Solver
@@ -50,6 +50,7 @@ class TrainingGraph:
         updates: the pairs of carried state.
         accumulators: the in-place accumulators that gradients flow into.
         coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
+        degrees: the degree that each value will have in the loss scale, where it is not 0.
         warnings: what a user should know, a sentence each.
     """
 
@@ -63,6 +64,7 @@ class TrainingGraph:
     updates: tuple[Update, ...]
     accumulators: tuple[ir.Node, ...]
     coverage: Coverage
+    degrees: Mapping[ir.Value, Degree]
     warnings: tuple[str, ...]
 
     @property
@@ -271,6 +273,7 @@ def _finish(
         updates=tuple(updates),
         accumulators=tuple(accumulators),
         coverage=attempt.coverage,
+        degrees={value: degree for value, degree in plan.values.items() if degree != 0},
         warnings=tuple(attempt.coverage.warnings()),
     )
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO, Conflict, Degree, Degrees, evaluate
-from graphscale.analysis.edits import Place, Plan, Unscale
+from graphscale.analysis.degrees import ZERO, Degree
+from graphscale.analysis.edits import Place, Unscale
+from graphscale.analysis.proof import scale_degrees
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.errors import GraphscaleError
 from graphscale.graph.builder import PASS_KEY
@@ -18,7 +19,7 @@ from graphscale.graph.values import Use
 from graphscale.graph.walks import nodes_above
 from graphscale.pipeline import prepare
 
-__all__ = ["Phase", "Subject", "understand"]
+__all__ = ["DrawingContext", "Phase", "make_context"]
 
 # The nodes of the update rule give a new scale, not something scaled: the proof leaves them out, too.
 _RULE_PASSES = {"update-loss-scale", "order-writes"}
@@ -34,7 +35,7 @@ class Phase(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class DrawingContext:
     """A model, and what the drawing says of it.
 
     Attributes:
@@ -85,7 +86,7 @@ class Subject:
         return self.degrees.get(value, 0) or 0
 
 
-def understand(
+def make_context(
     model: ir.Model,
     name: str,
     *,
@@ -95,7 +96,7 @@ def understand(
     seed: str | None = None,
     gradients: Sequence[str] | None = None,
     updates: Mapping[str, str] | None = None,
-) -> Subject:
+) -> DrawingContext:
     """Find out what a drawing of a model says.
 
     Args:
@@ -125,18 +126,22 @@ def understand(
         if strict:
             raise
         passes = {node: mark for node, mark in passes.items() if node.graph is model.graph}
-        return Subject(model, dict.fromkeys(model.graph, Phase.UNKNOWN), passes, note=str(error))
+        return DrawingContext(model, dict.fromkeys(model.graph, Phase.UNKNOWN), passes, note=str(error))
 
 
-def _scaled(model: ir.Model, name: str, passes: Mapping[ir.Node, str]) -> Subject:
+def _scaled(model: ir.Model, name: str, passes: Mapping[ir.Node, str]) -> DrawingContext:
     names = read_stamp(model.metadata_props, name).names
     values = {value.name: value for value in _values(model.graph)}
     scale, loss = values.get(names.get("loss_scale")), values.get(names.get("loss"))
-    degrees, unclear = _degrees(model.graph, scale, passes)
+    rule_nodes = {node for node, mark in passes.items() if mark in _RULE_PASSES}
+    degrees, unclear = dict[ir.Value, Degree](), frozenset[ir.Value]()
+    if scale is not None:
+        known, conflicts = scale_degrees(model.graph, scale, rule_nodes)
+        degrees, unclear = known.values, frozenset(value for node in conflicts for value in node.outputs)
     scaled = [node.inputs[0] for node, mark in passes.items() if mark == "unscale-gradients" and node.inputs]
     scaled = [value for value in scaled if value is not None and degrees.get(value, 0) != 0]
     scaled += [value for value, degree in degrees.items() if degree == 1 and value.producer() in passes]
-    return Subject(
+    return DrawingContext(
         model,
         _phases(model.graph, loss, [value for value in scaled if value is not None], degrees),
         passes,
@@ -147,54 +152,17 @@ def _scaled(model: ir.Model, name: str, passes: Mapping[ir.Node, str]) -> Subjec
     )
 
 
-def _degrees(
-    graph: ir.Graph, scale: ir.Value | None, passes: Mapping[ir.Node, str]
-) -> tuple[dict[ir.Value, Degree], frozenset[ir.Value]]:
-    if scale is None:
-        return {}, frozenset()
-    degrees, unclear = Degrees({scale: 1}, symbol=scale), set[ir.Value]()
-    for node in graph:
-        if passes.get(node) in _RULE_PASSES:
-            continue
-        result = evaluate(node, degrees)
-        if isinstance(result, Conflict):
-            unclear.update(node.outputs)
-        else:
-            degrees.values.update((v, d) for v, d in zip(node.outputs, result, strict=False) if d != 0)
-    return degrees.values, frozenset(unclear)
-
-
-def _unscaled(model: ir.Model, found: TrainingGraph, passes: Mapping[ir.Node, str]) -> Subject:
-    degrees = _planned_degrees(found)
-    return Subject(
+def _unscaled(model: ir.Model, found: TrainingGraph, passes: Mapping[ir.Node, str]) -> DrawingContext:
+    return DrawingContext(
         model,
-        _phases(model.graph, found.loss, found.gradients, degrees),
+        _phases(model.graph, found.loss, found.gradients, found.degrees),
         passes,
-        degrees,
+        found.degrees,
         loss=found.loss,
         places=found.places,
         unscales={unscale.value: unscale for unscale in found.unscales},
         missed=frozenset(found.coverage.missed),
     )
-
-
-def _planned_degrees(found: TrainingGraph) -> dict[ir.Value, Degree]:
-    """The degrees that follow from what was found: once scaled, the values would have them."""
-    plan = Plan()
-    for place in found.places:
-        plan.add(place)
-        if place.edge is None:
-            plan.values[place.value] = 1
-    plan.unscaled.update((unscale.value, unscale) for unscale in found.unscales)
-    for node in found.graph:
-        result = evaluate(node, plan)
-        if isinstance(result, Conflict):  # the solver settled them all
-            continue
-        for value, degree in zip(node.outputs, result, strict=False):
-            entered = 1 if value in plan.scaled_values and degree == 0 else degree
-            if entered != 0:
-                plan.values[value] = entered
-    return plan.values
 
 
 def _phases(

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO
 from graphscale.checks.diffing.match import attribute_text, tensor_text
-from graphscale.checks.drawing.drawing_context import Phase, Subject
+from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.scene import Box, Scene
 from graphscale.graph.values import constant_tensor, node_name, op_name, subgraphs
 
@@ -34,7 +34,7 @@ def embedded_json(data: Any) -> str:
 
 
 def _box(scene: Scene, box: Box) -> dict[str, Any]:
-    subject = scene.subject
+    context = scene.context
     found: dict[str, Any] = {"title": box.title, "phase": "" if box.phase is Phase.UNKNOWN else box.phase.value}
     if box.mark is not None:
         found["pass"] = box.mark
@@ -56,7 +56,7 @@ def _box(scene: Scene, box: Box) -> dict[str, Any]:
     ]
     found["in"] = [_value(scene, value) for value in node.inputs if value is not None]
     found["out"] = [_value(scene, value) for value in node.outputs if value.name]
-    inside = _inside(subject, node)
+    inside = _inside(context, node)
     if inside:
         found["ops"] = inside
     return found
@@ -72,10 +72,10 @@ _NOTES = {
 
 def _value(scene: Scene, value: ir.Value) -> list[Any]:
     """Name, type, degree in the loss scale, the box that gives it (or None), and what it is otherwise."""
-    subject = scene.subject
+    context = scene.context
     producer = value.producer()
     origin = None if producer is None else scene.box_of.get(producer)
-    return [value.name or "", type_of(value), degree_of(subject, value), origin, _origin(value)]
+    return [value.name or "", type_of(value), degree_of(context, value), origin, _origin(value)]
 
 
 def type_of(value: ir.Value) -> str:
@@ -85,13 +85,13 @@ def type_of(value: ir.Value) -> str:
     return f"{dtype} {'[?]' if value.shape is None else '[' + ', '.join(str(d) for d in value.shape) + ']'}"
 
 
-def degree_of(subject: Subject, value: ir.Value) -> str:
+def degree_of(context: DrawingContext, value: ir.Value) -> str:
     """The degree in the loss scale as text; empty where none is known."""
-    if subject.note is not None or (subject.scale is None and not subject.places):
+    if context.note is not None or (context.scale is None and not context.places):
         return ""
-    if value in subject.unclear:
+    if value in context.unclear:
         return "?"
-    degree = subject.degrees.get(value, 0)
+    degree = context.degrees.get(value, 0)
     return "any" if degree is ZERO else str(degree)
 
 
@@ -115,9 +115,9 @@ def _attribute(attribute: ir.Attr) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _inside(subject: Subject, node: ir.Node) -> list[tuple[str, int]]:
+def _inside(context: DrawingContext, node: ir.Node) -> list[tuple[str, int]]:
     """The operators in a node's subgraphs, or in the body of the function that it calls."""
-    function = subject.model.functions.get(node.op_identifier())
+    function = context.model.functions.get(node.op_identifier())
     counts: Counter[str] = Counter(op_name(inner) for inner in function or ())
 
     def walk(graph: ir.Graph) -> None:

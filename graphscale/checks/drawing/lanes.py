@@ -10,10 +10,10 @@ import dataclasses
 from collections import defaultdict
 
 from graphscale.checks.drawing.drawing_context import Phase
-from graphscale.checks.drawing.layered import Layering, arrange
+from graphscale.checks.drawing.layered import Layering
 from graphscale.checks.drawing.scene import Box, Scene
 
-__all__ = ["BOX_HEIGHT", "Lane", "Layout", "lay_out"]
+__all__ = ["BOX_HEIGHT", "Lane", "Layout"]
 
 BOX_HEIGHT, ROW = 36.0, 62.0
 _GAP_X, _GAP_Y, _COLUMN_GAP, _LANE_GAP = 26.0, 16.0, 46.0, 78.0
@@ -36,28 +36,6 @@ class Lane:
     bottom: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Positions.
-
-    Attributes:
-        centres: the centre of each box.
-        widths: the width of each box.
-        bends: for each link within one lane, the points that it goes through.
-        lanes: the parts of the drawing.
-    """
-
-    centres: tuple[Point, ...]
-    widths: tuple[float, ...]
-    bends: dict[tuple[int, int], list[Point]]
-    lanes: tuple[Lane, ...]
-
-
-def lay_out(scene: Scene) -> Layout:
-    """Place all boxes."""
-    return _Layouter(scene).run()
-
-
 def short(text: str, longest: int = _LONGEST) -> str:
     """A text that fits into a box: the end of a long name tells more than its middle."""
     if len(text) <= longest:
@@ -72,80 +50,86 @@ def width_of(box: Box) -> float:
     return max(64.0, texts + 24.0 + chip)
 
 
-class _Layouter:
+class Layout:
+    """The positions of all boxes and links of a scene.
+
+    Attributes:
+        centres: the centre of each box.
+        widths: the width of each box.
+        bends: for each link within one lane, the points that it goes through.
+        lanes: the parts of the drawing.
+    """
+
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.widths = [width_of(box) for box in scene.boxes]
-        self.lane = [_lane_of(box) for box in scene.boxes]
-        self.sources: dict[int, list[int]] = defaultdict(list)
-        self.targets: dict[int, list[int]] = defaultdict(list)
-        for link in scene.links:
-            # A link against the order of the graph, as folding may make, is drawn and has no say.
-            if scene.boxes[link.source].order < scene.boxes[link.target].order:
-                self.sources[link.target].append(link.source)
-                self.targets[link.source].append(link.target)
-        self.order = sorted(range(len(scene.boxes)), key=lambda i: scene.boxes[i].order)
-        self.row: dict[int, int] = {}
         self.centres: list[Point] = [(0.0, 0.0)] * len(scene.boxes)
         self.bends: dict[tuple[int, int], list[Point]] = {}
         self.lanes: list[Lane] = []
-
-    def run(self) -> Layout:
+        self._lane = [Phase.FORWARD if box.phase is Phase.UNKNOWN else box.phase for box in scene.boxes]
+        self._sources: dict[int, list[int]] = defaultdict(list)
+        self._targets: dict[int, list[int]] = defaultdict(list)
+        for link in scene.links:
+            # A link against the order of the graph, as folding may make, is drawn and has no say.
+            if scene.boxes[link.source].order < scene.boxes[link.target].order:
+                self._sources[link.target].append(link.source)
+                self._targets[link.source].append(link.target)
+        self._order = sorted(range(len(scene.boxes)), key=lambda i: scene.boxes[i].order)
+        self._row: dict[int, int] = {}
         self._rows()
         left = self._vertical(Phase.FORWARD, 0.0)
         left = self._vertical(Phase.BACKWARD, left)
         self._update(left)
         self._detours()
-        return Layout(tuple(self.centres), tuple(self.widths), self.bends, tuple(self.lanes))
 
     def _in(self, phase: Phase) -> list[int]:
-        return [i for i in self.order if self.lane[i] is phase]
+        return [i for i in self._order if self._lane[i] is phase]
 
     def _near(self, near: dict[int, list[int]], i: int, phase: Phase) -> list[int]:
-        return [j for j in near.get(i, ()) if self.lane[j] is phase]
+        return [j for j in near.get(i, ()) if self._lane[j] is phase]
 
     # --- rows of the forward and the backward pass ------------------------------------------------------------------
 
     def _rows(self) -> None:
-        forward, backward, row = self._in(Phase.FORWARD), self._in(Phase.BACKWARD), self.row
+        forward, backward, row = self._in(Phase.FORWARD), self._in(Phase.BACKWARD), self._row
         for i in forward:
-            row[i] = max((row[j] + 1 for j in self._near(self.sources, i, Phase.FORWARD)), default=0)
+            row[i] = max((row[j] + 1 for j in self._near(self._sources, i, Phase.FORWARD)), default=0)
         for i in reversed(backward):
-            later = [row[j] + 1 for j in self._near(self.targets, i, Phase.BACKWARD)]
-            row[i] = max([*later, *(row[j] for j in self._near(self.sources, i, Phase.FORWARD))], default=0)
+            later = [row[j] + 1 for j in self._near(self._targets, i, Phase.BACKWARD)]
+            row[i] = max([*later, *(row[j] for j in self._near(self._sources, i, Phase.FORWARD))], default=0)
         last = max((row[i] for i in (*forward, *backward)), default=0)
         for i in reversed(forward):
-            below = [row[j] - 1 for j in self._near(self.targets, i, Phase.FORWARD)]
-            beside = [row[j] for j in self._near(self.targets, i, Phase.BACKWARD)]
+            below = [row[j] - 1 for j in self._near(self._targets, i, Phase.FORWARD)]
+            beside = [row[j] for j in self._near(self._targets, i, Phase.BACKWARD)]
             at_end = self.scene.boxes[i].output is not None and "loss" in self.scene.boxes[i].badges
             row[i] = max(row[i], min([*below, *beside], default=last if at_end else row[i]))
         self._pull_branches(backward)
         used = {r: n for n, r in enumerate(sorted(set(row.values())))}
-        self.row = {i: used[r] for i, r in row.items()}
+        self._row = {i: used[r] for i, r in row.items()}
 
     def _pull_branches(self, backward: list[int]) -> None:
         """Put what branches off the backward pass, as a weight's gradient does, next to where it branches off."""
         height: dict[int, int] = {}
         for i in reversed(backward):
-            height[i] = max((height[j] + 1 for j in self._near(self.targets, i, Phase.BACKWARD)), default=0)
+            height[i] = max((height[j] + 1 for j in self._near(self._targets, i, Phase.BACKWARD)), default=0)
         branches: set[int] = set()
         for i in backward:
-            before = [j for j in self._near(self.sources, i, Phase.BACKWARD) if self.scene.boxes[j].scaled]
+            before = [j for j in self._near(self._sources, i, Phase.BACKWARD) if self.scene.boxes[j].scaled]
             if height[i] <= _BRANCH and before and all(j in branches or height[j] > height[i] + 1 for j in before):
                 branches.add(i)
         # What only branches read goes with them: a saved activation, reshaped.
         feeders: set[int] = set()
         for i in reversed(backward):
-            after = self._near(self.targets, i, Phase.BACKWARD)
+            after = self._near(self._targets, i, Phase.BACKWARD)
             if after and not self.scene.boxes[i].scaled and all(j in branches or j in feeders for j in after):
                 feeders.add(i)
         for i in backward:
-            before = [self.row[j] for j in self._near(self.sources, i, Phase.BACKWARD) if j not in feeders]
+            before = [self._row[j] for j in self._near(self._sources, i, Phase.BACKWARD) if j not in feeders]
             if i in branches and before:
-                self.row[i] = max(self.row[i], min(before) - 1)
+                self._row[i] = max(self._row[i], min(before) - 1)
         for i in reversed(backward):
-            after = [self.row[j] + 1 for j in self._near(self.targets, i, Phase.BACKWARD)]
-            self.row[i] = max([self.row[i], *after])
+            after = [self._row[j] + 1 for j in self._near(self._targets, i, Phase.BACKWARD)]
+            self._row[i] = max([self._row[i], *after])
 
     def _vertical(self, phase: Phase, left: float) -> float:
         """Lay out the forward or the backward pass, from `left` on; return where the next lane begins."""
@@ -156,18 +140,18 @@ class _Layouter:
         if phase is Phase.BACKWARD:
             for i in members:
                 # Gradients leave to the right; what is only read from the forward pass comes from the left.
-                if self._near(self.targets, i, Phase.UPDATE):
+                if self._near(self._targets, i, Phase.UPDATE):
                     wishes[i] = (240.0, 0.5)
-                elif not self._near(self.sources, i, Phase.BACKWARD):
+                elif not self._near(self._sources, i, Phase.BACKWARD):
                     wishes[i] = (-240.0, 0.5)
-        found = self._arrange(members, {i: self.row[i] for i in members}, self.widths, _GAP_X, wishes)
+        found = self._arrange(members, {i: self._row[i] for i in members}, self.widths, _GAP_X, wishes)
         low = min(found.positions[i] - self.widths[i] / 2 for i in members)
         high = max(found.positions[i] + self.widths[i] / 2 for i in members)
         for i in members:
-            self.centres[i] = (left + found.positions[i] - low, self.row[i] * ROW)
+            self.centres[i] = (left + found.positions[i] - low, self._row[i] * ROW)
         for link, points in found.bends.items():
             self.bends[link] = [(left + position - low, layer * ROW) for layer, position in points]
-        rows = [self.row[i] * ROW for i in members]
+        rows = [self._row[i] * ROW for i in members]
         right = left + max(high - low, _NARROWEST)
         self.lanes.append(Lane(phase, left, min(rows), right, max(rows)))
         return right + _LANE_GAP
@@ -180,7 +164,7 @@ class _Layouter:
             return
         columns = self._columns(members)
         # What comes from the other lanes enters in a column of its own, at the height that it comes from.
-        givers = {j for i in members for j in self.sources.get(i, ()) if self.lane[j] is not Phase.UPDATE}
+        givers = {j for i in members for j in self._sources.get(i, ()) if self._lane[j] is not Phase.UPDATE}
         layers = {i: columns[i] + 1 for i in members} | dict.fromkeys(givers, 0)
         sizes = [4.0 if i in givers else BOX_HEIGHT for i in range(len(self.widths))]
         wishes = {i: (self.centres[i][1], 30.0) for i in givers}
@@ -209,27 +193,27 @@ class _Layouter:
         """Let links between lanes pass the boxes of a row above them, where there are any in the way."""
         ends = {lane.phase: (lane.left, lane.right) for lane in self.lanes}
         rows: dict[tuple[Phase, int], list[int]] = defaultdict(list)
-        for i, row in self.row.items():
-            rows[self.lane[i], row].append(i)
+        for i, row in self._row.items():
+            rows[self._lane[i], row].append(i)
         for link in self.scene.links:
             source, target = link.source, link.target
-            if self.lane[source] is self.lane[target] or source not in self.row:
+            if self._lane[source] is self._lane[target] or source not in self._row:
                 continue
             points = self.bends.get((source, target), [])
             x, y = self.centres[source]
             # Several in one channel run beside each other.
             channel = y - ROW / 2 + 4 * (source % 5 - 2)
             # Whatever rises or falls does so between the lanes, where no boxes are.
-            edge = ends[self.lane[source]][1] + 10
-            if any(self.centres[i][0] > x for i in rows[self.lane[source], self.row[source]]):
+            edge = ends[self._lane[source]][1] + 10
+            if any(self.centres[i][0] > x for i in rows[self._lane[source], self._row[source]]):
                 points = [(x + self.widths[source] / 2 + _GAP_X - 4, channel), (edge, channel), *points]
             else:
                 points = [(edge, y), *points]
-            if target in self.row:
+            if target in self._row:
                 x, y = self.centres[target]
-                edge = ends[self.lane[target]][0] - 10
+                edge = ends[self._lane[target]][0] - 10
                 channel = y + ROW / 2 + 4 * (source % 5 - 2)
-                if any(self.centres[i][0] < x for i in rows[self.lane[target], self.row[target]]):
+                if any(self.centres[i][0] < x for i in rows[self._lane[target], self._row[target]]):
                     points = [*points, (edge, channel), (x - self.widths[target] / 2 - _GAP_X + 4, channel)]
                 else:
                     points = [*points, (edge, y)]
@@ -238,10 +222,10 @@ class _Layouter:
     def _columns(self, members: list[int]) -> dict[int, int]:
         column: dict[int, int] = {}
         for i in members:
-            column[i] = max((column[j] + 1 for j in self._near(self.sources, i, Phase.UPDATE)), default=0)
+            column[i] = max((column[j] + 1 for j in self._near(self._sources, i, Phase.UPDATE)), default=0)
         for i in reversed(members):
-            later = [column[j] - 1 for j in self._near(self.targets, i, Phase.UPDATE)]
-            if later and not self.sources.get(i):
+            later = [column[j] - 1 for j in self._near(self._targets, i, Phase.UPDATE)]
+            if later and not self._sources.get(i):
                 column[i] = max(column[i], min(later))
         return column
 
@@ -259,8 +243,4 @@ class _Layouter:
             for link in self.scene.links
             if link.source in inside and link.target in inside and layers[link.source] != layers[link.target]
         ]
-        return arrange(layers, links, {i: sizes[i] for i in members}, gap, wishes)
-
-
-def _lane_of(box: Box) -> Phase:
-    return Phase.FORWARD if box.phase is Phase.UNKNOWN else box.phase
+        return Layering(layers, links, {i: sizes[i] for i in members}, gap, wishes)

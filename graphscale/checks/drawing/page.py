@@ -12,7 +12,7 @@ from importlib import resources
 
 from graphscale.checks.drawing.drawing_context import Phase
 from graphscale.checks.drawing.facts import embedded_json, facts
-from graphscale.checks.drawing.lanes import lay_out
+from graphscale.checks.drawing.lanes import Layout
 from graphscale.checks.drawing.scene import Scene
 from graphscale.checks.drawing.svg import CHIPS, draw, identifier
 
@@ -61,7 +61,7 @@ def render(scene: Scene, title: str, lead: str, tables: Iterable[Table], notes: 
     """
     first, *others = [_table(table) for table in tables if table.rows]
     style, script = _resource("page.css"), _resource("page.js")
-    drawing = draw(scene, lay_out(scene), f"The graph of {title}")
+    drawing = draw(scene, Layout(scene), f"The graph of {title}")
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from graphscale.analysis.report import Report
 from graphscale.checks.diffing.compare import Comparison
-from graphscale.checks.drawing.drawing_context import understand
+from graphscale.checks.drawing.drawing_context import make_context
 from graphscale.checks.drawing.page import render
 from graphscale.checks.drawing.scene import Scene, make_scene
 from graphscale.checks.drawing.tables import diff_tables, report_tables
@@ -46,8 +46,8 @@ def inspection_page(
         GraphscaleError: what `graphscale.inspect` raises.
     """
     work, name = open_copy(model)
-    subject = understand(work, name, loss=loss, seed=seed, gradients=gradients, updates=updates)
-    scene = make_scene(subject)
+    context = make_context(work, name, loss=loss, seed=seed, gradients=gradients, updates=updates)
+    scene = make_scene(context)
     notes = [*_notes(scene), *report.warnings]
     policy = "without a loss scale" if report.policy is None else f"with a {report.policy['class_name']}"
     lead = f"Training graph {policy}" + (f", for target {report.target}" if report.target else "")
@@ -64,8 +64,8 @@ def comparison_page(comparison: Comparison, before: str, after: str) -> str:
         after: what to call the second one.
     """
     report = comparison.report
-    subject = understand(comparison.after, after, added=comparison.added, strict=False)
-    scene = make_scene(subject)
+    context = make_context(comparison.after, after, added=comparison.added, strict=False)
+    scene = make_scene(context)
     notes = list(_notes(scene))
     if not report.related:
         notes.insert(0, unrelated(report.matched, report.nodes_before, report.nodes_after))
@@ -78,8 +78,8 @@ def unrelated(matched: int, before: int, after: int) -> str:
 
 
 def _notes(scene: Scene) -> Iterator[str]:
-    if scene.subject.note is not None:
-        yield f"Drawn without phases and degrees, since this is no training graph to the analysis: {scene.subject.note}"
+    if scene.context.note is not None:
+        yield f"Drawn without phases and degrees, since this is no training graph to the analysis: {scene.context.note}"
     drawn = sum(len(box.nodes) == 1 for box in scene.boxes)
     if drawn < len(scene.box_of):
         folded = sum(len(box.nodes) > 1 for box in scene.boxes)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.checks.diffing.match import tensor_text
-from graphscale.checks.drawing.drawing_context import Phase, Subject
+from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.select import Wiring, chosen_boxes
 from graphscale.graph.values import constant_tensor, subgraphs
 
@@ -62,55 +62,55 @@ class Link:
 class Scene:
     """All boxes and links, and where each node of the main graph went."""
 
-    subject: Subject
+    context: DrawingContext
     boxes: tuple[Box, ...]
     links: tuple[Link, ...]
     box_of: dict[ir.Node, int]
 
 
-def make_scene(subject: Subject) -> Scene:
+def make_scene(context: DrawingContext) -> Scene:
     """Choose the boxes of a drawing and link them."""
-    wiring = Wiring.of(subject.model.graph)
-    folded = chosen_boxes(subject, wiring)
-    boxes = [_box(subject, wiring, nodes) for nodes in folded]
+    wiring = Wiring.of(context.model.graph)
+    folded = chosen_boxes(context, wiring)
+    boxes = [_box(context, wiring, nodes) for nodes in folded]
     box_of = {node: i for i, nodes in enumerate(folded) for node in nodes}
     degrees: dict[tuple[int, int], list[Degree]] = {}
     for source, target, value in wiring.links:
         ends = box_of[source], box_of[target]
         if ends[0] != ends[1]:
-            degrees.setdefault(ends, []).append(subject.degree_read(value, target))
+            degrees.setdefault(ends, []).append(context.degree_read(value, target))
     is_whole = len(folded) == len(wiring.nodes)
-    for i, value in enumerate(subject.model.graph.outputs):
+    for i, value in enumerate(context.model.graph.outputs):
         producer = value.producer()
         if producer is None or producer not in box_of:
             continue
         giver = box_of[producer]
-        if is_whole or value is subject.loss:
-            degrees[giver, len(boxes)] = [subject.degree_read(value, None)]
-            boxes.append(_output(subject, value, boxes[giver], len(wiring.nodes) + i))
+        if is_whole or value is context.loss:
+            degrees[giver, len(boxes)] = [context.degree_read(value, None)]
+            boxes.append(_output(context, value, boxes[giver], len(wiring.nodes) + i))
         elif len(boxes[giver].nodes) == 1:
             # A large drawing is kept small: the box itself says what it gives.
             count = sum(output.is_graph_output() for output in producer.outputs)
             text = f"→ {value.name}" if count == 1 else f"→ {count} outputs"
             boxes[giver] = dataclasses.replace(boxes[giver], subtitle=text)
     links = tuple(Link(*ends, _highest(found)) for ends, found in degrees.items())
-    return Scene(subject, tuple(boxes), links, box_of)
+    return Scene(context, tuple(boxes), links, box_of)
 
 
-def _box(subject: Subject, wiring: Wiring, nodes: tuple[ir.Node, ...]) -> Box:
+def _box(context: DrawingContext, wiring: Wiring, nodes: tuple[ir.Node, ...]) -> Box:
     first = nodes[0]
     outputs = [value for node in nodes for value in node.outputs]
     order = sum(wiring.index[node] for node in nodes) / len(nodes)
-    scaled = any(subject.degrees.get(value, 0) not in (0, ZERO) for value in outputs)
-    badges = _badges(subject, nodes)
-    mark, phase = subject.passes.get(first), subject.phases[first]
+    scaled = any(context.degrees.get(value, 0) not in (0, ZERO) for value in outputs)
+    badges = _badges(context, nodes)
+    mark, phase = context.passes.get(first), context.phases[first]
     if len(nodes) > 1:
         common = ", ".join(f"{count} {op}" for op, count in Counter(node.op_type for node in nodes).most_common(2))
         return Box(nodes, None, phase, mark, order, f"{len(nodes)} nodes", common, scaled, badges)
     inner = sum(_size(body) for body in subgraphs(first))
-    function = subject.model.functions.get(first.op_identifier())
+    function = context.model.functions.get(first.op_identifier())
     inner += len(function) if function is not None else 0
-    subtitle = f"{inner} nodes inside" if inner else _operands(subject, first)
+    subtitle = f"{inner} nodes inside" if inner else _operands(context, first)
     return Box(nodes, None, phase, mark, order, first.op_type, subtitle, scaled, badges)
 
 
@@ -118,19 +118,19 @@ def _size(graph: ir.Graph) -> int:
     return sum(1 + sum(_size(body) for body in subgraphs(node)) for node in graph)
 
 
-def _output(subject: Subject, value: ir.Value, source: Box, order: float) -> Box:
-    badges = ("loss",) if value is subject.loss else ()
+def _output(context: DrawingContext, value: ir.Value, source: Box, order: float) -> Box:
+    badges = ("loss",) if value is context.loss else ()
     phase = source.phase
     if phase is Phase.BACKWARD:
         phase = Phase.UPDATE  # a gradient that leaves the graph: the flow beside the backward pass
     return Box((), value, phase, source.mark, order, value.name or "?", "", False, badges)
 
 
-def _badges(subject: Subject, nodes: tuple[ir.Node, ...]) -> tuple[str, ...]:
+def _badges(context: DrawingContext, nodes: tuple[ir.Node, ...]) -> tuple[str, ...]:
     outputs = {value for node in nodes for value in node.outputs}
     members = set(nodes)
     found = []
-    for place in subject.places:
+    for place in context.places:
         at = place.value.producer()
         if place.edge is not None:
             here = place.edge.node in members
@@ -139,18 +139,18 @@ def _badges(subject: Subject, nodes: tuple[ir.Node, ...]) -> tuple[str, ...]:
             here = place.value in outputs if at is not None else any(node in members for node, _ in place.value.uses())
         if here:
             found.append("enters")
-    found += ["leaves" for value in subject.unscales if value in outputs][:1]
-    found += ["missed"] if members & subject.missed else []
+    found += ["leaves" for value in context.unscales if value in outputs][:1]
+    found += ["missed"] if members & context.missed else []
     return tuple(dict.fromkeys(found))
 
 
-def _operands(subject: Subject, node: ir.Node) -> str:
+def _operands(context: DrawingContext, node: ir.Node) -> str:
     texts = []
     for value in node.inputs:
         producer = None if value is None else value.producer()
         if value is None or (producer is not None and producer.op_type != "Constant"):
             continue
-        text = "S" if value is subject.scale else _number(value)
+        text = "S" if value is context.scale else _number(value)
         if text:
             texts.append(text)
     return ", ".join(texts)

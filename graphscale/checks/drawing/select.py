@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.checks.drawing.drawing_context import Phase, Subject
+from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.graph.values import captured_values
 from graphscale.graph.walks import reach
 
@@ -70,7 +70,7 @@ def is_constant(node: ir.Node) -> bool:
     )
 
 
-def chosen_boxes(subject: Subject, wiring: Wiring) -> list[tuple[ir.Node, ...]]:
+def chosen_boxes(context: DrawingContext, wiring: Wiring) -> list[tuple[ir.Node, ...]]:
     """What to draw: boxes of one node each, and boxes of many nodes of one phase, in graph order.
 
     A graph of up to 300 nodes is drawn whole. Of a larger one: what the loss scaling put in, or would touch, with its
@@ -80,32 +80,32 @@ def chosen_boxes(subject: Subject, wiring: Wiring) -> list[tuple[ir.Node, ...]]:
     """
     if len(wiring.nodes) <= _WHOLE:
         return [(node,) for node in wiring.nodes]
-    folding = _Folding(subject, wiring)
-    centre = set(_centre(subject, wiring))
+    folding = _Folding(context, wiring)
+    centre = set(_centre(context, wiring))
     boxes: list[tuple[ir.Node, ...]] = []
-    samples = {node for node in folding.samples if node in subject.passes}
-    for around in (*(_around(wiring, centre, hops) for hops in _HOPS), _landmarks(subject) | samples):
+    samples = {node for node in folding.samples if node in context.passes}
+    for around in (*(_around(wiring, centre, hops) for hops in _HOPS), _landmarks(context) | samples):
         # An optimizer is the same for every weight: each has one box.
-        kept = {node for node in around if node in centre or subject.phases[node] is not Phase.UPDATE}
+        kept = {node for node in around if node in centre or context.phases[node] is not Phase.UPDATE}
         boxes = folding.fold(kept)
         if len(boxes) <= _LIMIT:
             break
     return boxes
 
 
-def _landmarks(subject: Subject) -> set[ir.Node]:
+def _landmarks(context: DrawingContext) -> set[ir.Node]:
     """The loss, and where the scale enters: shown in any case."""
-    values = [subject.loss, *(place.value for place in subject.places if place.edge is None)]
+    values = [context.loss, *(place.value for place in context.places if place.edge is None)]
     found = {node for value in values if value is not None and (node := value.producer()) is not None}
-    found |= {place.edge.node for place in subject.places if place.edge is not None}
-    return found | {node for node, mark in subject.passes.items() if mark in ("scale-loss", "update-loss-scale")}
+    found |= {place.edge.node for place in context.places if place.edge is not None}
+    return found | {node for node, mark in context.passes.items() if mark in ("scale-loss", "update-loss-scale")}
 
 
-def _centre(subject: Subject, wiring: Wiring) -> Iterator[ir.Node]:
-    yield from (node for node in subject.passes if node in wiring.index)
-    yield from (node for node in _landmarks(subject) if node in wiring.index)
-    yield from (node for node in subject.missed if node in wiring.index)
-    for value in subject.unscales:
+def _centre(context: DrawingContext, wiring: Wiring) -> Iterator[ir.Node]:
+    yield from (node for node in context.passes if node in wiring.index)
+    yield from (node for node in _landmarks(context) if node in wiring.index)
+    yield from (node for node in context.missed if node in wiring.index)
+    for value in context.unscales:
         node = value.producer()
         if node is not None and node in wiring.index:
             yield node
@@ -127,10 +127,10 @@ def _around(wiring: Wiring, centre: Iterable[ir.Node], hops: int) -> set[ir.Node
 class _Folding:
     """Folds what is not kept into connected pieces."""
 
-    def __init__(self, subject: Subject, wiring: Wiring) -> None:
-        self.subject = subject
+    def __init__(self, context: DrawingContext, wiring: Wiring) -> None:
+        self.context = context
         self.wiring = wiring
-        self.sections = _sections(subject, wiring)
+        self.sections = _sections(context, wiring)
         readers: dict[ir.Value, int] = defaultdict(int)
         for _, _, value in wiring.links:
             readers[value] += 1
@@ -146,10 +146,10 @@ class _Folding:
         after: dict[ir.Node, list[ir.Node]] = defaultdict(list)
         for source, target in self.ties:
             after[source].append(target)
-        starts = [node for node, mark in self.subject.passes.items() if mark == "unscale-gradients" and node in after]
+        starts = [node for node, mark in self.context.passes.items() if mark == "unscale-gradients" and node in after]
 
         def updates(nodes: Iterable[ir.Node]) -> list[ir.Node]:
-            return [node for node in nodes if self.subject.phases[node] is Phase.UPDATE]
+            return [node for node in nodes if self.context.phases[node] is Phase.UPDATE]
 
         found: dict[ir.Node, int] = {}
         for n in range(min(_SAMPLES, len(starts))):
@@ -177,7 +177,7 @@ class _Folding:
         return self._merged(list(pieces.values()), kept, kinds)
 
     def _kind(self, node: ir.Node) -> tuple[object, ...]:
-        return self.subject.phases[node], self.subject.passes.get(node), self.sections[node]
+        return self.context.phases[node], self.context.passes.get(node), self.sections[node]
 
     def _merged(
         self, pieces: Sequence[list[ir.Node]], kept: set[ir.Node], kinds: Mapping[ir.Node, tuple[object, ...]]
@@ -193,27 +193,27 @@ class _Folding:
         return sorted((tuple(sorted(piece, key=order.__getitem__)) for piece in pieces), key=lambda p: order[p[0]])
 
 
-def _sections(subject: Subject, wiring: Wiring) -> dict[ir.Node, int]:
+def _sections(context: DrawingContext, wiring: Wiring) -> dict[ir.Node, int]:
     """A section of each node: the forward and the backward pass cut by depth; the optimizer is one."""
     depth: dict[ir.Node, int] = {}
     for node in wiring.nodes:
-        phase = subject.phases[node]
-        near = [depth[s] for s in wiring.sources.get(node, ()) if s in depth and subject.phases[s] is phase]
+        phase = context.phases[node]
+        near = [depth[s] for s in wiring.sources.get(node, ()) if s in depth and context.phases[s] is phase]
         depth[node] = max(near, default=-1) + 1
     for node in reversed(wiring.nodes):
         # What a gradient is multiplied by stands with the gradient, not where the backward pass begins.
-        if subject.phases[node] is Phase.BACKWARD and not _is_scaled(subject, node):
-            after = [depth[t] for t in wiring.targets.get(node, ()) if subject.phases[t] is Phase.BACKWARD]
+        if context.phases[node] is Phase.BACKWARD and not _is_scaled(context, node):
+            after = [depth[t] for t in wiring.targets.get(node, ()) if context.phases[t] is Phase.BACKWARD]
             depth[node] = min(after, default=depth[node])
     deepest: dict[Phase, int] = defaultdict(int)
     for node, level in depth.items():
-        deepest[subject.phases[node]] = max(deepest[subject.phases[node]], level)
+        deepest[context.phases[node]] = max(deepest[context.phases[node]], level)
     heights = {phase: max(6, -(-(level + 1) // _SECTIONS)) for phase, level in deepest.items()}
     return {
-        node: 0 if subject.phases[node] is Phase.UPDATE else level // heights[subject.phases[node]]
+        node: 0 if context.phases[node] is Phase.UPDATE else level // heights[context.phases[node]]
         for node, level in depth.items()
     }
 
 
-def _is_scaled(subject: Subject, node: ir.Node) -> bool:
-    return any(subject.degrees.get(value, 0) not in (0, None) for value in node.outputs)
+def _is_scaled(context: DrawingContext, node: ir.Node) -> bool:
+    return any(context.degrees.get(value, 0) not in (0, None) for value in node.outputs)

@@ -102,7 +102,7 @@ def _lanes(scene: Scene, layout: Layout) -> Iterator[str]:
         return
     top = min(lane.top for lane in layout.lanes) - 62
     bottom = max(lane.bottom for lane in layout.lanes) + 36
-    unknown = scene.subject.note is not None
+    unknown = scene.context.note is not None
     for lane in layout.lanes:
         phase = Phase.UNKNOWN if unknown else lane.phase
         yield (
@@ -115,7 +115,7 @@ def _lanes(scene: Scene, layout: Layout) -> Iterator[str]:
 def _heading(scene: Scene, phase: Phase) -> str:
     if phase is not Phase.UPDATE:
         return _HEADINGS[phase]
-    if scene.subject.is_scaled:
+    if scene.context.is_scaled:
         return "Gradients, check and update →"
     is_optimizer = any(box.phase is Phase.UPDATE and box.output is None for box in scene.boxes)
     return "Optimizer →" if is_optimizer else "Gradients →"

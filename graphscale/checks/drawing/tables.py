@@ -24,8 +24,8 @@ class _Finder:
         for node, box in scene.box_of.items():
             self._nodes.setdefault(node_name(node), box)
             self._values.update((value.name, box) for value in node.outputs if value.name)
-        constants = {v.name for v in (*scene.subject.model.graph.inputs,) if v.name}
-        constants.update(scene.subject.model.graph.initializers)
+        constants = {v.name for v in (*scene.context.model.graph.inputs,) if v.name}
+        constants.update(scene.context.model.graph.initializers)
         # An input or a constant has no box: its first reader is shown.
         for node, box in scene.box_of.items():
             for value in node.inputs:
@@ -74,7 +74,7 @@ def report_tables(scene: Scene, report: Report) -> Iterator[Table]:
 
 def _inserted(scene: Scene) -> Iterator[Table]:
     passes: dict[str, list[tuple[Cell, ...]]] = {}
-    for node, mark in scene.subject.passes.items():
+    for node, mark in scene.context.passes.items():
         if node in scene.box_of:
             passes.setdefault(mark, []).append((node.op_type, Jump(node_name(node), scene.box_of[node])))
     for mark, rows in passes.items():

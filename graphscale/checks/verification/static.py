@@ -9,7 +9,7 @@ from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.hazards import in_place_writes, unordered_readers
-from graphscale.analysis.proof import prove
+from graphscale.analysis.proof import prove, reach_unchecked
 from graphscale.checks.verification.finite_check import noticed_values
 from graphscale.checks.verification.guards import (
     assigns,
@@ -23,8 +23,8 @@ from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.states import Roles, find_roles
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, Check
 from graphscale.errors import ProofError
-from graphscale.graph.values import constant_tensor, node_name, reads_shape, uses_of
-from graphscale.graph.walks import ancestors, descendants, producers_of
+from graphscale.graph.values import constant_tensor, node_name, uses_of
+from graphscale.graph.walks import ancestors, producers_of
 from graphscale.policy.loss_scale import DynamicLossScale
 
 __all__ = ["prove_again"]
@@ -39,26 +39,28 @@ def prove_again(pair: Pair) -> list[Check]:
     if roles is None:
         return [Check("metadata", FAILS, problem or "", True)]
     checks = [_row("metadata", _metadata(pair, roles), f"{len(pair.stamp.state)} pairs of state, {len(graph)} nodes")]
-    rule = _rule_nodes(graph, roles)
-    ordering = _ordering_nodes(graph)
-    checks.append(_free_of_scale(pair, roles, rule | ordering))
+    rule, ordering = _rule_nodes(graph, roles), _ordering_nodes(graph)
+    try:
+        degrees, contradiction = _prove(pair, roles, rule | ordering), ""
+    except ProofError as error:
+        degrees, contradiction = None, str(error)
+    checks.append(_free_of_scale(pair, roles, degrees, contradiction))
     names = ("every gradient checked", "carried state guarded", "update rule")
     if roles.all_finite is None:
         checks += [Check(name, SKIPPED, _NO_CHECK, True) for name in names]
     else:
         tested = _tested(graph, roles)
-        reached = _unchecked(graph, roles, rule | ordering, tested)
-        checks.append(_row(names[0], reached, f"{len(tested)} gradients reach {roles.all_finite.name!r}"))
-        conditions = _conditions(pair, roles)
-        checks.append(_row(names[1], _guards(pair, roles, conditions), f"{len(pair.states)} states"))
+        missed = _unchecked(graph, roles, rule | ordering, tested)
+        checks.append(_row(names[0], missed, f"{len(tested)} gradients reach {roles.all_finite.name!r}"))
+        checks.append(_row(names[1], _guards(pair, roles, _conditions(pair, roles)), f"{len(pair.states)} states"))
         dynamic = isinstance(pair.policy, DynamicLossScale)
         skipped = Check(names[2], SKIPPED, "a fixed loss scale has none", True)
         what = f"{len(roles.scale_states)} states follow from {roles.all_finite.name!r} and themselves alone"
-        checks.append(_row(names[2], _rule(graph, roles, rule), what) if dynamic else skipped)
+        checks.append(_row(names[2], _rule(graph, roles, rule, ordering), what) if dynamic else skipped)
     writes = list(in_place_writes(graph))
     what = f"{len(writes)} writes, each after all readers"
     checks.append(_row("in-place writes ordered", list(_late_readers(pair.scaled)), what))
-    return [*checks, _coverage(pair, roles)]
+    return [*checks, _coverage(pair, degrees, contradiction)]
 
 
 def _row(name: str, problems: list[str], what: str) -> Check:
@@ -111,18 +113,15 @@ def _metadata(pair: Pair, roles: Roles) -> list[str]:
     return problems
 
 
-def _free_of_scale(pair: Pair, roles: Roles, aside: frozenset[ir.Node]) -> Check:
+def _free_of_scale(pair: Pair, roles: Roles, degrees: Degrees | None, contradiction: str) -> Check:
     name, graph = "outputs, state and loss free of the scale", pair.scaled.graph
-    late = any(True for _ in unordered_readers(graph))
-    try:
-        degrees = _prove(pair, roles, aside).values
-    except ProofError as error:
-        if not late or "after it was overwritten" not in str(error):
-            return Check(name, FAILS, str(error), True)
+    if degrees is None:
+        if "after it was overwritten" not in contradiction:
+            return Check(name, FAILS, contradiction, True)
         return Check(name, SKIPPED, "see: in-place writes ordered", True)
     for node in in_place_nodes(graph):
         value = node.inputs[1]
-        if value is not None and degrees.get(unordered(value), 0) not in (0, ZERO):
+        if value is not None and degrees.values.get(unordered(value), 0) not in (0, ZERO):
             return Check(name, FAILS, f"{node_name(node)!r} writes {value.name!r}, which carries the loss scale", True)
     return Check(name, HOLDS, f"{len(graph.outputs)} outputs of degree 0 in {roles.scale.name!r}", True)
 
@@ -176,17 +175,15 @@ def _tested(graph: ir.Graph, roles: Roles) -> set[ir.Value]:
 
 
 def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested: set[ir.Value]) -> list[str]:
-    """Whatever the scale reaches, it reaches through a gradient that is checked."""
+    """Find the outputs and writes that the scale reaches by a way that passes no checked gradient."""
+    reached = reach_unchecked(graph, roles.scale, tested, aside)
     problems: list[str] = []
-    outputs = {value for value in graph.outputs if value is not roles.scaled_loss}
-    nodes = (node for node in graph if node not in aside and not reads_shape(node))
-    found = descendants(nodes, [roles.scale], results=lambda node: [v for v in node.outputs if v not in tested])
     for value in graph.outputs:
-        if value in outputs & found:
+        if value in reached and value is not roles.scaled_loss:
             problems.append(f"output {value.name!r} depends on a gradient that the finite check may miss")
     for node in in_place_nodes(graph):
         written = node.inputs[1]
-        if written is not None and unordered(written) in found and node not in aside:
+        if written is not None and unordered(written) in reached and node not in aside:
             problems.append(f"{node_name(node)!r} writes a gradient that the finite check may miss")
     return problems
 
@@ -230,12 +227,11 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> list[str]:
     return problems
 
 
-def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node]) -> list[str]:
+def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: frozenset[ir.Node]) -> list[str]:
     """It reads its own state and the flag alone, and nothing else reads what it gives."""
     assert roles.all_finite is not None
     states = set(roles.scale_states.values())
     problems = []
-    ordering = _ordering_nodes(graph)
     for node in rule:
         if node in ordering or node.op_type.startswith("InPlaceAccumulator"):
             continue
@@ -259,14 +255,11 @@ def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node]) -> list[str]:
     return problems
 
 
-def _coverage(pair: Pair, roles: Roles) -> Check:
+def _coverage(pair: Pair, degrees: Degrees | None, contradiction: str) -> Check:
     name, coverage = "backward contractions scaled", pair.found.coverage
     missed = set(pair.stamp.report.get("missed", ()))
-    try:
-        ordering = _ordering_nodes(pair.scaled.graph) | _rule_nodes(pair.scaled.graph, roles)
-        degrees = _prove(pair, roles, ordering)
-    except ProofError as error:
-        return Check(name, SKIPPED, f"the degrees are not known: {error}", True)
+    if degrees is None:
+        return Check(name, SKIPPED, f"the degrees are not known: {contradiction}", True)
     lacking = []
     for node in set(coverage.nodes) - set(coverage.missed):
         other = pair.nodes.get(node)

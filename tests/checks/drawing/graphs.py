@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 import graphscale as gs
-from graphscale.checks.drawing.drawing_context import understand
+from graphscale.checks.drawing.drawing_context import make_context
 from graphscale.checks.drawing.scene import Scene, make_scene
 from tests.build import step
 from tests.conftest import MODELS
@@ -31,7 +31,7 @@ def scaled_model(name: str) -> ir.Model:
 def scene_of(name: str, *, scaled: bool) -> Scene:
     """What is drawn of a graph of models/."""
     model = scaled_model(name).clone() if scaled else ir.load(MODELS / f"{name}.onnx")
-    return make_scene(understand(model, name))
+    return make_scene(make_context(model, name))
 
 
 def hostile_step() -> onnx.ModelProto:

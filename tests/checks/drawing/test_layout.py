@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphscale.checks.drawing.drawing_context import Phase
-from graphscale.checks.drawing.lanes import BOX_HEIGHT, Layout, lay_out
-from graphscale.checks.drawing.layered import arrange
+from graphscale.checks.drawing.lanes import BOX_HEIGHT, Layout
+from graphscale.checks.drawing.layered import Layering
 from graphscale.checks.drawing.scene import Scene
 from tests.checks.drawing.graphs import scene_of
 from tests.conftest import MODEL_NAMES
@@ -33,7 +33,7 @@ def assert_apart(scene: Scene, layout: Layout) -> None:
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_boxes_are_apart_and_links_flow(name: str, scaled: bool) -> None:
     scene = scene_of(name, scaled=scaled)
-    layout = lay_out(scene)
+    layout = Layout(scene)
     assert_apart(scene, layout)
     right_edges = [lane.right for lane in layout.lanes]
     assert [lane.phase for lane in layout.lanes] == [Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE]
@@ -53,14 +53,14 @@ def test_boxes_are_apart_and_links_flow(name: str, scaled: bool) -> None:
 
 
 def test_a_layout_is_the_same_every_time() -> None:
-    first, second = (lay_out(scene_of("pytorch/two_losses", scaled=True)) for _ in range(2))
-    assert first == second
+    first, second = (Layout(scene_of("pytorch/two_losses", scaled=True)) for _ in range(2))
+    assert vars(first) | {"scene": None} == vars(second) | {"scene": None}
 
 
 def test_links_of_one_row_keep_to_channels_between_the_rows() -> None:
     """A link from one lane to another does not run behind the boxes of its own row."""
     scene = scene_of("pytorch/mlp_momentum", scaled=True)
-    layout = lay_out(scene)
+    layout = Layout(scene)
     rows = defaultdict(list)
     for i, box in enumerate(scene.boxes):
         if box.phase is not Phase.UPDATE:
@@ -89,7 +89,7 @@ def test_any_layering_keeps_its_distances(numbers: list[int], data: st.DataObjec
     ends = st.tuples(st.sampled_from(sorted(layers)), st.sampled_from(sorted(layers)))
     links = [(a, b) for a, b in data.draw(st.lists(ends, max_size=60)) if layers[a] < layers[b]]
     sizes = {i: float(10 + i % 7) for i in layers}
-    found = arrange(layers, links, sizes, 5.0, {0: (30.0, 1.0)})
+    found = Layering(layers, links, sizes, 5.0, {0: (30.0, 1.0)})
     for layer in set(numbers):
         row = sorted((found.positions[i], sizes[i]) for i in layers if layers[i] == layer)
         for (a, size), (b, other) in itertools.pairwise(row):
@@ -100,5 +100,5 @@ def test_any_layering_keeps_its_distances(numbers: list[int], data: st.DataObjec
 
 def test_a_chain_is_drawn_straight() -> None:
     layers = {i: i for i in range(8)}
-    found = arrange(layers, [(i, i + 1) for i in range(7)], dict.fromkeys(layers, 50.0), 10.0, {})
+    found = Layering(layers, [(i, i + 1) for i in range(7)], dict.fromkeys(layers, 50.0), 10.0, {})
     assert max(found.positions.values()) - min(found.positions.values()) < 1e-6

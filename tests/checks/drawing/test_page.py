@@ -151,7 +151,7 @@ class TestHostileNames:
             assert any(name.startswith(HOSTILE) for name in names)
 
     def test_a_pass_of_that_name_is_no_class(self) -> None:
-        model = gs.scale(gs.pipeline.io.from_proto(hostile_step())).model
+        model = gs.scale(gs.pipeline.model_files.from_proto(hostile_step())).model
         assert isinstance(model, ir.Model)
         next(iter(model.graph)).metadata_props["graphscale.pass"] = f"x {HOSTILE}"
         page = Page(inspect_page(model))

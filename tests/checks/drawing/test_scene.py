@@ -8,7 +8,7 @@ import pytest
 import graphscale as gs
 from graphscale.analysis.proof import prove
 from graphscale.analysis.training_graph import analyse
-from graphscale.checks.drawing.drawing_context import Phase, Subject, understand
+from graphscale.checks.drawing.drawing_context import DrawingContext, Phase, make_context
 from graphscale.checks.drawing.facts import degree_of, facts
 from graphscale.checks.drawing.scene import make_scene
 from graphscale.errors import GraphscaleError
@@ -23,13 +23,13 @@ def named(values: dict[str, str]) -> dict[str, str]:
     return {name: degree for name, degree in values.items() if degree not in ("0", "any")}
 
 
-def degrees(subject: Subject) -> dict[str, str]:
-    return {v.name: degree_of(subject, v) for node in subject.model.graph for v in node.outputs if v.name}
+def degrees(context: DrawingContext) -> dict[str, str]:
+    return {v.name: degree_of(context, v) for node in context.model.graph for v in node.outputs if v.name}
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
-    scaled = understand(scaled_model(name).clone(), name)
+    scaled = make_context(scaled_model(name).clone(), name)
     assert not scaled.unclear
     assert scaled.scale is not None and scaled.loss is not None
     rule = {"update-loss-scale", "order-writes"}
@@ -37,7 +37,7 @@ def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
     proof = prove(scaled.model.graph, scaled.scale, scaled.loss, rule_nodes=rule_nodes)
     assert scaled.degrees == proof.degrees.values
     # Before scaling, a value has the degree that it has afterwards.
-    unscaled = understand(ir.load(MODELS / f"{name}.onnx"), name)
+    unscaled = make_context(ir.load(MODELS / f"{name}.onnx"), name)
     before, after = degrees(unscaled), degrees(scaled)
     moved = {v.name for v in unscaled.model.graph.outputs} | {place.value.name for place in unscaled.places}
     shared = (before.keys() & after.keys()) - moved
@@ -48,19 +48,19 @@ def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
 
 def test_a_value_that_the_scale_would_enter_at_has_it_for_all_readers() -> None:
     model = gs.pipeline.io.from_proto(cross_entropy())
-    subject = understand(model, "the model")
-    [place] = subject.places
+    context = make_context(model, "the model")
+    [place] = context.places
     assert place.edge is None and place.value.producer() is not None
-    found = degrees(subject)
+    found = degrees(context)
     assert {name for name, degree in found.items() if degree == "1"} == {place.value.name, "dw"}
-    scene = make_scene(subject)
+    scene = make_scene(context)
     assert "enters" in scene.boxes[scene.box_of[place.value.producer()]].badges
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) -> None:
     scene = scene_of(name, scaled=False)
-    found = analyse(scene.subject.model.graph)
+    found = analyse(scene.context.model.graph)
     boxes = [box for box in scene.boxes if box.output is None]
     leaving = {box for box in boxes if "leaves" in box.badges}
     assert leaving == {boxes[scene.box_of[v.producer()]] for v in found.gradients if v.producer() is not None}
@@ -78,13 +78,13 @@ def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) 
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_node_is_in_one_box(name: str, scaled: bool) -> None:
     scene = scene_of(name, scaled=scaled)
-    graph = scene.subject.model.graph
+    graph = scene.context.model.graph
     drawn = [node for box in scene.boxes for node in box.nodes]
     assert len(drawn) == len(set(drawn))
     assert set(drawn) == {node for node in graph if node.op_type != "Constant"}
     for i, box in enumerate(scene.boxes):
         assert all(scene.box_of[node] == i for node in box.nodes)
-        assert len({(scene.subject.phases[node], scene.subject.passes.get(node)) for node in box.nodes}) <= 1
+        assert len({(scene.context.phases[node], scene.context.passes.get(node)) for node in box.nodes}) <= 1
     if len(drawn) <= 300:
         assert all(len(box.nodes) <= 1 for box in scene.boxes)
         outputs = {box.output for box in scene.boxes if box.output is not None}
@@ -98,7 +98,7 @@ def test_links_carry_what_nodes_read() -> None:
     scene = scene_of("pytorch/mlp_momentum", scaled=True)
     read = {
         (producer, node)
-        for node in scene.subject.model.graph
+        for node in scene.context.model.graph
         for value in node.inputs
         if value is not None and (producer := value.producer()) is not None
     }
@@ -112,7 +112,7 @@ def test_links_carry_what_nodes_read() -> None:
         [giver] = scene.boxes[link.source].nodes
         read_by = scene.boxes[link.target]
         values = [v for v in giver.outputs if v is read_by.output or v in [i for n in read_by.nodes for i in n.inputs]]
-        assert (link.degree == 1) == any(scene.subject.degrees.get(value) == 1 for value in values)
+        assert (link.degree == 1) == any(scene.context.degrees.get(value) == 1 for value in values)
 
 
 def test_before_scaling_links_end_where_the_scale_would_come_out() -> None:
@@ -131,7 +131,7 @@ def test_a_huge_graph_is_folded_but_for_a_few_gradients() -> None:
     scaled = gs.scale(gs.pipeline.io.from_proto(model)).model
     assert isinstance(scaled, ir.Model)
     assert len(scaled.graph) > 5000
-    scene = make_scene(understand(scaled, "deep"))
+    scene = make_scene(make_context(scaled, "deep"))
     assert len(scene.boxes) < 150
     assert sum(len(box.nodes) for box in scene.boxes) == len(scaled.graph)
     for mark in ("unscale-gradients", "check-finite", "guard-updates"):
@@ -146,7 +146,7 @@ def test_a_huge_graph_is_folded_but_for_a_few_gradients() -> None:
 def test_subgraphs_and_functions_are_counted_in_their_boxes() -> None:
     scene = scene_of("pytorch/mlp_momentum", scaled=True)
     update = next(i for i, box in enumerate(scene.boxes) if box.title == "UpdateLossScale")
-    function = next(iter(scene.subject.model.functions.values()))
+    function = next(iter(scene.context.model.functions.values()))
     assert scene.boxes[update].subtitle == f"{len(function)} nodes inside"
     assert sum(count for _, count in facts(scene)[update]["ops"]) == len(function)
 
@@ -164,11 +164,11 @@ class TestWhatIsNoTrainingGraph:
     def test_is_refused_or_drawn_without_phases(self) -> None:
         model = gs.pipeline.io.from_proto(inference())
         with pytest.raises(GraphscaleError):
-            understand(model.clone(), "the model")
-        subject = understand(model, "the model", strict=False)
-        assert subject.note is not None and "loss" in subject.note
-        assert set(subject.phases.values()) == {Phase.UNKNOWN}
-        assert all(fact["phase"] == "" for fact in facts(make_scene(subject)))
+            make_context(model.clone(), "the model")
+        context = make_context(model, "the model", strict=False)
+        assert context.note is not None and "loss" in context.note
+        assert set(context.phases.values()) == {Phase.UNKNOWN}
+        assert all(fact["phase"] == "" for fact in facts(make_scene(context)))
 
     def test_a_scale_that_does_not_cancel_out_is_drawn_as_unclear(self) -> None:
         model = gs.scale(gs.pipeline.io.from_proto(step("dw1_abs = Exp(dw1)", outputs="float[4,5] dw1_abs"))).model
@@ -177,6 +177,6 @@ class TestWhatIsNoTrainingGraph:
         unscale = exponential.inputs[0].producer()
         assert unscale.op_type == "Div"
         exponential.replace_input_with(0, unscale.inputs[0])
-        subject = understand(model, "the model")
-        assert exponential.outputs[0] in subject.unclear
-        assert degree_of(subject, exponential.outputs[0]) == "?"
+        context = make_context(model, "the model")
+        assert exponential.outputs[0] in context.unclear
+        assert degree_of(context, exponential.outputs[0]) == "?"
