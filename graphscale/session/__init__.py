@@ -3,5 +3,6 @@
 from graphscale.session.interface import InputSpec
 from graphscale.session.result import StepResult
 from graphscale.session.session import Session
+from graphscale.session.thresholds import Thresholds
 
-__all__ = ["InputSpec", "Session", "StepResult"]
+__all__ = ["InputSpec", "Session", "StepResult", "Thresholds"]

@@ -15,13 +15,11 @@ from graphscale.graph.walks import descendants
 from graphscale.passes.nodes.bound import CHECK
 from graphscale.session.probes import NAME as PROBES
 from graphscale.session.terms import Sum, Term, elements, terms_of
+from graphscale.session.thresholds import Thresholds
 
 __all__ = ["Bounded", "Check", "bounded_gradients", "find_check"]
 
 _UNSCALE = "unscale-gradients"
-_WORTH = 2**13  # elements of a gradient: below, reading it costs less than its bound
-_PASSES = 3  # over a gradient that is not bounded, but divided: it is read twice, and written
-_READS = 0.75  # times its size is cheaper to read, on one thread, than the gradient by rows, on all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +123,9 @@ def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> Check | No
     return Check(total, zero, value, decision)
 
 
-def bounded_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Node, *, exact: bool) -> list[Bounded]:
+def bounded_gradients(
+    graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Node, thresholds: Thresholds, *, exact: bool
+) -> list[Bounded]:
     """The large float32 gradients that are tested alone, and small ones that the step only multiplies by a number.
 
     Args:
@@ -133,15 +133,18 @@ def bounded_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.N
         check: the finite check.
         scale: the loss scale.
         step: the If that applies a step.
+        thresholds: sizes from which a bound pays.
         exact: whether the scale is a power of two, so that gradients that the step alone reads may be unscaled early.
     """
     unscales = [node for node in graph if node.metadata_props.get(PASS_KEY) == _UNSCALE]
     scaled = descendants((node for node in graph if node.metadata_props.get(PASS_KEY) != _UNSCALE), [scale])
-    found = (_bounded(node, check, scaled, step, exact=exact) for node in unscales)
+    found = (_bounded(node, check, scaled, step, thresholds, exact=exact) for node in unscales)
     return [gradient for gradient in found if gradient is not None]
 
 
-def _bounded(division: ir.Node, check: Check, scaled: set[ir.Value], step: ir.Node, *, exact: bool) -> Bounded | None:
+def _bounded(
+    division: ir.Node, check: Check, scaled: set[ir.Value], step: ir.Node, thresholds: Thresholds, *, exact: bool
+) -> Bounded | None:
     gradient, dividend = division.outputs[0], division.inputs[0]
     if division.op_type != "Div" or dividend is None or gradient.dtype is not ir.DataType.FLOAT:
         return None
@@ -154,18 +157,20 @@ def _bounded(division: ir.Node, check: Check, scaled: set[ir.Value], step: ir.No
     probes = [probe for node in readers if (probe := _probe(node, check)) is not None]
     if len(probes) != 1:
         return None
-    if math.prod(gradient.shape.numpy()) < _WORTH:
+    if math.prod(gradient.shape.numpy()) < thresholds.bound_elements:
         return None if rate is None else Bounded((), None, False, rate, division, ())
     if any(node.op_type == "Concat" for node in probes[0]):
         return None
-    size, found = elements(gradient), terms_of(division, scaled) or Sum((), False)
+    size = elements(gradient)
+    found = terms_of(division, scaled, thresholds.narrow_ratio) or Sum((), False)
     terms = found.terms
     read_once = sum(map(elements, {value for term in terms for value in (*term.operands, *term.factors)}))
     # An early cotangent is read once more, and written.
     early = sum(2 * elements(read(use)) for use in {term.cotangent for term in terms} if use is not None)
-    if terms and rate is None and only_step and found.is_alone and read_once + early <= _PASSES * size:
+    is_early = rate is None and only_step and found.is_alone
+    if terms and is_early and read_once + early <= thresholds.unbounded_passes * size:
         return Bounded(terms, None, True, None, division, probes[0])
-    if terms and read_once <= _READS * size:
+    if terms and read_once <= thresholds.bound_share * size:
         return Bounded(terms, None, False, rate, division, probes[0])
     return Bounded((), gradient if rate is None else dividend, False, rate, division, probes[0])
 

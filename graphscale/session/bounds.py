@@ -25,12 +25,12 @@ from graphscale.graph.marks import PASS_KEY, SELECTION
 from graphscale.graph.values import constant_tensor, read, uses_of
 from graphscale.session.bounded import Bounded, Check
 from graphscale.session.terms import Term, elements
+from graphscale.session.thresholds import Thresholds
 
 __all__ = ["bound_gradients"]
 
 NAME = "session-bounds"
 _SAFE = 1e36  # far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 terms
-_BY_ROWS, _WIDE = 2**19, 2**6  # elements, and those of a row: below, one thread is as fast as all are
 _LARGEST = 126  # the power of two that is the largest one with a normal reciprocal
 _FLAG, _REAL = ir.DataType.BOOL, ir.DataType.FLOAT
 
@@ -66,7 +66,9 @@ class _Nodes:
         return self.op("Sum", *terms) if len(terms) > 1 else terms[0]
 
 
-def bound_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Node, found: Sequence[Bounded]) -> None:
+def bound_gradients(
+    graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Node, found: Sequence[Bounded], thresholds: Thresholds
+) -> None:
     """Test gradients by the bounds of the operands that they come from.
 
     Before: `dw = Div(MatMul(x, dy), scale); finite = ...(dw)`
@@ -94,10 +96,11 @@ def bound_gradients(graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Nod
         scale: the loss scale.
         step: the If that applies a step or leaves the state as it was.
         found: the gradients to treat so.
+        thresholds: sizes from which a gradient is summed up by rows.
     """
     editor = Editor(graph)
     one = editor.shared_constant(f"graphscale/{NAME}.one", np.asarray(1, dtype=np.float32))
-    test = _test(editor, scale, found, one)
+    test = _test(editor, scale, found, one, thresholds)
     check.leave_out(found)
     at_once = _Nodes(editor).op("And", test.fit, check.decision, dtype=_FLAG)
     then, keep = (step.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
@@ -141,7 +144,7 @@ class _Test(NamedTuple):
     rates: dict[ir.Value, ir.Value]
 
 
-def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Value) -> _Test:
+def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Value, thresholds: Thresholds) -> _Test:
     """Compute bounds, and unscale the cotangents of gradients whose bound fits."""
     make = _Nodes(editor)
     inverse, rates = one, dict.fromkeys(read(gradient.rate) for gradient in found if gradient.rate is not None)
@@ -156,7 +159,7 @@ def _test(editor: Editor, scale: ir.Value, found: Sequence[Bounded], one: ir.Val
     bounds, factors, choice = [], {}, _Choice(editor, make, inverse, one)
     for gradient in found:
         if gradient.itself is not None:
-            bounds.append(_sum_of(editor, make, gradient.itself))
+            bounds.append(_sum_of(editor, make, gradient.itself, thresholds))
             choice.wait_for(bounds[-1])
         parts = [_bound_of(editor, make, term, sums, one) for term in gradient.terms]
         bounds += parts
@@ -273,7 +276,7 @@ def _bound_of(editor: Editor, make: _Nodes, term: Term, sums: dict[ir.Value, ir.
     return functools.reduce(lambda a, b: make.op("Mul", a, b), numbers)
 
 
-def _sum_of(editor: Editor, make: _Nodes, value: ir.Value) -> ir.Value:
+def _sum_of(editor: Editor, make: _Nodes, value: ir.Value, thresholds: Thresholds) -> ir.Value:
     """The absolute value of the sum of all elements: where it is finite, so are they.
 
     That of a large value is formed by rows, side by side.
@@ -281,7 +284,7 @@ def _sum_of(editor: Editor, make: _Nodes, value: ir.Value) -> ir.Value:
     shape = value.shape
     assert shape is not None
     size = elements(value)
-    if size >= _BY_ROWS and size >= _WIDE * shape.numpy()[0]:
+    if size >= thresholds.row_sum_elements and size >= thresholds.row_elements * shape.numpy()[0]:
         axes = editor.shared_constant(f"graphscale/{NAME}.axes.{len(shape)}", np.arange(1, len(shape), dtype=np.int64))
         value = make.op("ReduceSum", value, axes, keepdims=0, shape=ir.Shape(shape[:1]))
     return make.op("Abs", make.op("ReduceSum", value, keepdims=0))

@@ -6,24 +6,60 @@ Every rewrite gives the same step, bit for bit; which ones pay was measured (ben
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.policy.loss_scale import get
+from graphscale.analysis.hazards import in_place_writes
+from graphscale.graph.stamp import Stamp
+from graphscale.policy.loss_scale import LossScale, get
 from graphscale.session.bounded import bounded_gradients, find_check
 from graphscale.session.bounds import bound_gradients
 from graphscale.session.factors import is_at_least_one, keeps_to_powers_of_two, multiply_first
+from graphscale.session.fence import add_fence
+from graphscale.session.loading import maps_files
 from graphscale.session.probes import probe_at_once
 from graphscale.session.selection import select_step
+from graphscale.session.thresholds import Thresholds
 
-__all__ = ["lower_for_cpu"]
+__all__ = ["prepare_step"]
 
 _OPSET = 13  # since which ReduceSum takes its axes as an input
 
 
-def lower_for_cpu(
-    graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value | None], scale: ir.Value | None, policy: Any
+def prepare_step(
+    source: ir.Model, path: str | None, stamp: Stamp, lowering: Thresholds | None
+) -> tuple[ir.Model, ir.Value | None]:
+    """Return the model that a session runs, and its decision whether a step is applied, after all that can fail.
+
+    Args:
+        source: the scaled step.
+        path: its file, if it has one; a model whose files ONNX Runtime must map is run as it stands there.
+        stamp: the metadata of the scaling.
+        lowering: sizes from which rewrites for a CPU pay; None for no such rewrite.
+    """
+    outputs, names = dict(stamp.state), stamp.names
+    work = source if path is not None and maps_files(source, outputs) else source.clone()
+    values = {value.name: value for node in work.graph for value in node.outputs}
+    decision = values.get(names.get("all_finite"))
+    if decision is None or work is source:
+        return work, decision
+    decision = add_fence(work.graph, decision, values.get(names["loss"]))
+    if lowering is not None:
+        results = {value.name: value for value in work.graph.outputs}
+        written = [node.inputs[1] for node in in_place_writes(work.graph)]
+        states = [*(results[name] for name in outputs.values()), *written]
+        scale = next((value for value in work.graph.inputs if value.name == names["loss_scale"]), None)
+        _lower_for_cpu(work.graph, decision, states, scale, get(stamp.policy), lowering)
+    return work, decision
+
+
+def _lower_for_cpu(
+    graph: ir.Graph,
+    decision: ir.Value,
+    outputs: Iterable[ir.Value | None],
+    scale: ir.Value | None,
+    policy: LossScale | None,
+    thresholds: Thresholds,
 ) -> None:
     """Rewrite a scaled step for a CPU.
 
@@ -32,20 +68,20 @@ def lower_for_cpu(
         decision: whether the step is applied, a scalar bool value.
         outputs: the next values of states.
         scale: the loss scale, a value of the graph.
-        policy: its config.
+        policy: of the loss scale.
+        thresholds: sizes from which each rewrite pays.
     """
-    rule = get(policy)
-    exact = keeps_to_powers_of_two(rule)
-    if exact and is_at_least_one(rule):
+    exact = keeps_to_powers_of_two(policy)
+    if exact and is_at_least_one(policy):
         multiply_first(graph)
-    probe_at_once(graph)
-    step = select_step(graph, decision, outputs)
+    probe_at_once(graph, thresholds.probe_elements)
+    step = select_step(graph, decision, outputs, thresholds.branch_elements)
     check = None if step is None or scale is None else find_check(graph, decision, step)
     if step is None or scale is None or check is None:
         return
-    found = bounded_gradients(graph, check, scale, step, exact=exact)
+    found = bounded_gradients(graph, check, scale, step, thresholds, exact=exact)
     if any(gradient.terms or gradient.itself for gradient in found) and graph.opset_imports.get("", 0) >= _OPSET:
-        bound_gradients(graph, check, scale, step, found)
+        bound_gradients(graph, check, scale, step, found, thresholds)
     _drop_unused(graph)
 
 

@@ -20,11 +20,10 @@ from graphscale.passes.nodes.bound import CHECK
 __all__ = ["probe_at_once"]
 
 NAME = "session-probes"
-_SMALL = 2**13  # elements: below, a node costs more than its work
 _COLUMNS = 2**10  # of a matrix that a gradient which is none is taken for
 
 
-def probe_at_once(graph: ir.Graph) -> None:
+def probe_at_once(graph: ir.Graph, least: int) -> None:
     """Let large gradients be probed by a product with zeros, and all small ones together.
 
     Before: `dw.probe = ReduceSum(Mul(dw, 0)); db.probe = ReduceSum(Mul(db, 0)); dc.probe = ReduceSum(Mul(dc, 0))`
@@ -32,6 +31,7 @@ def probe_at_once(graph: ir.Graph) -> None:
 
     Args:
         graph: the main graph, which is changed. What `check-finite` has not put into it stays as it is.
+        least: elements of a gradient that is large.
     """
     editor = Editor(graph)
     small: list[tuple[ir.Node, ir.Node]] = []
@@ -39,7 +39,7 @@ def probe_at_once(graph: ir.Graph) -> None:
         total = _total(product)
         if total is None:
             continue
-        if math.prod(_shape(product)) >= _SMALL:
+        if math.prod(_shape(product)) >= least:
             _probe(editor, product, total)
         elif _leads_to_the_sum(total):
             small.append((product, total))

@@ -19,15 +19,13 @@ from graphscale.graph.values import subgraphs, uses_of
 __all__ = ["select_step"]
 
 NAME = "session-selection"
-# Elements of all states together: below, the If costs more than it saves.
-_WORTH = 2**16
 # What draws numbers draws them in every step, whether it is applied or not.
 _DRAWS = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 
 
-def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value | None]) -> ir.Node | None:
+def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value | None], least: int) -> ir.Node | None:
     """Let one `If` compute the next values of all states, or hand on the present ones.
 
     Before: `w.new = Sub(w, step); w.next = Where(all_finite, w.new, w); m.next = Where(all_finite, m.new, m)`
@@ -40,6 +38,7 @@ def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value 
         decision: whether the step is applied, a scalar bool value.
         outputs: the next values of states. A state that is handed on, not computed, keeps its guard: the branches must
             not read what they write.
+        least: elements of all states together from which it is worth it.
 
     Returns:
         the If, or None where it is not worth it.
@@ -47,7 +46,7 @@ def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value 
     producers = [value.producer() for value in outputs if value is not None]
     guards = [node for node in producers if node is not None and _is_guard(node, decision)]
     shapes = [shape for node in guards if (shape := node.outputs[0].shape) is not None]
-    if not guards or sum(math.prod(shape.numpy()) for shape in shapes) < _WORTH:
+    if not guards or sum(math.prod(shape.numpy()) for shape in shapes) < least:
         return None
     editor = Editor(graph)
     optimizer = _leading_only_to(graph, guards)

@@ -18,13 +18,14 @@ from graphscale.graph.diagnosis import explains_damage
 from graphscale.graph.stamp import read_stamp
 from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import CarriedState, check_state
-from graphscale.session.fence import add_fence, is_inserted
+from graphscale.session.fence import is_inserted
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
-from graphscale.session.loading import create, device_of, maps_files, open_model, quiet_options, read_values
-from graphscale.session.lowering import lower_for_cpu
+from graphscale.session.loading import create, device_of, open_model, quiet_options, read_values
+from graphscale.session.lowering import prepare_step
 from graphscale.session.result import StepResult
 from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
 from graphscale.session.step_plan import StepError, StepPlan, own_numbers
+from graphscale.session.thresholds import PRODUCTION, Thresholds
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -56,6 +57,8 @@ class Session:
         providers: execution providers, as for `onnxruntime.InferenceSession`; None for the CPU. Each must start.
         session_options: options of ONNX Runtime; None for the defaults, with its warnings silenced.
         state: `{input name: array}`: initial values of carried inputs. Those without an initializer need one.
+        lowering: for experts: sizes from which rewrites of the step for a CPU pay; None for no such rewrite. The steps
+            are the same.
 
     Attributes:
         stamp: what the model says of its scaling.
@@ -74,6 +77,8 @@ class Session:
         providers: Sequence[Any] | None = None,
         session_options: ort.SessionOptions | None = None,
         state: Mapping[str, Any] | None = None,
+        *,
+        lowering: Thresholds | None = PRODUCTION,
     ) -> None:
         if isinstance(providers, str):
             providers = [providers]
@@ -88,7 +93,7 @@ class Session:
         # A session takes no buffer of a GPU for an initializer; what is fed there is written in place just as well.
         on_gpu = self._device.name != "cpu"
         fed = [name for name in in_place if on_gpu or name not in source.graph.initializers]
-        work, decision = self._fenced(source, path, outputs)
+        work, decision = prepare_step(source, path, self.stamp, None if on_gpu else lowering)
         self._carried = CarriedState(self._device, first, outputs, _shared(work.graph, outputs, decision), fed)
         held = {name: self._carried.buffer(name) for name in in_place if name not in fed}
         writes = list(in_place_writes(work.graph))
@@ -320,27 +325,6 @@ class Session:
                 f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state"
             )
         return {name: given[name] if name in given else read_values(graph.initializers[name]) for name in names}
-
-    def _fenced(
-        self, source: ir.Model, path: str | None, outputs: Mapping[str, str]
-    ) -> tuple[ir.Model, ir.Value | None]:
-        """The model that is run, and its decision whether a step is applied, after everything that can fail."""
-        names = self.stamp.names
-        work = source
-        if path is None or not maps_files(work, outputs):
-            work = work.clone()
-        values = {value.name: value for node in work.graph for value in node.outputs}
-        decision = values.get(names.get("all_finite"))
-        if decision is None or work is source:
-            return work, decision
-        decision = add_fence(work.graph, decision, values.get(names["loss"]))
-        if self._device.name == "cpu":
-            results = {value.name: value for value in work.graph.outputs}
-            written = [node.inputs[1] for node in in_place_writes(work.graph)]
-            states = [*(results[name] for name in outputs.values()), *written]
-            scale = next((value for value in work.graph.inputs if value.name == names["loss_scale"]), None)
-            lower_for_cpu(work.graph, decision, states, scale, self.stamp.policy)
-        return work, decision
 
 
 def _names(fetch: Any) -> tuple[str, ...]:

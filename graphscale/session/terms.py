@@ -27,7 +27,6 @@ _PARTS = frozenset({"ReduceSum", "Slice", "Trilu"})
 _MOST = 100  # terms: a sum with itself, again and again, has very many
 _FAR = 200  # values to look at for one gradient
 _NEAR = 10  # and for a scaled operand, which is taken for a product
-_NARROW = 8  # if its operands together have so many times fewer elements
 _BATCH = 64  # what an axis of unknown size is taken for
 
 
@@ -71,19 +70,20 @@ class Sum(NamedTuple):
     is_alone: bool
 
 
-def terms_of(division: ir.Node, scaled: set[ir.Value]) -> Sum | None:
+def terms_of(division: ir.Node, scaled: set[ir.Value], narrow: float) -> Sum | None:
     """What a gradient is the sum of before it is unscaled, or None if it is no sum of such terms.
 
     Args:
         division: what unscales a gradient.
         scaled: all values that depend on the loss scale.
+        narrow: how many times fewer elements the operands of a scaled operand must have to stand for it.
     """
     search = _Search(scaled)
     terms = search.follow(Use(division, 0))
-    return None if terms is None else Sum(tuple(_simplified(term, scaled) for term in terms), search.is_alone())
+    return None if terms is None else Sum(tuple(_simplified(term, scaled, narrow) for term in terms), search.is_alone())
 
 
-def _simplified(term: Term, scaled: set[ir.Value]) -> Term:
+def _simplified(term: Term, scaled: set[ir.Value], narrow: float) -> Term:
     """A term whose scaled operand is a product of much smaller ones itself, as a product of these."""
     use = term.cotangent
     if use is None:
@@ -93,7 +93,7 @@ def _simplified(term: Term, scaled: set[ir.Value]) -> Term:
     if found is None or len(found) != 1 or cotangent not in term.operands:
         return term
     [part] = found
-    if part.factors or _NARROW * sum(map(elements, part.operands)) > elements(cotangent):
+    if part.factors or narrow * sum(map(elements, part.operands)) > elements(cotangent):
         return term
     # The cotangent itself must not be too large, either: no operand below 1 may hide that.
     rest = [value for value in term.operands if value is not cotangent]

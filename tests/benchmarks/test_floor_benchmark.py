@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import onnx
@@ -20,7 +19,7 @@ import onnxruntime as ort
 import pytest
 
 import graphscale as gs
-from graphscale.session import bounds
+from graphscale.session.thresholds import Thresholds
 from tests.conftest import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -166,8 +165,8 @@ def test_the_kinds_of_gradients(
     assert result.report.proved
     assert result.report.coverage == 1.0
     options = times.profiled(benchmarks("loops").options(), tmp_path, "session")
-    with mock.patch.object(bounds, "_BY_ROWS", 0):  # as if these weights were large
-        session = gs.Session(result, state=made.weights(), session_options=options)
+    by_rows = Thresholds(row_sum_elements=0)  # as if these weights were large
+    session = gs.Session(result, state=made.weights(), session_options=options, lowering=by_rows)
     session.step(made.batches(1)[0])
     assert np.abs(session.state_dict()["weight0"] - made.weights()["weight0"]).max() > 1e-6
     session.close()

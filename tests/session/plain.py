@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 
 import graphscale as gs
+from graphscale.graph.stamp import read_stamp
+from graphscale.session.loading import open_model
+from graphscale.session.lowering import prepare_step
+from graphscale.session.thresholds import Thresholds
 from tests.conftest import Arrays, Example, Level, assert_same_bits, initial_values
 
 __all__ = [
+    "ALWAYS",
+    "BY_ROWS",
     "PlainLoop",
     "assert_same_run",
     "batches",
     "buffers",
     "carried_inputs",
     "first_state",
+    "lowered_graph",
     "options",
     "session_and_plain",
     "shared_states",
@@ -26,6 +35,10 @@ __all__ = [
 
 # Up to here ONNX Runtime computes equal graphs with equal bits, whatever stands beside them.
 EXACT = Level.ORT_ENABLE_BASIC
+
+# Every rewrite for a CPU, however small a state or a gradient is; and sums of gradients by rows.
+ALWAYS = Thresholds(branch_elements=0, probe_elements=0, bound_elements=0, unbounded_passes=10**6, bound_share=10**6)
+BY_ROWS = dataclasses.replace(ALWAYS, row_sum_elements=0, row_elements=0)
 
 
 def options(level: Level | None = EXACT) -> ort.SessionOptions:
@@ -36,6 +49,12 @@ def options(level: Level | None = EXACT) -> ort.SessionOptions:
     if level is not None:
         made.graph_optimization_level = level
     return made
+
+
+def lowered_graph(result: gs.ScaledModel, lowering: Thresholds = ALWAYS) -> ir.Graph:
+    """The main graph that a session on a CPU runs."""
+    model, path = open_model(result)
+    return prepare_step(model, path, read_stamp(model.metadata_props, "the model"), lowering)[0].graph
 
 
 class PlainLoop:

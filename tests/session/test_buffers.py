@@ -11,8 +11,9 @@ import pytest
 
 import graphscale as gs
 from graphscale.analysis.hazards import may_share_buffer
-from graphscale.session import selection
+from graphscale.session import lowering
 from graphscale.session import session as session_module
+from graphscale.session.thresholds import PRODUCTION, Thresholds
 from tests.conftest import OPTIMIZATION_LEVELS, Arrays, Level, assert_same_bits, load_example
 from tests.session.dangerous import CASES, Case
 from tests.session.plain import PlainLoop, buffers, first_state, options, shared_states
@@ -31,10 +32,13 @@ def batches() -> Iterator[Arrays]:
         yield {"x": x, "t": t}
 
 
-def differences(case: Case, loss_scale: str | float, target: str, level: Level) -> list[str]:
+def differences(
+    case: Case, loss_scale: str | float, target: str, level: Level, lowering: Thresholds = PRODUCTION
+) -> list[str]:
     """What differs between a session and the loop by hand, whose state never is where the next one is written."""
     result, reference = (case.scaled(loss_scale, t) for t in (target, "onnx"))
-    session, plain = gs.Session(result, session_options=options(level)), PlainLoop(reference, {}, level)
+    session = gs.Session(result, session_options=options(level), lowering=lowering)
+    plain = PlainLoop(reference, {}, level)
     found = []
     for number, feeds in enumerate(batches()):
         with np.errstate(invalid="ignore"):
@@ -63,13 +67,10 @@ def test_every_reader_sees_the_state_from_before_the_step(name: str, target: str
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
-def test_every_reader_does_where_one_node_selects_all_states(
-    name: str, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_reader_does_where_one_node_selects_all_states(name: str, target: str) -> None:
     """As sessions have it for larger states."""
-    monkeypatch.setattr(selection, "_WORTH", 0)
     for level in (Level.ORT_DISABLE_ALL, Level.ORT_ENABLE_ALL):
-        assert differences(CASES[name], "dynamic", target, level) == [], level
+        assert differences(CASES[name], "dynamic", target, level, Thresholds(branch_elements=0)) == [], level
 
 
 # --- who shares -------------------------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ def test_sharing_everywhere_would_be_wrong(name: str, monkeypatch: pytest.Monkey
     """The tests above can fail."""
     monkeypatch.setattr(session_module, "may_share_buffer", lambda graph, pairs, *rest: set(pairs))
     # It puts some late readers before the writes, by the way.
-    monkeypatch.setattr(session_module, "add_fence", lambda graph, decision, loss: decision)
+    monkeypatch.setattr(lowering, "add_fence", lambda graph, decision, loss: decision)
     found = [differences(CASES[name], "dynamic", "onnx", level) for level in OPTIMIZATION_LEVELS]
     assert any(found)
 

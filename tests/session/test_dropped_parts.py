@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
@@ -9,6 +11,7 @@ import pytest
 import graphscale as gs
 from tests.build import feeds_for, linear_step
 from tests.conftest import Arrays
+from tests.session.plain import BY_ROWS
 from tests.session.test_lowering import assert_same_steps
 from tests.session.test_lowering_more import plain_and_lowered
 from tests.session.test_lowering_terms import Kind, both, model_of
@@ -62,5 +65,7 @@ def test_gradients_that_are_multiplied_with_each_other() -> None:
     state = {name: feeds.pop(name) for name in ("w", "e", "f")}
     updates = {f"{name}_next": name for name in state}
     result = gs.scale(model, gs.DynamicLossScale(1024.0, 3), updates=updates, gradients=["dw", "de", "df"])
-    plain, lowered, _ = plain_and_lowered(result, state, LARGE, LARGE)
+    plain, lowered, _ = plain_and_lowered(
+        result, state, dataclasses.replace(BY_ROWS, bound_elements=LARGE, probe_elements=LARGE)
+    )
     assert assert_same_steps(plain, lowered, [feeds, feeds]) == [True, True]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import onnx
@@ -16,12 +15,12 @@ import graphscale as gs
 from graphscale.graph.builder import Editor
 from graphscale.graph.marks import PASS_KEY
 from graphscale.passes.nodes.finite import all_finite
-from graphscale.session import bounded, loading, probes, selection
-from graphscale.session import session as session_module
+from graphscale.session import probes
+from graphscale.session.thresholds import Thresholds
 from graphscale.targets import get_target
 from tests.build import feeds_for, linear_step
 from tests.conftest import MODEL_NAMES, Arrays, Level, assert_all_same_bits, load_example
-from tests.session.plain import options
+from tests.session.plain import ALWAYS, lowered_graph, options
 
 Array = np.ndarray[Any, Any]
 
@@ -37,19 +36,10 @@ def is_updated(name: str) -> bool:
 UPDATED = [name for name in MODEL_NAMES if is_updated(name)]
 
 
-def sessions(result: gs.ScaledModel, state: Arrays) -> tuple[gs.Session, gs.Session]:
+def sessions(result: gs.ScaledModel, state: Arrays, lowering: Thresholds = ALWAYS) -> tuple[gs.Session, gs.Session]:
     """A session on the graph as it was scaled, and one that lowers every gradient and state, however small."""
-    with mock.patch.object(session_module, "lower_for_cpu"):
-        plain = gs.Session(result, session_options=options(EXACT), state=state)
-    with (
-        mock.patch.object(selection, "_WORTH", 0),
-        mock.patch.object(bounded, "_WORTH", 0),
-        mock.patch.object(bounded, "_PASSES", 10**6),
-        mock.patch.object(bounded, "_READS", 10**6),
-        mock.patch.object(probes, "_SMALL", 0),
-    ):
-        lowered = gs.Session(result, session_options=options(EXACT), state=state)
-    return plain, lowered
+    plain = gs.Session(result, session_options=options(EXACT), state=state, lowering=None)
+    return plain, gs.Session(result, session_options=options(EXACT), state=state, lowering=lowering)
 
 
 def assert_same_steps(plain: gs.Session, lowered: gs.Session, batches: list[Arrays]) -> list[bool]:
@@ -89,10 +79,9 @@ def test_no_constant_is_left_behind(name: str) -> None:
     """ONNX Runtime would warn of each."""
     example = load_example(name)
     result = gs.scale(example.model())
-    state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
     unread = {
         value.name
-        for value in lowered_graph(result, state).initializers.values()
+        for value in lowered_graph(result).initializers.values()
         if not (value.uses() or value.is_graph_output() or value.is_graph_input())
     }
     assert unread <= {tensor.name for tensor in example.model().graph.initializer}
@@ -107,34 +96,20 @@ def linear_sessions(scale: float, **policy: float) -> tuple[gs.Session, gs.Sessi
     result = gs.scale(model, gs.DynamicLossScale(scale, 2, **policy), updates={"w_next": "w"})
     feeds = feeds_for(model)
     state = {"w": feeds.pop("w")}
-    assert policy or ("session-bounds", "If") in lowered_nodes(result, state)
+    assert policy or ("session-bounds", "If") in lowered_nodes(result)
     plain, lowered = sessions(result, state)
     return plain, lowered, feeds
 
 
-def lowered_graph(result: gs.ScaledModel, state: Arrays) -> ir.Graph:
-    """The main graph that a session runs."""
-    found: list[ir.Model] = []
-
-    def create(model: ir.Model, *rest: Any) -> Any:
-        found.append(model)
-        return loading.create(model, *rest)
-
-    with mock.patch.object(session_module, "create", create):
-        sessions(result, state)
-    return found[-1].graph
-
-
-def lowered_nodes(result: gs.ScaledModel, state: Arrays) -> list[tuple[str | None, str]]:
+def lowered_nodes(result: gs.ScaledModel) -> list[tuple[str | None, str]]:
     """Of the main graph that a session runs: which pass has put each node there, and its operator."""
-    return [(node.metadata_props.get(PASS_KEY), node.op_type) for node in lowered_graph(result, state)]
+    return [(node.metadata_props.get(PASS_KEY), node.op_type) for node in lowered_graph(result)]
 
 
 def test_only_the_optimizer_reads_the_gradients_of_contractions() -> None:
     example = load_example("pytorch/mlp_momentum")
     result = gs.scale(example.model(), gs.DynamicLossScale(1024.0))
-    state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
-    nodes = lowered_nodes(result, state)
+    nodes = lowered_nodes(result)
     assert ("session-bounds", "If") in nodes
     assert nodes.count(("unscale-gradients", "Div")) == 2  # the biases
     assert not {("session-probes", "MatMul"), ("check-finite", "ReduceSum")} & {*nodes}
@@ -146,8 +121,7 @@ def test_only_the_optimizer_reads_the_gradients_of_contractions() -> None:
 def test_a_scale_that_is_no_power_of_two_divides(policy: dict[str, float], divides: bool) -> None:
     example = load_example("pytorch/mlp_momentum")
     result = gs.scale(example.model(), gs.DynamicLossScale(1024.0, 2, **policy))
-    state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
-    nodes = lowered_nodes(result, state)
+    nodes = lowered_nodes(result)
     assert nodes.count(("unscale-gradients", "Div")) == (4 if divides else 2)
     assert ("session-bounds", "If") in nodes
     assert not {("session-probes", "MatMul"), ("check-finite", "ReduceSum")} & {*nodes}  # no gradient is probed
@@ -197,7 +171,7 @@ def test_probes_are_exact(kind: str, dtype: type) -> None:
     ]
     graph = ir.Graph(values, [], nodes=[], opset_imports={"": 20}, name="check")
     graph.outputs.append(all_finite(Editor(graph), values, get_target("onnx"), "check-finite"))
-    probes.probe_at_once(graph)
+    probes.probe_at_once(graph, Thresholds().probe_elements)
     assert "MatMul" in [node.op_type for node in graph]
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
     session = ort.InferenceSession(model, options(Level.ORT_ENABLE_ALL), providers=["CPUExecutionProvider"])
@@ -234,7 +208,7 @@ def run_both(model: onnx.ModelProto, bad: dict[str, float]) -> tuple[list[bool],
     wrong = {name: np.array(array) for name, array in feeds.items()}
     for name, value in bad.items():
         wrong[name].reshape(-1)[-1] = value
-    return assert_same_steps(*sessions(result, state), [feeds, feeds, wrong, feeds]), lowered_nodes(result, state)
+    return assert_same_steps(*sessions(result, state), [feeds, feeds, wrong, feeds]), lowered_nodes(result)
 
 
 @pytest.mark.parametrize("bad", [{}, {"x": np.inf}, {"t": np.nan}, {"x": 1e20}, {"t": F32_MAX}], ids=str)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping
-from typing import Any
-from unittest import mock
 
 import numpy as np
 import onnx
@@ -15,53 +13,26 @@ import pytest
 import graphscale as gs
 from graphscale.errors import SessionError
 from graphscale.graph.marks import PASS_KEY
-from graphscale.session import bounded, bounds, loading, probes, selection
-from graphscale.session import session as session_module
+from graphscale.session.thresholds import Thresholds
 from tests.build import feeds_for, linear_step
 from tests.conftest import Arrays, Level, assert_all_same_bits, with_initializers
-from tests.session.plain import options
+from tests.session.plain import BY_ROWS, lowered_graph, options
 from tests.session.test_lowering import assert_same_steps
 
 SGD = "u = Mul(rate, dw)  w_next = Sub(w, u)"
 RATE = "float rate = {0.125}"
 
 
-def lower(
-    result: gs.ScaledModel, state: Mapping[str, np.ndarray], large: int = 0, small: int = 0
-) -> tuple[gs.Session, collections.Counter[tuple[str | None, str]]]:
-    """A session that bounds gradients at any cost; and how many of which operators each pass put there.
-
-    Args:
-        result: the scaled step.
-        state: what it carries.
-        large: gradients of so many elements are bounded.
-        small: those of fewer than so many are probed together.
-    """
-    found: collections.Counter[tuple[str | None, str]] = collections.Counter()
-
-    def create(model: Any, *rest: Any) -> Any:
-        found.update((node.metadata_props.get(PASS_KEY), node.op_type) for node in model.graph)
-        return loading.create(model, *rest)
-
-    with (
-        mock.patch.object(selection, "_WORTH", 0),
-        mock.patch.object(bounded, "_WORTH", large),
-        mock.patch.object(bounded, "elements", return_value=0),
-        mock.patch.object(bounds, "_BY_ROWS", 0),
-        mock.patch.object(bounds, "_WIDE", 0),
-        mock.patch.object(probes, "_SMALL", small),
-        mock.patch.object(session_module, "create", create),
-    ):
-        return gs.Session(result, session_options=options(Level.ORT_DISABLE_ALL), state=state), found
-
-
 def plain_and_lowered(
-    result: gs.ScaledModel, state: Mapping[str, np.ndarray], large: int = 0, small: int = 0
+    result: gs.ScaledModel, state: Mapping[str, np.ndarray], lowering: Thresholds = BY_ROWS
 ) -> tuple[gs.Session, gs.Session, collections.Counter[tuple[str | None, str]]]:
-    """A session on the graph as it was scaled, and what `lower` gives."""
-    with mock.patch.object(session_module, "lower_for_cpu"):
-        plain = gs.Session(result, session_options=options(Level.ORT_DISABLE_ALL), state=state)
-    return plain, *lower(result, state, large, small)
+    """A session on the graph as it was scaled, a lowered one; and how many of which operators each pass put there."""
+    plain, lowered = (
+        gs.Session(result, session_options=options(Level.ORT_DISABLE_ALL), state=state, lowering=thresholds)
+        for thresholds in (None, lowering)
+    )
+    nodes = lowered_graph(result, lowering)
+    return plain, lowered, collections.Counter((node.metadata_props.get(PASS_KEY), node.op_type) for node in nodes)
 
 
 def pair(
@@ -196,7 +167,7 @@ def test_metrics_that_fail_leave_the_state(name: str) -> None:
         f"{SGD} {nodes}", inputs=f"float[4,3] w, {inputs}", outputs=f"float[4,3] w_next, {outputs}", constants=RATE
     )
     model = with_initializers(onnx.shape_inference.infer_shapes(model), {"w": np.ones((4, 3), np.float32)})
-    session, _ = lower(gs.scale(model, updates={"w_next": "w"}), {})
+    _, session, _ = plain_and_lowered(gs.scale(model, updates={"w_next": "w"}), {})
     feeds = {key: array for key, array in feeds_for(model).items() if key in ("x", "t")}
     good, bad = FEEDS[name]
     session.step({**feeds, **good})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
-from unittest import mock
+import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -14,9 +13,9 @@ import pytest
 import graphscale as gs
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.walks import nodes_above
-from graphscale.session import loading, terms
 from tests.build import feeds_for, step
 from tests.conftest import Arrays
+from tests.session.plain import BY_ROWS, lowered_graph
 from tests.session.test_lowering import assert_same_steps
 from tests.session.test_lowering_more import plain_and_lowered
 from tests.session.test_lowering_terms import POLICIES, spoiled
@@ -73,18 +72,8 @@ def feeds_of(model: onnx.ModelProto) -> Arrays:
     return feeds_for(model, **({"b": np.arange(40).reshape(8, 5) % 3 != 1} if is_masked else {}))
 
 
-@pytest.fixture
-def graphs() -> Iterator[list[ir.Graph]]:
-    """The lowered graphs, where every cotangent counts as much larger than what gives it."""
-    found: list[ir.Graph] = []
-    create = loading.create
-
-    def seen(model: ir.Model, *rest: Any) -> Any:
-        found.append(model.graph)
-        return create(model, *rest)
-
-    with mock.patch.object(terms, "_NARROW", 1), mock.patch.object(loading, "create", seen):
-        yield found
+# Every cotangent counts as much larger than the operands of the product that it is.
+NARROW = dataclasses.replace(BY_ROWS, narrow_ratio=1)
 
 
 def inserted(graph: ir.Graph, op_type: str) -> list[ir.Node]:
@@ -93,13 +82,13 @@ def inserted(graph: ir.Graph, op_type: str) -> list[ir.Node]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", KINDS)
-def test_the_same_steps(name: str, policy: str, graphs: list[ir.Graph]) -> None:
+def test_the_same_steps(name: str, policy: str) -> None:
     kind = KINDS[name]
     model = model_of(kind)
     feeds = feeds_of(model)
     result = gs.scale(model, POLICIES[policy], updates={"w1_next": "w1"}, gradients=["dw1"])
-    plain, lowered, _ = plain_and_lowered(result, {"w1": feeds.pop("w1")})
-    [graph] = graphs
+    plain, lowered, _ = plain_and_lowered(result, {"w1": feeds.pop("w1")}, NARROW)
+    graph = lowered_graph(result, NARROW)
     read = {value.name for node in inserted(graph, "ReduceL1") for value in node.inputs if value is not None}
     assert read == {"x", *kind.read}
     first = plain.state_dict()
@@ -112,20 +101,20 @@ def test_the_same_steps(name: str, policy: str, graphs: list[ir.Graph]) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_dropped_must_not_hide_what_overflows(value: float, graphs: list[ir.Graph]) -> None:
+def test_what_is_dropped_must_not_hide_what_overflows(value: float) -> None:
     model = model_of(KINDS["a part of a product"], "w1_next = Sub(w1, dw1)")
     feeds = feeds_of(model)
     feeds["b"][7] = False
     feeds["t"][7, 1] = value
     feeds["x"][0] = 1e12  # too much for a cotangent that is scaled
     result = gs.scale(model, gs.DynamicLossScale(2.0**100, 5), updates={"w1_next": "w1"}, gradients=["dw1"])
-    plain, lowered, nodes = plain_and_lowered(result, {"w1": feeds.pop("w1")})
+    plain, lowered, nodes = plain_and_lowered(result, {"w1": feeds.pop("w1")}, NARROW)
     assert nodes["unscale-gradients", "Div"] == 0
     assert assert_same_steps(plain, lowered, [feeds]) == [False]
 
 
 def test_a_product_that_is_not_much_smaller() -> None:
-    """39 numbers in place of the 40 of the cotangent, which is read itself, without the fixture."""
+    """39 numbers in place of the 40 of the cotangent, which is read itself in production."""
     model = model_of(KINDS["a product"])
     feeds = feeds_of(model)
     result = gs.scale(model, gs.DynamicLossScale(1024.0, 2), updates={"w1_next": "w1"}, gradients=["dw1"])
@@ -139,7 +128,7 @@ LAST = "at = Transpose <perm = [1, 0]> (a) g2 = MatMul(at, dy) dw2 = Max(g2, g2)
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["a product", "a part of a product", "something else"])
-def test_a_cotangent_waits_for_the_gradients_before_it(name: str, policy: str, graphs: list[ir.Graph]) -> None:
+def test_a_cotangent_waits_for_the_gradients_before_it(name: str, policy: str) -> None:
     """One gradient is read itself, and comes first."""
     kind = KINDS[name]._replace(nodes=LAST + KINDS[name].nodes)
     model = model_of(kind, BOTH, "float[4,5] w1_next, float[5,3] w2_next")
@@ -148,8 +137,8 @@ def test_a_cotangent_waits_for_the_gradients_before_it(name: str, policy: str, g
     result = gs.scale(
         model, POLICIES[policy], updates={f"{name}_next": name for name in state}, gradients=["dw1", "dw2"]
     )
-    plain, lowered, _ = plain_and_lowered(result, state)
-    [graph] = graphs
+    plain, lowered, _ = plain_and_lowered(result, state, NARROW)
+    graph = lowered_graph(result, NARROW)
     products = [node for node in inserted(graph, "Mul") if node.outputs[0].shape == ir.Shape([8, 5])]
     assert len(products) == (policy in ("powers of two", "2**126"))
     sums = set(inserted(graph, "ReduceSum"))

@@ -5,9 +5,9 @@ Set GRAPHSCALE_TEST_PROFILE=deep for twenty times as many.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
-from unittest import mock
 
 import numpy as np
 import onnx.printer
@@ -15,11 +15,11 @@ from hypothesis import event, note, reject
 
 import graphscale as gs
 from graphscale.errors import UpdateError
-from graphscale.session import bounded, probes, selection, terms
+from graphscale.session.thresholds import Thresholds
 from tests.conftest import HAS_TRAINING, Arrays, Level, assert_same_bits
 from tests.random_cases import random_cases
 from tests.random_graphs import Step, random_presentation, tame_step
-from tests.session.plain import PlainLoop, options
+from tests.session.plain import ALWAYS, PlainLoop, options
 from tests.tape.render import Rendered
 
 STEPS = 5
@@ -48,17 +48,8 @@ def test_a_session_does_what_a_loop_by_hand_does(choices: random.Random) -> None
         if "two nodes with same node name (/GatherSliceToSplitFusion/)" not in str(error):
             raise
         reject()
-    # From how many elements on states and gradients are treated together, or by their bounds.
-    least = choices.choice([0, 2**16])
-    with (
-        mock.patch.object(selection, "_WORTH", least),
-        mock.patch.object(bounded, "_WORTH", least),
-        mock.patch.object(bounded, "_PASSES", 3 if least else 10**6),
-        mock.patch.object(bounded, "_READS", 1.25 if least else 10**6),
-        mock.patch.object(terms, "_NARROW", 8 if least else 0),
-        mock.patch.object(probes, "_SMALL", least),
-    ):
-        session = gs.Session(result, session_options=options(level), state=state)
+    lowering = choices.choice([dataclasses.replace(ALWAYS, narrow_ratio=0), Thresholds()])
+    session = gs.Session(result, session_options=options(level), state=state, lowering=lowering)
 
     applied = []
     for number, batch in enumerate(batches({n: v for n, v in feeds.items() if n not in carried}, choices)):

@@ -8,26 +8,26 @@ import pytest
 
 import graphscale as gs
 from graphscale.analysis.hazards import may_share_buffer
-from graphscale.session import selection
+from graphscale.session.selection import select_step
+from graphscale.session.thresholds import Thresholds
 from tests.build import linear_step
 from tests.conftest import Arrays, Example, assert_all_same_bits, load_example
 
 NAMES = ["pytorch/mlp_momentum", "pytorch/attention_sgd", "jax/mlp_adamw_clip"]
 
 
-def open_session(example: Example) -> tuple[gs.Session, Arrays]:
+def open_session(example: Example, lowering: Thresholds) -> tuple[gs.Session, Arrays]:
     result = gs.scale(example.model(), gs.DynamicLossScale(1024.0, 3))
     state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
-    session = gs.Session(result, state=state)
+    session = gs.Session(result, state=state, lowering=lowering)
     return session, {name: example.feeds[name] for name in session.inputs}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_steps(name: str) -> None:
     example = load_example(name)
-    guarded, batch = open_session(example)
-    monkeypatch.setattr(selection, "_WORTH", 0)
-    chosen, _ = open_session(example)
+    guarded, batch = open_session(example, Thresholds())
+    chosen, _ = open_session(example, Thresholds(branch_elements=0))
     poisoned = {key: value * np.float32("nan") if value.dtype.kind == "f" else value for key, value in batch.items()}
     applied = 0
     for feeds in (batch, batch, poisoned, batch, poisoned, poisoned, batch):
@@ -41,14 +41,13 @@ def test_the_same_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def select(model: ir.Model, states: dict[str, str]) -> set[str]:
     """Select at once in a scaled model; the states that need one buffer alone then."""
     values = {value.name: value for node in model.graph for value in node.outputs}
-    selection.select_step(model.graph, values["all_finite"], [values[output] for output in states.values()])
+    select_step(model.graph, values["all_finite"], [values[output] for output in states.values()], 0)
     inputs = {value.name: value for value in model.graph.inputs}
     pairs = {inputs[name]: next(o for o in model.graph.outputs if o.name == new) for name, new in states.items()}
     return {value.name or "" for value in may_share_buffer(model.graph, pairs, None, lambda node: True)}
 
 
-def test_one_node_gives_all_weights_and_moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_WORTH", 0)
+def test_one_node_gives_all_weights_and_moments() -> None:
     result = gs.scale(load_example("pytorch/mlp_momentum").path)
     assert isinstance(result.model, ir.Model)
     states = {s.input: s.output for s in result.report.state if s.output and "scale" not in s.how}
@@ -58,9 +57,8 @@ def test_one_node_gives_all_weights_and_moments(monkeypatch: pytest.MonkeyPatch)
     assert all("guard-updates" not in node.metadata_props.values() for node in result.model.graph)
 
 
-def test_states_that_are_swapped_keep_their_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_are_swapped_keep_their_guards() -> None:
     """The branches would read what they write."""
-    monkeypatch.setattr(selection, "_WORTH", 0)
     model = linear_step(
         "u = Mul(rate, dw) moved = Sub(w, u) w_next = Identity(v) v_next = Identity(moved)",
         inputs="float[4,3] w, float[4,3] v",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import graphscale as gs
 from tests.build import feeds_for, linear_step
 from tests.conftest import Arrays
+from tests.session.plain import BY_ROWS
 from tests.session.test_lowering import F32_MAX, assert_same_steps
 from tests.session.test_lowering_more import plain_and_lowered
 
@@ -50,7 +52,8 @@ def both(
         small: elements: gradients of fewer are probed together.
     """
     result = gs.scale(model, policy, updates={f"{name}_next": name for name in STATE})
-    return plain_and_lowered(result, state, LARGE, small)
+    lowering = dataclasses.replace(BY_ROWS, bound_elements=LARGE, probe_elements=small)
+    return plain_and_lowered(result, state, lowering)
 
 
 def prepared(model: onnx.ModelProto) -> tuple[Arrays, Arrays]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-from unittest import mock
-
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -13,7 +10,10 @@ import pytest
 import graphscale as gs
 from graphscale.graph.builder import Editor
 from graphscale.session import bounds
-from tests.session.test_lowering import F32_MAX, assert_same_steps, sessions
+from graphscale.session.thresholds import Thresholds
+from tests.session.plain import ALWAYS, BY_ROWS
+from tests.session.test_lowering import F32_MAX, assert_same_steps
+from tests.session.test_lowering_more import plain_and_lowered
 from tests.session.test_lowering_terms import ALL_LARGEST, Kind, model_of
 
 
@@ -24,14 +24,16 @@ def test_large_gradients_are_summed_up_by_rows(shape: tuple[int, ...], sums: int
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 20})
     value = ir.Value(name="dw", shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
     editor = Editor(graph)
-    bounds._sum_of(editor, bounds._Nodes(editor), value)
+    bounds._sum_of(editor, bounds._Nodes(editor), value, Thresholds())
     assert [node.op_type for node in graph] == [*sums * ["ReduceSum"], "Abs"]
 
 
 @pytest.mark.parametrize("policy", [gs.DynamicLossScale(1.0, 5), gs.DynamicLossScale(1.0, 5, 3.0)], ids=["2", "3"])
 @pytest.mark.parametrize("numbers", ALL_LARGEST)
-@pytest.mark.parametrize("rows", [0, bounds._BY_ROWS], ids=["by rows", "in one go"])
-def test_gradients_that_are_read_are_the_largest_finite_numbers(rows: int, numbers: str, policy: gs.LossScale) -> None:
+@pytest.mark.parametrize("lowering", [BY_ROWS, ALWAYS], ids=["by rows", "in one go"])
+def test_gradients_that_are_read_are_the_largest_finite_numbers(
+    lowering: Thresholds, numbers: str, policy: gs.LossScale
+) -> None:
     """And those with a NaN or an infinite one in the middle."""
     signs, size, finite = ALL_LARGEST[numbers]
     model = model_of(Kind("g = MatMul(xt, dy) dw = Max(g, g)"), optimizer="w_next = Sub(w, dw)")
@@ -41,20 +43,8 @@ def test_gradients_that_are_read_are_the_largest_finite_numbers(rows: int, numbe
     x, t = np.zeros((8, 4), np.float32), np.zeros((8, 3), np.float32)
     x[3], t[3] = size or 1.0, np.array(signs, np.float32) * F32_MAX
     result = gs.scale(model, policy, updates={"w_next": "w"})
-    made: list[int] = []
-    sum_of = bounds._sum_of
-
-    def counted(*arguments: Any) -> ir.Value:
-        made.append(bounds._BY_ROWS)
-        return sum_of(*arguments)
-
-    with (
-        mock.patch.object(bounds, "_sum_of", counted),
-        mock.patch.object(bounds, "_BY_ROWS", rows),
-        mock.patch.object(bounds, "_WIDE", 0),
-    ):
-        plain, lowered = sessions(result, {"w": np.zeros((4, 3), np.float32)})
-    assert made == [rows]
+    plain, lowered, nodes = plain_and_lowered(result, {"w": np.zeros((4, 3), np.float32)}, lowering)
+    assert nodes["session-bounds", "ReduceSum"] == (2 if lowering is BY_ROWS else 1)
     assert assert_same_steps(plain, lowered, [{"x": x, "t": t}]) == [finite]
     if finite:
         assert (np.abs(lowered.state_dict()["w"]) == F32_MAX).all()
