@@ -9,11 +9,9 @@ from graphscale.analysis.views import views_of
 from graphscale.graph.marks import SELECTION
 from graphscale.graph.values import operands_of, subgraphs
 from graphscale.graph.walks import producers_of, reach
+from graphscale.operators import Trait, has_trait
 
 __all__ = ["may_overwrite"]
-
-# Their kernels read an element of each operand before they write that element of the result, and never again.
-_ELEMENTWISE = frozenset({"Abs", "Add", "Div", "Max", "Min", "Mul", "Neg", "Pow", "Sqrt", "Sub", "Where"})
 
 
 def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value) -> bool:
@@ -45,11 +43,11 @@ def _readers(branch: ir.Graph, state: ir.Value) -> set[ir.Node]:
 
 
 def _is_elementwise(node: ir.Node, state: ir.Value) -> bool:
-    if node.domain != "" or node.op_type not in _ELEMENTWISE or node.outputs[0].shape != state.shape:
+    if not has_trait(node, Trait.READS_FIRST) or node.outputs[0].shape != state.shape:
         return False
     # ONNX Runtime fuses a sum with the contraction that it adds to, which reads its operands again and again.
     producers = [value.producer() for value in node.inputs if value is not None]
-    return all(p is None or p.graph is not node.graph or p.op_type in _ELEMENTWISE for p in producers)
+    return all(p is None or p.graph is not node.graph or has_trait(p, Trait.READS_FIRST) for p in producers)
 
 
 def _before(last: ir.Node, branch: ir.Graph) -> set[ir.Node]:

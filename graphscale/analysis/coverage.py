@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.topology import Topology
-from graphscale.graph.values import Use, node_name, rule_of, subgraphs
+from graphscale.graph.values import Use, node_name, subgraphs
+from graphscale.operators import rule_of
 
 __all__ = ["Coverage", "measure_coverage"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.graph.values import is_float, is_known_zero, node_name, op_name, rule_of, subgraphs
-from graphscale.operators.rules import ALL, Kind, Rule
+from graphscale.graph.values import is_float, is_known_zero, node_name, op_name, subgraphs
+from graphscale.operators import ALL, Kind, Rule, rule_of
 
 __all__ = ["ZERO", "Conflict", "Degree", "Degrees", "evaluate"]
 
@@ -75,6 +75,8 @@ def evaluate(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
     if rule is not None and rule.kind is Kind.BODY:
         return _evaluate_bodies(node, known)
     degrees = known.edges(node)
+    for i in () if rule is None else rule.ignored:
+        degrees.pop(i, None)
     carrying = tuple([i for i, degree in degrees.items() if degree])
     if not carrying and ZERO not in degrees.values():
         return [0] * len(node.outputs)
@@ -85,7 +87,7 @@ def evaluate(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
         return result
     if result not in (0, ZERO):
         for i, value in enumerate(node.outputs):
-            if rule.has_degree(i) and not is_float(value) and value.dtype is not ir.DataType.BOOL:
+            if rule.has_degree(i) and not is_float(value):
                 return Conflict(node, carrying)
     count = len(node.outputs)
     return [result] * count if rule.outputs == ALL else [result if i in rule.outputs else 0 for i in range(count)]
@@ -101,7 +103,7 @@ def _apply(
     if rule.kind in (Kind.NONLINEAR, Kind.DEGREE_0):
         return Conflict(node, carrying) if carrying else 0
     data = tuple(degrees) if rule.data == ALL else tuple([i for i in rule.data if i in degrees])
-    stray = tuple([i for i in carrying if i not in data and i != rule.addend])
+    stray = tuple([i for i in carrying if i not in data and i not in rule.addends])
     if stray:
         return Conflict(node, stray)
     if rule.kind in (Kind.LINEAR, Kind.COMPARE):
@@ -110,7 +112,8 @@ def _apply(
             return Conflict(node, carrying)
         return agreed
     if any(degrees[i] is ZERO for i in data):
-        return ZERO
+        added = [i for i in rule.addends if i in degrees]
+        return _agree(node, added, degrees) if added else ZERO
     if rule.kind is Kind.QUOTIENT:
         if degrees[data[1]] and not known.is_symbol(node.inputs[data[1]]):
             return Conflict(node, carrying)
@@ -140,19 +143,13 @@ def _agree(node: ir.Node, data: Sequence[int], degrees: Mapping[int, Degree]) ->
 def _with_addend(
     node: ir.Node, rule: Rule, degrees: Mapping[int, Degree], data: tuple[int, ...], total: int
 ) -> Degree | Conflict:
-    if rule.addend is None or rule.addend not in degrees or _ignores_addend(node):
-        return total
-    added = degrees[rule.addend]
-    if added is ZERO or added == total or is_known_zero(node.inputs[rule.addend]):
+    added = [i for i in rule.addends if i in degrees and degrees[i] not in (ZERO, total)]
+    added = [i for i in added if not is_known_zero(node.inputs[i])]
+    if not added:
         return total
     if total == 0:
-        return Conflict(node, (rule.addend,), others=data)
-    return Conflict(node, tuple(i for i in data if degrees[i]), others=(rule.addend,))
-
-
-def _ignores_addend(node: ir.Node) -> bool:
-    beta = node.attributes.get("beta")
-    return node.op_type == "Gemm" and beta is not None and beta.as_float() == 0.0
+        return Conflict(node, tuple(added), others=data)
+    return Conflict(node, tuple(i for i in data if degrees[i]), others=tuple(added))
 
 
 def _evaluate_bodies(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
@@ -197,7 +194,8 @@ def _evaluate_body(node: ir.Node, body: ir.Graph, known: Degrees) -> list[Degree
             elif after not in (before, ZERO):
                 return _body_conflict(node, known)
         if not changed:
-            return leaving
+            # A loop that does not run leaves the values as they come.
+            return [known.values[value] for value in carried] + leaving[len(carried) :]
 
 
 def _body_conflict(node: ir.Node, known: Degrees) -> Conflict:

@@ -13,11 +13,11 @@ import onnx_ir as ir
 
 from graphscale.analysis.branches import may_overwrite
 from graphscale.analysis.failures import cannot_fail
-from graphscale.analysis.views import PURE_VIEWS, views_of
+from graphscale.analysis.views import views_of
 from graphscale.graph.marks import SELECTION
 from graphscale.graph.values import main_node, main_nodes, operands_of, reads_shape, subgraphs
 from graphscale.graph.walks import descendants, nodes_above, reach
-from graphscale.operators.rules import MICROSOFT
+from graphscale.operators import MICROSOFT, Trait, has_trait
 
 __all__ = [
     "in_place_writes",
@@ -184,5 +184,5 @@ def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node], write: ir.Node
     for value in reach([state], lambda value: [view for _, _, views in uses(value) for view in views]):
         for node, owner, views in uses(value):
             # A view that nothing else needs is read where it is made; a sequence cannot be looked into.
-            if not (node.domain == "" and node.op_type in PURE_VIEWS) or any(v.is_graph_output() for v in views):
+            if not has_trait(node, Trait.SHARES_BUFFER) or any(v.is_graph_output() for v in views):
                 yield owner

@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from graphscale.analysis.updates import NEXT_STATE, own_coefficients
 from graphscale.errors import LossError
-from graphscale.graph.values import constant_tensor, describe, inputs_of, is_float, is_scalar, rule_of
+from graphscale.graph.values import constant_tensor, describe, inputs_of, is_float, is_scalar
 from graphscale.graph.walks import reach
-from graphscale.operators.rules import Kind
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["loss_candidates", "named_loss"]
 
@@ -38,13 +38,13 @@ def _reduces_to_scalar(value: ir.Value, depth: int = 8) -> bool:
     node = value.producer()
     if node is None or depth == 0:
         return False
-    if node.op_type in ("ReduceMean", "ReduceSum"):
+    if has_trait(node, Trait.REDUCTION):
         keep, axes = node.attributes.get("keepdims"), "axes" in node.attributes or len(node.inputs) > 1
         return keep is not None and keep.as_int() == 0 and not axes
     if node.op_type == "SoftmaxCrossEntropyLoss":
         reduction = node.attributes.get("reduction")
         return reduction is None or reduction.as_string() != "none"
-    if node.op_type in ("Add", "Sub", "Mul", "Div", "Neg", "Identity", "Cast", "Sum"):
+    if has_trait(node, Trait.ELEMENTWISE):
         inputs = [operand for operand in node.inputs if operand is not None]
         return all(is_scalar(v) or (v.shape is None and _reduces_to_scalar(v, depth - 1)) for v in inputs)
     return False

@@ -20,11 +20,10 @@ from graphscale.graph.values import (
     is_scalar,
     main_node,
     read,
-    rule_of,
     uses_of,
 )
 from graphscale.graph.walks import source_of
-from graphscale.operators.rules import Kind, Rule
+from graphscale.operators import Kind, Rule, rule_of
 
 __all__ = ["certain_cotangents", "find_places"]
 
@@ -171,10 +170,9 @@ class _Search:
 
     def _through_product(self, value: ir.Value, node: ir.Node, rule: Rule) -> _Steps:
         here = _Found(_Grade.PRODUCT, (Place(value),))
-        if rule.addend is not None and rule.addend < len(node.inputs):
-            addend = node.inputs[rule.addend]
-            if addend is not None and not is_known_zero(addend):
-                return here
+        added = (node.inputs[i] for i in rule.addends if i < len(node.inputs))
+        if any(addend is not None and not is_known_zero(addend) for addend in added):
+            return here
         operands = [i for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
         operands.sort(key=lambda i: _rank(self.topology, read(Use(node, i))), reverse=True)
         dependent = [i for i in operands if node.inputs[i] in self.topology.activation_dependent]

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import ZERO, Conflict, Degrees, evaluate
 from graphscale.analysis.hazards import unordered_readers
 from graphscale.errors import ProofError
-from graphscale.graph.values import inputs_of, node_name, operands_of, reads_shape, rule_of, subgraphs
+from graphscale.graph.values import inputs_of, node_name, operands_of, reads_shape, subgraphs
 from graphscale.graph.walks import ancestors, descendants
-from graphscale.operators.rules import IN_PLACE
+from graphscale.operators import Trait, has_trait, rule_of
 
 __all__ = ["Proof", "prove", "reach_unchecked", "scale_degrees"]
 
@@ -86,7 +86,7 @@ def prove(
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
         reached = reach_unchecked(nodes, scale, frozenset(checked), rule_nodes)
         for node in nodes:
-            is_write = (node.domain, node.op_type) in IN_PLACE and node not in rule_nodes
+            is_write = has_trait(node, Trait.EFFECT) and node not in rule_nodes
             if is_write and not reached.isdisjoint(operands_of(node)):
                 raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
         for value in graph.outputs:

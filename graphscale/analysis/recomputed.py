@@ -8,19 +8,10 @@ import onnx_ir as ir
 
 from graphscale.graph.marks import WAS_FLOAT, is_rounding
 from graphscale.graph.values import constant_tensor, subgraphs
+from graphscale.operators import Trait, has_trait
 
 __all__ = ["recomputed_values"]
 
-_RANDOM = {
-    "Dropout",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Bernoulli",
-    "Multinomial",
-}
-_COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min"}
 _SMALL = 64
 
 
@@ -78,13 +69,13 @@ class _Numbers(dict[ir.Value, Hashable]):
 def _key(node: ir.Node, numbers: _Numbers) -> Hashable | None:
     """What two nodes have in common that compute the same; None for a node that is like no other."""
     op_type, inputs, held = node.op_type, node.inputs, node.attributes.data.items()
-    if op_type in _RANDOM or (held and subgraphs(node)):
+    if has_trait(node, Trait.RANDOM) or (held and subgraphs(node)):
         return None
     if op_type == "Cast" and is_rounding(node) and inputs[0] is not None:
         numbers[node.outputs[0]] = numbers[inputs[0]]
         return None
     operands = [None if value is None else numbers[value] for value in inputs]
-    if op_type in _COMMUTATIVE:
+    if has_trait(node, Trait.COMMUTATIVE):
         operands.sort(key=hash)
     attributes = sorted((name, _attribute(value)) for name, value in held) if held else []
     if op_type == "Cast" and WAS_FLOAT in node.metadata_props:

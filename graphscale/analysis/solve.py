@@ -19,26 +19,16 @@ from graphscale.analysis.places import certain_cotangents, find_places
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
 from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError
-from graphscale.graph.values import (
-    Use,
-    is_known_zero,
-    is_scalar,
-    main_node,
-    node_name,
-    op_name,
-    read,
-    rule_of,
-    uses_of,
-)
+from graphscale.graph.values import Use, is_known_zero, is_scalar, main_node, node_name, op_name, read, uses_of
 from graphscale.graph.walks import reach
-from graphscale.operators.rules import Kind
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["Solver"]
 
 # Visits a node, on average, before the search counts as astray. Seen on real graphs: below 3.
 _PATIENCE = 30
 
-_VIEWS = {"Identity", "Cast", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"}
+_VIEWS = Trait.VIEW | Trait.PERMUTE
 
 
 class Solver:
@@ -294,7 +284,7 @@ class Solver:
         while len(path) > 1:
             reader = path[-2].producer()
             shared = len(path[-1].uses()) > 1 or path[-1].is_graph_output()
-            if reader is None or reader.op_type not in _VIEWS or shared:
+            if reader is None or not has_trait(reader, _VIEWS) or shared:
                 break
             path.pop()
         return path[-1]
@@ -303,7 +293,7 @@ class Solver:
         """Whether a node gives the gradient it reads in another form: viewed, times a number, or measured."""
         if node.op_type in ("Mul", "Div"):
             return all(is_scalar(v) for i, v in enumerate(node.inputs) if i != index and v is not None)
-        return node.op_type in _VIEWS or node.op_type in ("Neg", "Abs") or is_scalar(node.outputs[0])
+        return has_trait(node, _VIEWS | Trait.SIGN) or is_scalar(node.outputs[0])
 
     def _is_inner(self, value: ir.Value) -> bool:
         """Whether a value belongs to a subgraph, where no division by the scale is put."""

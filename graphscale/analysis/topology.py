@@ -26,11 +26,10 @@ from graphscale.graph.values import (
     main_nodes,
     node_name,
     operands_of,
-    rule_of,
     subgraphs,
 )
 from graphscale.graph.walks import ancestors
-from graphscale.operators.rules import IN_PLACE, RULES
+from graphscale.operators import OPERATORS, Trait, operators_with, rule_of
 
 __all__ = ["Topology", "check_order", "contains_contraction"]
 
@@ -76,8 +75,8 @@ class Topology:
         self._by_operator: dict[tuple[str, str], list[ir.Node]] = {}
         for node in self.nodes:
             self._by_operator.setdefault((node.domain, node.op_type), []).append(node)
-        rules = {kind: RULES.get(kind) for kind in self._by_operator}
-        of_rules = [(rule, self._by_operator[kind]) for kind, rule in rules.items() if rule is not None]
+        known = self._by_operator.keys() & OPERATORS.keys()
+        of_rules = [(OPERATORS[kind].rule, self._by_operator[kind]) for kind in known]
         if self.owners:
             self.contractions = frozenset(node for node in self.nodes if contains_contraction(node))
         else:
@@ -186,7 +185,7 @@ class Topology:
         sinks = [value for value in self.graph.outputs if value is not self.loss and self.may_be_state(value)]
         if not sinks:
             sinks = [value for value in self.graph.outputs if value is not self.loss]
-        for kind in IN_PLACE:
+        for kind in operators_with(Trait.EFFECT):
             for node in self._by_operator.get(kind, ()):
                 sinks.extend(node.outputs)
         reached, forward = self.ancestors(sinks).marks, self.forward.marks

@@ -22,15 +22,8 @@ from graphscale.analysis.updates import (
     named_updates,
 )
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError, UpdateError
-from graphscale.graph.values import (
-    Use,
-    constant_tensor,
-    describe,
-    is_float,
-    is_scalar,
-    rule_of,
-)
-from graphscale.operators.rules import IN_PLACE_ACCUMULATORS, Kind
+from graphscale.graph.values import Use, constant_tensor, describe, is_float, is_scalar
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["TrainingGraph", "analyse"]
 
@@ -261,7 +254,7 @@ def _finish(
     order = topology.index
     unscales = sorted(plan.unscaled.values(), key=lambda u: _order(u.value, order))
     places = sorted(plan.places, key=lambda p: _order(p.value if p.edge is None else p.edge.node.outputs[0], order))
-    accumulators = [n for n in topology.nodes if (n.domain, n.op_type) in IN_PLACE_ACCUMULATORS]
+    accumulators = [n for n in topology.nodes if has_trait(n, Trait.ACCUMULATOR)]
     return TrainingGraph(
         graph=graph,
         reads=topology.reads,

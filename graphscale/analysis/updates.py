@@ -15,11 +15,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.views import PURE_VIEWS
 from graphscale.errors import UpdateError
 from graphscale.graph.values import constant_tensor, describe, is_scalar
-from graphscale.graph.walks import source_of
-from graphscale.operators.optimizers import optimizer_of
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 
 __all__ = [
     "NEXT_STATE",
@@ -37,7 +36,8 @@ NEXT_STATE, _DECAY = 0.5, 0.1
 # What is below this is a gradient's coefficient, and not looked into.
 _NOTHING = 0.05
 
-_DIRECT = {"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Clip", "Max", "Min", "Transpose"}
+_VIEWS = Trait.VIEW | Trait.REPEAT
+_DIRECT = _VIEWS | Trait.PERMUTE | Trait.BOUND
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +99,11 @@ def _terms(node: ir.Node, value: ir.Value, factors: Factors) -> list[tuple[ir.Va
         return [] if state is None else [(state, 1.0)]
     if node.domain not in ("", "ai.onnx") and node.op_type != "BatchNormInternal":
         return []
+    rule = rule_of(node)
+    if rule is not None and (has_trait(node, _DIRECT) or node.op_type == "Where"):
+        data = (node.inputs[i] for i in rule.operands(len(node.inputs)))
+        return [(operand, 1.0) for operand in data if operand is not None]
     inputs = [operand for operand in node.inputs if operand is not None]
-    if node.op_type in _DIRECT or node.op_type == "Where":
-        return [(operand, 1.0) for operand in (inputs[1:] if node.op_type == "Where" else inputs)]
     if node.op_type in ("Add", "Sum"):
         return [(operand, 1.0) for operand in inputs]
     if node.op_type == "Sub":
@@ -136,7 +138,7 @@ def _number(value: ir.Value, depth: int = 8) -> float:
     if node is None or depth == 0 or node.domain not in ("", "ai.onnx"):
         return 0.0
     inputs = [operand for operand in node.inputs if operand is not None]
-    if node.op_type in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Expand"):
+    if has_trait(node, _VIEWS):
         return _number(inputs[0], depth - 1)
     if node.op_type in ("Add", "Sub", "Mul"):
         left, right = _number(inputs[0], depth - 1), _number(inputs[1], depth - 1)
@@ -224,7 +226,7 @@ def find_updates(
 
 def is_constant_view(output: ir.Value) -> bool:
     """Whether an output is a constant, moved about at most: that changes no state."""
-    source = source_of(output, lambda node: node.inputs[0] if node.op_type in PURE_VIEWS and not node.domain else None)
+    source = source_by_trait(output, Trait.SHARES_BUFFER)
     return source is not output and constant_tensor(source) is not None
 
 

@@ -5,36 +5,20 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor
+from graphscale.operators import Trait, has_trait
 
-__all__ = ["PURE_VIEWS", "is_fresh", "views_of"]
-
-# ONNX Runtime shares buffers between these and their results.
-PURE_VIEWS = frozenset(
-    {"Flatten", "Identity", "Optional", "OptionalGetElement", "Reshape", "SequenceAt", "SequenceConstruct"}
-    | {"SequenceInsert", "SplitToSequence", "Squeeze", "Transpose", "Unsqueeze"}
-)
-# It removes these where they change nothing: casts to the same type and back, slices of everything, sums of one.
-_VIEWS = frozenset(
-    {"Cast", "Clip", "Concat", "ConcatFromSequence", "Dropout", "Expand", "Loop", "Max", "Mean", "Min", "Pad"}
-    | {"Scan", "Slice", "Split", "Sum", "Tile"}
-)
-# And these where their condition is a constant.
-_SELECTIONS = frozenset({"If", "Where"})
-# And these with a constant that changes nothing.
-_FACTORS = frozenset({"Add", "Div", "Mul", "Sub"})
+__all__ = ["is_fresh", "views_of"]
 
 
 def views_of(node: ir.Node, index: int) -> list[ir.Value]:
     """The results of a node that may be in the buffer of one of its operands, because a runtime may remove the node."""
-    if node.domain != "":
-        return []
-    if node.op_type in _FACTORS and len(node.inputs) == 2:
+    if has_trait(node, Trait.REMOVABLE_BY_FACTOR) and len(node.inputs) == 2:
         other = node.inputs[1 - index]
         return list(node.outputs) if other is not None and constant_tensor(other) is not None else []
-    if node.op_type in _SELECTIONS:
+    if has_trait(node, Trait.REMOVABLE_BY_CONDITION):
         condition = node.inputs[0]
         return list(node.outputs) if condition is not None and constant_tensor(condition) is not None else []
-    return list(node.outputs) if node.op_type in PURE_VIEWS or node.op_type in _VIEWS else []
+    return list(node.outputs) if has_trait(node, Trait.SHARES_BUFFER | Trait.REMOVABLE) else []
 
 
 def is_fresh(value: ir.Value, depth: int = 8) -> bool:

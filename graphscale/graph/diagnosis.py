@@ -21,7 +21,7 @@ from onnx_ir.passes.common import InlinePass
 
 from graphscale.errors import GraphscaleError, ModelFileError, one_line
 from graphscale.graph.stamp import read_stamp
-from graphscale.operators.rules import rule_for
+from graphscale.operators import OPERATORS
 
 __all__ = ["damage_in", "damage_of", "explains_damage"]
 
@@ -197,8 +197,7 @@ def _needed(node: onnx.NodeProto) -> int:
     """How many operands a node needs at least: by ONNX's definition, else by what its degree rule speaks of."""
     if onnx.defs.has(node.op_type, node.domain):
         return int(onnx.defs.get_schema(node.op_type, node.domain).min_input)
-    rule = rule_for(node.domain, node.op_type)
-    return 0 if rule is None else 1
+    return int((node.domain, node.op_type) in OPERATORS)
 
 
 def _bodies(node: onnx.NodeProto, name: str) -> Iterator[str]:

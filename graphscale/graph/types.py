@@ -7,15 +7,11 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.graph.values import rule_of, subgraphs
+from graphscale.graph.values import subgraphs
 from graphscale.graph.walks import reach
-from graphscale.operators.rules import Kind
+from graphscale.operators import OPERATORS, Kind, rule_of
 
 __all__ = ["dtype_of", "dtypes_of"]
-
-
-_FLAGS = frozenset({"And", "IsInf", "IsNaN", "Not", "Or", "Xor"})
-_INDICES = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:
@@ -62,13 +58,9 @@ def _own_dtype(value: ir.Value) -> ir.DataType | None:
         return value.const_value.dtype
     if node is None:
         return None
-    rule = rule_of(node)
-    if node.domain not in ("", "ai.onnx"):
-        return ir.DataType.BOOL if rule is not None and rule.kind is Kind.COMPARE else None
-    if node.op_type in _FLAGS or (rule is not None and rule.kind is Kind.COMPARE):
-        return ir.DataType.BOOL
-    if node.op_type in _INDICES:
-        return ir.DataType.INT64
+    operator = OPERATORS.get((node.domain, node.op_type))
+    if node.domain or operator is None or operator.dtype is not None:
+        return None if operator is None else operator.dtype
     if node.op_type == "Cast":
         return ir.DataType(node.attributes["to"].as_int())
     if node.op_type == "Constant":
@@ -93,7 +85,7 @@ def _of_the_same_dtype(value: ir.Value) -> Iterator[ir.Value]:
         return
     if rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE) and node.op_type != "Sign":
         return
-    for i in rule.operands(len(node.inputs)):
+    for i in (1,) if node.op_type == "CastLike" else rule.operands(len(node.inputs)):
         operand = node.inputs[i]
         if operand is not None:
             yield operand

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.operators.rules import RULES, Kind, Rule
+from graphscale.operators import Kind, rule_of
 
 __all__ = [
     "Use",
@@ -26,7 +26,6 @@ __all__ = [
     "operands_of",
     "read",
     "reads_shape",
-    "rule_of",
     "subgraphs",
     "uses_of",
 ]
@@ -46,11 +45,6 @@ class Use(NamedTuple):
 def uses_of(value: ir.Value) -> list[Use]:
     """All readers of a value, in subgraphs too."""
     return list(value.uses())  # type: ignore[arg-type]
-
-
-def rule_of(node: ir.Node) -> Rule | None:
-    """The degree rule of a node's operator, or None if the operator is unknown."""
-    return RULES.get((node.domain, node.op_type))  # onnx_ir calls the domain ai.onnx ""
 
 
 def read(use: Use) -> ir.Value:
@@ -208,7 +202,7 @@ def is_known_zero(value: ir.Value | None, depth: int = 16, *, of_finite: bool = 
     data = [node.inputs[i] for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
     if rule.kind is Kind.LINEAR:
         return bool(data) and all(is_known_zero(operand, depth - 1, of_finite=of_finite) for operand in data)
-    if rule.kind is Kind.PRODUCT and rule.addend is None and of_finite:
+    if rule.kind is Kind.PRODUCT and not rule.addends and of_finite:
         return any(is_known_zero(operand, depth - 1) for operand in data)
     return False
 

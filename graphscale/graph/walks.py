@@ -8,8 +8,9 @@ from typing import TypeVar
 import onnx_ir as ir
 
 from graphscale.graph.values import operands_of
+from graphscale.operators import Trait, has_trait
 
-__all__ = ["ancestors", "descendants", "nodes_above", "producers_of", "reach", "source_of"]
+__all__ = ["ancestors", "descendants", "nodes_above", "producers_of", "reach", "source_by_trait", "source_of"]
 
 _T = TypeVar("_T")
 
@@ -105,3 +106,8 @@ def source_of(value: ir.Value, operand: Callable[[ir.Node], ir.Value | None]) ->
     while (node := value.producer()) is not None and (above := operand(node)) is not None:
         value = above
     return value
+
+
+def source_by_trait(value: ir.Value, traits: Trait) -> ir.Value:
+    """Return the value at the top of a chain of first operands of nodes whose operators have one of some traits."""
+    return source_of(value, lambda node: node.inputs[0] if has_trait(node, traits) and node.inputs else None)

@@ -1,1 +1,55 @@
-"""Facts about operators, as data."""
+"""One table with all that graphscale knows of operators: degree rules, traits, the lists of mixed precision.
+
+The rules follow the operators' definitions in the ONNX specification (ai.onnx) and in ONNX Runtime's contrib and
+training operator documentation (com.microsoft). A module of this package holds the rows of one subject.
+"""
+
+from graphscale.operators import (  # noqa: F401 - importing them fills the table
+    activations,
+    arithmetic,
+    contractions,
+    control,
+    gradients,
+    microsoft,
+    normalization,
+    optimizers,
+    reductions,
+    shape,
+)
+from graphscale.operators.casting import CastRule, Colour
+from graphscale.operators.rules import ALL, FIRST, Kind, Rule
+from graphscale.operators.table import (
+    MICROSOFT,
+    OPERATORS,
+    Operator,
+    Optimizer,
+    attribute,
+    has_trait,
+    operators_of_kind,
+    operators_with,
+    optimizer_of,
+    rule_of,
+    written_inputs,
+)
+from graphscale.operators.traits import Trait
+
+__all__ = [
+    "ALL",
+    "FIRST",
+    "MICROSOFT",
+    "OPERATORS",
+    "CastRule",
+    "Colour",
+    "Kind",
+    "Operator",
+    "Optimizer",
+    "Rule",
+    "Trait",
+    "attribute",
+    "has_trait",
+    "operators_of_kind",
+    "operators_with",
+    "optimizer_of",
+    "rule_of",
+    "written_inputs",
+]

@@ -1,57 +1,39 @@
-"""ONNX Runtime's optimizer operators, as data: what they read, what they carry, how they can be told to do nothing.
+"""com.microsoft: optimizers and accumulators, whose operands are unscaled gradients.
 
 From ONNX Runtime's training operator schemas (orttraining), and from running the kernels of onnxruntime-training
-1.19.2: the CPU kernel of AdamOptimizer ignores `update_signal` and `loss_scale`, so a step that shall be skipped is
-guarded at its outputs as well.
+1.19.2: the CPU kernel of AdamOptimizer ignores `update_signal` and `loss_scale`, so a step to be skipped is guarded at
+its outputs as well.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from graphscale.operators.rules import NONLINEAR, Kind, Rule
+from graphscale.operators.table import MICROSOFT, Optimizer, row
+from graphscale.operators.traits import Trait
 
-import onnx_ir as ir
+_WRITES = Trait.WRITES_INPUT | Trait.EFFECT
+_sgd = Optimizer({0: 1})
+_sgd_v2 = Optimizer(update_signal=3, signal_shape=(1,), inputs=("learning_rate", "params", "gradients"))
+_adam = Optimizer({0: 1, 1: 4, 2: 5, 3: 2, 5: 6}, update_signal=9)
+_moments = ("first_order_moments", "second_order_moments")
+_adam_w = Optimizer(
+    update_signal=6, signal_shape=(1,), inputs=("learning_rate", "step", "params", "gradients", *_moments)
+)
+# Groups of weight, gradient, two moments and a float16 copy of the weight, after the step counter.
+_lamb = Optimizer({0: 4}, update_signal=0, group=(1, 5, 5))
 
-from graphscale.operators.rules import MICROSOFT
+row("SGDOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_sgd)
+row("SGDOptimizerV2", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_sgd_v2)
+row("AdamOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_adam)
+row("AdamWOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_adam_w)
+row("LambOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_lamb)
+row("AdagradOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT)
+row("InplaceClipGradNorm", NONLINEAR, _WRITES, domain=MICROSOFT)
+row("ZeroGradient", Rule(Kind.DEGREE_0), _WRITES, domain=MICROSOFT)
+# A running sum of gradients, kept in a buffer of the caller's: its operands must be unscaled, since the scale may
+# change between two additions.
+row("InPlaceAccumulator InPlaceAccumulatorV2", NONLINEAR, _WRITES | Trait.ACCUMULATOR, domain=MICROSOFT)
+row("ReduceAllL2", NONLINEAR, domain=MICROSOFT)
 
-__all__ = ["OPTIMIZERS", "Optimizer", "optimizer_of"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
-    """One optimizer operator.
-
-    Attributes:
-        states: `{output: input}`: each output that is the next value of an input.
-        update_signal: the input that, if false, makes a step do nothing (where the kernel honours it).
-        signal_shape: the shape of that input.
-        group: from this output on, states come in groups of `(inputs from, group size)`, as in LambOptimizer.
-    """
-
-    states: dict[int, int]
-    update_signal: int | None = None
-    signal_shape: tuple[int, ...] = ()
-    group: tuple[int, int, int] | None = None
-
-    def source(self, output: int) -> int | None:
-        """The input that an output is the next value of, or None."""
-        if self.group is not None and output >= self.group[0]:
-            first_output, first_input, size = self.group
-            member = output - first_output
-            # The second of a group is the gradient.
-            return None if member % size == 1 else first_input + member
-        return self.states.get(output)
-
-
-OPTIMIZERS = {
-    (MICROSOFT, "SGDOptimizer"): Optimizer({0: 1}),
-    (MICROSOFT, "SGDOptimizerV2"): Optimizer({}, update_signal=3, signal_shape=(1,)),
-    (MICROSOFT, "AdamOptimizer"): Optimizer({0: 1, 1: 4, 2: 5, 3: 2, 5: 6}, update_signal=9),
-    (MICROSOFT, "AdamWOptimizer"): Optimizer({}, update_signal=6, signal_shape=(1,)),
-    # Groups of weight, gradient, two moments and a float16 copy of the weight, after the step counter.
-    (MICROSOFT, "LambOptimizer"): Optimizer({0: 4}, update_signal=0, group=(1, 5, 5)),
-}
-
-
-def optimizer_of(node: ir.Node) -> Optimizer | None:
-    """The optimizer that a node is, or None."""
-    return OPTIMIZERS.get((node.domain, node.op_type))
+# Operators of ONNX that return what they computed, and write nothing.
+row("Adagrad Adam Momentum", NONLINEAR, domain="ai.onnx.preview.training")

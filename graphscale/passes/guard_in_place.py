@@ -8,15 +8,12 @@ import onnx_ir as ir
 from graphscale.graph.builder import Editor, Position, shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import constant_tensor
-from graphscale.operators.optimizers import Optimizer, optimizer_of
+from graphscale.operators import Optimizer, optimizer_of
 from graphscale.passes.rewrite import Carried, Rewrite
 
-__all__ = ["WRITES_INPUTS", "guard_accumulator", "guard_optimizer", "guard_written_input"]
+__all__ = ["guard_accumulator", "guard_optimizer", "guard_written_input"]
 
 NAME = "guard-updates"
-
-# Operators that write a running statistic into the buffer of an input: {operator: {input: output}}.
-WRITES_INPUTS = {("com.microsoft", "BatchNormInternal"): {3: 1, 4: 2}}
 
 
 def guard_accumulator(rewrite: Rewrite, node: ir.Node, applies: ir.Value) -> None:

@@ -10,8 +10,8 @@ from onnx_ir.passes import InPlacePass, PassResult
 from graphscale.analysis.updates import Update
 from graphscale.graph.builder import Editor, shape_like
 from graphscale.graph.types import dtype_of
-from graphscale.operators.optimizers import OPTIMIZERS
-from graphscale.passes.guard_in_place import WRITES_INPUTS, guard_accumulator, guard_optimizer, guard_written_input
+from graphscale.operators import Trait, has_trait, written_inputs
+from graphscale.passes.guard_in_place import guard_accumulator, guard_optimizer, guard_written_input
 from graphscale.passes.nodes.write_order import restore_order
 from graphscale.passes.rewrite import Carried, Rewrite, rewrite_of
 
@@ -27,10 +27,6 @@ _WIDER = {
     ir.DataType.UINT16: ir.DataType.INT32,
     ir.DataType.UINT32: ir.DataType.INT64,
 }
-
-
-# The operators that may write what they read.
-_WRITES = OPTIMIZERS.keys() | WRITES_INPUTS.keys()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +50,9 @@ class GuardUpdates(InPlacePass):
         if applies is not None and rewrite.all_finite is not None:
             for node in graph.accumulators:
                 guard_accumulator(rewrite, node, applies)
-            for node in [node for node in model.graph if (node.domain, node.op_type) in _WRITES]:
+            for node in [node for node in model.graph if has_trait(node, Trait.WRITES_INPUT)]:
                 guard_optimizer(rewrite, node, applies)
-                for i, o in WRITES_INPUTS.get((node.domain, node.op_type), {}).items():
+                for i, o in written_inputs(node).items():
                     guard_written_input(rewrite, node, i, o, applies)
             # Guards that stand before what they read, and the check at the end: restore the order.
             restore_order(model.graph)

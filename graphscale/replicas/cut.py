@@ -17,13 +17,11 @@ from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import is_float, is_scalar, main_node, main_nodes, node_name, operands_of
 from graphscale.graph.walks import ancestors, descendants, nodes_above, producers_of, reach
+from graphscale.operators import Trait, has_trait
 
 __all__ = ["Cut", "find_cut"]
 
 _UNSCALE, _CHECK, _ORDER = "unscale-gradients", "check-finite", "order-writes"
-_RANDOM = frozenset(
-    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
 _NEAR = 64  # values between a share of a gradient and the whole
 
 
@@ -230,8 +228,11 @@ class _Finder:
     def _refuse_early_writes(self, before: set[ir.Node]) -> None:
         for node in before:
             state = node.inputs[0] if node.inputs else None
-            written = node.op_type.startswith("InPlaceAccumulator") or node.op_type.endswith("Optimizer")
-            if written and state is not None and (state.is_graph_input() or state.is_initializer()):
+            if (
+                has_trait(node, Trait.WRITES_INPUT)
+                and state is not None
+                and (state.is_graph_input() or state.is_initializer())
+            ):
                 raise SplitError(
                     f"{self.name} cannot be cut: {node_name(node)!r} writes {state.name!r} in place before the "
                     "gradients are whole; scale it for the target onnx, or without accumulation"
@@ -265,10 +266,8 @@ def _orders(value: ir.Value) -> bool:
 
 
 def _is_random(node: ir.Node) -> bool:
-    if node.op_type not in _RANDOM or node.domain not in ("", "com.microsoft"):
-        return False
-    # Dropout draws where it is told that this is training.
-    return node.op_type != "Dropout" or len(node.inputs) > 2
+    # Dropout draws where an operand says that this is training.
+    return has_trait(node, Trait.RANDOM) and (node.op_type != "Dropout" or len(node.inputs) > 2)
 
 
 def _first_of(nodes: Iterable[ir.Node]) -> str:

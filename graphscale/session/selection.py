@@ -15,14 +15,11 @@ from graphscale.analysis.views import is_fresh
 from graphscale.graph.builder import Editor, replace_reads
 from graphscale.graph.marks import PASS_KEY, SELECTION
 from graphscale.graph.values import subgraphs, uses_of
+from graphscale.operators import Trait, has_trait
 
 __all__ = ["select_step"]
 
 NAME = "session-selection"
-# What draws numbers draws them in every step, whether it is applied or not.
-_DRAWS = frozenset(
-    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
 
 
 def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value | None], least: int) -> ir.Node | None:
@@ -83,7 +80,8 @@ def _leading_only_to(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node
     guarding = set(guards)
     found: dict[ir.Node, None] = {}
     for node in reversed(list(graph)):
-        if node in guarding or node.domain != "" or node.op_type in _DRAWS or subgraphs(node):
+        # Random numbers are drawn in every step, whether it is applied or not.
+        if node in guarding or node.domain != "" or has_trait(node, Trait.RANDOM) or subgraphs(node):
             continue
         uses = [use for value in node.outputs for use in uses_of(value)]
         if not uses or any(value.is_graph_output() for value in node.outputs):

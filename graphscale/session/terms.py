@@ -14,16 +14,13 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.values import Use, constant_tensor, is_known_zero, read, uses_of
-from graphscale.graph.walks import source_of
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Trait, has_trait, rule_of
 
 __all__ = ["Sum", "Term", "before_views", "elements", "terms_of"]
 
-_TABLES = frozenset({"ScatterElements", "ScatterND"})
-_CONTRACTIONS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
-# What has the elements of its first input, in another order or with another sign.
-_VIEWS = frozenset({"Flatten", "Identity", "Neg", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-# What has some of them, or sums of them.
-_PARTS = frozenset({"ReduceSum", "Slice", "Trilu"})
+# The elements of the first operand, in another order or with another sign.
+_VIEWS = Trait.RESHAPE | Trait.PERMUTE | Trait.SIGN
 _MOST = 100  # terms: a sum with itself, again and again, has very many
 _FAR = 200  # values to look at for one gradient
 _NEAR = 10  # and for a scaled operand, which is taken for a product
@@ -130,7 +127,7 @@ class _Search:
 
     def _terms(self, node: ir.Node, value: ir.Value) -> list[Term] | None:
         count = len(node.inputs)
-        if node.op_type in _VIEWS | _PARTS:
+        if has_trait(node, _VIEWS) or node.op_type in ("ReduceSum", "Slice", "Trilu"):
             terms = self.follow(Use(node, 0))
             return _parts(terms) if node.op_type in ("Slice", "Trilu") else terms
         if node.op_type in ("Add", "Concat", "Sub", "Sum"):
@@ -184,14 +181,14 @@ def _factor(node: ir.Node, other: ir.Value) -> ir.Value | float | None:
 
 def _term(node: ir.Node, scaled: set[ir.Value]) -> list[Term] | None:
     """The term that a node gives by itself."""
-    if node.op_type in _TABLES:
+    if node.op_type in ("ScatterElements", "ScatterND"):
         reduction = node.attributes.get("reduction")
         if (reduction is not None and reduction.as_string() not in ("none", "add")) or not is_known_zero(
             node.inputs[0], of_finite=False
         ):
             return None
         indices = [2]
-    elif node.op_type in _CONTRACTIONS | {"Mul"}:
+    elif node.op_type == "Mul" or ((rule := rule_of(node)) is not None and rule.contraction):
         if any(value is not None for value in node.inputs[2:]):
             return None
         indices = list(range(len(node.inputs[:2])))
@@ -224,7 +221,7 @@ def _same_shape(one: ir.Value, other: ir.Value) -> bool:
 
 def before_views(value: ir.Value) -> ir.Value:
     """What a value has the elements of, in another order or with another sign."""
-    return source_of(value, lambda node: node.inputs[0] if node.domain == "" and node.op_type in _VIEWS else None)
+    return source_by_trait(value, _VIEWS)
 
 
 def elements(value: ir.Value) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degree, Degrees, evaluate
-from graphscale.operators.rules import RULES
+from graphscale.operators import OPERATORS
 
 __all__ = ["ZERO", "Claim", "Claimed", "Degree", "claim_degrees", "ruled_operators"]
 
@@ -31,4 +31,4 @@ def claim_degrees(node: ir.Node, operands: Mapping[str, Degree]) -> Claimed:
 
 def ruled_operators() -> set[tuple[str, str]]:
     """Return domain and name of each operator with a rule."""
-    return set(RULES)
+    return set(OPERATORS)

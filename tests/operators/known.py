@@ -19,20 +19,7 @@ def _of_zero(wrong: Wrong) -> bool:
     return ZERO in wrong.operands.values()
 
 
-KNOWN_WRONG: dict[tuple[str, str], Callable[[Wrong], bool]] = {
-    ("", "Cast"): _any,
-    ("", "CastLike"): _any,
-    ("", "Clip"): _any,
-    ("", "Conv"): _of_zero,
-    ("", "ConvTranspose"): _of_zero,
-    ("", "DeformConv"): _any,
-    ("", "Gemm"): _of_zero,
-    ("", "Loop"): _of_zero,
-    ("", "Pad"): _any,
-    ("", "Resize"): _any,
-    ("", "ScatterElements"): _any,
-    ("", "ScatterND"): _any,
-}
+KNOWN_WRONG: dict[tuple[str, str], Callable[[Wrong], bool]] = {}
 
 
 def find_unexpected(wrong: Iterable[Wrong]) -> list[str]:

@@ -1,79 +1,92 @@
-"""The sets of operators that modules derive from the table, by name: a change to a fact shows here."""
+"""The operators with each trait, by name: a change to a fact of the table shows here."""
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 
+from graphscale.operators import Trait, operators_with
+
 SETS = {
-    "graphscale.analysis.branches:_ELEMENTWISE": "Abs Add Div Max Min Mul Neg Pow Sqrt Sub Where",
-    "graphscale.analysis.failures:_UNARY": (
-        "Abs Cast Ceil Constant Cos Erf Exp Floor Identity IsInf IsNaN Log LogSoftmax Neg Not Reciprocal Relu "
-        "Round Shape Sigmoid Sign Sin Size Softmax Sqrt Tanh Transpose"
+    Trait.RESHAPE: "Flatten Identity Reshape Squeeze Unsqueeze microsoft.ExpandDims",
+    Trait.CAST: "Cast CastLike",
+    Trait.PERMUTE: "DepthToSpace ReverseSequence SpaceToDepth Transpose",
+    Trait.REPEAT: "Expand Tile",
+    Trait.SIGN: "Abs Neg",
+    Trait.PART: (
+        "CenterCropPad Compress Gather GatherElements GatherND Slice TopK Trilu microsoft.Crop "
+        "microsoft.FlattenAndUnpad microsoft.GatherND microsoft.ShrunkenGather microsoft.Trilu"
     ),
-    "graphscale.analysis.failures:_REDUCTIONS": "ReduceL1 ReduceL2 ReduceMean ReduceSum ReduceSumSquare",
-    "graphscale.analysis.failures:_ELEMENTWISE": "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mul Or Pow Sub Sum Where Xor",
-    "graphscale.analysis.recomputed:_RANDOM": "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
-    "graphscale.analysis.recomputed:_COMMUTATIVE": "Add Max Min Mul Sum",
-    "graphscale.analysis.solve:_VIEWS": "Cast Flatten Identity Reshape Squeeze Transpose Unsqueeze",
-    "graphscale.analysis.updates:_DIRECT": "Cast Clip Expand Identity Max Min Reshape Squeeze Transpose Unsqueeze",
-    "graphscale.analysis.views:PURE_VIEWS": (
+    Trait.MOVE: (
+        "Abs Cast CastLike CenterCropPad Clip Compress Concat DepthToSpace Expand Flatten Gather GatherElements "
+        "GatherND Identity Pad Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose Trilu "
+        "Unique Unsqueeze Where microsoft.ConcatTraining microsoft.Crop microsoft.ExpandDims "
+        "microsoft.FlattenAndUnpad microsoft.GatherND microsoft.PadAndUnflatten microsoft.ShrunkenGather "
+        "microsoft.SplitTraining microsoft.Trilu microsoft.View"
+    ),
+    Trait.ELEMENTWISE: (
+        "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast "
+        "CastLike Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid "
+        "HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu "
+        "Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan "
+        "Tanh ThresholdedRelu Where Xor"
+    ),
+    Trait.COMMUTATIVE: "Add And BitwiseAnd BitwiseOr BitwiseXor Equal Max Mean Min Mul Or Sum Xor",
+    Trait.BOUND: "Clip Max Min",
+    Trait.REDUCTION: (
+        "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+        "ReduceSumSquare microsoft.ReduceSumTraining"
+    ),
+    Trait.NONFINITE_OF_FIRST: (
+        "Abs Cast CastLike DepthToSpace Div Expand Flatten Identity Neg ReduceL1 ReduceL2 ReduceMean "
+        "ReduceSum ReduceSumSquare Reshape ReverseSequence SpaceToDepth Squeeze Tile Transpose Unsqueeze "
+        "microsoft.ExpandDims"
+    ),
+    Trait.NONFINITE_OF_ALL: "Add Concat Mean Mul Sub Sum",
+    Trait.LOSES_NAN: "ArgMax ArgMin GlobalMaxPool MaxPool ReduceMax ReduceMin TopK",
+    Trait.LOSES_INFINITY: "Atan Clip Erf HardSigmoid Min Reciprocal Sigmoid Sign Softsign Tanh",
+    Trait.FINITENESS_TEST: "IsInf IsNaN microsoft.IsAllFinite microsoft.IsFinite",
+    Trait.RANDOM: (
+        "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike "
+        "microsoft.BiasDropout microsoft.BiasSoftmaxDropout microsoft.BitmaskBiasDropout microsoft.BitmaskDropout"
+    ),
+    Trait.WRITES_INPUT: (
+        "microsoft.AdagradOptimizer microsoft.AdamOptimizer microsoft.AdamWOptimizer microsoft.BatchNormInternal "
+        "microsoft.InPlaceAccumulator microsoft.InPlaceAccumulatorV2 microsoft.InplaceClipGradNorm "
+        "microsoft.LambOptimizer microsoft.SGDOptimizer microsoft.SGDOptimizerV2 microsoft.ZeroGradient"
+    ),
+    Trait.EFFECT: (
+        "microsoft.AdagradOptimizer microsoft.AdamOptimizer microsoft.AdamWOptimizer microsoft.InPlaceAccumulator "
+        "microsoft.InPlaceAccumulatorV2 microsoft.InplaceClipGradNorm microsoft.LambOptimizer "
+        "microsoft.SGDOptimizer microsoft.SGDOptimizerV2 microsoft.ZeroGradient"
+    ),
+    Trait.ACCUMULATOR: "microsoft.InPlaceAccumulator microsoft.InPlaceAccumulatorV2",
+    Trait.TOTAL: (
+        "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast CastLike Ceil Celu Constant Cos Cosh Elu Erf Exp "
+        "Floor Gelu HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log LogSoftmax Mish Neg Not Reciprocal "
+        "Relu Round Selu Shape Shrink Sigmoid Sign Sin Sinh Size Softmax Softplus Softsign Sqrt Swish Tan Tanh "
+        "ThresholdedRelu Transpose"
+    ),
+    Trait.TOTAL_BY_AXES: "ReduceL1 ReduceL2 ReduceMean ReduceSum ReduceSumSquare",
+    Trait.TOTAL_BY_SHAPES: (
+        "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max "
+        "Mean Min Mul Or PRelu Pow Sub Sum Where Xor"
+    ),
+    Trait.SHARES_BUFFER: (
         "Flatten Identity Optional OptionalGetElement Reshape SequenceAt SequenceConstruct SequenceInsert "
-        "SplitToSequence Squeeze Transpose Unsqueeze"
+        "SplitToSequence Squeeze Transpose Unsqueeze microsoft.ExpandDims microsoft.PassThrough microsoft.View"
     ),
-    "graphscale.analysis.views:_VIEWS": "Cast Clip Concat ConcatFromSequence Dropout Expand Loop Max Mean Min Pad Scan Slice Split Sum Tile",
-    "graphscale.analysis.views:_SELECTIONS": "If Where",
-    "graphscale.analysis.views:_FACTORS": "Add Div Mul Sub",
-    "graphscale.graph.types:_FLAGS": "And IsInf IsNaN Not Or Xor",
-    "graphscale.graph.types:_INDICES": "ArgMax ArgMin NonZero Shape Size",
-    "graphscale.checks.linting.check_search:_SINGLE": "Cast Flatten Identity Reshape Squeeze Unsqueeze",
-    "graphscale.checks.linting.checking:_PASSED": "Cast Clip Identity Max Min Reshape Where",
-    "graphscale.checks.linting.guarding:_VIEWS": "Cast Identity Reshape",
-    "graphscale.checks.linting.scale_search:_TESTS": "IsAllFinite IsInf IsNaN",
-    "graphscale.checks.linting.scale_search:_REDUCTIONS": "If IsAllFinite IsInf IsNaN Loop Scan",
-    "graphscale.checks.linting.scaling:_BOUNDS": "Clip Max Min",
-    "graphscale.checks.linting.scaling:_VIEWS": "Cast Identity Reshape Squeeze",
-    "graphscale.checks.linting.steps:_VIEWS": "Cast Expand Flatten Identity Reshape Squeeze Tile Unsqueeze",
-    "graphscale.checks.linting.steps:_KEEPS_ZERO": "Abs Neg ReduceMax ReduceMean ReduceMin ReduceSum Relu Sqrt Transpose",
-    "graphscale.checks.linting.tested:TESTS": "IsAllFinite IsFinite IsInf IsNaN",
-    "graphscale.checks.linting.tested:COMPARISONS": "Equal Greater GreaterOrEqual Less LessOrEqual",
-    "graphscale.checks.linting.tested:_LOSES_NAN": "ArgMax ArgMin GlobalMaxPool MaxPool ReduceMax ReduceMin TopK",
-    "graphscale.checks.linting.tested:PARTIAL": "Gather GatherElements GatherND Slice TopK",
-    "graphscale.checks.linting.tested:_BOUNDED": "Atan Clip Erf Min Reciprocal Sigmoid Sign Softsign Tanh",
-    "graphscale.checks.linting.tested:_EXACT": "Abs Cast Expand Flatten Identity Neg Reshape Squeeze Tile Transpose Unsqueeze",
-    "graphscale.checks.verification.finite_check:_ALL_OPERANDS": "Add Concat Mean Mul Sub Sum",
-    "graphscale.checks.verification.finite_check:_FIRST_OPERAND": (
-        "Abs Cast Div Expand Flatten Identity Neg ReduceMean ReduceSum Reshape Squeeze Tile Transpose Unsqueeze"
+    Trait.REMOVABLE: (
+        "Cast CastLike Clip Concat ConcatFromSequence Dropout Expand Loop Max Mean Min Pad Scan Slice Split Sum Tile"
     ),
-    "graphscale.checks.verification.finite_check:_KEEPS_INFINITY": "Abs Cast Expand Flatten Identity Neg Reshape Squeeze Tile",
-    "graphscale.checks.verification.private:_RANDOM": (
-        "Bernoulli BiasDropout BitmaskBiasDropout BitmaskDropout Dropout Multinomial RandomNormal "
-        "RandomNormalLike RandomUniform RandomUniformLike SoftmaxDropout"
-    ),
-    "graphscale.checks.verification.ranges:_MOVES": (
-        "Abs Cast Clip Concat Expand Flatten Gather GatherElements GatherND Identity Pad Reshape Slice Split "
-        "Squeeze Tile Transpose Unsqueeze View Where"
-    ),
-    "graphscale.checks.verification.ranges:_WHOLE_MOVES": "Add Max Min Sub",
-    "graphscale.checks.verification.ranges:_INDEXES_ONE_AXIS": "Gather GatherElements Scatter ScatterElements",
-    "graphscale.checks.verification.ranges:_INDEXES_AXES": "GatherND ScatterND",
-    "graphscale.checks.verification.ranges:_LABELS": (
-        "NegativeLogLikelihoodLoss NegativeLogLikelihoodLossInternal NegativeLogLikelihoodLossInternal2 "
-        "SoftmaxCrossEntropy SoftmaxCrossEntropyLoss SoftmaxCrossEntropyLossInternal "
-        "SparseSoftmaxCrossEntropy"
-    ),
-    "graphscale.replicas.cut:_RANDOM": "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
-    "graphscale.session.selection:_DRAWS": "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
-    "graphscale.session.terms:_TABLES": "ScatterElements ScatterND",
-    "graphscale.session.terms:_CONTRACTIONS": "Conv ConvTranspose Einsum Gemm MatMul",
-    "graphscale.session.terms:_VIEWS": "Flatten Identity Neg Reshape Squeeze Transpose Unsqueeze",
-    "graphscale.session.terms:_PARTS": "ReduceSum Slice Trilu",
-    "graphscale.targets:_CPU_WIDE": "AveragePoolGrad ConvGrad LayerNormalizationGrad MaxPoolGrad SliceGrad SplitTraining",
+    Trait.REMOVABLE_BY_CONDITION: "If Where",
+    Trait.REMOVABLE_BY_FACTOR: "Add Div Mul Sub",
+    Trait.READS_FIRST: "Abs Add Div Max Min Mul Neg Pow Sqrt Sub Where",
+    Trait.INDEXES_AXIS: "Gather GatherElements Scatter ScatterElements",
+    Trait.INDEXES_AXES: "GatherND ScatterND",
 }
 
 
-@pytest.mark.parametrize("place", SETS)
-def test_set(place: str) -> None:
-    module, name = place.split(":")
-    assert sorted(getattr(importlib.import_module(module), name)) == SETS[place].split()
+@pytest.mark.parametrize("trait", Trait)
+def test_operators_with_a_trait(trait: Trait) -> None:
+    names = (f"{domain.split('.')[-1]}.{name}" if domain else name for domain, name in operators_with(trait))
+    assert sorted(names) == SETS[trait].split()

@@ -13,8 +13,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO
 from graphscale.checks.linting.view import is_constant_zero, number_of
-from graphscale.graph.values import rule_of
-from graphscale.operators.rules import Kind, Rule
+from graphscale.operators import Kind, Rule, rule_of
 
 __all__ = ["Degree", "Mismatch", "evaluate"]
 
@@ -46,8 +45,9 @@ def evaluate(node: ir.Node, degrees: Sequence[Degree]) -> list[Degree] | Mismatc
         node: the node.
         degrees: the degree of each input, 0 for one that is left out.
     """
-    carrying = tuple(i for i, degree in enumerate(degrees) if degree not in (0, ZERO))
     rule = rule_of(node)
+    ignored = () if rule is None else rule.ignored
+    carrying = tuple(i for i, degree in enumerate(degrees) if degree not in (0, ZERO) and i not in ignored)
     if rule is None:
         degree = _largest(degrees, carrying)
         return Mismatch(carrying, unknown=True, degree=degree) if carrying else [0] * len(node.outputs)
@@ -63,7 +63,7 @@ def _apply(node: ir.Node, rule: Rule, degrees: Sequence[Degree], carrying: tuple
     if rule.kind is Kind.NONLINEAR:
         return _power(node, degrees, carrying)
     data = [i for i in rule.operands(len(degrees)) if node.inputs[i] is not None]
-    stray = tuple(i for i in carrying if i not in data and i != rule.addend)
+    stray = tuple(i for i in carrying if i not in data and i not in rule.addends)
     if stray:
         return Mismatch(stray, degree=_largest(degrees, carrying))
     if rule.kind in (Kind.LINEAR, Kind.COMPARE):
@@ -74,15 +74,13 @@ def _apply(node: ir.Node, rule: Rule, degrees: Sequence[Degree], carrying: tuple
     if rule.kind is Kind.QUOTIENT and len(data) == 2:
         return (degrees[data[0]] or 0) - (degrees[data[1]] or 0)
     total = sum(degrees[i] or 0 for i in data)
-    addend = rule.addend
-    if addend is None or addend >= len(degrees) or node.inputs[addend] is None or _ignores_addend(node):
-        return total
-    added = degrees[addend]
-    if added is ZERO or added == total or is_constant_zero(node.inputs[addend]):
+    added = [i for i in rule.addends if i < len(degrees) and node.inputs[i] is not None]
+    added = [i for i in added if degrees[i] not in (ZERO, total) and not is_constant_zero(node.inputs[i])]
+    if not added:
         return total
     if total == 0:
-        return Mismatch((addend,), tuple(data), degree=added)
-    return Mismatch(tuple(i for i in data if degrees[i] not in (0, ZERO)), (addend,), degree=total)
+        return Mismatch(tuple(added), tuple(data), degree=_largest(degrees, added))
+    return Mismatch(tuple(i for i in data if degrees[i] not in (0, ZERO)), tuple(added), degree=total)
 
 
 def _agree(node: ir.Node, data: Sequence[int], degrees: Sequence[Degree]) -> Degree | Mismatch:
@@ -125,8 +123,3 @@ def _position(node: ir.Node) -> int | None:
 
 def _largest(degrees: Sequence[Degree], indices: Sequence[int]) -> Degree:
     return max((degrees[i] or 0 for i in indices), key=abs, default=0)
-
-
-def _ignores_addend(node: ir.Node) -> bool:
-    beta = node.attributes.get("beta")
-    return node.op_type == "Gemm" and beta is not None and beta.as_float() == 0.0

@@ -8,14 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from graphscale.checks.linting.state_search import State
-from graphscale.checks.linting.tested import BOTH, COMPARISONS, INF, NAN, PARTIAL, TESTS, Walk
+from graphscale.checks.linting.tested import BOTH, INF, NAN, Walk, is_comparison
 from graphscale.checks.linting.view import View, number_of
-from graphscale.graph.walks import source_of
-from graphscale.operators.optimizers import optimizer_of
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Trait, has_trait, optimizer_of
 
-__all__ = ["INF", "NAN", "PARTIAL", "TESTS", "Check", "find_check", "is_contradiction"]
-
-_SINGLE = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten"})
+__all__ = ["INF", "NAN", "Check", "find_check", "is_contradiction"]
 
 
 def is_contradiction(value: ir.Value) -> bool:
@@ -88,7 +86,7 @@ class _Search:
         self._roots: dict[ir.Value, ir.Value | None] = {}
         for node in view.nodes:
             operands = list(view.operands(node))
-            if _is_test(node, operands, sources) or (
+            if (_is_test(node) and any(operand in sources for operand in operands)) or (
                 any(operand in self.flags for operand in operands) and _is_logic(node, operands, self.flags)
             ):
                 self.flags.update(node.outputs)
@@ -116,7 +114,7 @@ class _Search:
         """The flag that a condition is made of, past views, negations and what else it depends on."""
         while value in self.flags:
             node = value.producer()
-            if node is None or node.op_type in TESTS or node.op_type in COMPARISONS:
+            if node is None or _is_test(node):
                 return value
             operands = [operand for operand in node.inputs if operand is not None and operand in self.flags]
             if node.op_type in ("And", "Or") and len(operands) == 2:
@@ -125,7 +123,7 @@ class _Search:
                     return value
                 value = above
             elif (
-                node.op_type in _SINGLE
+                has_trait(node, Trait.VIEW)
                 or (node.op_type == "Not" and not _tests(operands[0]))
                 or (node.op_type in ("And", "Or") and len(operands) == 1)
             ):
@@ -134,18 +132,13 @@ class _Search:
                 return value
         return None
 
-    def _is_passed(self, node: ir.Node, operands: list[ir.Value]) -> bool:
-        if node.op_type == "Not":
-            return not _tests(operands[0])
-        return node.op_type in _SINGLE or (node.op_type in ("And", "Or") and len(operands) == 1)
-
     def _is_above(self, value: ir.Value, other: ir.Value) -> bool:
         return value in self.view.ancestors([other], stop=lambda v: v is value)
 
 
 def _tests(value: ir.Value) -> bool:
     node = value.producer()
-    return node is not None and (node.op_type in TESTS or node.op_type in COMPARISONS)
+    return node is not None and _is_test(node)
 
 
 def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Value]:
@@ -153,7 +146,7 @@ def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Valu
     optimizer = optimizer_of(node)
     signal = None if optimizer is None else optimizer.update_signal
     if node.op_type == "Where" and node.inputs[0] is not None:
-        branches = [_viewed(value) for value in node.inputs[1:] if value is not None]
+        branches = [source_by_trait(value, Trait.VIEW) for value in node.inputs[1:] if value is not None]
         if not is_contradiction(node.inputs[0]) and any(value in states for value in branches):
             yield node.inputs[0]
     elif node.op_type == "If" and node.inputs[0] is not None:
@@ -164,20 +157,14 @@ def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Valu
             yield value
 
 
-def _viewed(value: ir.Value) -> ir.Value:
-    return source_of(value, lambda node: node.inputs[0] if node.op_type in ("Cast", "Identity") else None)
-
-
-def _is_test(node: ir.Node, operands: list[ir.Value], sources: Collection[ir.Value]) -> bool:
-    if not any(operand in sources for operand in operands):
-        return False
-    return node.op_type in TESTS or node.op_type in COMPARISONS
+def _is_test(node: ir.Node) -> bool:
+    return has_trait(node, Trait.FINITENESS_TEST) or is_comparison(node)
 
 
 def _is_logic(node: ir.Node, operands: list[ir.Value], flags: Collection[ir.Value]) -> bool:
     """Whether a node computes with flags alone: logic, counting, selecting between constants."""
-    if node.op_type in ("Not", "And", "Or", "Xor", *_SINGLE, *COMPARISONS):
+    if node.op_type in ("Not", "And", "Or", "Xor") or has_trait(node, Trait.VIEW) or is_comparison(node):
         return True
-    if node.op_type.startswith("Reduce") or node.op_type in ("Add", "Sum", "Mul", "Max", "Min", "Concat", "Where"):
+    if has_trait(node, Trait.REDUCTION) or node.op_type in ("Add", "Sum", "Mul", "Max", "Min", "Concat", "Where"):
         return all(operand in flags or number_of(operand) is not None for operand in node.inputs if operand is not None)
     return False

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.check_search import INF, NAN, PARTIAL, Check
+from graphscale.checks.linting.check_search import INF, NAN, Check
 from graphscale.checks.linting.lint_context import Rule, Subject
 from graphscale.checks.linting.lint_report import Finding, found
 from graphscale.checks.linting.state_search import Carry
 from graphscale.checks.linting.steps import Outcomes
 from graphscale.checks.linting.view import number_of
-from graphscale.graph.values import op_name, rule_of
-from graphscale.operators.rules import IN_PLACE, Kind
+from graphscale.graph.values import op_name
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["RULES"]
 
@@ -54,7 +54,7 @@ def _escaping(subject: Subject, check: Check) -> list[ir.Value]:
         if not reached or any(_is_bookkeeping(subject, value) for value in node.outputs):
             continue
         first = next((origin[value] for value in reached if origin[value] is not None), None)
-        if (node.domain, node.op_type) in IN_PLACE and not any(check.covers(value) for value in node.outputs):
+        if has_trait(node, Trait.EFFECT) and not any(check.covers(value) for value in node.outputs):
             ends[first or reached[-1]] = None
         # What the scale divides is no more doubtful than it was before.
         only_scale = all(operand in subject.roots for operand in reached) and subject.flow is not None
@@ -80,7 +80,7 @@ def _is_exempt(subject: Subject, value: ir.Value) -> bool:
 def _missing(check: Check, value: ir.Value) -> Iterator[tuple[str, ir.Node | None]]:
     lost = check.lost.get(value, {})
     sees = check.sees.get(value, frozenset())
-    part = next((node for node in lost.values() if node.op_type in PARTIAL), None)
+    part = next((node for node in lost.values() if has_trait(node, Trait.PART)), None)
     if part is not None:
         yield "GS301", part
         return
@@ -142,9 +142,6 @@ def _scale_reacts(subject: Subject) -> Iterator[Finding]:
             yield found("GS305", message, following.producer(), following)
 
 
-_PASSED = frozenset({"Where", "Max", "Min", "Cast", "Identity", "Reshape", "Clip"})
-
-
 def _directions(outcomes: Outcomes, following: ir.Value, scale: ir.Value) -> set[str] | None:
     """Whether the next scale may go "up" or "down" on a step; None if it is computed in a way that does not tell."""
     found_ways: set[str] = set()
@@ -157,7 +154,7 @@ def _directions(outcomes: Outcomes, following: ir.Value, scale: ir.Value) -> set
         node = value.producer()
         if node is None:
             return None
-        if node.op_type in _PASSED:
+        if node.op_type == "Where" or has_trait(node, Trait.VIEW | Trait.BOUND):
             pending += [v for v in node.inputs[node.op_type == "Where" :] if v is not None]
             continue
         factor = next((n for v in node.inputs if (n := number_of(_uncast(v))) is not None), None)

@@ -15,8 +15,8 @@ from graphscale.analysis.degrees import ZERO
 from graphscale.checks.linting.algebra import Degree, Mismatch, evaluate
 from graphscale.checks.linting.scalars import Scalars
 from graphscale.checks.linting.view import View
-from graphscale.graph.values import is_float, rule_of, subgraphs
-from graphscale.operators.rules import Kind
+from graphscale.graph.values import is_float, subgraphs
+from graphscale.operators import Kind, rule_of
 
 __all__ = ["Event", "Fault", "Flow"]
 

@@ -13,12 +13,11 @@ from graphscale.checks.linting.lint_report import Finding, found
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.linting.steps import Outcomes
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, op_name
-from graphscale.graph.walks import reach, source_of
-from graphscale.operators.optimizers import optimizer_of
+from graphscale.graph.walks import reach, source_by_trait
+from graphscale.operators import Trait, has_trait, optimizer_of
 
 __all__ = ["RULES"]
 
-_VIEWS = frozenset({"Cast", "Identity", "Reshape"})
 _ADAM = "AdamOptimizer"
 # Selections one behind the other.
 _DEPTH = 8
@@ -157,7 +156,7 @@ class _Guards:
 
         def operands(value: ir.Value) -> list[ir.Value]:
             node = value.producer()
-            if node is None or node.op_type in ("IsNaN", "IsInf"):
+            if node is None or has_trait(node, Trait.FINITENESS_TEST):
                 return []
             return [operand for operand in inputs_of(node) if operand not in self._flags]
 
@@ -208,7 +207,7 @@ def _adam(state: State) -> ir.Node | None:
 
 
 def _viewed(value: ir.Value) -> ir.Value:
-    return source_of(value, lambda node: node.inputs[0] if node.op_type in _VIEWS else None)
+    return source_by_trait(value, Trait.VIEW)
 
 
 def _ignored_signals(subject: Subject) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from graphscale.checks.linting.lint_context import Rule, Subject
 from graphscale.checks.linting.lint_report import Finding, found
 from graphscale.checks.linting.state_search import Carry
 from graphscale.graph.values import node_name
-from graphscale.operators.rules import IN_PLACE_ACCUMULATORS
+from graphscale.operators import Trait, has_trait
 
 __all__ = ["RULES"]
 
@@ -57,7 +57,7 @@ def _metadata(subject: Subject) -> Iterator[Finding]:
 def _forgotten(subject: Subject, state: Mapping[str, str]) -> Iterator[ir.Value]:
     """The state that a graph carries through an output, and its metadata do not name."""
     check, graph = subject.check, subject.view.graph
-    in_place = {node.inputs[0] for node in graph if (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS}
+    in_place = {node.inputs[0] for node in graph if has_trait(node, Trait.ACCUMULATOR)}
     own = () if subject.scale is None else subject.scale.scalars.leaves
     found_values = dict.fromkeys(value for value in graph.inputs if value in own and value.uses())
     for output in graph.outputs if check is not None else ():

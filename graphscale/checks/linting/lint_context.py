@@ -12,7 +12,7 @@ from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.loss import loss_candidates
 from graphscale.analysis.topology import Topology, contains_contraction
 from graphscale.analysis.training_graph import analyse
-from graphscale.checks.linting.check_search import TESTS, find_check
+from graphscale.checks.linting.check_search import find_check
 from graphscale.checks.linting.flow import Flow
 from graphscale.checks.linting.lint_report import Finding
 from graphscale.checks.linting.scale_search import find_scale, named_scale
@@ -21,12 +21,10 @@ from graphscale.checks.linting.steps import Outcomes
 from graphscale.checks.linting.view import View
 from graphscale.errors import GraphscaleError
 from graphscale.graph.stamp import is_scaled, read_stamp
-from graphscale.graph.values import rule_of
+from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 
 __all__ = ["Rule", "Subject", "is_backward_operator"]
 
-# The sequence of gradients of the optimizers of training sessions.
-_GRADIENTS = {"AdamWOptimizer": 3, "SGDOptimizerV2": 2}
 # What a stamp names that is no state of the loss scale.
 _OUTPUTS = frozenset({"loss", "loss_scale", "all_finite", "stuck", "cause", "offender", "zero_fraction"})
 
@@ -165,13 +163,16 @@ class Subject:
     def _may_concern(self) -> bool:
         """Whether a graph without a loss scale has anything to do with one: a test for finiteness, a small type."""
         small = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
-        return any(node.op_type in TESTS for node in self.view.nodes) or not small.isdisjoint(self.view.dtypes.values())
+        return any(has_trait(node, Trait.FINITENESS_TEST) for node in self.view.nodes) or not small.isdisjoint(
+            self.view.dtypes.values()
+        )
 
     def _gradient_inputs(self) -> set[ir.Value]:
         """Of an optimizer model: the gradients that it is fed."""
         fed: set[ir.Value] = set()
         for node in self.view.nodes:
-            index = _GRADIENTS.get(node.op_type)
+            optimizer = optimizer_of(node)
+            index = optimizer.inputs.index("gradients") if optimizer is not None and optimizer.inputs else None
             gradients = None if index is None or index >= len(node.inputs) else node.inputs[index]
             if gradients is not None:
                 above = self.view.ancestors([gradients])

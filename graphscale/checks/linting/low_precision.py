@@ -13,7 +13,7 @@ from graphscale.checks.linting.lint_report import Finding, found
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.linting.view import number_of
 from graphscale.graph.values import is_scalar
-from graphscale.operators.rules import IN_PLACE_ACCUMULATORS
+from graphscale.operators import Trait, has_trait
 
 __all__ = ["RULES"]
 
@@ -56,7 +56,7 @@ def _unscaling(subject: Subject) -> Iterator[Finding]:
 
 def _accumulation(subject: Subject) -> Iterator[Finding]:
     for node in subject.view.nodes:
-        if (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS and node.inputs[0] is not None:
+        if has_trait(node, Trait.ACCUMULATOR) and node.inputs[0] is not None:
             if _HALF in (subject.dtype(node.inputs[0]), subject.dtype(node.inputs[1])):
                 yield found("GS602", f"{node.inputs[0].name!r} adds up gradients in float16", node, node.inputs[0])
     for state in subject.states:

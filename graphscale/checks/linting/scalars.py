@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from graphscale.checks.linting.algebra import Degree, Mismatch, evaluate
 from graphscale.checks.linting.view import View
-from graphscale.graph.values import constant_tensor, rule_of
-from graphscale.operators.rules import Kind
+from graphscale.graph.values import constant_tensor
+from graphscale.operators import Kind, rule_of
 
 __all__ = ["Scalars"]
 

@@ -18,16 +18,14 @@ from graphscale.checks.linting.scalars import Scalars
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.errors import LossError
-from graphscale.graph.values import constant_tensor, describe, inputs_of, is_float, is_scalar, rule_of
+from graphscale.graph.values import constant_tensor, describe, inputs_of, is_float, is_scalar, subgraphs
 from graphscale.graph.walks import reach
-from graphscale.operators.rules import Kind
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["Scale", "find_scale", "named_scale"]
 
 # Candidates that are looked at closely, the most promising first.
 _CANDIDATES = 8
-_TESTS = frozenset({"IsNaN", "IsInf", "IsAllFinite"})
-_REDUCTIONS = _TESTS | {"If", "Loop", "Scan"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +135,7 @@ def _bookkeeping_leaves(following: ir.Value) -> Iterator[ir.Value]:
 
     def operands(value: ir.Value) -> list[ir.Value]:
         node = value.producer()
-        if node is None or node.op_type in _REDUCTIONS or node.op_type.startswith("Reduce"):
+        if node is None or has_trait(node, Trait.FINITENESS_TEST | Trait.REDUCTION) or subgraphs(node):
             return []
         return [operand for operand in inputs_of(node) if _may_be_scalar(operand)] if _may_be_scalar(value) else []
 
@@ -180,7 +178,7 @@ def _is_tested(view: View, following: ir.Value | None) -> bool:
     """Whether the next value of a scalar depends on a test for finiteness: a loss scale that multiplies nothing."""
     # A flag that is never true only makes a write wait.
     above = () if following is None else view.ancestors([following], stop=is_contradiction)
-    return any((node := value.producer()) is not None and node.op_type in _TESTS for value in above)
+    return any((node := value.producer()) is not None and has_trait(node, Trait.FINITENESS_TEST) for value in above)
 
 
 def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
@@ -195,7 +193,7 @@ def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
             if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT, Kind.LINEAR, Kind.NONLINEAR):
                 continue
             # An index or a shape is no data.
-            data = {*rule.operands(len(node.inputs)), *(() if rule.addend is None else (rule.addend,))}
+            data = {*rule.operands(len(node.inputs)), *rule.addends}
             others = [v for i, v in enumerate(node.inputs) if v is not None and i != index and i in data]
             if index not in data:
                 continue
@@ -222,7 +220,7 @@ def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
 def _is_product(value: ir.Value, candidate: _Candidate) -> bool:
     """Whether a value is the loss times the scale."""
     node = value.producer()
-    while node is not None and node.op_type in ("Cast", "Identity") and value not in candidate.products:
+    while node is not None and has_trait(node, Trait.VIEW) and value not in candidate.products:
         source = node.inputs[0]
         if source is None:
             break

@@ -12,14 +12,11 @@ from graphscale.checks.linting.flow import Event, Fault
 from graphscale.checks.linting.lint_context import Rule, Subject, is_backward_operator
 from graphscale.checks.linting.lint_report import Finding, found
 from graphscale.checks.linting.view import initial_number
-from graphscale.graph.values import is_scalar, node_name, op_name, rule_of
-from graphscale.graph.walks import source_of
-from graphscale.operators.rules import IN_PLACE, Kind
+from graphscale.graph.values import is_scalar, node_name, op_name
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["RULES"]
-
-_BOUNDS = frozenset({"Clip", "Max", "Min"})
-_VIEWS = frozenset({"Cast", "Identity", "Reshape", "Squeeze"})
 
 
 def _degrees(subject: Subject) -> Iterator[Finding]:
@@ -61,7 +58,7 @@ def _nonlinear(subject: Subject, event: Event) -> Finding:
     node, scaled = event.node, event.scaled
     assert node is not None
     what = f"{op_name(node)} reads {_names(scaled)}, which carries the loss scale{_power(event)}"
-    if (node.domain, node.op_type) in IN_PLACE:
+    if has_trait(node, Trait.EFFECT):
         return found("GS201", f"{what}: the gradient is not unscaled", node, scaled[0])
     if _is_forward(subject, node):
         return _leak(subject, event)
@@ -131,7 +128,7 @@ _DESCRIBE = {
 
 def _is_threshold(node: ir.Node) -> bool:
     rule = rule_of(node)
-    return node.op_type in _BOUNDS or (rule is not None and rule.kind is Kind.COMPARE)
+    return has_trait(node, Trait.BOUND) or (rule is not None and rule.kind is Kind.COMPARE)
 
 
 def _is_forward(subject: Subject, node: ir.Node) -> bool:
@@ -159,8 +156,7 @@ def _is_scaled_loss(subject: Subject, value: ir.Value) -> bool:
     """Whether a value is a scalar that the scale had no effect on, times the scale."""
     flow = subject.flow
     assert flow is not None and subject.scale is not None
-    moves = ("Cast", "Identity", "Reshape", "Squeeze")
-    node = source_of(value, lambda node: node.inputs[0] if node.op_type in moves else None).producer()
+    node = source_by_trait(value, Trait.VIEW).producer()
     if node is None or node.op_type not in ("Mul", "Div") or not (value.shape is None or is_scalar(value)):
         return False
     factors = [v for v in node.inputs if v is not None and v not in subject.scale.scalars.values]

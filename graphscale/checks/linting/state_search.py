@@ -12,9 +12,7 @@ from graphscale.analysis.updates import NEXT_STATE, is_constant_view, own_coeffi
 from graphscale.checks.linting.view import View
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
 from graphscale.graph.walks import reach
-from graphscale.operators.optimizers import OPTIMIZERS, optimizer_of
-from graphscale.operators.rules import IN_PLACE_ACCUMULATORS
-from graphscale.passes.guard_in_place import WRITES_INPUTS
+from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
 
 __all__ = ["Carry", "State", "find_states"]
 
@@ -146,25 +144,20 @@ def _same_type(output: ir.Value, value: ir.Value) -> bool:
 
 def _in_place(view: View) -> Iterator[State]:
     for node in view.nodes:
-        key = (node.domain, node.op_type)
-        if key in IN_PLACE_ACCUMULATORS:
+        optimizer = optimizer_of(node)
+        if has_trait(node, Trait.ACCUMULATOR):
             buffer, value = node.inputs[0], node.inputs[1]
             if buffer is not None and value is not None and buffer.producer() is None:
                 carry = Carry.WRITE if _assigns(node) else Carry.ADD
                 yield State(buffer, value, carry, node)
-        elif key in OPTIMIZERS:
-            optimizer = optimizer_of(node)
-            weights = node.inputs[_WEIGHTS[node.op_type]] if node.op_type in _WEIGHTS else None
-            if optimizer is not None and not optimizer.states and weights is not None and optimizer.group is None:
+        elif optimizer is not None and optimizer.inputs:
+            weights = node.inputs[optimizer.inputs.index("params")]
+            if weights is not None:
                 yield State(weights, node.outputs[0], Carry.OPTIMIZER, node)
-        for i, o in WRITES_INPUTS.get(key, {}).items():
+        for i, o in written_inputs(node).items():
             state = node.inputs[i] if i < len(node.inputs) else None
             if state is not None and state.producer() is None and o < len(node.outputs):
                 yield State(state, node.outputs[o], Carry.STATISTIC, node)
-
-
-# The sequence of weights of the optimizers of training sessions, which write them in place.
-_WEIGHTS = {"AdamWOptimizer": 2, "SGDOptimizerV2": 1}
 
 
 def _assigns(node: ir.Node) -> bool:

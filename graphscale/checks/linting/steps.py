@@ -13,17 +13,12 @@ import onnx_ir as ir
 from graphscale.checks.linting.check_search import is_contradiction
 from graphscale.checks.linting.view import View, is_constant_zero
 from graphscale.graph.values import constant_tensor, subgraphs
-from graphscale.operators.optimizers import optimizer_of
+from graphscale.operators import FIRST, Trait, has_trait, optimizer_of, rule_of
 
 __all__ = ["Outcomes"]
 
 # What a value is known to be: a flag, or a number, in all of its elements; or the same as some value of the graph.
 Outcome = bool | int | ir.Value
-
-_VIEWS = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Tile"})
-_KEEPS_ZERO = frozenset(
-    {"Neg", "Abs", "Relu", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "Transpose", "Sqrt"}
-)
 
 
 class Outcomes:
@@ -108,7 +103,7 @@ class Outcomes:
         kind = node.op_type
         if kind in ("Not", "And", "Or") and known:
             return self._logic(node, values, known)
-        if kind in _VIEWS and known:
+        if known and has_trait(node, Trait.VIEW | Trait.REPEAT):
             return self._view(node, known[0])
         if kind == "Where" and len(known) == 3:
             return self._select(values, known)
@@ -116,7 +111,7 @@ class Outcomes:
             return self._sum(node, known)
         if kind == "Mul" and len(known) == 2:
             return self._product(node, values, known)
-        if known and (kind in _KEEPS_ZERO or (kind == "Div" and len(known) == 2)):
+        if known and (rule_of(node) == FIRST or kind == "Sqrt" or (kind == "Div" and len(known) == 2)):
             return 0 if known[0] is not False and known[0] == 0 else None
         return None
 
@@ -140,7 +135,7 @@ class Outcomes:
         if isinstance(outcome, bool) and node.op_type == "Cast":
             to = ir.DataType(node.attributes["to"].as_int())
             return outcome if to is ir.DataType.BOOL else int(outcome)
-        if isinstance(outcome, ir.Value) and node.op_type in ("Expand", "Tile"):
+        if isinstance(outcome, ir.Value) and has_trait(node, Trait.REPEAT):
             return None
         return outcome
 

@@ -7,26 +7,19 @@ from collections.abc import Collection, Iterator, Mapping
 import onnx_ir as ir
 
 from graphscale.checks.linting.view import View, is_constant_zero, number_of
-from graphscale.graph.values import rule_of, subgraphs
-from graphscale.operators.rules import IN_PLACE_ACCUMULATORS, Kind
+from graphscale.graph.values import subgraphs
+from graphscale.operators import Kind, Trait, has_trait, operators_of_kind, rule_of
 
-__all__ = ["BOTH", "COMPARISONS", "INF", "NAN", "PARTIAL", "TESTS", "Walk"]
+__all__ = ["BOTH", "INF", "NAN", "Walk", "is_comparison"]
 
 NAN, INF = "NaN", "infinity"
 BOTH = frozenset({NAN, INF})
 _NOTHING: frozenset[str] = frozenset()
 
-TESTS = frozenset({"IsNaN", "IsInf", "IsAllFinite", "IsFinite"})
-COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
-# ONNX Runtime's CPU kernels return the number beside a NaN, unless that is the first element.
-_LOSES_NAN = frozenset({"ReduceMax", "ReduceMin", "TopK", "MaxPool", "GlobalMaxPool", "ArgMax", "ArgMin"})
-# What takes a part of its operand: the rest is not tested.
-PARTIAL = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "TopK"})
-_BOUNDED = frozenset({"Clip", "Tanh", "Sigmoid", "Sign", "Erf", "Min", "Softsign", "Atan", "Reciprocal"})
-# What changes no finite number into one that is not, and the reverse: a test of the result is one of the operand.
-_EXACT = frozenset(
-    {"Identity", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Neg", "Abs", "Tile"}
-)
+
+def is_comparison(node: ir.Node) -> bool:
+    """Return whether a node compares its operands."""
+    return (node.domain, node.op_type) in operators_of_kind(Kind.COMPARE)
 
 
 class Walk:
@@ -76,7 +69,7 @@ class Walk:
         """What is computed for more than the check: the gradients, and what they are made of."""
         ends = [value for value in self.view.graph.outputs if value is not self.value]
         for node in self.view.nodes:
-            if node.domain and rule_of(node) is not None and (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS:
+            if has_trait(node, Trait.ACCUMULATOR):
                 ends.extend(value for value in node.inputs if value is not None)
         return self.view.ancestors(ends, stop=lambda value: value is self.value)
 
@@ -107,7 +100,7 @@ class Walk:
                 return sign
             if node.op_type in ("IsAllFinite", "IsFinite", "Less", "LessOrEqual") and not self._counts(node):
                 return not sign
-            flips = node.op_type == "Not" or (node.op_type in COMPARISONS and self._is_negation(node))
+            flips = node.op_type == "Not" or (is_comparison(node) and self._is_negation(node))
             for operand in node.inputs:
                 if operand is not None and operand not in seen and (self._is_flag(operand) or operand in self._numbers):
                     seen.add(operand)
@@ -128,14 +121,14 @@ class Walk:
 
     def _through_flags(self, node: ir.Node, meanings: set[bool | None]) -> None:
         flags = [v for v in node.inputs if v is not None and (self._is_flag(v) or v in self._numbers)]
-        if node.op_type in TESTS:
+        if has_trait(node, Trait.FINITENESS_TEST):
             self._test(node)
-        elif node.op_type in COMPARISONS and not self._counts(node) and not any(self._is_flag(v) for v in flags):
+        elif is_comparison(node) and not self._counts(node) and not any(self._is_flag(v) for v in flags):
             self._compare(node, meanings)
         elif node.op_type in ("And", "Or") and (self._is_decided(node) or self._needs_both(node, meanings)):
             return
         else:
-            flips = node.op_type == "Not" or (node.op_type in COMPARISONS and self._is_negation(node))
+            flips = node.op_type == "Not" or (is_comparison(node) and self._is_negation(node))
             passed = {None} if node.op_type == "Where" else {m if m is None else m != flips for m in meanings}
             for value in flags:
                 self._meanings.setdefault(value, set()).update(passed)
@@ -233,11 +226,11 @@ def _operand_kinds(node: ir.Node, value: ir.Value, kinds: frozenset[str]) -> fro
         return BOTH if NAN in kinds else _NOTHING
     if node.op_type == "Sub" and not others:
         return BOTH if NAN in kinds else _NOTHING
-    if node.op_type in PARTIAL:
+    if has_trait(node, Trait.PART):
         return _NOTHING
-    if node.op_type in _LOSES_NAN:
+    if has_trait(node, Trait.LOSES_NAN):
         return kinds - {NAN}
-    if node.op_type in _BOUNDED or (node.op_type == "Div" and node.inputs[0] is not value):
+    if has_trait(node, Trait.LOSES_INFINITY) or (node.op_type == "Div" and node.inputs[0] is not value):
         return kinds - {INF}
     if node.op_type == "Cast" and not ir.DataType(node.attributes["to"].as_int()).is_floating_point():
         return _NOTHING
@@ -246,7 +239,7 @@ def _operand_kinds(node: ir.Node, value: ir.Value, kinds: frozenset[str]) -> fro
 
 def _is_exact(node: ir.Node, sources: Collection[ir.Value]) -> bool:
     """Whether a node's result is finite exactly if its operand is: a view, a cast, a product with a scalar."""
-    if node.op_type in _EXACT or (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS:
+    if has_trait(node, Trait.EXACT | Trait.ACCUMULATOR):
         return True
     if node.op_type in ("Mul", "Div"):
         data = [v for v in node.inputs if v in sources]

@@ -12,6 +12,7 @@ from graphscale.analysis.topology import check_order
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import constant_tensor, operands_of, reads_shape
 from graphscale.graph.walks import ancestors, descendants
+from graphscale.operators import Trait, has_trait
 
 __all__ = ["View", "is_constant_zero", "number_of"]
 
@@ -119,7 +120,7 @@ def is_constant_zero(value: ir.Value | None) -> bool:
     if node is not None and node.op_type == "ConstantOfShape":
         fill = node.attributes.get("value")
         return fill is None or _is_zero(fill.as_tensor())
-    if node is not None and node.op_type in ("Identity", "Cast", "Expand", "Reshape") and node.domain == "":
+    if node is not None and has_trait(node, Trait.VIEW | Trait.REPEAT):
         return is_constant_zero(node.inputs[0])
     tensor = constant_tensor(value)
     return tensor is not None and _is_zero(tensor)

@@ -12,21 +12,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.graph.values import is_known_zero
-from graphscale.operators.rules import MICROSOFT
+from graphscale.operators import MICROSOFT, Kind, Trait, has_trait, rule_of
 
 __all__ = ["noticed_values"]
 
 _NAN, _INFINITE = 1, 2
 _BOTH = _NAN | _INFINITE
-
-# Every element of each operand reaches an element of the result, which is NaN or infinite if it is.
-_ALL_OPERANDS = frozenset({"Add", "Concat", "Mean", "Mul", "Sub", "Sum"})
-_FIRST_OPERAND = frozenset(
-    {"Abs", "Cast", "Div", "Expand", "Flatten", "Identity", "Neg", "ReduceMean", "ReduceSum", "Reshape", "Squeeze"}
-    | {"Tile", "Transpose", "Unsqueeze"}
-)
-# NaN stays NaN, but an infinity may become NaN.
-_KEEPS_INFINITY = frozenset({"Abs", "Cast", "Expand", "Flatten", "Identity", "Neg", "Reshape", "Squeeze", "Tile"})
 
 
 def noticed_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[ir.Value]:
@@ -74,16 +65,18 @@ def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
 
 def _operands(value: ir.Value, noticed: int) -> list[tuple[ir.Value, int]]:
     node = value.producer()
-    if node is None or node.domain not in ("", "ai.onnx"):
+    rule = None if node is None else rule_of(node)
+    # A cast to a type that saturates, or that has no infinity, is not linear.
+    if node is None or rule is None or (rule.kind is not Kind.LINEAR and has_trait(node, Trait.CAST)):
         return []
     operands = [operand for operand in node.inputs if operand is not None]
     if node.op_type == "Mul" and noticed & _NAN:
         zero = [is_known_zero(operand) for operand in operands]
         if any(zero):
             return [(operand, _BOTH) for operand, other in zip(operands, reversed(zero), strict=True) if other]
-    if noticed != _BOTH and node.op_type not in _KEEPS_INFINITY:
+    if noticed != _BOTH and not has_trait(node, Trait.EXACT):
         # An infinite operand may give NaN as well as infinity: only what is certain of a NaN is handed on.
         noticed &= _NAN
-    if noticed and node.op_type in _ALL_OPERANDS:
+    if noticed and has_trait(node, Trait.NONFINITE_OF_ALL):
         return [(operand, noticed) for operand in operands]
-    return [(operands[0], noticed)] if noticed and node.op_type in _FIRST_OPERAND else []
+    return [(operands[0], noticed)] if noticed and has_trait(node, Trait.NONFINITE_OF_FIRST) else []

@@ -10,9 +10,7 @@ import onnx_ir as ir
 from graphscale.analysis.views import is_fresh
 from graphscale.graph.values import constant_tensor, node_name
 from graphscale.graph.walks import source_of
-from graphscale.operators.optimizers import optimizer_of
-from graphscale.operators.rules import IN_PLACE_ACCUMULATORS
-from graphscale.passes.guard_in_place import WRITES_INPUTS
+from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
 
 __all__ = ["in_place_nodes", "unguarded", "unguarded_write", "unordered", "unprotected_operands"]
 
@@ -50,7 +48,7 @@ def unguarded(value: ir.Value, state: ir.Value, conditions: Collection[ir.Value]
 
 def in_place_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     """The in-place accumulators and assignments of a graph."""
-    return (node for node in graph if (node.domain, node.op_type) in IN_PLACE_ACCUMULATORS)
+    return (node for node in graph if has_trait(node, Trait.ACCUMULATOR))
 
 
 def unguarded_write(node: ir.Node, conditions: Collection[ir.Value]) -> str | None:
@@ -81,7 +79,7 @@ def assigns(node: ir.Node) -> bool:
 def unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
     """Operands that a kernel overwrites as it computes, and that are no copies."""
     for node in graph:
-        written = list(WRITES_INPUTS.get((node.domain, node.op_type), {}))
+        written = list(written_inputs(node))
         optimizer = optimizer_of(node)
         if optimizer is not None:
             sources = (optimizer.source(o) for o, value in enumerate(node.outputs) if value.name)

@@ -23,8 +23,8 @@ from graphscale.errors import (
 )
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.graph.values import captured_values, describe, main_node, main_nodes, node_name
+from graphscale.operators import written_inputs
 from graphscale.passes import Autocast
-from graphscale.passes.guard_in_place import WRITES_INPUTS
 from graphscale.passes.lower_precision import AUTOCAST_KEY
 from graphscale.pipeline import Model, open_copy, prepare, run_passes
 from graphscale.policy.loss_scale import LossScale, get
@@ -317,7 +317,7 @@ def _states(found: TrainingGraph) -> list[State]:
         if buffer is not None and (buffer.is_graph_input() or buffer.is_initializer()):
             states.setdefault(buffer.name or "", None)
     for node in found.graph:
-        for i in WRITES_INPUTS.get((node.domain, node.op_type), {}):
+        for i in written_inputs(node):
             value = node.inputs[i] if i < len(node.inputs) else None
             if value is not None and (value.is_graph_input() or value.is_initializer()):
                 states.setdefault(value.name or "", None)

@@ -17,7 +17,7 @@ from graphscale.graph.builder import Editor, replace_reads
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import captured_values, uses_of
 from graphscale.graph.walks import nodes_above
-from graphscale.operators.rules import MICROSOFT
+from graphscale.operators import MICROSOFT, Trait, has_trait
 from graphscale.session.interface import as_ort_value
 from graphscale.session.loading import device_of, quiet_options
 
@@ -30,16 +30,9 @@ _LARGE = 2**30  # bytes that are no longer handed over in memory
 PASS = "verify"
 
 
-# Operators that draw random numbers; without a seed ONNX Runtime takes one from the node's place in the graph.
-_RANDOM = frozenset(
-    {"Bernoulli", "BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "Dropout", "Multinomial", "RandomNormal"}
-    | {"RandomNormalLike", "RandomUniform", "RandomUniformLike", "SoftmaxDropout"}
-)
-
-
 def unseeded(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
-    """The nodes that draw random numbers without a seed of their own."""
-    return (node for node in nodes if node.op_type in _RANDOM and "seed" not in node.attributes)
+    """Find the nodes that draw random numbers without a seed: ONNX Runtime seeds them by their place in the graph."""
+    return (node for node in nodes if has_trait(node, Trait.RANDOM) and "seed" not in node.attributes)
 
 
 class Results(NamedTuple):

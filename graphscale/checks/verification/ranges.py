@@ -9,45 +9,12 @@ import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor
 from graphscale.graph.walks import reach
+from graphscale.operators import OPERATORS, Trait, attribute, has_trait, rule_of
 
 __all__ = ["axis_length", "class_axis", "index_limit"]
 
-# They hand on numbers of these operands, in whatever arrangement. A sum of indices is an index with an offset.
-_MOVES: dict[str, tuple[int, ...] | None] = {
-    "Abs": (0,),
-    "Cast": (0,),
-    "Clip": (0,),
-    "Concat": None,
-    "Expand": (0,),
-    "Flatten": (0,),
-    "Gather": (0,),
-    "GatherElements": (0,),
-    "GatherND": (0,),
-    "Identity": (0,),
-    "Pad": (0,),
-    "Reshape": (0,),
-    "Slice": (0,),
-    "Split": (0,),
-    "Squeeze": (0,),
-    "Tile": (0,),
-    "Transpose": (0,),
-    "Unsqueeze": (0,),
-    "View": (0,),
-    "Where": (1, 2),
-}
-_WHOLE_MOVES: dict[str, tuple[int, ...] | None] = {"Add": None, "Max": None, "Min": None, "Sub": (0,)}
-_INDEXES_ONE_AXIS = frozenset({"Gather", "GatherElements", "Scatter", "ScatterElements"})
-_INDEXES_AXES = frozenset({"GatherND", "ScatterND"})
-# Their second input holds class numbers below the length of this axis of the first.
-_LABELS = {
-    "NegativeLogLikelihoodLoss": 1,
-    "NegativeLogLikelihoodLossInternal": 1,
-    "NegativeLogLikelihoodLossInternal2": 1,
-    "SoftmaxCrossEntropyLoss": 1,
-    "SoftmaxCrossEntropyLossInternal": 1,
-    "SoftmaxCrossEntropy": 1,
-    "SparseSoftmaxCrossEntropy": -1,
-}
+# On whole numbers: a sum of indices is an index with an offset.
+_WHOLE_MOVES = {"Add": (0, 1), "Max": (0, 1), "Min": (0, 1), "Sub": (0,)}
 
 Length = Callable[[ir.Value, int], int | None]
 
@@ -70,32 +37,32 @@ def index_limit(value: ir.Value, length: Length) -> int | None:
 
 def class_axis(node: ir.Node) -> int | None:
     """The axis of a loss's first input that its second input, labels, has not; None for other operators."""
-    return _LABELS.get(node.op_type)
+    operator = OPERATORS.get((node.domain, node.op_type))
+    return None if operator is None else operator.class_axis
 
 
 def _moves(node: ir.Node, index: int, value: ir.Value) -> bool:
+    if has_trait(node, Trait.MOVE):
+        rule = rule_of(node)
+        return rule is not None and index in rule.operands(len(node.inputs))
     is_float = value.dtype is not None and value.dtype.is_floating_point()
-    moves = _MOVES if is_float else {**_MOVES, **_WHOLE_MOVES}
-    if node.op_type not in moves:
-        return False
-    operands = moves[node.op_type]
-    return operands is None or index in operands
+    return not is_float and index in _WHOLE_MOVES.get(node.op_type, ())
 
 
 def _limits(node: ir.Node, index: int, length: Length) -> Iterator[int | None]:
     data = node.inputs[0]
     if data is None:
         return
-    if node.op_type in _INDEXES_ONE_AXIS and index == 1:
-        yield length(data, _attribute(node, "axis", 0))
-    elif node.op_type in _INDEXES_AXES and index == 1:
-        first = _attribute(node, "batch_dims", 0)
+    if has_trait(node, Trait.INDEXES_AXIS) and index == 1:
+        yield length(data, attribute(node, "axis", 0))
+    elif has_trait(node, Trait.INDEXES_AXES) and index == 1:
+        first = attribute(node, "batch_dims", 0)
         depth = length(node.inputs[1], -1) if node.inputs[1] is not None else None
         yield from (length(data, axis) for axis in range(first, first + (depth or 1)))
     elif node.op_type == "OneHot" and index == 0:
         yield _number(node.inputs[1])
-    elif node.op_type in _LABELS and index == 1:
-        yield length(data, _LABELS[node.op_type])
+    elif (labels := class_axis(node)) is not None and index == 1:
+        yield length(data, labels)
     elif node.op_type == "Equal":
         yield _compared(node.inputs[1 - index])
 
@@ -112,11 +79,6 @@ def _compared(value: ir.Value | None) -> int | None:
 def _number(value: ir.Value | None) -> int | None:
     tensor = constant_tensor(value)
     return None if tensor is None or tensor.size != 1 else int(np.ravel(tensor.numpy())[0])
-
-
-def _attribute(node: ir.Node, name: str, default: int) -> int:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
 
 
 def axis_length(sizes: Mapping[str, int]) -> Length:

@@ -10,7 +10,7 @@ from onnx_ir.passes import InPlacePass, PassResult
 
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.builder import Editor, Position, shape_like
-from graphscale.operators.optimizers import Optimizer, optimizer_of
+from graphscale.operators import Optimizer, optimizer_of
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.targets import Target
 

@@ -16,10 +16,11 @@ from graphscale.graph.builder import PASS_KEY, inserted, shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import node_name
 from graphscale.graph.walks import ancestors, descendants
+from graphscale.operators import written_inputs
 from graphscale.ort.artifacts.folder import buffer_of
 from graphscale.ort.artifacts.window import AccumulationWindow, Window
 from graphscale.passes import CheckFinite, Rewrite, ScaleLoss, UnscaleGradients
-from graphscale.passes.guard_in_place import WRITES_INPUTS, guard_written_input
+from graphscale.passes.guard_in_place import guard_written_input
 from graphscale.policy.loss_scale import LossScale
 
 __all__ = ["ScaledTraining", "scale_training_model"]
@@ -71,7 +72,7 @@ def scale_training_model(
     warnings = _inline(model)
     ScaleLoss(policy, loss=loss, target=target, skip_nonfinite=skip_nonfinite)(model)
     UnscaleGradients()(model)
-    statistics = [node for node in model.graph if (node.domain, node.op_type) in WRITES_INPUTS]
+    statistics = [node for node in model.graph if written_inputs(node)]
     if statistics:
         CheckFinite()(model)
     rewrite = Rewrite.detach(model)
@@ -82,7 +83,7 @@ def scale_training_model(
     Rewrite.detach(model)
     if rewrite.all_finite is not None:
         for node in statistics:
-            for i, o in WRITES_INPUTS[(node.domain, node.op_type)].items():
+            for i, o in written_inputs(node).items():
                 guard_written_input(rewrite, node, i, o, rewrite.all_finite)
         model.graph.sort()
     rewrite.bound.order_writes()

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.values import node_name
-from graphscale.operators.rules import MICROSOFT
+from graphscale.operators import MICROSOFT, optimizer_of
 
 __all__ = ["AdamW", "Optimizer", "Sgd", "read_optimizer"]
 
@@ -58,13 +58,12 @@ def read_optimizer(model: ir.Model, name: str) -> Optimizer:
             or feeds them in another way than `generate_artifacts` does.
     """
     nodes = tuple(model.graph)
-    optimizers = [node for node in nodes if node.domain == MICROSOFT and node.op_type in _RULES]
+    optimizers = [(node, found.inputs) for node in nodes if (found := optimizer_of(node)) and found.inputs]
     if len(optimizers) != 1:
         raise UnsupportedModelError(
             f"{name} has {len(optimizers)} optimizer operators; one is needed, AdamWOptimizer or SGDOptimizerV2"
         )
-    node = optimizers[0]
-    roles = _RULES[node.op_type]
+    [(node, roles)] = optimizers
     for index, operand in enumerate(node.inputs):
         role = roles[index] if index < len(roles) else None
         if role is None and operand is not None:
@@ -89,20 +88,6 @@ def read_optimizer(model: ir.Model, name: str) -> Optimizer:
             f"{rule.correct_bias}"
         )
     return Optimizer(rule, tuple(_max_norm(clip) for clip in reversed(clips)))
-
-
-# What each optimizer reads, by the names that ONNX Runtime prescribes for the optimizer model's inputs.
-_RULES = {
-    "AdamWOptimizer": (
-        "learning_rate",
-        "step",
-        "params",
-        "gradients",
-        "first_order_moments",
-        "second_order_moments",
-    ),
-    "SGDOptimizerV2": ("learning_rate", "params", "gradients"),
-}
 
 
 def _attributes(node: ir.Node) -> dict[str, Any]:

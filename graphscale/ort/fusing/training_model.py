@@ -13,13 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.operators.rules import MICROSOFT
+from graphscale.operators import MICROSOFT, written_inputs
 from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD, buffer_of
 
 __all__ = ["OpenModel", "open_training_model"]
-
-# Operators that write a running statistic: {input that is its present value: output that is its next}.
-_STATISTICS = {(MICROSOFT, "BatchNormInternal"): {3: 1, 4: 2}}
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -121,7 +118,7 @@ def _statistics(graph: ir.Graph, frozen: set[ir.Value]) -> dict[ir.Value, ir.Val
     """
     found: dict[ir.Value, ir.Value] = {}
     for node in tuple(graph):
-        for index, output in _STATISTICS.get((node.domain, node.op_type), {}).items():
+        for index, output in written_inputs(node).items():
             state = node.inputs[index] if index < len(node.inputs) else None
             if state in frozen and state is not None and output < len(node.outputs) and node.outputs[output].name:
                 found[state] = node.outputs[output]

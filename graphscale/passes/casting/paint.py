@@ -19,8 +19,9 @@ from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.errors import AutocastError
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import captured_values, constant_tensor, main_node, subgraphs
+from graphscale.operators import OPERATORS, Kind, operators_of_kind
 from graphscale.passes.casting.constants import Misfit, misfits
-from graphscale.passes.casting.lists import Colour, OpRule
+from graphscale.passes.casting.lists import CastRule, Colour
 from graphscale.passes.casting.region import LOSS, SEED, leading_to, nodes_of, pinned
 from graphscale.passes.casting.schema import Slots, takes
 from graphscale.passes.casting.settings import Settings
@@ -28,8 +29,8 @@ from graphscale.passes.casting.settings import Settings
 __all__ = ["Painting", "paint", "reads_shape"]
 
 UNKNOWN = "the operator is unknown"
-_SHAPE_READERS = frozenset({("", "Shape"), ("", "Size")})
-_UNKNOWN_RULE = OpRule(Colour.DENY, UNKNOWN)
+_SHAPE_READERS = frozenset(key for key in operators_of_kind(Kind.SHAPE) if OPERATORS[key].dtype is not None)
+_UNKNOWN_RULE = CastRule(Colour.DENY, UNKNOWN)
 _LONG = 256  # elements: a longer sum is computed in float32
 _ROUNDS = 8  # of changing sides
 
@@ -70,7 +71,7 @@ class Painting:
     """
 
     operators: dict[ir.Node, tuple[str, str]]
-    rules: dict[ir.Node, OpRule]
+    rules: dict[ir.Node, CastRule]
     floats: set[ir.Value]
     constants: dict[ir.Value, ir.TensorProtocol]
     typed: Mapping[ir.Value, ir.DataType]
@@ -93,7 +94,7 @@ class Painting:
         return {node for node, rule in self.rules.items() if rule.colour is colour}
 
 
-def _sides(node: ir.Node, rule: OpRule, floats: set[ir.Value]) -> Sides:
+def _sides(node: ir.Node, rule: CastRule, floats: set[ir.Value]) -> Sides:
     read, results = node.inputs, node.outputs
     inputs = tuple([i for i, value in enumerate(read) if value in floats])
     outputs = tuple([i for i, value in enumerate(results) if value in floats and value.name])

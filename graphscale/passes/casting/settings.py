@@ -13,8 +13,8 @@ from typing import Any
 import onnx
 
 from graphscale.errors import AutocastError
-from graphscale.operators.rules import MICROSOFT
-from graphscale.passes.casting.lists import Colour, OpRule, default_rules
+from graphscale.operators import MICROSOFT
+from graphscale.passes.casting.lists import CastRule, Colour, default_rules
 
 __all__ = ["Settings", "make_settings"]
 
@@ -30,7 +30,7 @@ class Settings:
         keep: the names of nodes that stay float32.
     """
 
-    rules: Mapping[tuple[str, str], OpRule]
+    rules: Mapping[tuple[str, str], CastRule]
     keep: frozenset[str]
 
 
@@ -62,7 +62,7 @@ def make_settings(
     if both:
         raise AutocastError(f"{_text(sorted(both)[0])} is to be allowed and denied; choose one")
     for operator, colour in chosen.items():
-        old = rules.get(operator, OpRule(colour))
+        old = rules.get(operator, CastRule(colour))
         reason = "on the user's deny list" if colour is Colour.DENY else ""
         rules[operator] = dataclasses.replace(old, colour=colour, reason=reason)
     return Settings(rules, frozenset(kept) | nodes)
@@ -130,7 +130,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _operator(name: str, rules: Mapping[tuple[str, str], OpRule]) -> tuple[str, str]:
+def _operator(name: str, rules: Mapping[tuple[str, str], CastRule]) -> tuple[str, str]:
     """The domain and name of an operator that is known, here or to ONNX."""
     domain, separator, op_type = name.rpartition("::")
     if separator:

@@ -1,0 +1,41 @@
+"""ai.onnx: constants, shapes, random numbers, control flow, sequences and optional values."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graphscale.operators.casting import deny
+from graphscale.operators.rules import FIRST, NONLINEAR, Kind, Rule
+from graphscale.operators.table import row
+from graphscale.operators.traits import Trait
+
+_SHAPE, _DEGREE_0, _BODY = Rule(Kind.SHAPE), Rule(Kind.DEGREE_0), Rule(Kind.BODY)
+_INDEX = ir.DataType.INT64
+
+# --- results without a scale ------------------------------------------------------------------------------------------
+row("Constant", _DEGREE_0, Trait.TOTAL)
+row("ConstantOfShape Range", _DEGREE_0)
+row("NonZero", _DEGREE_0, dtype=_INDEX)
+row("HannWindow HammingWindow BlackmanWindow", _DEGREE_0)
+row("Shape Size", _SHAPE, Trait.TOTAL, dtype=_INDEX)
+row("EyeLike", _SHAPE)
+row("RandomNormalLike RandomUniformLike", _SHAPE, Trait.RANDOM)
+row("RandomNormal RandomUniform Bernoulli", _DEGREE_0, Trait.RANDOM)
+row("Multinomial", NONLINEAR, Trait.RANDOM)
+
+# --- subgraphs --------------------------------------------------------------------------------------------------------
+row("If", _BODY, Trait.REMOVABLE_BY_CONDITION, deny("its bodies are treated by themselves"))
+row("Loop Scan", _BODY, Trait.REMOVABLE, deny("rounding adds up over the time steps"))
+
+# --- sequences and optional values ------------------------------------------------------------------------------------
+row("Optional OptionalGetElement SequenceAt SplitToSequence", FIRST, Trait.SHARES_BUFFER)
+row("ConcatFromSequence", FIRST, Trait.REMOVABLE)
+# A sequence of gradients cannot be divided: its members are unscaled.
+row("SequenceConstruct SequenceInsert", NONLINEAR, Trait.SHARES_BUFFER)
+row("SequenceLength SequenceEmpty OptionalHasElement", _DEGREE_0)
+
+# --- quantized numbers, text, boxes -----------------------------------------------------------------------------------
+row("QuantizeLinear DequantizeLinear DynamicQuantizeLinear", NONLINEAR)
+row("MatMulInteger ConvInteger QLinearMatMul QLinearConv", NONLINEAR)
+row("NonMaxSuppression MelWeightMatrix", NONLINEAR)
+row("StringNormalizer", _DEGREE_0)

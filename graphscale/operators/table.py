@@ -1,0 +1,157 @@
+"""The table of operators: one row for each, with all that is known of it.
+
+A row is added by `row`, in the module of its subject. To teach graphscale a new operator, add a line there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from graphscale.operators.casting import CastRule
+from graphscale.operators.rules import Kind, Rule
+from graphscale.operators.traits import Trait
+
+__all__ = [
+    "MICROSOFT",
+    "OPERATORS",
+    "Operator",
+    "Optimizer",
+    "attribute",
+    "has_trait",
+    "operators_of_kind",
+    "operators_with",
+    "optimizer_of",
+    "row",
+    "rule_of",
+    "written_inputs",
+]
+
+MICROSOFT = "com.microsoft"
+
+# Gives the rule of one node, from its attributes and types and from the rule of its operator.
+Resolver = Callable[[ir.Node, Rule], Rule]
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """An operator that updates weights.
+
+    Attributes:
+        states: `{output: input}`: each output that is the next value of an input.
+        update_signal: the input that, if false, makes a step do nothing (where the kernel honours it).
+        signal_shape: the shape of that input.
+        group: from this output on, states come in groups of `(inputs from, group size)`, as in LambOptimizer.
+        inputs: the names of the inputs in an optimizer model of ONNX Runtime.
+    """
+
+    states: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    update_signal: int | None = None
+    signal_shape: tuple[int, ...] = ()
+    group: tuple[int, int, int] | None = None
+    inputs: tuple[str, ...] = ()
+
+    def source(self, output: int) -> int | None:
+        """Return the input that an output is the next value of, or None."""
+        if self.group is not None and output >= self.group[0]:
+            first_output, first_input, size = self.group
+            member = output - first_output
+            # The second of a group is the gradient.
+            return None if member % size == 1 else first_input + member
+        return self.states.get(output)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """A row of the table.
+
+    Attributes:
+        rule: the degree rule.
+        traits: its other properties.
+        casting: how mixed precision treats it; None if it stays float32 for lack of knowledge.
+        resolve: gives the degree rule of a node whose attributes or types change it.
+        dtype: the type of its results, where it follows from the operator alone.
+        optimizer: the roles of its inputs and outputs, if it updates weights.
+        written: `{input: output}`: the running statistics that it writes into the buffer of an input.
+        class_axis: for a loss whose second input holds class numbers: the axis of the first input that they index.
+    """
+
+    rule: Rule
+    traits: Trait = Trait.NONE
+    casting: CastRule | None = None
+    resolve: Resolver | None = None
+    dtype: ir.DataType | None = None
+    optimizer: Optimizer | None = None
+    written: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    class_axis: int | None = None
+
+
+# By domain and name; onnx_ir calls the domain ai.onnx "".
+OPERATORS: dict[tuple[str, str], Operator] = {}
+
+
+def row(
+    names: str,
+    rule: Rule,
+    traits: Trait = Trait.NONE,
+    casting: CastRule | None = None,
+    *,
+    domain: str = "",
+    **facts: Any,
+) -> None:
+    """Add a row for each of some operators that have everything in common.
+
+    Raises:
+        ValueError: an operator has a row already.
+    """
+    for name in names.split():
+        if (domain, name) in OPERATORS:
+            raise ValueError(f"two rows for {domain or 'ai.onnx'}.{name}")
+        OPERATORS[domain, name] = Operator(rule, traits, casting, **facts)
+
+
+def rule_of(node: ir.Node) -> Rule | None:
+    """Return the degree rule of a node, or None if its operator is unknown."""
+    operator = OPERATORS.get((node.domain, node.op_type))
+    if operator is None:
+        return None
+    return operator.rule if operator.resolve is None else operator.resolve(node, operator.rule)
+
+
+@functools.cache
+def operators_with(traits: Trait) -> frozenset[tuple[str, str]]:
+    """Return the operators, by domain and name, that have at least one of some traits."""
+    return frozenset(key for key, operator in OPERATORS.items() if operator.traits & traits)
+
+
+@functools.cache
+def operators_of_kind(kind: Kind) -> frozenset[tuple[str, str]]:
+    """Return the operators, by domain and name, whose degree rule is of a kind."""
+    return frozenset(key for key, operator in OPERATORS.items() if operator.rule.kind is kind)
+
+
+def has_trait(node: ir.Node, traits: Trait) -> bool:
+    """Return whether a node's operator has at least one of some traits."""
+    return (node.domain, node.op_type) in operators_with(traits)
+
+
+def optimizer_of(node: ir.Node) -> Optimizer | None:
+    """Return the roles of a node's inputs and outputs if it updates weights, else None."""
+    operator = OPERATORS.get((node.domain, node.op_type))
+    return None if operator is None else operator.optimizer
+
+
+def written_inputs(node: ir.Node) -> Mapping[int, int]:
+    """Return `{input: output}` of the running statistics that a node writes into the buffer of an input."""
+    operator = OPERATORS.get((node.domain, node.op_type))
+    return {} if operator is None else operator.written
+
+
+def attribute(node: ir.Node, name: str, default: Any) -> Any:
+    """Return the value of a node's attribute, or the default that its operator prescribes."""
+    held = node.attributes.get(name)
+    return default if held is None else held.value
