@@ -16,7 +16,7 @@ from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.describe import describe
 from graphscale.analysis.proof import prove
-from graphscale.analysis.report import GradientReport, PlaceReport, Report, StateReport
+from graphscale.analysis.report import TELEMETRY, GradientReport, PlaceReport, Report, StateReport
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError, InvalidLossScaleError, ModelFileError, ProofError
@@ -29,16 +29,13 @@ from graphscale.graph.values import node_name
 from graphscale.passes import (
     AddTelemetry,
     Autocast,
-    CheckFinite,
-    GuardUpdates,
+    GraphPass,
     LowerOptimizers,
-    OrderWrites,
     Rewrite,
     ScaleLoss,
-    UnscaleGradients,
-    UpdateLossScale,
+    scale_nodes,
+    standard_passes,
 )
-from graphscale.passes.rewrite import Carried
 from graphscale.policy.loss_scale import LossScale, get
 from graphscale.targets import advise, check_versions, get_target
 
@@ -125,25 +122,17 @@ def scale(
     nodes_before = len(work.graph)
     snapshot = Snapshot.begin(work, whole=needs_preparation(work))
     warnings = [*prepare(work), *advise(work, chosen)]
-    scale_loss = ScaleLoss(
-        policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss
-    )
+    given: list[GraphPass] = [
+        ScaleLoss(policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss)
+    ]
+    if telemetry:
+        given.append(AddTelemetry())
     mixed = _autocast_pass(autocast, (loss, seed, tuple(gradients or ()), updates, target))
-    first = () if mixed is None else (mixed,)
-    told = (AddTelemetry(),) if telemetry else ()
+    if mixed is not None:
+        given.append(mixed)
     marked = frozenset(node for node in work.graph if PASS_KEY in node.metadata_props)
     outputs = {value.name for value in work.graph.outputs}
-    run_passes(
-        work,
-        *first,
-        scale_loss,
-        UnscaleGradients(),
-        CheckFinite(),
-        UpdateLossScale(),
-        *told,
-        GuardUpdates(),
-        OrderWrites(),
-    )
+    run_passes(work, *standard_passes(*given))
     if isinstance(autocast, Autocast) and mixed is not None:
         autocast.report = mixed.report
     rewrite = Rewrite.detach(work)
@@ -280,18 +269,16 @@ def _autocast_pass(autocast: Any, found_by: tuple[Any, ...]) -> Autocast | None:
 def _prove(model: ir.Model, rewrite: Rewrite, own: Iterable[ir.Node], exposed: Sequence[ir.Value]) -> None:
     """Prove the result; `own` are the nodes that these passes put in, not some rewrite before."""
     graph, bound = rewrite.training_graph, rewrite.bound
-    states = set(bound.next_state)
-    marks = {"update-loss-scale", "order-writes"}
     proof = prove(
         model.graph,
         bound(),
         graph.loss,
-        guarded=[carried.next for carried in rewrite.carried if carried.input not in states],
+        guarded=[carried.next for carried in rewrite.carried if carried.guarded],
         checked=rewrite.checked,
         all_finite=rewrite.all_finite,
         applies=rewrite.applies,
         exempt=exposed,
-        rule_nodes=frozenset(node for node in own if node.metadata_props[PASS_KEY] in marks),
+        rule_nodes=scale_nodes(own),
     )
     covered = {node_name(node) for node in graph.coverage.nodes} - {node_name(n) for n in graph.coverage.missed}
     lacking = covered - set(proof.scaled_contractions)
@@ -300,24 +287,11 @@ def _prove(model: ir.Model, rewrite: Rewrite, own: Iterable[ir.Node], exposed: S
 
 
 def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
-    how = {update.input: update.how for update in rewrite.training_graph.updates}
+    """Report the carried state, counters last."""
     return tuple(
-        StateReport(
-            carried.input.name or "",
-            None if carried.in_place else carried.next.name,
-            how.get(
-                carried.input,
-                _how(rewrite, carried),
-            ),
-        )
-        for carried in (*rewrite.carried, *rewrite.counters)
+        StateReport(carried.input.name or "", None if carried.in_place else carried.next.name, carried.how)
+        for carried in sorted(rewrite.carried, key=lambda carried: carried.how == TELEMETRY)
     )
-
-
-def _how(rewrite: Rewrite, carried: Carried) -> str:
-    if carried.input in rewrite.bound.next_state:
-        return "state of the loss scale"
-    return "telemetry" if carried in rewrite.counters else "written in place"
 
 
 def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report) -> None:

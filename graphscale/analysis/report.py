@@ -5,7 +5,20 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-__all__ = ["GradientReport", "PlaceReport", "Report", "StateReport"]
+__all__ = [
+    "STATE_OF_SCALE",
+    "TELEMETRY",
+    "WRITTEN_IN_PLACE",
+    "GradientReport",
+    "PlaceReport",
+    "Report",
+    "StateReport",
+]
+
+# The origins of carried state that is no update of the original graph.
+STATE_OF_SCALE = "state of the loss scale"
+TELEMETRY = "telemetry"
+WRITTEN_IN_PLACE = "written in place"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +42,13 @@ class GradientReport:
 
 @dataclasses.dataclass(frozen=True)
 class StateReport:
-    """A piece of carried state: the input that holds it, the output that gives its next value, None if in place."""
+    """A piece of carried state.
+
+    Attributes:
+        input: the input that holds it.
+        output: the output that gives its next value; None where it is written in place.
+        how: how the pair was found, or the origin of state that scaling added.
+    """
 
     input: str
     output: str | None

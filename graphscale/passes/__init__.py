@@ -1,35 +1,64 @@
 """The passes, one file each. In order they turn a training graph into one complete, safe mixed-precision step.
 
-They are `onnx_ir` in-place passes, made for `onnx_ir.passes.Sequential`:
-
-    Sequential(
-        ScaleLoss("dynamic"), UnscaleGradients(), CheckFinite(), UpdateLossScale(), GuardUpdates(), OrderWrites()
-    )
-
-AddTelemetry goes between UpdateLossScale and GuardUpdates, Autocast before ScaleLoss.
+They are `onnx_ir` in-place passes, made for `onnx_ir.passes.Sequential`: `Sequential(*standard_passes())`. An optional
+pass, or one with other options than its defaults, is given: `standard_passes(ScaleLoss(1024), AddTelemetry())`.
 """
 
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
 from graphscale.passes.check_finite import CheckFinite
+from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.lower_optimizers import LowerOptimizers
 from graphscale.passes.lower_precision import Autocast
 from graphscale.passes.order_writes import OrderWrites
-from graphscale.passes.rewrite import Rewrite, rewrite_of
+from graphscale.passes.rewrite import Rewrite, RewritePass
 from graphscale.passes.scale_loss import ScaleLoss
 from graphscale.passes.telemetry import AddTelemetry
 from graphscale.passes.unscale_gradients import UnscaleGradients
 from graphscale.passes.update_loss_scale import UpdateLossScale
 
 __all__ = [
+    "ORDER",
     "AddTelemetry",
     "Autocast",
     "CheckFinite",
+    "GraphPass",
     "GuardUpdates",
     "LowerOptimizers",
     "OrderWrites",
     "Rewrite",
+    "RewritePass",
     "ScaleLoss",
     "UnscaleGradients",
     "UpdateLossScale",
-    "rewrite_of",
+    "scale_nodes",
+    "standard_passes",
 ]
+
+# All passes, in the order in which they run.
+ORDER: tuple[type[GraphPass], ...] = (
+    LowerOptimizers,
+    Autocast,
+    ScaleLoss,
+    UnscaleGradients,
+    CheckFinite,
+    UpdateLossScale,
+    AddTelemetry,
+    GuardUpdates,
+    OrderWrites,
+)
+
+
+def standard_passes(*given: GraphPass) -> tuple[GraphPass, ...]:
+    """Return the passes of a rewrite in their order: those given, and those that are not optional."""
+    by_kind = {type(one): one for one in given}
+    return tuple(by_kind.get(kind) or kind() for kind in ORDER if kind in by_kind or not kind.optional)
+
+
+def scale_nodes(nodes: Iterable[ir.Node]) -> frozenset[ir.Node]:
+    """Return those of the nodes that give the next loss scale, or order writes."""
+    kinds = [kind for kind in ORDER if kind.renews_scale]
+    return frozenset(node for node in nodes if any(kind.inserted(node) for kind in kinds))

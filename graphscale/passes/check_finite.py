@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
-
-from graphscale.passes.rewrite import rewrite_of
-from graphscale.policy.loss_scale import FixedLossScale
+from graphscale.passes.rewrite import Rewrite, RewritePass
+from graphscale.passes.unscale_gradients import UnscaleGradients
 
 __all__ = ["CheckFinite"]
 
-NAME = "check-finite"
-
 
 @dataclasses.dataclass(frozen=True)
-class CheckFinite(InPlacePass):
+class CheckFinite(RewritePass):
     """Test all elements of all unscaled gradients for finiteness: one scalar bool value, `all_finite`.
 
     Before: `dw = Div(dw.scaled, current_loss_scale)`
@@ -26,9 +21,12 @@ class CheckFinite(InPlacePass):
     A fixed loss scale is not checked, as in TensorFlow, unless `skip_nonfinite` was asked for.
     """
 
-    def call(self, model: ir.Model) -> PassResult:
-        rewrite = rewrite_of(model, NAME, after="unscale-gradients")
-        if isinstance(rewrite.bound.policy, FixedLossScale) and not rewrite.skip_nonfinite:
-            return PassResult(model, modified=False)
+    name = "check-finite"
+    sign = "∞?"
+    after = UnscaleGradients
+
+    def rewrite(self, rewrite: Rewrite) -> bool:
+        if rewrite.is_fixed and not rewrite.skip_nonfinite:
+            return False
         rewrite.all_finite = rewrite.bound.check(rewrite.checked)
-        return PassResult(model, modified=True)
+        return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.analysis.report import WRITTEN_IN_PLACE
 from graphscale.graph.builder import Editor, Position, shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import constant_tensor
@@ -96,4 +97,4 @@ def guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, applies
     outputs = [(f"{state.name}.guarded", dtype, shape)]
     guarded = editor.node(NAME, "Where", [applies, new, state], outputs).outputs[0]
     rewrite.bound.write_in_place(state, guarded, NAME)
-    rewrite.carried.append(Carried(state, guarded, in_place=True))
+    rewrite.carried.append(Carried(state, guarded, True, WRITTEN_IN_PLACE))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
 
 from graphscale.analysis.updates import Update
 from graphscale.graph.builder import Editor, shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.operators import Trait, has_trait, written_inputs
+from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.guard_in_place import guard_accumulator, guard_optimizer, guard_written_input
 from graphscale.passes.nodes.write_order import restore_order
-from graphscale.passes.rewrite import Carried, Rewrite, rewrite_of
+from graphscale.passes.rewrite import Carried, Rewrite, RewritePass
 
 __all__ = ["GuardUpdates"]
 
@@ -30,7 +30,7 @@ _WIDER = {
 
 
 @dataclasses.dataclass(frozen=True)
-class GuardUpdates(InPlacePass):
+class GuardUpdates(RewritePass):
     """Let all carried state keep its old value on a step with a non-finite gradient.
 
     Before: `w.next = Sub(w, step)`
@@ -41,8 +41,11 @@ class GuardUpdates(InPlacePass):
     `Where(all_finite, gradient, -0.0)`: x + -0.0 is x, bit for bit.
     """
 
-    def call(self, model: ir.Model) -> PassResult:
-        rewrite = rewrite_of(model, NAME, after="check-finite")
+    name = NAME
+    sign = "if"
+    after = CheckFinite
+
+    def rewrite(self, rewrite: Rewrite) -> bool:
         graph, applies = rewrite.training_graph, rewrite.applies
         changed = False
         for update in graph.updates:
@@ -50,14 +53,14 @@ class GuardUpdates(InPlacePass):
         if applies is not None and rewrite.all_finite is not None:
             for node in graph.accumulators:
                 guard_accumulator(rewrite, node, applies)
-            for node in [node for node in model.graph if has_trait(node, Trait.WRITES_INPUT)]:
+            for node in [node for node in graph.graph if has_trait(node, Trait.WRITES_INPUT)]:
                 guard_optimizer(rewrite, node, applies)
                 for i, o in written_inputs(node).items():
                     guard_written_input(rewrite, node, i, o, applies)
             # Guards that stand before what they read, and the check at the end: restore the order.
-            restore_order(model.graph)
+            restore_order(graph.graph)
             rewrite.bound.editor.output(rewrite.all_finite, "all_finite")
-        return PassResult(model, modified=changed or applies is not None)
+        return changed or applies is not None
 
 
 def _carry(rewrite: Rewrite, update: Update, applies: ir.Value | None) -> bool:
@@ -77,7 +80,7 @@ def _carry(rewrite: Rewrite, update: Update, applies: ir.Value | None) -> bool:
     if in_place:
         rewrite.bound.write_in_place(state, new, NAME)
         editor.graph.outputs.remove(new)
-    rewrite.carried.append(Carried(state, new, in_place))
+    rewrite.carried.append(Carried(state, new, in_place, update.how))
     return promoted or in_place or applies is not None
 
 

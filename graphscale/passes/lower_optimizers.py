@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
+from onnx_ir.passes import PassResult
 
 from graphscale.errors import ModelFileError
 from graphscale.graph.builder import Editor
 from graphscale.graph.values import node_name
+from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.optimizer_formulas import LOWERINGS, Formula
 
 __all__ = ["LowerOptimizers"]
@@ -18,7 +19,7 @@ DOMAIN = "ai.onnx.preview.training"
 
 
 @dataclasses.dataclass(frozen=True)
-class LowerOptimizers(InPlacePass):
+class LowerOptimizers(GraphPass):
     """Replace `ai.onnx.preview.training` Adam, Momentum and Adagrad by standard operators.
 
     Before: `w.next, v.next = Momentum <alpha, beta, mode> (r, t, w, g, v)`
@@ -26,6 +27,10 @@ class LowerOptimizers(InPlacePass):
 
     The formulas are those of the operators' specifications in ONNX.
     """
+
+    name = "lower-optimizers"
+    sign = "↓"
+    optional = True
 
     @staticmethod
     def applies(model: ir.Model) -> bool:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
+from onnx_ir.passes import PassResult
 
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
@@ -18,6 +18,7 @@ from graphscale.passes.casting.cast_report import AutocastReport, report_of
 from graphscale.passes.casting.casts import NAME, CastInserter
 from graphscale.passes.casting.paint import paint
 from graphscale.passes.casting.settings import Settings, make_settings
+from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.rewrite import Rewrite
 from graphscale.targets import Target, get_target
 
@@ -30,7 +31,7 @@ _DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 
 
 @dataclasses.dataclass
-class Autocast(InPlacePass):
+class Autocast(GraphPass):
     """Put a float32 training graph into mixed precision.
 
     Before: `h = MatMul(x, w); a = Relu(h); y = MatMul(a, v)`
@@ -48,6 +49,10 @@ class Autocast(InPlacePass):
         loss, seed, gradients, updates, target: as for `ScaleLoss`.
         report: what was done, after the pass has run.
     """
+
+    name = NAME
+    sign = "f16"
+    optional = True
 
     dtype: str = "float16"
     emulate: bool = False

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
-
-from graphscale.passes.nodes.write_order import NAME, order_writes
-from graphscale.passes.rewrite import rewrite_of
+from graphscale.passes.guard_updates import GuardUpdates
+from graphscale.passes.nodes.write_order import order_writes
+from graphscale.passes.rewrite import Rewrite, RewritePass
 
 __all__ = ["OrderWrites"]
 
 
 @dataclasses.dataclass(frozen=True)
-class OrderWrites(InPlacePass):
+class OrderWrites(RewritePass):
     """Make each value that is written in place depend on all readers of the state that it overwrites.
 
     ONNX Runtime does not order an in-place write after the other readers of the old value. Where a reader is no
@@ -25,9 +23,13 @@ class OrderWrites(InPlacePass):
     The last pass of a sequence: it also records what it takes to strip the model again.
     """
 
-    def call(self, model: ir.Model) -> PassResult:
-        rewrite = rewrite_of(model, NAME, after="guard-updates")
+    name = "order-writes"
+    sign = "1·2"
+    renews_scale = True
+    after = GuardUpdates
+
+    def rewrite(self, rewrite: Rewrite) -> bool:
         modified = order_writes(rewrite.bound.editor)
         if rewrite.snapshot is not None:
-            rewrite.snapshot.finish(model)
-        return PassResult(model, modified=modified or rewrite.snapshot is not None)
+            rewrite.snapshot.finish(rewrite.model)
+        return modified or rewrite.snapshot is not None

@@ -1,18 +1,23 @@
-"""What the passes tell each other, kept in `model.meta` while they run; it is never serialized."""
+"""The rewrite under way that the passes share, kept in `model.meta` while they run; it is never serialized."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+from typing import ClassVar
 
 import onnx_ir as ir
+from onnx_ir.passes import PassResult
 
 from graphscale.analysis.report import Report
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.errors import PassOrderError
 from graphscale.graph.undo import Snapshot
+from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.bound import BoundLossScale
+from graphscale.policy.loss_scale import FixedLossScale
 
-__all__ = ["Carried", "Gradient", "Rewrite", "rewrite_of"]
+__all__ = ["Carried", "Gradient", "Rewrite", "RewritePass"]
 
 _KEY = "graphscale.rewrite"
 
@@ -42,18 +47,23 @@ class Carried:
         input: its present value.
         next: its next value.
         in_place: whether it is written in place; else `next` is a graph output to be fed back.
+        how: its origin, as the report says it: `analysis.report.StateReport.how`.
+        guarded: whether a skipped step keeps it.
     """
 
     input: ir.Value
     next: ir.Value
     in_place: bool
+    how: str
+    guarded: bool = True
 
 
 @dataclasses.dataclass
 class Rewrite:
-    """The state of a rewrite under way.
+    """The state of a rewrite under way: everything that the graph itself does not show.
 
     Attributes:
+        model: the model.
         training_graph: the analysis of the original graph.
         report: the analysis as a report, made before anything was renamed.
         bound: the loss scale in graph mode.
@@ -64,12 +74,12 @@ class Rewrite:
         all_finite: the scalar bool value, set by `CheckFinite`.
         applies: whether the step is to be applied, a scalar bool value: `all_finite`, unless the policy accepts a step
             that is not; set by `UpdateLossScale`.
-        carried: filled by `GuardUpdates`.
-        counters: the counts of steps and skips; filled by `AddTelemetry`.
+        carried: filled by `UpdateLossScale`, `AddTelemetry` and `GuardUpdates`.
         telemetry: counters and outputs by their role; filled by `AddTelemetry`.
-        done: the passes that ran, in order.
+        done: the passes that ran.
     """
 
+    model: ir.Model
     training_graph: TrainingGraph
     report: Report
     bound: BoundLossScale
@@ -80,22 +90,26 @@ class Rewrite:
     all_finite: ir.Value | None = None
     applies: ir.Value | None = None
     carried: list[Carried] = dataclasses.field(default_factory=list)
-    counters: list[Carried] = dataclasses.field(default_factory=list)
     telemetry: dict[str, ir.Value] = dataclasses.field(default_factory=dict)
-    done: list[str] = dataclasses.field(default_factory=lambda: ["scale-loss"])
+    done: set[type[GraphPass]] = dataclasses.field(default_factory=set)
 
     @property
     def checked(self) -> list[ir.Value]:
-        """What is tested for finiteness, each value once."""
+        """The values that are tested for finiteness, each once."""
         return list(dict.fromkeys(value for gradient in self.gradients for value in gradient.checked))
 
-    def attach(self, model: ir.Model) -> None:
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the loss scale is a fixed one, which has no state."""
+        return isinstance(self.bound.policy, FixedLossScale)
+
+    def attach(self) -> None:
         """Let the following passes find this."""
-        model.meta[_KEY] = self
+        self.model.meta[_KEY] = self
 
     @staticmethod
     def under_way(model: ir.Model) -> bool:
-        """Whether `ScaleLoss` has run on this model."""
+        """Return whether `ScaleLoss` has run on this model."""
         return _KEY in model.meta
 
     @staticmethod
@@ -106,17 +120,26 @@ class Rewrite:
         return rewrite
 
 
-def rewrite_of(model: ir.Model, pass_name: str, after: str = "scale-loss") -> Rewrite:
-    """Return the rewrite under way, and note that this pass runs now.
+class RewritePass(GraphPass):
+    """A pass that goes on with the rewrite that `ScaleLoss` began.
 
-    Raises:
-        PassOrderError: the pass that must come before has not run on this model, or this one has.
+    Attributes:
+        after: the pass that must have run on the model before.
     """
-    rewrite = model.meta.get(_KEY)
-    if not isinstance(rewrite, Rewrite) or after not in rewrite.done:
-        raise PassOrderError(f"{pass_name} works on what {after} left behind; run {after} on this model first")
-    if pass_name in rewrite.done:
-        raise PassOrderError(f"{pass_name} has run on this model already; run it once")
-    rewrite.done.append(pass_name)
-    rewrite.bound.look_for_names()
-    return rewrite
+
+    after: ClassVar[type[GraphPass]]
+
+    def call(self, model: ir.Model) -> PassResult:
+        rewrite = model.meta.get(_KEY)
+        if not isinstance(rewrite, Rewrite) or self.after not in rewrite.done:
+            before = self.after.name
+            raise PassOrderError(f"{self.name} works on what {before} left behind; run {before} on this model first")
+        if type(self) in rewrite.done:
+            raise PassOrderError(f"{self.name} has run on this model already; run it once")
+        rewrite.done.add(type(self))
+        rewrite.bound.look_for_names()
+        return PassResult(model, modified=self.rewrite(rewrite))
+
+    @abc.abstractmethod
+    def rewrite(self, rewrite: Rewrite) -> bool:
+        """Change the graph of `rewrite`, and return whether that changed anything."""

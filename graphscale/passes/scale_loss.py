@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
+from onnx_ir.passes import PassResult
 
 from graphscale.analysis.describe import describe
 from graphscale.analysis.edits import Place
@@ -18,6 +18,7 @@ from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
 from graphscale.graph.undo import Snapshot
 from graphscale.graph.values import main_node, main_nodes, uses_of
+from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.bound import BoundLossScale
 from graphscale.passes.rewrite import Rewrite
 from graphscale.policy.loss_scale import LossScale, get
@@ -28,7 +29,7 @@ NAME = "scale-loss"
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaleLoss(InPlacePass):
+class ScaleLoss(GraphPass):
     """Multiply by the loss scale at every place where the analysis says that it enters.
 
     Before: `dy = Sub(p, t);              dw = MatMul(x, dy)`
@@ -48,6 +49,9 @@ class ScaleLoss(InPlacePass):
         expose_scaled_loss: append the output `scaled_loss`, the loss times the scale, to the graph.
     """
 
+    name = NAME
+    sign = "×S"  # noqa: RUF001
+
     loss_scale: Any = "dynamic"
     loss: str | None = None
     seed: str | None = None
@@ -59,7 +63,7 @@ class ScaleLoss(InPlacePass):
 
     def call(self, model: ir.Model) -> PassResult:
         if Rewrite.under_way(model) or is_scaled(model):
-            raise AlreadyScaledError("scale-loss: the model already carries a loss scale; scale the original graph")
+            raise AlreadyScaledError(f"{self.name}: the model already carries a loss scale; scale the original graph")
         policy = get(self.loss_scale)
         if policy is None:
             raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
@@ -71,7 +75,7 @@ class ScaleLoss(InPlacePass):
         graph = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
         bound = BoundLossScale(policy, model, self.target)
         bound.alone = snapshot is None  # else others' passes may run between ours
-        rewrite = Rewrite(graph, describe(graph), bound, self.skip_nonfinite, snapshot)
+        rewrite = Rewrite(model, graph, describe(graph), bound, self.skip_nonfinite, snapshot)
         by_value: dict[ir.Value, list[Place]] = {}
         for place in graph.places:
             by_value.setdefault(place.value, []).append(place)
@@ -79,7 +83,8 @@ class ScaleLoss(InPlacePass):
             rewrite.scaled[value] = _enter(bound.editor, value, places, bound())
         if self.expose_scaled_loss:
             _expose(bound.editor, graph.loss, bound())
-        rewrite.attach(model)
+        rewrite.done.add(ScaleLoss)
+        rewrite.attach()
 
 
 def _enter(editor: Editor, value: ir.Value, places: Sequence[Place], scale: ir.Value) -> ir.Value:

@@ -6,12 +6,13 @@ import dataclasses
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
 
+from graphscale.analysis.report import TELEMETRY
 from graphscale.errors import InvalidLossScaleError
 from graphscale.graph.builder import Editor
 from graphscale.passes.nodes.gradient_statistics import find_offender, zero_fraction
-from graphscale.passes.rewrite import Carried, Rewrite, rewrite_of
+from graphscale.passes.rewrite import Carried, Rewrite, RewritePass
+from graphscale.passes.update_loss_scale import UpdateLossScale
 
 __all__ = ["AddTelemetry"]
 
@@ -19,7 +20,7 @@ NAME = "telemetry"
 
 
 @dataclasses.dataclass(frozen=True)
-class AddTelemetry(InPlacePass):
+class AddTelemetry(RewritePass):
     """Add counters to the carried state, and outputs that say what happened.
 
     After:  `steps.next = Add(steps, 1); skipped_steps.next = Add(skipped_steps, Cast(Not(all_finite)))`
@@ -32,8 +33,12 @@ class AddTelemetry(InPlacePass):
     to 2**24 steps. The cause is 0 for none, 1 for NaN, 2 for infinity; the offender is an index into the gradients.
     """
 
-    def call(self, model: ir.Model) -> PassResult:
-        rewrite = rewrite_of(model, NAME, after="update-loss-scale")
+    name = NAME
+    sign = "#"
+    optional = True
+    after = UpdateLossScale
+
+    def rewrite(self, rewrite: Rewrite) -> bool:
         finite, applies, gradients = rewrite.all_finite, rewrite.applies, rewrite.checked
         if finite is None or applies is None:
             raise InvalidLossScaleError(
@@ -47,7 +52,7 @@ class AddTelemetry(InPlacePass):
             for role, value in zip(("cause", "offender"), found, strict=True):
                 _tell(rewrite, role, value)
             _tell(rewrite, "zero_fraction", zero_fraction(editor, gradients, NAME))
-        return PassResult(model, modified=True)
+        return True
 
 
 def _tell(rewrite: Rewrite, role: str, value: ir.Value) -> None:
@@ -83,7 +88,7 @@ def _count(rewrite: Rewrite, applies: ir.Value) -> None:
         editor.output(value, f"{state.name}.next")
         if bound.target.in_place:
             bound.write_in_place(state, value, NAME)
-        rewrite.counters.append(Carried(state, value, bound.target.in_place))
+        rewrite.carried.append(Carried(state, value, bound.target.in_place, TELEMETRY, guarded=False))
         rewrite.telemetry[role] = state
 
 

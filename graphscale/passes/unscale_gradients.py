@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
 
 from graphscale.analysis.edits import Unscale
 from graphscale.graph.builder import Editor, Position, replace_reads, shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, uses_of
-from graphscale.passes.rewrite import Gradient, rewrite_of
+from graphscale.passes.rewrite import Gradient, Rewrite, RewritePass
+from graphscale.passes.scale_loss import ScaleLoss
 
 __all__ = ["UnscaleGradients"]
 
@@ -20,7 +20,7 @@ NAME = "unscale-gradients"
 
 
 @dataclasses.dataclass(frozen=True)
-class UnscaleGradients(InPlacePass):
+class UnscaleGradients(RewritePass):
     """Divide every gradient by the loss scale, once, for all readers that need it unscaled.
 
     Before: `dw = MatMul(x, dy)`
@@ -30,14 +30,17 @@ class UnscaleGradients(InPlacePass):
     to float32 gets the float32 quotient, any other reader gets it cast back.
     """
 
-    def call(self, model: ir.Model) -> PassResult:
-        rewrite = rewrite_of(model, NAME)
+    name = NAME
+    sign = "÷S"
+    after = ScaleLoss
+
+    def rewrite(self, rewrite: Rewrite) -> bool:
         for unscale in rewrite.training_graph.unscales:
             # Where the scale enters at a gradient itself, its readers read the product already.
             value = rewrite.scaled.get(unscale.value, unscale.value)
             gradient = _unscale(rewrite.bound.editor, unscale, value, rewrite.bound())
             rewrite.gradients.append(gradient)
-        return PassResult(model, modified=bool(rewrite.gradients))
+        return bool(rewrite.gradients)
 
 
 def _unscale(editor: Editor, unscale: Unscale, value: ir.Value, scale: ir.Value) -> Gradient:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
-
-from graphscale.passes.rewrite import Carried, rewrite_of
-from graphscale.policy.loss_scale import FixedLossScale
+from graphscale.analysis.report import STATE_OF_SCALE
+from graphscale.passes.check_finite import CheckFinite
+from graphscale.passes.rewrite import Carried, Rewrite, RewritePass
 
 __all__ = ["UpdateLossScale"]
 
-NAME = "update-loss-scale"
-
 
 @dataclasses.dataclass(frozen=True)
-class UpdateLossScale(InPlacePass):
+class UpdateLossScale(RewritePass):
     """Call the update rule, a model-local function, and write the new state.
 
     After:  `current_loss_scale.next, good_steps.next =
@@ -25,14 +21,21 @@ class UpdateLossScale(InPlacePass):
     A fixed loss scale has nothing to update. A policy that tells when it is stuck gets the output `stuck`.
     """
 
-    def call(self, model: ir.Model) -> PassResult:
-        rewrite = rewrite_of(model, NAME, after="check-finite")
-        if isinstance(rewrite.bound.policy, FixedLossScale):
+    name = "update-loss-scale"
+    sign = "S′"  # noqa: RUF001
+    renews_scale = True
+    after = CheckFinite
+
+    def rewrite(self, rewrite: Rewrite) -> bool:
+        if rewrite.is_fixed:
             rewrite.applies = rewrite.all_finite
-            return PassResult(model, modified=False)
+            return False
         assert rewrite.all_finite is not None
         rewrite.bound.write(rewrite.all_finite)
         rewrite.applies = rewrite.bound.applies(rewrite.all_finite)
         in_place = rewrite.bound.target.in_place
-        rewrite.carried += [Carried(state, value, in_place) for state, value in rewrite.bound.next_state.items()]
-        return PassResult(model, modified=True)
+        rewrite.carried += [
+            Carried(state, value, in_place, STATE_OF_SCALE, guarded=False)
+            for state, value in rewrite.bound.next_state.items()
+        ]
+        return True

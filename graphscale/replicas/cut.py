@@ -12,16 +12,16 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
+from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY
 from graphscale.errors import SplitError
-from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import is_float, is_scalar, main_node, main_nodes, node_name, operands_of
 from graphscale.graph.walks import ancestors, descendants, nodes_above, producers_of, reach
 from graphscale.operators import Trait, has_trait
+from graphscale.passes import CheckFinite, OrderWrites, UnscaleGradients
 
 __all__ = ["Cut", "find_cut"]
 
-_UNSCALE, _CHECK, _ORDER = "unscale-gradients", "check-finite", "order-writes"
 _NEAR = 64  # values between a share of a gradient and the whole
 
 
@@ -135,7 +135,7 @@ class _Finder:
 
     def _gradients(self) -> list[ir.Value]:
         """The unscaled gradients as others read them, the whole one where a gradient is a sum of shares."""
-        unscale = {node for node in self.nodes if node.metadata_props.get(PASS_KEY) == _UNSCALE}
+        unscale = {node for node in self.nodes if UnscaleGradients.inserted(node)}
         found = [
             self._wide(value, unscale)
             for node in self.nodes
@@ -151,9 +151,9 @@ class _Finder:
         wholes = [
             value
             for node in self.nodes
-            if node.metadata_props.get(PASS_KEY) == _CHECK
+            if CheckFinite.inserted(node)
             for value in self.operands[node]
-            if (producer := value.producer()) in after and producer.metadata_props.get(PASS_KEY) != _CHECK
+            if (producer := value.producer()) in after and not CheckFinite.inserted(producer)
         ]
         for whole in dict.fromkeys(wholes):
             shares = [value for value in found if self._leads_only_to(value, whole)]
@@ -256,13 +256,13 @@ class _Finder:
 
 
 def _of_scale(how: str) -> bool:
-    return how in ("state of the loss scale", "telemetry")
+    return how in (STATE_OF_SCALE, TELEMETRY)
 
 
 def _orders(value: ir.Value) -> bool:
     """Whether a flag is there for the order of execution alone, and has the same value always."""
     node = value.producer()
-    return node is not None and node.metadata_props.get(PASS_KEY) == _ORDER
+    return node is not None and OrderWrites.inserted(node)
 
 
 def _is_random(node: ir.Node) -> bool:

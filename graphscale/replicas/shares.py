@@ -15,6 +15,7 @@ from graphscale.errors import SplitError
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import is_scalar, node_name, operands_of
 from graphscale.graph.walks import nodes_above
+from graphscale.passes import CheckFinite
 from graphscale.replicas.buckets import Gradient
 from graphscale.replicas.halves import MARK, REPLICAS_FINITE
 
@@ -46,13 +47,13 @@ def trust_replicas(graph: ir.Graph, decision: str, name: str) -> None:
     common = next(v for node in graph for v in node.outputs if v.name == decision).producer()
     assert common is not None and common.inputs[0] is not None
     for node in nodes_above(common.inputs[0]):
-        if node.metadata_props.get(PASS_KEY) not in ("check-finite", MARK):
+        if node.metadata_props.get(PASS_KEY) not in (CheckFinite.name, MARK):
             raise SplitError(
                 f"{name} cannot be sharded: its finite check looks at more than the gradients, at {node_name(node)!r}"
             )
     common.replace_input_with(0, next(value for value in graph.inputs if value.name == REPLICAS_FINITE))
     for node in reversed(list(graph)):
-        if node.metadata_props.get(PASS_KEY) == "check-finite" and not any(value.uses() for value in node.outputs):
+        if CheckFinite.inserted(node) and not any(value.uses() for value in node.outputs):
             graph.remove(node, safe=True)
 
 

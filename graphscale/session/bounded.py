@@ -12,6 +12,7 @@ from graphscale.graph.builder import Editor, read_only, replace_reads
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import Use, captured_values, is_scalar, read, uses_of
 from graphscale.graph.walks import descendants
+from graphscale.passes import UnscaleGradients
 from graphscale.passes.nodes.bound import CHECK
 from graphscale.session.probes import NAME as PROBES
 from graphscale.session.terms import Sum, Term, elements, terms_of
@@ -19,7 +20,7 @@ from graphscale.session.thresholds import Thresholds
 
 __all__ = ["Bounded", "Check", "bounded_gradients", "find_check"]
 
-_UNSCALE = "unscale-gradients"
+_UNSCALE = UnscaleGradients.name
 
 
 @dataclasses.dataclass(frozen=True)

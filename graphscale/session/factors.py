@@ -13,13 +13,14 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import PASS_KEY, replace_reads
 from graphscale.graph.values import Use, constant_tensor, uses_of
+from graphscale.passes import UnscaleGradients
 from graphscale.passes.nodes.bound import CHECK
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 from graphscale.session.terms import before_views
 
 __all__ = ["is_at_least_one", "keeps_to_powers_of_two", "multiply_first"]
 
-_UNSCALE = "unscale-gradients"
+_UNSCALE = UnscaleGradients.name
 
 
 def keeps_to_powers_of_two(policy: LossScale | None) -> bool:

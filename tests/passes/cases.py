@@ -7,25 +7,24 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx
-from onnx_ir.passes import InPlacePass
 
 from graphscale.passes import (
     AddTelemetry,
     Autocast,
     CheckFinite,
+    GraphPass,
     GuardUpdates,
     LowerOptimizers,
     OrderWrites,
     ScaleLoss,
     UnscaleGradients,
     UpdateLossScale,
+    standard_passes,
 )
 from graphscale.policy import presets
 from tests.build import linear_step
 
-__all__ = ["CASES", "ORDER", "Case"]
-
-ORDER = (ScaleLoss, UnscaleGradients, CheckFinite, UpdateLossScale, GuardUpdates, OrderWrites)
+__all__ = ["CASES", "Case"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,20 +39,16 @@ class Case:
     """
 
     name: str
-    kind: type[InPlacePass]
+    kind: type[GraphPass]
     graph: Callable[[], onnx.ModelProto]
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def passes(self) -> tuple[list[InPlacePass], InPlacePass]:
+    def passes(self) -> tuple[list[GraphPass], GraphPass]:
         """The passes that run before, and the pass."""
-        if self.kind is LowerOptimizers:
-            return [], LowerOptimizers()
-        if self.kind is Autocast:
-            return [], Autocast(**self.options)
-        if self.kind is AddTelemetry:
-            return [ScaleLoss(**self.options), *(kind() for kind in ORDER[1:4])], AddTelemetry()
-        made = [ScaleLoss(**self.options), *(kind() for kind in ORDER[1:])]
-        index = ORDER.index(self.kind)
+        if self.kind in (Autocast, LowerOptimizers):
+            return [], self.kind(**self.options)
+        made = list(standard_passes(ScaleLoss(**self.options), *([self.kind()] if self.kind.optional else [])))
+        index = [type(one) for one in made].index(self.kind)
         return made[:index], made[index]
 
 

@@ -17,12 +17,10 @@ from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.stamp import is_scaled, read_stamp
 from graphscale.graph.values import Use
 from graphscale.graph.walks import nodes_above
+from graphscale.passes import UnscaleGradients, scale_nodes
 from graphscale.pipeline import prepare
 
 __all__ = ["DrawingContext", "Phase", "make_context"]
-
-# The nodes of the update rule give a new scale, not something scaled: the proof leaves them out, too.
-_RULE_PASSES = {"update-loss-scale", "order-writes"}
 
 
 class Phase(enum.Enum):
@@ -133,12 +131,11 @@ def _scaled(model: ir.Model, name: str, passes: Mapping[ir.Node, str]) -> Drawin
     names = read_stamp(model.metadata_props, name).names
     values = {value.name: value for value in _values(model.graph)}
     scale, loss = values.get(names.get("loss_scale")), values.get(names.get("loss"))
-    rule_nodes = {node for node, mark in passes.items() if mark in _RULE_PASSES}
     degrees, unclear = dict[ir.Value, Degree](), frozenset[ir.Value]()
     if scale is not None:
-        known, conflicts = scale_degrees(model.graph, scale, rule_nodes)
+        known, conflicts = scale_degrees(model.graph, scale, scale_nodes(model.graph))
         degrees, unclear = known.values, frozenset(value for node in conflicts for value in node.outputs)
-    scaled = [node.inputs[0] for node, mark in passes.items() if mark == "unscale-gradients" and node.inputs]
+    scaled = [node.inputs[0] for node, mark in passes.items() if mark == UnscaleGradients.name and node.inputs]
     scaled = [value for value in scaled if value is not None and degrees.get(value, 0) != 0]
     scaled += [value for value, degree in degrees.items() if degree == 1 and value.producer() in passes]
     return DrawingContext(

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.graph.values import captured_values
 from graphscale.graph.walks import reach
+from graphscale.passes import ScaleLoss, UnscaleGradients, UpdateLossScale
 
 __all__ = ["Wiring", "chosen_boxes", "is_constant"]
 
@@ -98,7 +99,7 @@ def _landmarks(context: DrawingContext) -> set[ir.Node]:
     values = [context.loss, *(place.value for place in context.places if place.edge is None)]
     found = {node for value in values if value is not None and (node := value.producer()) is not None}
     found |= {place.edge.node for place in context.places if place.edge is not None}
-    return found | {node for node, mark in context.passes.items() if mark in ("scale-loss", "update-loss-scale")}
+    return found | {node for node, mark in context.passes.items() if mark in (ScaleLoss.name, UpdateLossScale.name)}
 
 
 def _centre(context: DrawingContext, wiring: Wiring) -> Iterator[ir.Node]:
@@ -146,7 +147,7 @@ class _Folding:
         after: dict[ir.Node, list[ir.Node]] = defaultdict(list)
         for source, target in self.ties:
             after[source].append(target)
-        starts = [node for node, mark in self.context.passes.items() if mark == "unscale-gradients" and node in after]
+        starts = [node for node, mark in self.context.passes.items() if mark == UnscaleGradients.name and node in after]
 
         def updates(nodes: Iterable[ir.Node]) -> list[ir.Node]:
             return [node for node in nodes if self.context.phases[node] is Phase.UPDATE]

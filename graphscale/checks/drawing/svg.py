@@ -11,22 +11,12 @@ from graphscale.checks.drawing.drawing_context import Phase
 from graphscale.checks.drawing.lanes import BOX_HEIGHT, Layout, Point, short
 from graphscale.checks.drawing.scene import Box, Link, Scene
 from graphscale.graph.values import node_name
+from graphscale.passes import ORDER
 
 __all__ = ["CHIPS", "draw", "identifier", "kind_of", "label_of"]
 
 # What the chip at a box's left says: the colour is not the only sign of a pass.
-CHIPS = {
-    "scale-loss": "×S",
-    "unscale-gradients": "÷S",
-    "check-finite": "∞?",
-    "update-loss-scale": "S′",
-    "guard-updates": "if",
-    "order-writes": "1·2",
-    "telemetry": "#",
-    "lower-optimizers": "↓",
-    "autocast": "f16",
-    "added": "+",
-}
+CHIPS = {kind.name: kind.sign for kind in ORDER} | {"added": "+"}
 _HEADINGS = {
     Phase.FORWARD: "Forward pass ↓",
     Phase.BACKWARD: "Backward pass ↑",

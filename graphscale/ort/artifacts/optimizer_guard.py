@@ -6,18 +6,19 @@ import dataclasses
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
+from onnx_ir.passes import PassResult
 
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.builder import Editor, Position, shape_like
 from graphscale.operators import Optimizer, optimizer_of
+from graphscale.passes import CheckFinite, GraphPass
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.targets import Target
 
 __all__ = ["GuardOptimizer"]
 
 NAME = "guard-optimizer"
-CHECK = "check-finite"
+CHECK = CheckFinite.name
 MICROSOFT = "com.microsoft"
 GRADIENTS = "gradients"
 
@@ -26,7 +27,7 @@ _SEQUENCE_OPSET = 14
 
 
 @dataclasses.dataclass(frozen=True)
-class GuardOptimizer(InPlacePass):
+class GuardOptimizer(GraphPass):
     """Let the optimizer do nothing if an accumulated gradient is not finite.
 
     Before: `clipped = InplaceClipGradNorm(gradients)`
@@ -41,12 +42,14 @@ class GuardOptimizer(InPlacePass):
     Attributes:
         count: how many gradients the sequence holds.
         target: the runtime.
-        name: what to call the model in messages.
+        where: what to call the model in messages.
     """
+
+    name = NAME
 
     count: int
     target: Target
-    name: str = "the optimizer model"
+    where: str = "the optimizer model"
 
     def call(self, model: ir.Model) -> PassResult:
         """Rewrite the optimizer model."""
@@ -55,7 +58,7 @@ class GuardOptimizer(InPlacePass):
         gradients, clips = self._trace_gradients(graph, node)
         if clips and graph.opset_imports.get("", 0) < _SEQUENCE_OPSET:
             raise UnsupportedModelError(
-                f"{self.name} clips gradients in opset {graph.opset_imports.get('', 0)}, where an If cannot give a "
+                f"{self.where} clips gradients in opset {graph.opset_imports.get('', 0)}, where an If cannot give a "
                 f"sequence; make it with opset {_SEQUENCE_OPSET} or later"
             )
         editor = Editor(graph)
@@ -72,7 +75,7 @@ class GuardOptimizer(InPlacePass):
         if [node.op_type for node, _ in found] not in (["AdamWOptimizer"], ["SGDOptimizerV2"]):
             kinds = ", ".join(node.op_type for node, _ in found) or "none"
             raise UnsupportedModelError(
-                f"{self.name} needs one optimizer of a training session, which can be told to skip a step "
+                f"{self.where} needs one optimizer of a training session, which can be told to skip a step "
                 f"(AdamWOptimizer or SGDOptimizerV2); it has: {kinds}"
             )
         return found[0]
@@ -95,13 +98,13 @@ class GuardOptimizer(InPlacePass):
                 break
         else:
             raise UnsupportedModelError(
-                f"the gradients that {node.op_type} {node.name!r} of {self.name} reads cannot be traced to its input "
+                f"the gradients that {node.op_type} {node.name!r} of {self.where} reads cannot be traced to its input "
                 f"{GRADIENTS!r}; only InplaceClipGradNorm may stand between them"
             )
         others = [use.node for use in gradients.uses() if use.node is not node and use.node not in clips]
         if others:
             raise UnsupportedModelError(
-                f"{others[0].op_type} {others[0].name!r} of {self.name} reads {GRADIENTS!r}, and could change the "
+                f"{others[0].op_type} {others[0].name!r} of {self.where} reads {GRADIENTS!r}, and could change the "
                 "buffers on a skipped step; only InplaceClipGradNorm is known"
             )
         return gradients, clips

@@ -10,16 +10,16 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.proof import prove
-from graphscale.analysis.report import Report, StateReport
+from graphscale.analysis.report import STATE_OF_SCALE, Report, StateReport
 from graphscale.errors import GradientError, ProofError
-from graphscale.graph.builder import PASS_KEY, inserted, shape_like
+from graphscale.graph.builder import inserted, shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import node_name
 from graphscale.graph.walks import ancestors, descendants
 from graphscale.operators import written_inputs
 from graphscale.ort.artifacts.folder import buffer_of
 from graphscale.ort.artifacts.window import AccumulationWindow, Window
-from graphscale.passes import CheckFinite, Rewrite, ScaleLoss, UnscaleGradients
+from graphscale.passes import CheckFinite, Rewrite, ScaleLoss, UnscaleGradients, scale_nodes
 from graphscale.passes.guard_in_place import guard_written_input
 from graphscale.policy.loss_scale import LossScale
 
@@ -77,7 +77,7 @@ def scale_training_model(
         CheckFinite()(model)
     rewrite = Rewrite.detach(model)
     _check_accumulated(rewrite, trainable, name)
-    rewrite.attach(model)
+    rewrite.attach()
     windows = AccumulationWindow(taken)
     windows(model)
     Rewrite.detach(model)
@@ -150,8 +150,7 @@ def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) 
 
 def _prove(graph: ir.Graph, rewrite: Rewrite, window: Window | None) -> None:
     """Prove the model free of the scale, its statistics guarded, its windows checked, its writes ordered."""
-    marks = {"update-loss-scale", "order-writes"}
-    rule_nodes = frozenset(node for node in graph if node.metadata_props.get(PASS_KEY) in marks)
+    rule_nodes = scale_nodes(graph)
     scale = rewrite.bound() if window is None else window.loss_scale
     gradients = rewrite.checked
     loss = rewrite.training_graph.loss
@@ -176,8 +175,7 @@ def _prove(graph: ir.Graph, rewrite: Rewrite, window: Window | None) -> None:
 
 def _state(rewrite: Rewrite, window: Window | None) -> tuple[StateReport, ...]:
     states = [] if window is None else [value.name or "" for value, _ in window.states.values()]
-    statistics = [carried.input.name or "" for carried in rewrite.carried]
     return (
-        *(StateReport(name, None, "state of the loss scale") for name in states),
-        *(StateReport(name, None, "written in place") for name in statistics),
+        *(StateReport(name, None, STATE_OF_SCALE) for name in states),
+        *(StateReport(carried.input.name or "", None, carried.how) for carried in rewrite.carried),
     )

@@ -7,25 +7,23 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
 
 from graphscale.errors import InvalidLossScaleError
 from graphscale.graph.builder import replace_reads, shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import uses_of
 from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD
+from graphscale.passes import Rewrite, RewritePass, UnscaleGradients, UpdateLossScale
 from graphscale.passes.nodes.bound import BoundLossScale
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.nodes.update_nodes import LOSS_SCALE, STUCK
 from graphscale.passes.nodes.update_rule import add_update_rule, initial_values
-from graphscale.passes.rewrite import Rewrite, rewrite_of
 from graphscale.policy.dynamic_rule import DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale
 
 __all__ = ["AccumulationWindow", "Window", "unused"]
 
-NAME = "accumulation-window"
-UPDATE = "update-loss-scale"
+UPDATE = UpdateLossScale.name
 WINDOW_FINITE = "window_finite"
 
 
@@ -47,7 +45,7 @@ class Window:
 
 
 @dataclasses.dataclass
-class AccumulationWindow(InPlacePass):
+class AccumulationWindow(RewritePass):
     """Run the update rule where a window begins, on what the window before left behind.
 
     Before: `fc_grad = Div(fc_grad.scaled, current_loss_scale)`
@@ -66,16 +64,18 @@ class AccumulationWindow(InPlacePass):
         window: what was put in, after the pass has run.
     """
 
+    name = "accumulation-window"
+    after = UnscaleGradients
+
     taken: Collection[str] = ()
     window: Window | None = None
 
-    def call(self, model: ir.Model) -> PassResult:
+    def rewrite(self, rewrite: Rewrite) -> bool:
         """Rewrite the training model, in which the loss scale is bound and the gradients are unscaled."""
-        rewrite = rewrite_of(model, NAME, after="unscale-gradients")
         bound = rewrite.bound
         policy = bound.policy
         if not isinstance(policy, DynamicLossScale):
-            return PassResult(model, modified=False)
+            return False
         if policy.rule.on_stuck == "accept":
             raise InvalidLossScaleError(
                 'on_stuck="accept" has no effect in a training session, whose optimizer model sees the gradients '
@@ -93,18 +93,18 @@ class AccumulationWindow(InPlacePass):
         window_scale = _begin(bound, policy.rule, {role: state for role, (state, _) in states.items()})
         replace_reads(bound.loss_scale, window_scale, reads)
         gradients = tuple(_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators)
-        checked = all_finite(bound.editor, gradients, bound.target, NAME)
+        checked = all_finite(bound.editor, gradients, bound.target, self.name)
         number = bound.editor.node(
-            NAME,
+            self.name,
             "Cast",
             [checked],
             [(f"{finite.name}.next", ir.DataType.FLOAT, [])],
             attributes={"to": ir.DataType.FLOAT},
         )
         bound.write_in_place(finite, number.outputs[0], UPDATE)
-        model.graph.sort()
+        bound.graph.sort()
         self.window = Window(states, window_scale, checked, gradients)
-        return PassResult(model, modified=True)
+        return True
 
     def _make_plain(self, bound: BoundLossScale, state: ir.Value) -> None:
         """Leave the state's value to the checkpoint."""
