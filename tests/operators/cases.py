@@ -13,10 +13,12 @@ import onnx
 
 from tests.operators.values import Data
 
-__all__ = ["NEWEST", "OLDEST", "Case", "make_case", "opsets_of", "schema_versions"]
+__all__ = ["NEWEST", "OLDEST", "TRAINING", "Case", "is_training_operator", "make_case", "opsets_of", "schema_versions"]
 
 # The opsets of ai.onnx that graphscale admits, as far as the installed onnx has them.
 OLDEST, NEWEST = 10, min(28, onnx.defs.onnx_opset_version())
+# The newest that onnxruntime-training 1.19.2 loads.
+TRAINING = 21
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,18 +64,33 @@ def make_case(
     domain: str = "",
     captured: Mapping[str, Data] | None = None,
     attributes: Mapping[str, Any] | None = None,
+    results: Sequence[Data] = (),
 ) -> Case:
-    """Return a case of one node; an operand that is None is left out, and captured values are of the outer graph."""
+    """Return a case of one node.
+
+    Args:
+        name: for messages.
+        op_type: the operator.
+        operands: its operands; one that is None is left out.
+        opset: the version of ai.onnx.
+        outputs: the number of outputs.
+        domain: the operator's domain.
+        captured: values of the outer graph that its subgraphs read.
+        attributes: its attributes.
+        results: arrays of the types and shapes of the outputs, where the runtime cannot infer them.
+    """
     names = ["" if value is None else f"x{i}" for i, value in enumerate(operands)]
     feeds = {name: value for name, value in zip(names, operands, strict=True) if value is not None}
     feeds |= captured or {}
     while names and not names[-1]:
         names.pop()
-    results = [f"y{i}" for i in range(outputs)]
-    node = onnx.helper.make_node(op_type, names, results, domain=domain)
+    named = [f"y{i}" for i in range(outputs)]
+    node = onnx.helper.make_node(op_type, names, named, domain=domain)
     node.attribute.extend(_make_attribute(key, value) for key, value in (attributes or {}).items())
     inputs = [onnx.helper.make_value_info(name, _type_of(value)) for name, value in feeds.items()]
-    graph = onnx.helper.make_graph([node], "case", inputs, [onnx.ValueInfoProto(name=name) for name in results])
+    ends = [onnx.ValueInfoProto(name=name, type=_type_of(value)) for name, value in zip(named, results, strict=False)]
+    ends += [onnx.ValueInfoProto(name=name) for name in named[len(ends) :]]
+    graph = onnx.helper.make_graph([node], "case", inputs, ends)
     imports = [onnx.helper.make_opsetid("", opset)]
     if domain:
         imports.append(onnx.helper.make_opsetid(domain, 1))
@@ -103,10 +120,17 @@ def _histories() -> Mapping[str, Sequence[onnx.defs.OpSchema]]:
     return {name: sorted(schemas, key=lambda schema: schema.since_version) for name, schemas in result.items()}
 
 
+def is_training_operator(operator: tuple[str, str]) -> bool:
+    """Return whether onnx does not know an operator: ONNX Runtime's training build has it."""
+    return bool(operator[0]) or operator[1] not in _histories()
+
+
 @functools.cache
-def schema_versions(name: str) -> Sequence[range]:
-    """Return the admitted opsets of each definition that an operator of ai.onnx has in any of them."""
-    history = _histories().get(name, ())
+def schema_versions(operator: tuple[str, str]) -> Sequence[range]:
+    """Return the admitted opsets of ai.onnx for each definition of an operator, given by its domain and name."""
+    if is_training_operator(operator):
+        return [range(OLDEST, TRAINING + 1)]
+    history = _histories()[operator[1]]
     ends = [*(schema.since_version for schema in history[1:]), NEWEST + 1]
     spans = (
         range(max(OLDEST, schema.since_version), min(end, NEWEST + 1))
@@ -118,11 +142,11 @@ def schema_versions(name: str) -> Sequence[range]:
 
 def opsets_of(case: Case) -> range:
     """Return the admitted opsets in which the case's operator has the definition that it has in the case's own."""
-    domain, name = case.operator
-    if domain:
+    name = case.operator[1]
+    if is_training_operator(case.operator):
         return range(case.opset, case.opset + 1)
     since = onnx.defs.get_schema(name, case.opset, "").since_version
-    for span in schema_versions(name):
+    for span in schema_versions(case.operator):
         if since in span or (since < OLDEST and span.start == OLDEST and _since(name, OLDEST) == since):
             return span
     return range(0)

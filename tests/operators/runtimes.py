@@ -12,13 +12,13 @@ import onnx
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
-from tests.operators.cases import Case
+from tests.operators.cases import TRAINING, Case
 from tests.operators.values import Data, all_close, copy_data
 
 __all__ = ["RefusedError", "Run", "open_case"]
 
-# The newest opset and IR version that onnxruntime-training 1.19.2 loads; later releases load them too.
-_OPSET, _IR_VERSION = 21, 10
+# The newest IR version that onnxruntime-training 1.19.2 loads.
+_IR_VERSION = 10
 
 _RANDOM = re.compile("Dropout|Random|Bernoulli|Multinomial")
 
@@ -58,10 +58,10 @@ def _open_session(case: Case) -> Run:
     model.ir_version = min(model.ir_version, _IR_VERSION)
     domain, name = case.operator
     for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx") and entry.version > _OPSET:
-            if not domain and not _same_but_types(name, entry.version, _OPSET):
+        if entry.domain in ("", "ai.onnx") and entry.version > TRAINING:
+            if not domain and not _same_but_types(name, entry.version, TRAINING):
                 raise RefusedError(f"opset {entry.version} changes the operator")
-            entry.version = _OPSET
+            entry.version = TRAINING
     serialized = model.SerializeToString()
     if _RANDOM.search(name):
         # Draws go on from run to run, and start from the seed in a new session.

@@ -6,7 +6,7 @@ Each module enters its operators into `RECIPES`.
 import random
 
 from tests.operators.cases import Case, make_case
-from tests.operators.recipes import control, elementwise, layout, products, reductions, signals
+from tests.operators.recipes import control, elementwise, gradients, layout, microsoft, products, reductions, signals
 from tests.operators.recipes.draw import RECIPES, Call, Draw
 
 __all__ = [
@@ -16,7 +16,9 @@ __all__ = [
     "control",
     "draw_case",
     "elementwise",
+    "gradients",
     "layout",
+    "microsoft",
     "products",
     "reductions",
     "signals",
@@ -27,7 +29,7 @@ def draw_case(operator: tuple[str, str], choices: random.Random, opsets: range) 
     """Draw a node of an operator in one of these opsets."""
     domain, name = operator
     opset = choices.choice(opsets)
-    call = RECIPES[operator](Draw(choices, name, opset))
+    call = RECIPES[operator](Draw(choices, operator, opset))
     return make_case(
         f"{name}-{opset}",
         name,
@@ -37,4 +39,5 @@ def draw_case(operator: tuple[str, str], choices: random.Random, opsets: range) 
         domain=domain,
         captured=call.captured,
         attributes=call.attributes,
+        results=call.results,
     )

@@ -65,7 +65,7 @@ def draw_convolution(draw: Draw) -> Call:
     return convolution_call(draw, transposed=draw.op == "ConvTranspose")
 
 
-def convolution_call(draw: Draw, *, transposed: bool = False, spatial: int | None = None) -> Call:
+def convolution_call(draw: Draw, *, transposed: bool = False, auto: bool = True, spatial: int | None = None) -> Call:
     """Draw the operands and attributes of a convolution."""
     # float32 alone has kernels in ONNX Runtime; the reference evaluator takes its time.
     spatial = spatial or (draw.pick(1, 2, 2, 3) if draw.dtype == np.float32 else 1)
@@ -74,7 +74,7 @@ def convolution_call(draw: Draw, *, transposed: bool = False, spatial: int | Non
     x = draw.floats((draw.size(1, 2), group * each, *(draw.size(5, 6) for _ in range(spatial))))
     w = draw.floats((group * each, out, *kernel) if transposed else (group * out, each, *kernel))
     bias = draw.floats((group * out,)) if draw.chance() else None
-    attributes = window(draw, spatial, kernel)
+    attributes = window(draw, spatial, kernel, auto=auto)
     if transposed:
         attributes |= draw.options(output_padding=([0] * spatial,))
     return Call([x, w, bias], {**attributes, **({"group": group} if group > 1 or draw.chance() else {})})

@@ -13,12 +13,17 @@ _AXES_OPERAND = 18
 @recipe("ReduceSum ReduceMean ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp")
 @recipe("ReduceProd")
 def draw_reduction(draw: Draw) -> Call:
+    return reduction_call(draw, draw.opset >= (13 if draw.op == "ReduceSum" else _AXES_OPERAND))
+
+
+def reduction_call(draw: Draw, axes_operand: bool) -> Call:
+    """Draw a reduction whose axes are an attribute, or an operand."""
     x = draw.floats(draw.shape(0 if draw.chance(10) else 1))
     axes = draw.axes(x.ndim, 0) if draw.chance(75) and x.ndim else None
     if axes and draw.opset < 11:
         axes = [axis % x.ndim for axis in axes]
     attributes = draw.options(keepdims=(0, 1))
-    if draw.opset < (13 if draw.op == "ReduceSum" else _AXES_OPERAND):
+    if not axes_operand:
         return Call([x], {**attributes, **({"axes": axes} if axes else {})})
     attributes |= draw.options(noop_with_empty_axes=(0, 1))
     return Call([x, None if axes is None else np.asarray(axes, np.int64)], attributes)
