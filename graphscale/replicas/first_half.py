@@ -11,7 +11,7 @@ import numpy as np
 from graphscale.errors import SessionError, SplitError, one_line
 from graphscale.replicas.buckets import Bucket
 from graphscale.replicas.splitting import Halves
-from graphscale.session.interface import InputSpec, as_feed, as_ort_value, read_specs
+from graphscale.session.interface import InputSpec, convert_feed, read_specs, to_ort_value
 from graphscale.session.loading import create
 
 __all__ = ["Arena", "FirstHalf", "Held"]
@@ -117,9 +117,9 @@ class FirstHalf:
         checked = {}
         for name, spec in self.inputs.items():
             if name in feeds:
-                value = as_feed(name, feeds[name], spec)
+                value = convert_feed(name, feeds[name], spec)
                 if (spec.optional or spec.dtype == ml_dtypes.bfloat16) and isinstance(value, np.ndarray):
-                    value = as_ort_value(name, value)
+                    value = to_ort_value(name, value)
                 checked[name] = value
         return checked
 

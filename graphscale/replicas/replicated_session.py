@@ -25,8 +25,8 @@ from graphscale.replicas.sharded_update import ShardedUpdate
 from graphscale.replicas.splitting import Halves, cut_halves, open_step
 from graphscale.replicas.whole import check_names, export_step, output_names, without_state
 from graphscale.replicas.whole_update import WholeUpdate
-from graphscale.session.interface import InputSpec, as_feed, fingerprint
-from graphscale.session.loading import quiet_options
+from graphscale.session.interface import InputSpec, convert_feed, fingerprint
+from graphscale.session.loading import make_quiet_options
 from graphscale.session.result import StepResult
 from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
 
@@ -185,7 +185,9 @@ class ReplicatedSession:
             wanted = self.output_names if fetch is None else tuple(fetch)
             check_names(self.inputs, feeds, self.output_names, wanted)
             values = self._first.check(feeds)
-            common = {name: as_feed(name, feeds[name], self.inputs[name]) for name in self._common if name in feeds}
+            common = {
+                name: convert_feed(name, feeds[name], self.inputs[name]) for name in self._common if name in feeds
+            }
         except BaseException as caught:
             error = caught
         for stage in range(self._stages):
@@ -315,7 +317,7 @@ class ReplicatedSession:
 
     def _shared_cores(self) -> ort.SessionOptions:
         """Options that leave the other replicas on this machine their cores, where the launcher has bound none."""
-        options = quiet_options()
+        options = make_quiet_options()
         if (cores := available_cores()) == os.cpu_count():
             options.intra_op_num_threads = max(1, cores // self._replicas.neighbours)
         return options

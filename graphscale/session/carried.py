@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from graphscale.errors import SessionError, one_line
-from graphscale.session.interface import InputSpec, as_native
+from graphscale.session.interface import InputSpec, to_native
 
 __all__ = ["CarriedState", "Device", "check_all_state", "check_state"]
 
@@ -22,7 +22,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Device:
-    """Where state lives.
+    """The device where state lives.
 
     Args:
         name: "cpu" or "cuda".
@@ -33,7 +33,7 @@ class Device:
         self.name, self.index = name, index
 
     def buffer(self, name: str, array: np.ndarray[Any, Any]) -> Any:
-        """A buffer of ONNX Runtime on this device that holds a copy of an array."""
+        """Allocate a buffer of ONNX Runtime on this device that holds a copy of an array."""
         import onnxruntime as ort
 
         if array.dtype == ml_dtypes.bfloat16:
@@ -50,7 +50,7 @@ class CarriedState:
     """All carried state, by the name of the input or initializer that holds it.
 
     Args:
-        device: where it lives.
+        device: its device.
         first: its first values.
         outputs: the outputs that give next values, `{input name: output name}`; all other state is written in place.
         shared: inputs whose next value can be written over the present one.
@@ -78,12 +78,12 @@ class CarriedState:
 
     @property
     def turns(self) -> int:
-        """0 or 1: which of two buffers is the present one; always 0 where no state has two."""
+        """The index of the present buffers, 0 or 1; always 0 where no state has two."""
         return self._turn[2]
 
     @property
     def position(self) -> object:
-        """Something that is another one after each turn."""
+        """An object that is another one after each turn."""
         return self._turn
 
     @property
@@ -91,7 +91,7 @@ class CarriedState:
         return self._turn[0]
 
     def buffer(self, name: str) -> Any:
-        """The buffer of ONNX Runtime that holds the present value."""
+        """Return the buffer of ONNX Runtime that holds the present value."""
         return self._now[name]
 
     def bind(self, binding: Any) -> None:
@@ -104,16 +104,16 @@ class CarriedState:
             binding.bind_ortvalue_input(name, now[name])
 
     def turn(self) -> None:
-        """Take the next buffers for the present ones, after a run."""
+        """Swap the present buffers and the next ones, after a run."""
         now, then, turns = self._turn
         self._turn = (then, now, 1 - turns if self._alternates else 0)
 
     def close(self) -> None:
-        """Let go of all buffers."""
+        """Free all buffers."""
         self._turn = ({}, {}, 0)
 
     def read(self) -> Arrays:
-        """Copies of all present values."""
+        """Return copies of all present values."""
         return {name: np.array(buffer.numpy()) for name, buffer in self._now.items()}
 
     def check(self, values: Mapping[str, Any], source: str) -> Arrays:
@@ -160,10 +160,10 @@ def check_state(specs: Mapping[str, InputSpec], values: Mapping[str, Any], sourc
         if name not in specs:
             raise SessionError(f"{source}: {name!r} is not carried by this graph; carried are {', '.join(specs)}")
         try:
-            array = as_native(np.asarray(value))
+            array = to_native(np.asarray(value))
         except Exception as error:  # whatever another library's tensor raises
             raise SessionError(f"{source}: the state {name!r} is no array: {one_line(error)}") from error
-        problem = specs[name].misfit(array.dtype, array.shape)
+        problem = specs[name].find_misfit(array.dtype, array.shape)
         if problem is not None:
             raise SessionError(f"{source}: the state {name!r} {problem}")
         arrays[name] = array

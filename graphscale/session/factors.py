@@ -1,6 +1,6 @@
 """Factors of a gradient before its division by the loss scale, where ONNX Runtime fuses them with what gives it.
 
-That is exact where the scale is a power of two. A state may be loaded whose scale is none: then the quotients are
+This is exact where the scale is a power of two. A state may be loaded whose scale is none: then the quotients are
 rounded once more, as the products with that scale are.
 """
 
@@ -16,15 +16,15 @@ from graphscale.graph.values import Use, constant_tensor, uses_of
 from graphscale.passes import UnscaleGradients
 from graphscale.passes.nodes.bound import CHECK
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
-from graphscale.session.terms import before_views
+from graphscale.session.terms import skip_views
 
-__all__ = ["is_at_least_one", "keeps_to_powers_of_two", "multiply_first"]
+__all__ = ["has_powers_of_two", "is_at_least_one", "multiply_first"]
 
 _UNSCALE = UnscaleGradients.name
 
 
-def keeps_to_powers_of_two(policy: LossScale | None) -> bool:
-    """Whether a loss scale adjusts itself, and is always a power of two, unless another one is loaded."""
+def has_powers_of_two(policy: LossScale | None) -> bool:
+    """Return whether a loss scale adjusts itself, and is always a power of two, unless another one is loaded."""
     if not isinstance(policy, DynamicLossScale):
         return False
     rule = policy.rule
@@ -34,24 +34,24 @@ def keeps_to_powers_of_two(policy: LossScale | None) -> bool:
 
 
 def is_at_least_one(policy: LossScale | None) -> bool:
-    """Whether a loss scale adjusts itself, and never falls below 1."""
+    """Return whether a loss scale adjusts itself, and never falls below 1."""
     return isinstance(policy, DynamicLossScale) and policy.rule.min_loss_scale >= 1
 
 
 def multiply_first(graph: ir.Graph) -> None:
-    """Let a product of matrices that is only multiplied by a number, the learning rate, say, be divided after that.
+    """Divide products of matrices after the step has multiplied them by a number, such as the learning rate.
 
     Before: `dw = MatMul(x, dy); dw.unscaled = Div(dw, scale); step = Mul(dw.unscaled, 0.1)`
     After:  `dw = MatMul(x, dy); step.scaled = Mul(dw, 0.1);   step = Div(step.scaled, scale)`
 
-    The first two are one kernel then. What is tested for finiteness is the step: for a scale of at least 1 and a number
+    The first two are one kernel then. The step is tested for finiteness: for a scale of at least 1 and a number
     of at most 1 it is finite if and only if the gradient is. The step is the same, bit for bit, unless the gradient or
     the step is a subnormal number. Where a scale below 1 was loaded, though the policy never goes there, a gradient
     that overflows as it is divided goes unnoticed if the step is finite.
     """
     changed = False
     for division in tuple(graph):
-        use = _only_factor(division)
+        use = _find_only_factor(division)
         if use is None or division.inputs[0] is None:
             continue
         step, quotient = use.node.outputs[0], division.outputs[0]
@@ -68,8 +68,8 @@ def _unscales(node: ir.Node) -> bool:
     return node.metadata_props.get(PASS_KEY) == _UNSCALE and node.op_type == "Div"
 
 
-def _only_factor(division: ir.Node) -> Use | None:
-    """Where a gradient that was unscaled is multiplied by a number, if nothing else reads it but the finite check."""
+def _find_only_factor(division: ir.Node) -> Use | None:
+    """Return the place where an unscaled gradient is multiplied by a number, if only the finite check reads it, too."""
     if not _unscales(division):
         return None
     gradient = division.outputs[0]
@@ -84,7 +84,7 @@ def _only_factor(division: ir.Node) -> Use | None:
     if tensor is None or tensor.size != 1 or step.is_graph_output() or step.shape != gradient.shape:
         return None
     dividend = division.inputs[0]
-    product = None if dividend is None else before_views(dividend).producer()
+    product = None if dividend is None else skip_views(dividend).producer()
     if product is None or (product.domain, product.op_type) != ("", "MatMul"):
         return None
     return uses[0] if 0 < abs(float(np.ravel(tensor.numpy())[0])) <= 1 else None

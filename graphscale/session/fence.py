@@ -1,4 +1,4 @@
-"""Letting a step decide last: no state is overwritten before every node that can fail has run."""
+"""A fence before the update of a step: no state is overwritten before every node that can fail has run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from graphscale.passes.nodes.write_order import glance
 __all__ = ["FENCE", "add_fence", "is_inserted"]
 
 FENCE = "fence"
-_MOST = 64  # nodes to wait for one by one
+_MOST_WAITS = 64  # nodes to wait for one by one
 
 
 def is_inserted(node: ir.Node) -> bool:
-    """Whether graphscale inserted a node; what it inserts does not fail, but what it moved into a branch may."""
+    """Return whether graphscale inserted a node, which does not fail; nodes that it moved into a branch may."""
     if PASS_KEY not in node.metadata_props:
         return False
     return all(is_inserted(inner) or cannot_fail(inner) for body in subgraphs(node) for inner in body)
 
 
 def add_fence(graph: ir.Graph, decision: ir.Value, loss: ir.Value | None) -> ir.Value:
-    """Let the decision whether the step is applied wait for all nodes that can fail: those of the loss, say.
+    """Delay the decision whether the step is applied until all nodes that can fail have run: those of the loss, say.
 
     Before: `w.next = Where(all_finite, w.new, w)`
     After:  `seen = IsNaN(loss); never = And(seen, Not(seen)); last = Or(all_finite, never)`
@@ -38,11 +38,11 @@ def add_fence(graph: ir.Graph, decision: ir.Value, loss: ir.Value | None) -> ir.
     Returns:
         the decision that waits.
     """
-    late = _can_fail(graph, decision)
+    late = _find_late(graph, decision)
     values = [] if loss is None or not is_scalar(loss) or not late & nodes_above(loss) else [loss]
     remaining = late.difference(*(nodes_above(value) for value in values))
-    last = _last(graph, remaining)
-    if not (values or last) or len(last) > _MOST:
+    last = _find_last(graph, remaining)
+    if not (values or last) or len(last) > _MOST_WAITS:
         return decision
     editor = Editor(graph)
     uses = uses_of(decision)
@@ -61,14 +61,14 @@ def add_fence(graph: ir.Graph, decision: ir.Value, loss: ir.Value | None) -> ir.
     return waits
 
 
-def _can_fail(graph: ir.Graph, decision: ir.Value) -> set[ir.Node]:
-    """The nodes that can fail and are neither before nor after the decision."""
+def _find_late(graph: ir.Graph, decision: ir.Value) -> set[ir.Node]:
+    """Return the nodes that can fail and are neither before nor after the decision."""
     after = descendants(graph, [decision])
     aside = set(graph) - nodes_above(decision) - producers_of(after - {decision})
     return {node for node in aside if not is_inserted(node) and not cannot_fail(node)}
 
 
-def _last(graph: ir.Graph, nodes: set[ir.Node]) -> list[ir.Node]:
-    """Those of the nodes that no other one of them depends on."""
+def _find_last(graph: ir.Graph, nodes: set[ir.Node]) -> list[ir.Node]:
+    """Return those nodes that no other one of them depends on."""
     behind = nodes_above(*(value for node in nodes for value in operands_of(node)))
     return [node for node in graph if node in nodes and node not in behind]

@@ -1,4 +1,4 @@
-"""What goes into a step: names, dtypes and shapes, the check of feeds, and a fingerprint of them all."""
+"""The interface of a step: names, dtypes and shapes, the conversion of feeds, and a fingerprint of them all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from graphscale.errors import SessionError, one_line
 
-__all__ = ["InputSpec", "as_feed", "as_native", "as_ort_value", "fingerprint", "read_specs"]
+__all__ = ["InputSpec", "convert_feed", "fingerprint", "read_specs", "to_native", "to_ort_value"]
 
 _DTYPES: dict[str, Any] = {
     "tensor(float)": np.float32,
@@ -36,20 +36,20 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """What an input takes.
+    """The arrays that an input takes.
 
     Attributes:
         dtype: of the array.
         shape: each axis a size, or a name or None where any size will do.
-        optional: it has an initializer, which stands where it is not fed.
+        optional: True for an input with an initializer, its value where it is not fed.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...]
     optional: bool = False
 
-    def misfit(self, dtype: Any, shape: tuple[int, ...]) -> str | None:
-        """What an array of this dtype and shape has wrong, or None."""
+    def find_misfit(self, dtype: Any, shape: tuple[int, ...]) -> str | None:
+        """Return the reason why no array of this dtype and shape fits, or None."""
         if dtype != self.dtype:
             return f"is of dtype {np.dtype(dtype).name}, and the step takes {self.dtype.name}"
         if len(shape) != len(self.shape):
@@ -65,11 +65,11 @@ class InputSpec:
 
 
 def read_specs(values: Iterable[Any], optional: Iterable[Any]) -> dict[str, InputSpec]:
-    """What the inputs of a session of ONNX Runtime take, by name.
+    """Return the specs of the inputs of a session of ONNX Runtime, by name.
 
     Args:
         values: its inputs, as ONNX Runtime describes them.
-        optional: its overridable initializers, likewise.
+        optional: its overridable initializers.
 
     Raises:
         SessionError: an input is no tensor of numbers.
@@ -82,14 +82,14 @@ def read_specs(values: Iterable[Any], optional: Iterable[Any]) -> dict[str, Inpu
     return found
 
 
-def as_feed(name: str, value: Any, spec: InputSpec) -> Any:
-    """Turn a feed into a numpy array or a value of ONNX Runtime that fits, without a copy where that can be.
+def convert_feed(name: str, value: Any, spec: InputSpec) -> Any:
+    """Convert a feed into a numpy array or a value of ONNX Runtime that fits, without a copy where possible.
 
     Args:
         name: the input.
         value: an array of numpy, an OrtValue, anything with DLPack's protocol, or a Python number, which takes the
             dtype of the input.
-        spec: what the input takes.
+        spec: of the input.
 
     Raises:
         SessionError: it does not fit, or is none of these.
@@ -98,17 +98,17 @@ def as_feed(name: str, value: Any, spec: InputSpec) -> Any:
         value = _converted(name, value, spec)
         if not isinstance(value, np.ndarray):
             return value
-    problem = spec.misfit(value.dtype, value.shape)
+    problem = spec.find_misfit(value.dtype, value.shape)
     if problem is not None and not value.dtype.isnative:
-        value = as_native(value)
-        problem = spec.misfit(value.dtype, value.shape)
+        value = to_native(value)
+        problem = spec.find_misfit(value.dtype, value.shape)
     if problem is not None:
         raise SessionError(f"the feed {name!r} {problem}")
     return value
 
 
-def as_native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array in this machine's byte order."""
+def to_native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Convert an array to this machine's byte order."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -143,14 +143,14 @@ def _from_numbers(name: str, value: Any, spec: InputSpec) -> np.ndarray[Any, Any
 
 def _ort_value(name: str, value: Any, spec: InputSpec) -> Any:
     dtype = _DTYPES.get(value.data_type())
-    problem = f"is a {value.data_type()}" if dtype is None else spec.misfit(dtype, tuple(value.shape()))
+    problem = f"is a {value.data_type()}" if dtype is None else spec.find_misfit(dtype, tuple(value.shape()))
     if problem is not None:
         raise SessionError(f"the feed {name!r} {problem}")
     return value
 
 
 def _from_dlpack(name: str, value: Any, spec: InputSpec) -> Any:
-    """A view of a tensor of another library: of numpy on the CPU, of ONNX Runtime elsewhere."""
+    """Make a view of a tensor of another library: of numpy on the CPU, of ONNX Runtime elsewhere."""
     import onnxruntime as ort
 
     cpu = 1  # kDLCPU
@@ -166,8 +166,8 @@ def _from_dlpack(name: str, value: Any, spec: InputSpec) -> Any:
     return _ort_value(name, taken, spec)
 
 
-def as_ort_value(name: str, array: np.ndarray[Any, Any]) -> Any:
-    """A value of ONNX Runtime that holds an array, without a copy.
+def to_ort_value(name: str, array: np.ndarray[Any, Any]) -> Any:
+    """Wrap an array in a value of ONNX Runtime, without a copy.
 
     Raises:
         SessionError: it is of bfloat16, which this release cannot take from numpy.
@@ -185,7 +185,7 @@ def as_ort_value(name: str, array: np.ndarray[Any, Any]) -> Any:
 
 
 def fingerprint(inputs: Mapping[str, InputSpec], outputs: Iterable[str], carried: Mapping[str, InputSpec]) -> str:
-    """A SHA-256 of the interface of a step: the names, dtypes and shapes of all that goes in, and what comes out."""
+    """Compute a SHA-256 of the interface of a step: the names, dtypes and shapes of inputs, the names of outputs."""
 
     def rows(specs: Mapping[str, InputSpec]) -> list[Any]:
         return sorted([name, _NAMES[spec.dtype], [str(axis) for axis in spec.shape]] for name, spec in specs.items())

@@ -1,4 +1,4 @@
-"""From a scaled model to a session of ONNX Runtime: what it is given, and on which execution providers."""
+"""Making sessions of ONNX Runtime from models: sources, initializers and execution providers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from graphscale.session.carried import Device
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-__all__ = ["create", "device_of", "maps_files", "open_model", "quiet_options", "read_values"]
+__all__ = ["choose_device", "create", "make_quiet_options", "maps_files", "open_model", "read_values"]
 
 _FATAL = 4  # ORT warns on stderr of each initializer that is also an input; errors come as exceptions anyway
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def open_model(model: Any) -> tuple[ir.Model, str | None]:
-    """A model as an onnx_ir model, and the path of the file that it was read from."""
+    """Return a model as an onnx_ir model, and the path of the file that it was read from."""
     if isinstance(model, ScaledModel):
         model = model.model
     if isinstance(model, ir.Model):
@@ -40,8 +40,8 @@ def open_model(model: Any) -> tuple[ir.Model, str | None]:
     return model_files.load(model), os.fspath(model)
 
 
-def quiet_options() -> ort.SessionOptions:
-    """ONNX Runtime's default options, without its warnings on stderr."""
+def make_quiet_options() -> ort.SessionOptions:
+    """Return ONNX Runtime's default options, without its warnings on stderr."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -90,8 +90,8 @@ def create(
     return session
 
 
-def device_of(providers: Sequence[Any] | None) -> Device:
-    """Where the state lives: on the GPU if CUDA comes first, else in the CPU's memory.
+def choose_device(providers: Sequence[Any] | None) -> Device:
+    """Return the device of the state: the GPU if CUDA comes first, else the CPU.
 
     Raises:
         SessionError: a provider is not installed, or there is no driver for it.
@@ -112,13 +112,13 @@ def device_of(providers: Sequence[Any] | None) -> Device:
 
 
 def maps_files(model: ir.Model, bound: Collection[str]) -> bool:
-    """Whether ONNX Runtime must map external files for more than the state that it is fed: only it can, by path."""
+    """Return whether ONNX Runtime must map external files of other values than the state that it is fed."""
     values = model.graph.initializers
     return any(isinstance(v.const_value, ir.ExternalTensor) for name, v in values.items() if name not in bound)
 
 
 def read_values(value: ir.Value) -> np.ndarray[Any, Any]:
-    """A copy of an initializer's values.
+    """Return a copy of an initializer's values.
 
     Raises:
         SessionError: they are in a file that cannot be read.
@@ -164,7 +164,7 @@ def _check_installed(wanted: Sequence[str]) -> None:
 
 
 def _check_driver() -> None:
-    """Look for what ONNX Runtime would miss only after it has printed many lines about it."""
+    """Load the driver, whose absence ONNX Runtime would report with many lines on stderr."""
     try:
         ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError as error:

@@ -12,12 +12,12 @@ import onnx_ir as ir
 from graphscale.analysis.hazards import in_place_writes
 from graphscale.graph.stamp import Stamp
 from graphscale.policy.loss_scale import LossScale, get
-from graphscale.session.bounded import bounded_gradients, find_check
 from graphscale.session.bounds import bound_gradients
-from graphscale.session.factors import is_at_least_one, keeps_to_powers_of_two, multiply_first
+from graphscale.session.factors import has_powers_of_two, is_at_least_one, multiply_first
 from graphscale.session.fence import add_fence
+from graphscale.session.gradient_tests import find_check, plan_tests
 from graphscale.session.loading import maps_files
-from graphscale.session.probes import probe_at_once
+from graphscale.session.probes import simplify_probes
 from graphscale.session.selection import select_step
 from graphscale.session.thresholds import Thresholds
 
@@ -71,17 +71,17 @@ def _lower_for_cpu(
         policy: of the loss scale.
         thresholds: sizes from which each rewrite pays.
     """
-    exact = keeps_to_powers_of_two(policy)
+    exact = has_powers_of_two(policy)
     if exact and is_at_least_one(policy):
         multiply_first(graph)
-    probe_at_once(graph, thresholds.probe_elements)
+    simplify_probes(graph, thresholds.probe_elements)
     step = select_step(graph, decision, outputs, thresholds.branch_elements)
     check = None if step is None or scale is None else find_check(graph, decision, step)
     if step is None or scale is None or check is None:
         return
-    found = bounded_gradients(graph, check, scale, step, thresholds, exact=exact)
-    if any(gradient.terms or gradient.itself for gradient in found) and graph.opset_imports.get("", 0) >= _OPSET:
-        bound_gradients(graph, check, scale, step, found, thresholds)
+    tests = plan_tests(graph, check, scale, step, thresholds, exact=exact)
+    if any(test.terms or test.summed for test in tests) and graph.opset_imports.get("", 0) >= _OPSET:
+        bound_gradients(graph, check, scale, step, tests, thresholds)
     _drop_unused(graph)
 
 

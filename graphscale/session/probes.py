@@ -1,7 +1,7 @@
-"""The finite check as a CPU does it fastest: large gradients are read once, nothing is written, small ones share.
+"""The finite check that is fastest on a CPU: large gradients are read once, nothing is written, small ones share.
 
-0 * x is 0 for a finite x and NaN otherwise, and so is the sum of all 0 * x, in whatever order it is formed: a product
-of matrices with zeros forms it without writing the products down.
+0 * x is 0 for a finite x and NaN otherwise, and so is the sum of all 0 * x, in any order of summation: a
+product of matrices with zeros forms it without writing the products down.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from graphscale.graph.types import dtype_of
 from graphscale.graph.values import uses_of
 from graphscale.passes.nodes.bound import CHECK
 
-__all__ = ["probe_at_once"]
+__all__ = ["simplify_probes"]
 
 NAME = "session-probes"
-_COLUMNS = 2**10  # of a matrix that a gradient which is none is taken for
+_COLUMNS = 2**10  # at most, of the matrix that a gradient of another rank is reshaped to
 
 
-def probe_at_once(graph: ir.Graph, least: int) -> None:
-    """Let large gradients be probed by a product with zeros, and all small ones together.
+def simplify_probes(graph: ir.Graph, least: int) -> None:
+    """Probe large gradients by a product with zeros, and all small ones together.
 
     Before: `dw.probe = ReduceSum(Mul(dw, 0)); db.probe = ReduceSum(Mul(db, 0)); dc.probe = ReduceSum(Mul(dc, 0))`
     After:  `dw.probe = ReduceSum(MatMul(zeros, dw)); small.probe = ReduceSum(Mul(Concat(db, dc), 0))`
 
     Args:
-        graph: the main graph, which is changed. What `check-finite` has not put into it stays as it is.
+        graph: the main graph, of which the nodes of `check-finite` are changed.
         least: elements of a gradient that is large.
     """
     editor = Editor(graph)
     small: list[tuple[ir.Node, ir.Node]] = []
     for product in tuple(graph):
-        total = _total(product)
+        total = _find_total(product)
         if total is None:
             continue
         if math.prod(_shape(product)) >= least:
             _probe(editor, product, total)
-        elif _leads_to_the_sum(total):
+        elif _is_only_summed(total):
             small.append((product, total))
     if len(small) > 1:
         _probe_together(editor, small)
 
 
-def _total(product: ir.Node) -> ir.Node | None:
-    """The sum of a product with zero that the finite check has put into the graph."""
+def _find_total(product: ir.Node) -> ir.Node | None:
+    """Return the sum of a product with zero that the finite check has put into the graph."""
     if product.metadata_props.get(PASS_KEY) != CHECK or product.op_type != "Mul":
         return None
     gradient, uses = product.inputs[0], uses_of(product.outputs[0])
@@ -60,8 +60,8 @@ def _total(product: ir.Node) -> ir.Node | None:
     return reader if reader.op_type == "ReduceSum" and len(reader.inputs) == 1 else None
 
 
-def _leads_to_the_sum(total: ir.Node) -> bool:
-    """Whether a probe is a term of the sum of all probes, and nothing else: telemetry reads it, for example."""
+def _is_only_summed(total: ir.Node) -> bool:
+    """Return whether only the sum of all probes reads a probe: telemetry may read it, too."""
     uses = uses_of(total.outputs[0])
     return len(uses) == 1 and uses[0].node.op_type == "Sum" and uses[0].node.metadata_props.get(PASS_KEY) == CHECK
 
@@ -73,12 +73,12 @@ def _shape(product: ir.Node) -> tuple[int, ...]:
 
 
 def _probe(editor: Editor, product: ir.Node, total: ir.Node) -> None:
-    """Probe a large gradient as the matrix that it is, or that it can be taken for."""
+    """Probe a large gradient as a matrix."""
     gradient, shape = product.inputs[0], _shape(product)
     assert gradient is not None
-    rows, columns = shape if len(shape) == 2 else _matrix(math.prod(shape))
+    rows, columns = shape if len(shape) == 2 else _choose_matrix(math.prod(shape))
     if len(shape) != 2:
-        gradient = _reshaped(editor, gradient, [rows, columns], product)
+        gradient = _reshape(editor, gradient, [rows, columns], product)
     dtype = dtype_of(product.outputs[0])
     name = f"graphscale/{NAME}.zeros.{dtype.name.lower()}.{rows}"
     zeros = editor.shared_constant(name, np.zeros((1, rows), dtype.numpy()))
@@ -88,8 +88,8 @@ def _probe(editor: Editor, product: ir.Node, total: ir.Node) -> None:
     editor.graph.remove(product, safe=True)
 
 
-def _matrix(size: int) -> tuple[int, int]:
-    """Rows and columns for so many elements: the number of columns divides it, and is not far from a thousand."""
+def _choose_matrix(size: int) -> tuple[int, int]:
+    """Return rows and columns for a number of elements: the largest divisor up to a thousand columns."""
     columns = next(c for c in range(min(_COLUMNS, size), 0, -1) if size % c == 0)
     return size // columns, columns
 
@@ -101,7 +101,7 @@ def _probe_together(editor: Editor, small: Sequence[tuple[ir.Node, ir.Node]]) ->
     for other, _ in small:
         gradient, shape = other.inputs[0], _shape(other)
         assert gradient is not None
-        flat.append(gradient if len(shape) == 1 else _reshaped(editor, gradient, [math.prod(shape)], product))
+        flat.append(gradient if len(shape) == 1 else _reshape(editor, gradient, [math.prod(shape)], product))
     count = sum(math.prod(_shape(other)) for other, _ in small)
     outputs = [("small_gradients", ir.DataType.FLOAT, [count])]
     joined = editor.node(NAME, "Concat", flat, outputs, attributes={"axis": 0}, at=("before", product))
@@ -113,7 +113,7 @@ def _probe_together(editor: Editor, small: Sequence[tuple[ir.Node, ir.Node]]) ->
     editor.graph.remove(others, safe=True)
 
 
-def _reshaped(editor: Editor, value: ir.Value, shape: Sequence[int], before: ir.Node) -> ir.Value:
+def _reshape(editor: Editor, value: ir.Value, shape: Sequence[int], before: ir.Node) -> ir.Value:
     name = f"graphscale/{NAME}.shape.{'x'.join(map(str, shape))}"
     wanted = editor.shared_constant(name, np.asarray(shape, dtype=np.int64))
     outputs = [(f"{value.name}.reshaped", value.dtype, shape)]

@@ -1,4 +1,4 @@
-"""What a step returns: its outputs, and whether it was applied."""
+"""The result of a step: its outputs, and its status."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ class StepResult(dict[str, np.ndarray[Any, Any]]):
 
     Args:
         outputs: the outputs.
-        status: what the step says of itself by its role, numbers, or values on a GPU, which are read when they are
-            asked for: `all_finite`, `stuck`, and with telemetry `cause`, `offender`
-            and `zero_fraction`, where the step has them.
+        status: the outputs that report on the step, by role, as numbers, or values on a GPU, which are read on demand:
+            `all_finite`, `stuck`, and with telemetry `cause`, `offender` and `zero_fraction`, where the step has them.
         gradients: the names of the gradients that are checked, in order.
         accepts: whether a step that is not finite is applied where the scale is stuck.
     """
@@ -38,22 +37,22 @@ class StepResult(dict[str, np.ndarray[Any, Any]]):
 
     @property
     def all_finite(self) -> bool:
-        """Whether every gradient was finite; True for a fixed loss scale, which does not check."""
+        """True if every gradient was finite, and for a fixed loss scale, which does not check."""
         return bool(self._read("all_finite", True))
 
     @property
     def stuck(self) -> bool:
-        """Whether the loss scale is stuck, by what its policy takes for that; False where the policy does not tell."""
+        """True if the loss scale is stuck by the definition of its policy; False where that has none."""
         return bool(self._read("stuck", False))
 
     @property
     def applied(self) -> bool:
-        """Whether the update was applied; else the step was skipped, and all carried state is as before."""
+        """True if the update was applied; else the step was skipped, and all carried state is as before."""
         return self.all_finite or (self._accepts and self.stuck)
 
     @property
     def cause(self) -> str | None:
-        """Why a gradient was not finite: "nan" or "inf", of the first offending one; None without telemetry."""
+        """The reason why the first offending gradient was not finite, "nan" or "inf"; None without telemetry."""
         return _CAUSES[int(self._read("cause", 0))]
 
     @property

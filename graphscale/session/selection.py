@@ -1,4 +1,4 @@
-"""One branch for the whole update of the state, instead of a guard for each state: what a CPU does faster.
+"""One branch for the whole update of the state, instead of a guard for each state: it is faster on a CPU.
 
 ONNX Runtime's `Where` goes over its operands three times on a CPU. An `If` computes the next values where they belong,
 or leaves the old ones.
@@ -23,22 +23,22 @@ NAME = "session-selection"
 
 
 def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value | None], least: int) -> ir.Node | None:
-    """Let one `If` compute the next values of all states, or hand on the present ones.
+    """Replace the guards of all states by one `If` that computes the next values, or hands on the present ones.
 
     Before: `w.new = Sub(w, step); w.next = Where(all_finite, w.new, w); m.next = Where(all_finite, m.new, m)`
     After:  `w.next, m.next = If <then: Sub(w, step), Identity(m.new); else: Identity(w), Identity(m)> (all_finite)`
 
-    What leads to next values alone, the optimizer, goes into the branch.
+    The optimizer, which leads to next values alone, goes into the branch.
 
     Args:
         graph: the main graph, which is changed.
         decision: whether the step is applied, a scalar bool value.
         outputs: the next values of states. A state that is handed on, not computed, keeps its guard: the branches must
             not read what they write.
-        least: elements of all states together from which it is worth it.
+        least: elements of all states together from which the If pays.
 
     Returns:
-        the If, or None where it is not worth it.
+        the If, or None where all states are small.
     """
     producers = [value.producer() for value in outputs if value is not None]
     guards = [node for node in producers if node is not None and _is_guard(node, decision)]
@@ -46,11 +46,11 @@ def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value 
     if not guards or sum(math.prod(shape.numpy()) for shape in shapes) < least:
         return None
     editor = Editor(graph)
-    optimizer = _leading_only_to(graph, guards)
+    optimizer = _find_optimizer(graph, guards)
     graph.remove(optimizer)
     branches = {
-        "then_branch": _branch(editor, "then_branch", guards, 1, optimizer),
-        "else_branch": _branch(editor, "else_branch", guards, 2, []),
+        "then_branch": _make_branch(editor, "then_branch", guards, 1, optimizer),
+        "else_branch": _make_branch(editor, "else_branch", guards, 2, []),
     }
     results = [node.outputs[0] for node in guards]
     chosen = [(f"{value.name}.chosen", value.dtype, value.shape) for value in results]
@@ -75,8 +75,8 @@ def _is_guard(node: ir.Node, decision: ir.Value) -> bool:
     return all(shape is not None and shape.is_static() and shape == shapes[0] for shape in shapes)
 
 
-def _leading_only_to(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node]:
-    """The nodes whose results nothing needs but the guards, for the new value; in execution order."""
+def _find_optimizer(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node]:
+    """Return the nodes whose results only the guards need, for new values; in execution order."""
     guarding = set(guards)
     found: dict[ir.Node, None] = {}
     for node in reversed(list(graph)):
@@ -91,8 +91,8 @@ def _leading_only_to(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node
     return list(reversed(found))
 
 
-def _branch(editor: Editor, name: str, guards: Iterable[ir.Node], side: int, nodes: Sequence[ir.Node]) -> ir.Graph:
-    """A branch of some nodes, which gives what the guards read at an input."""
+def _make_branch(editor: Editor, name: str, guards: Iterable[ir.Node], side: int, nodes: Sequence[ir.Node]) -> ir.Graph:
+    """Make a branch of some nodes, whose outputs are what the guards read at an input."""
     own, outputs = {value for node in nodes for value in node.outputs}, []
     handing_on = []
     for guard in guards:

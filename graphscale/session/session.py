@@ -20,11 +20,11 @@ from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import CarriedState, check_state
 from graphscale.session.fence import is_inserted
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
-from graphscale.session.loading import create, device_of, open_model, quiet_options, read_values
+from graphscale.session.loading import choose_device, create, make_quiet_options, open_model, read_values
 from graphscale.session.lowering import prepare_step
 from graphscale.session.result import StepResult
 from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
-from graphscale.session.step_plan import StepError, StepPlan, own_numbers
+from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
 from graphscale.session.thresholds import PRODUCTION, Thresholds
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ class Session:
             are the same.
 
     Attributes:
-        stamp: what the model says of its scaling.
-        inputs: what a step takes, without the carried state: `{input name: InputSpec}`.
-        output_names: what a step can return.
+        stamp: the metadata of the scaling.
+        inputs: the inputs of a step without the carried state, `{input name: InputSpec}`.
+        output_names: the outputs that a step can return.
 
     Raises:
         ModelFileError: the model carries no loss scale.
@@ -88,22 +88,22 @@ class Session:
         self.stamp = read_stamp(source.metadata_props, "the model" if path is None else path)
         outputs = dict(self.stamp.state)
         first = self._first_values(source, outputs, state or {})
-        self._device = device_of(providers)
+        self._device = choose_device(providers)
         in_place = [name for name in first if name not in outputs]
         # A session takes no buffer of a GPU for an initializer; what is fed there is written in place just as well.
         on_gpu = self._device.name != "cpu"
         fed = [name for name in in_place if on_gpu or name not in source.graph.initializers]
         work, decision = prepare_step(source, path, self.stamp, None if on_gpu else lowering)
-        self._carried = CarriedState(self._device, first, outputs, _shared(work.graph, outputs, decision), fed)
+        self._carried = CarriedState(self._device, first, outputs, _find_shared(work.graph, outputs, decision), fed)
         held = {name: self._carried.buffer(name) for name in in_place if name not in fed}
         writes = list(in_place_writes(work.graph))
         self._may_tear = bool(late_failures(work.graph, writes, decision, is_inserted))
         self._torn = False
-        options = quiet_options() if session_options is None else session_options
+        options = make_quiet_options() if session_options is None else session_options
         self._session: Any = create(work, path, outputs, held, providers, options)
         if hasattr(self._session, "_model_bytes"):
             self._session._model_bytes = b""  # the whole model, kept for a fallback to other providers
-        self._model: ir.Model | None = _without_values(source, first)
+        self._model: ir.Model | None = _copy_without_values(source, first)
         fixed = source.graph.initializers.get(self.stamp.names["loss_scale"])
         self._fixed_scale = None if fixed is None or fixed.name in first else float(read_values(fixed))
         specs = read_specs(self._session.get_inputs(), self._session.get_overridable_initializers())
@@ -113,7 +113,7 @@ class Session:
         self.output_names = tuple(name for name in names if name not in hidden)
         self._interface = fingerprint(self.inputs, names, self._carried.specs)
         self._status = {role: self.stamp.names[role] for role in _STATUS if role in self.stamp.names}
-        self._numbers = {} if on_gpu else own_numbers(self._session, self._status.values())
+        self._numbers = {} if on_gpu else allocate_numbers(self._session, self._status.values())
         self._accepts = self.stamp.policy.get("config", {}).get("on_stuck") == "accept"
         self._gradients = tuple(self.stamp.telemetry.get("gradients", ()))
         self._plans: dict[tuple[Any, ...], StepPlan] = {}
@@ -125,7 +125,7 @@ class Session:
         Raises:
             SessionError: the model is fed it; the session is closed.
         """
-        self._open()
+        self._require_open()
         return float(self._scalar(self.stamp.names["loss_scale"])) if self._fixed_scale is None else self._fixed_scale
 
     @property
@@ -147,8 +147,8 @@ class Session:
         """Run one training step.
 
         Args:
-            feeds: `{input name: value}` of the batch, and of whatever else is not carried: numpy arrays, OrtValues,
-                or tensors of other libraries, which are taken over by DLPack without a copy where they can be.
+            feeds: `{input name: value}` of the batch, and of all other inputs that are not carried: numpy arrays,
+                OrtValues, or tensors of other libraries, which are taken over by DLPack without a copy where possible.
                 Python numbers take the dtype of their input.
             fetch: the names of the outputs to return; None for all but the carried state.
 
@@ -158,7 +158,7 @@ class Session:
         Raises:
             SessionError: a feed is missing, unknown, or does not fit; an output is unknown; the session is closed.
         """
-        session = self._open()
+        session = self._require_open()
         self._refuse_torn()
         arrays, values = self._run(session, self._plan_for(feeds, fetch), feeds)
         status = {role: values[name] for role, name in self._status.items()}
@@ -184,14 +184,14 @@ class Session:
     def _plan_for(self, feeds: Mapping[str, Any], fetch: Sequence[str] | None) -> StepPlan:
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise SessionError(f"feeds are a mapping of input names to values; got a {type(feeds).__name__}")
-        wanted = self.output_names if fetch is None else _names(fetch)
+        wanted = self.output_names if fetch is None else _check_fetch(fetch)
         key = (*feeds, None, *wanted)
         plan = self._plans.get(key)
         return self._plan(key, tuple(feeds), wanted) if plan is None else plan
 
     def state_dict(self) -> Arrays:
         """Return copies of all carried state: `{name: array}`, weights, moments, counts and the loss scale."""
-        self._open()
+        self._require_open()
         self._refuse_torn()
         return self._carried.read()
 
@@ -199,12 +199,12 @@ class Session:
         """Replace all carried state.
 
         Args:
-            state: what `state_dict` of a session on the same graph returned.
+            state: the result of `state_dict` of a session on the same graph.
 
         Raises:
             SessionError: a state is missing, unknown, or does not fit; then nothing has changed.
         """
-        self._open()
+        self._require_open()
         self._write(state, "the state given")
 
     def save_state(self, path: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> None:
@@ -229,7 +229,7 @@ class Session:
         Raises:
             SessionError: the file is missing, truncated, or of another graph or policy; then nothing has changed.
         """
-        self._open()
+        self._require_open()
         state, metadata = read_state_file(path)
         check_origin(path, metadata, self.stamp, self._interface)
         extra = read_extra(path, metadata)
@@ -277,7 +277,7 @@ class Session:
         if self._torn:
             raise SessionError("the state is partly that of a step that failed; load a state to go on")
 
-    def _open(self) -> Any:
+    def _require_open(self) -> Any:
         if self._session is None:
             raise SessionError("the session is closed")
         return self._session
@@ -303,7 +303,7 @@ class Session:
         return plan
 
     def _scalar(self, name: str) -> Any:
-        self._open()
+        self._require_open()
         if name not in self._carried.specs:
             raise SessionError(
                 f"{name!r} is no state of this model, which is fed it: another one carries it, as the second half of a "
@@ -312,12 +312,12 @@ class Session:
         return self._carried.buffer(name).numpy()
 
     def _first_values(self, source: ir.Model, outputs: Mapping[str, str], state: Mapping[str, Any]) -> Arrays:
-        """The first value of all carried state: what is given, else its initializer."""
+        """Return the first values of all carried state: those given, else the initializers."""
         graph = source.graph
         inputs = {value.name or "": value for value in graph.inputs}
         in_place = [s["input"] for s in self.stamp.report["state"] if s["output"] is None]
         names = [*outputs, *(name for name in in_place if name not in outputs)]
-        specs = {name: _spec_of(inputs.get(name) or graph.initializers[name]) for name in names}
+        specs = {name: _make_spec(inputs.get(name) or graph.initializers[name]) for name in names}
         given = check_state(specs, state, "the state given")
         missing = [name for name in names if name not in given and name not in graph.initializers]
         if missing:
@@ -327,8 +327,8 @@ class Session:
         return {name: given[name] if name in given else read_values(graph.initializers[name]) for name in names}
 
 
-def _names(fetch: Any) -> tuple[str, ...]:
-    """The outputs to fetch.
+def _check_fetch(fetch: Any) -> tuple[str, ...]:
+    """Check the outputs to fetch.
 
     Raises:
         SessionError: it is no list of names.
@@ -344,22 +344,22 @@ def _names(fetch: Any) -> tuple[str, ...]:
     return wanted
 
 
-def _shared(graph: ir.Graph, outputs: Mapping[str, str], decision: ir.Value | None) -> set[str]:
-    """The states that need one buffer alone."""
+def _find_shared(graph: ir.Graph, outputs: Mapping[str, str], decision: ir.Value | None) -> set[str]:
+    """Return the states that need one buffer alone."""
     inputs = {value.name: value for value in graph.inputs}
     results = {value.name: value for value in graph.outputs}
     pairs = {inputs[name]: results[output] for name, output in outputs.items()}
     return {state.name or "" for state in may_share_buffer(graph, pairs, decision, is_inserted)}
 
 
-def _spec_of(value: ir.Value) -> InputSpec:
+def _make_spec(value: ir.Value) -> InputSpec:
     assert value.dtype is not None and value.shape is not None
     shape = tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape)
     return InputSpec(np.dtype(value.dtype.numpy()), shape)
 
 
-def _without_values(model: ir.Model, state: Arrays) -> ir.Model:
-    """A copy to export with the state of that time: it need not hold the first values."""
+def _copy_without_values(model: ir.Model, state: Arrays) -> ir.Model:
+    """Copy a model without the first values of state, which `export` replaces."""
     copy = model.clone()
     for value in copy.graph.inputs:
         name = value.name or ""

@@ -1,4 +1,4 @@
-"""State files: all carried state in one safetensors file, with the policy and the interface of the graph it is of."""
+"""State files: all carried state in one safetensors file, with the policy and the interface of its graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running steps that are fed and fetched alike: bindings of ONNX Runtime, made once and used again and again."""
+"""Running steps with the same names of feeds and outputs: bindings of ONNX Runtime, made once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from graphscale.errors import SessionError, one_line
 from graphscale.session.carried import CarriedState, Device
-from graphscale.session.interface import InputSpec, as_feed, as_ort_value, read_specs
+from graphscale.session.interface import InputSpec, convert_feed, read_specs, to_ort_value
 
-__all__ = ["Number", "StepError", "StepPlan", "own_numbers"]
+__all__ = ["Number", "StepError", "StepPlan", "allocate_numbers"]
 
 _SMALL = 2**16  # bytes
 
@@ -35,20 +35,20 @@ class Number(NamedTuple):
 
 
 class StepPlan:
-    """How to run a step with these feeds and these outputs.
+    """A plan to run steps with the same feeds and outputs, by name.
 
     Where some state has two buffers that take turns, there are two bindings that do so, too.
 
     Args:
         session: the session of ONNX Runtime.
         carried: the carried state.
-        inputs: what can be fed.
-        feeds: the names of what is fed.
-        outputs: what can be fetched.
-        fetch: the names of what is fetched.
-        status: outputs that the result reads when it is asked, on the device.
-        numbers: what `own_numbers` has made for these.
-        device: where the others stay.
+        inputs: all inputs that can be fed.
+        feeds: the names of the inputs that are fed.
+        outputs: the names of all outputs that can be fetched.
+        fetch: those that are fetched.
+        status: outputs that the result reads on demand, from the device.
+        numbers: memory for those of them that are numbers, from `allocate_numbers`.
+        device: the device where the others stay.
 
     Raises:
         SessionError: a name is unknown, or a feed is missing.
@@ -87,7 +87,7 @@ class StepPlan:
         self._running: Any = None
 
     def check(self, feeds: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """The feeds as ONNX Runtime takes them.
+        """Convert feeds for ONNX Runtime.
 
         Raises:
             SessionError: one does not fit.
@@ -96,9 +96,9 @@ class StepPlan:
         for name, spec, as_value in self._feeds:
             value = feeds[name]
             if type(value) is not np.ndarray or value.dtype != spec.dtype or value.shape != spec.shape:
-                value = as_feed(name, value, spec)
+                value = convert_feed(name, value, spec)
             if as_value and isinstance(value, np.ndarray):
-                value = as_ort_value(name, value)
+                value = to_ort_value(name, value)
             checked.append((name, value))
         return checked
 
@@ -139,18 +139,18 @@ class StepPlan:
         return arrays, {name: self._number(name, found, place) for name, place in self._status}
 
     def _array(self, name: str, found: Any, place: int | None) -> np.ndarray[Any, Any]:
-        """A fetched output, a copy if it is small: a view keeps all memory that the session has used."""
+        """Return a fetched output, a copy if it is small: a view keeps all memory that the session has used."""
         array: np.ndarray[Any, Any] = self._numbers[name].array if place is None else found[place].numpy()
         return array.copy() if array.nbytes <= _SMALL else array
 
     def _number(self, name: str, found: Any, place: int | None) -> Any:
-        """A status."""
+        """Return a status."""
         if place is None:
             return self._numbers[name].array.item()
         return found[place].numpy().item() if self._device.name == "cpu" else found[place]
 
     def has_run(self) -> bool:
-        """Whether the run that was begun last has ended: then its outputs have values, which were bound without."""
+        """Return whether the run that was begun last has ended: then its outputs, bound without values, have some."""
         if self._running is None:
             return False
         return bool(self._running.get_outputs_as_ortvaluevector()[self._first].has_value())
@@ -167,12 +167,12 @@ class StepPlan:
         return binding
 
 
-def own_numbers(session: Any, names: Collection[str]) -> dict[str, Number]:
-    """Memory for those outputs of a session on a CPU that are numbers of numpy's."""
+def allocate_numbers(session: Any, names: Collection[str]) -> dict[str, Number]:
+    """Allocate memory for those outputs of a session on a CPU that are scalars of numpy's dtypes."""
     specs = read_specs((output for output in session.get_outputs() if output.name in names), ())
     plain = {name: spec.dtype for name, spec in specs.items() if spec.shape == () and spec.dtype != ml_dtypes.bfloat16}
     arrays = {name: np.zeros((), dtype) for name, dtype in plain.items()}
-    return {name: Number(array, as_ort_value(name, array)) for name, array in arrays.items()}
+    return {name: Number(array, to_ort_value(name, array)) for name, array in arrays.items()}
 
 
 def _check_names(

@@ -1,7 +1,7 @@
-"""What a gradient is the sum of, and how large that can be: products whose operands are smaller than the gradient.
+"""The terms that a gradient is the sum of, and their size: products whose operands are smaller than the gradient.
 
-Taken are contractions (a sum of products over an axis), tables (sums of rows that were looked up), and what exporters
-put behind them: sums, views, masks, and factors, numbers or tensors, that do not depend on the loss scale.
+Terms are contractions (a sum of products over an axis) and tables (sums of rows that were looked up), with the nodes
+that exporters put behind them: sums, views, masks, and factors (numbers or tensors) that do not depend on the scale.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from graphscale.graph.values import Use, constant_tensor, is_known_zero, read, u
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait, rule_of
 
-__all__ = ["Sum", "Term", "before_views", "elements", "terms_of"]
+__all__ = ["Term", "TermSum", "count_elements", "find_terms", "skip_views"]
 
 # The elements of the first operand, in another order or with another sign.
 _VIEWS = Trait.RESHAPE | Trait.PERMUTE | Trait.SIGN
-_MOST = 100  # terms: a sum with itself, again and again, has very many
-_FAR = 200  # values to look at for one gradient
-_NEAR = 10  # and for a scaled operand, which is taken for a product
-_BATCH = 64  # what an axis of unknown size is taken for
+_MOST_TERMS = 100  # a sum with itself, again and again, has very many
+_MOST_READS = 200  # to follow for one gradient
+_MOST_OPERAND_READS = 10  # to follow for a scaled operand, which may be a product itself
+_BATCH = 64  # elements assumed for an axis of unknown size
 
 
 class Term(NamedTuple):
-    """Something that a gradient is a sum of.
+    """A term of the sum that a gradient is.
 
     The sum of the absolute values of all its elements is at most `largest`, times the sum of the absolute values of
     each operand, times 1 + that of each factor. Neither is any sum on the way to it larger.
 
     Attributes:
-        operands: what is multiplied, before a view, or what is summed.
-        factors: what it is multiplied by, element by element, or what a product of the operands is.
-        largest: of constant factors, and at least 1.
-        cotangent: where the node that gives it, or the transposition before that, reads its scaled operand; None if it
-            must not be unscaled there.
-        is_kept: whether all of it is in the gradient: what is not finite in an operand makes the gradient so.
+        operands: the values that are multiplied, or the one that is summed, before views.
+        factors: the values that multiply the term, or a product of operands, element by element.
+        largest: the largest constant factor, and at least 1.
+        cotangent: the place where the node that gives the term, or the transposition before that, reads its scaled
+            operand; None if it must not be unscaled there.
+        is_kept: True if all of it is in the gradient: an operand that is not finite makes the gradient so.
     """
 
     operands: tuple[ir.Value, ...]
@@ -48,49 +48,52 @@ class Term(NamedTuple):
     cotangent: Use | None = None
     is_kept: bool = False
 
-    def times(self, factor: ir.Value | float) -> Term:
-        """This term, multiplied by a number or, element by element, by a tensor that is not larger."""
+    def multiply(self, factor: ir.Value | float) -> Term:
+        """Return this term multiplied by a number or, element by element, by a tensor that is not larger."""
         if isinstance(factor, ir.Value):
             return self._replace(factors=(*self.factors, factor))
         return self._replace(largest=self.largest * max(1.0, factor))
 
 
-class Sum(NamedTuple):
-    """What a gradient is the sum of.
+class TermSum(NamedTuple):
+    """The sum that a gradient is.
 
     Attributes:
-        terms: these.
-        is_alone: whether all that comes of their products is this gradient, so that they may be unscaled instead.
+        terms: its terms; none if it is no sum of products.
+        is_exclusive: True if nothing but this gradient is computed from the products, so that these may be unscaled
+            instead.
     """
 
     terms: tuple[Term, ...]
-    is_alone: bool
+    is_exclusive: bool
 
 
-def terms_of(division: ir.Node, scaled: set[ir.Value], narrow: float) -> Sum | None:
-    """What a gradient is the sum of before it is unscaled, or None if it is no sum of such terms.
+def find_terms(division: ir.Node, scaled: set[ir.Value], narrow: float) -> TermSum:
+    """Find the terms of a gradient before it is unscaled.
 
     Args:
-        division: what unscales a gradient.
+        division: the node that unscales it.
         scaled: all values that depend on the loss scale.
         narrow: how many times fewer elements the operands of a scaled operand must have to stand for it.
     """
     search = _Search(scaled)
     terms = search.follow(Use(division, 0))
-    return None if terms is None else Sum(tuple(_simplified(term, scaled, narrow) for term in terms), search.is_alone())
+    if terms is None:
+        return TermSum((), False)
+    return TermSum(tuple(_expand_cotangent(term, scaled, narrow) for term in terms), search.is_exclusive())
 
 
-def _simplified(term: Term, scaled: set[ir.Value], narrow: float) -> Term:
-    """A term whose scaled operand is a product of much smaller ones itself, as a product of these."""
+def _expand_cotangent(term: Term, scaled: set[ir.Value], narrow: float) -> Term:
+    """Replace the scaled operand of a term by the operands of the product that it is, if they are much smaller."""
     use = term.cotangent
     if use is None:
         return term
-    cotangent = before_views(read(use))
-    found = _Search(scaled, _NEAR).follow(use)
-    if found is None or len(found) != 1 or cotangent not in term.operands:
+    cotangent = skip_views(read(use))
+    parts = _Search(scaled, _MOST_OPERAND_READS).follow(use)
+    if parts is None or len(parts) != 1 or cotangent not in term.operands:
         return term
-    [part] = found
-    if part.factors or narrow * sum(map(elements, part.operands)) > elements(cotangent):
+    [part] = parts
+    if part.factors or narrow * sum(map(count_elements, part.operands)) > count_elements(cotangent):
         return term
     # The cotangent itself must not be too large, either: no operand below 1 may hide that.
     rest = [value for value in term.operands if value is not cotangent]
@@ -103,68 +106,67 @@ def _simplified(term: Term, scaled: set[ir.Value], narrow: float) -> Term:
 
 
 class _Search:
-    """Goes from a gradient up to the terms that it is the sum of, and notes which reads it has gone along."""
+    """The search for the terms of a gradient, and the reads that it has followed."""
 
-    def __init__(self, scaled: set[ir.Value], far: int = _FAR) -> None:
-        self._scaled, self._far = scaled, far
-        self._found: dict[ir.Value, list[Term] | None] = {}
+    def __init__(self, scaled: set[ir.Value], most_reads: int = _MOST_READS) -> None:
+        self._scaled, self._most_reads = scaled, most_reads
+        self._terms_of: dict[ir.Value, list[Term] | None] = {}
         self._reads: set[Use] = set()
 
     def follow(self, use: Use) -> list[Term] | None:
-        """The terms of what a node reads."""
+        """Return the terms of the value that a node reads, or None if it is no sum of terms."""
         value = read(use)
         self._reads.add(use)
-        if value not in self._found:
+        if value not in self._terms_of:
             node = value.producer()
-            is_near = node is not None and node.domain == "" and len(self._reads) <= self._far
-            terms = self._terms(node, value) if node is not None and is_near else None
-            self._found[value] = None if terms is None or len(terms) > _MOST else terms
-        return self._found[value]
+            is_near = node is not None and node.domain == "" and len(self._reads) <= self._most_reads
+            terms = self._find(node, value) if node is not None and is_near else None
+            self._terms_of[value] = None if terms is None or len(terms) > _MOST_TERMS else terms
+        return self._terms_of[value]
 
-    def is_alone(self) -> bool:
-        """Whether nothing else reads what it has come across."""
-        return all(not v.is_graph_output() and self._reads.issuperset(uses_of(v)) for v in self._found)
+    def is_exclusive(self) -> bool:
+        """Return whether nothing else reads the values on the way."""
+        return all(not v.is_graph_output() and self._reads.issuperset(uses_of(v)) for v in self._terms_of)
 
-    def _terms(self, node: ir.Node, value: ir.Value) -> list[Term] | None:
-        count = len(node.inputs)
+    def _find(self, node: ir.Node, value: ir.Value) -> list[Term] | None:
         if has_trait(node, _VIEWS) or node.op_type in ("ReduceSum", "Slice", "Trilu"):
             terms = self.follow(Use(node, 0))
-            return _parts(terms) if node.op_type in ("Slice", "Trilu") else terms
+            return _mark_partial(terms) if node.op_type in ("Slice", "Trilu") else terms
         if node.op_type in ("Add", "Concat", "Sub", "Sum"):
-            return self._sum(node, value, range(count))
+            return self._sum(node, value, range(len(node.inputs)))
         if node.op_type == "Where":
             zeros = [i for i in (1, 2) if is_known_zero(node.inputs[i], of_finite=False)]
-            return _parts(self._sum(node, value, [i for i in (1, 2) if i not in zeros]))
+            return _mark_partial(self._sum(node, value, [i for i in (1, 2) if i not in zeros]))
         if node.op_type in ("Div", "Mul"):
             return self._product(node, value)
-        return _term(node, self._scaled)
+        return _make_term(node, self._scaled)
 
     def _sum(self, node: ir.Node, value: ir.Value, indices: Iterable[int]) -> list[Term] | None:
-        """The terms of operands, none of which is repeated to the shape of the others."""
-        found: list[Term] = []
+        """Return the terms of operands, none of which is repeated to the shape of the others."""
+        terms: list[Term] = []
         for use in (Use(node, index) for index in indices):
             fits = node.op_type == "Concat" or _same_shape(read(use), value)
-            terms = self.follow(use) if fits else None
-            if terms is None:
+            part = self.follow(use) if fits else None
+            if part is None:
                 return None
-            found += terms
-        return found
+            terms += part
+        return terms
 
     def _product(self, node: ir.Node, value: ir.Value) -> list[Term] | None:
-        """The terms of a product with what is not scaled, or the product as a term."""
+        """Return the terms of a product with a value that is not scaled, or the product as a term."""
         places = [index for index in (0, 1) if node.inputs[index] in self._scaled]
         if len(places) != 1 or (node.op_type == "Div" and places != [0]):
             return None
         use, other = Use(node, places[0]), read(Use(node, 1 - places[0]))
         if not _same_shape(read(use), value):  # it is repeated: its sum is not that of the product
-            return _term(node, self._scaled)
+            return _make_term(node, self._scaled)
         terms = self.follow(use) if other.dtype is ir.DataType.FLOAT else None
-        factor = None if terms is None else _factor(node, other)
-        return None if terms is None or factor is None else [term.times(factor) for term in terms]
+        factor = None if terms is None else _find_factor(node, other)
+        return None if terms is None or factor is None else [term.multiply(factor) for term in terms]
 
 
-def _factor(node: ir.Node, other: ir.Value) -> ir.Value | float | None:
-    """What a value is multiplied by, or the largest of it; None if it is not finite."""
+def _find_factor(node: ir.Node, other: ir.Value) -> ir.Value | float | None:
+    """Return the factor of a product, or the largest element of a constant one; None if it is not finite."""
     tensor = constant_tensor(other)
     if tensor is None:
         source = other.producer()
@@ -179,8 +181,8 @@ def _factor(node: ir.Node, other: ir.Value) -> ir.Value | float | None:
     return largest if math.isfinite(largest) else None
 
 
-def _term(node: ir.Node, scaled: set[ir.Value]) -> list[Term] | None:
-    """The term that a node gives by itself."""
+def _make_term(node: ir.Node, scaled: set[ir.Value]) -> list[Term] | None:
+    """Return the term that a node gives by itself."""
     if node.op_type in ("ScatterElements", "ScatterND"):
         reduction = node.attributes.get("reduction")
         if (reduction is not None and reduction.as_string() not in ("none", "add")) or not is_known_zero(
@@ -206,12 +208,12 @@ def _term(node: ir.Node, scaled: set[ir.Value]) -> list[Term] | None:
     alpha = node.attributes.get("alpha") if node.op_type == "Gemm" else None
     factor = 1.0 if alpha is None else abs(alpha.as_float())
     is_kept = node.op_type in ("Gemm", "MatMul", "Mul")  # others may leave a border out, or overwrite
-    term = Term(tuple(map(before_views, operands)), cotangent=use, is_kept=is_kept)
-    return [term.times(factor)] if math.isfinite(factor) else None
+    term = Term(tuple(map(skip_views, operands)), cotangent=use, is_kept=is_kept)
+    return [term.multiply(factor)] if math.isfinite(factor) else None
 
 
-def _parts(terms: list[Term] | None) -> list[Term] | None:
-    """Terms of which something may be dropped."""
+def _mark_partial(terms: list[Term] | None) -> list[Term] | None:
+    """Mark terms that may lose elements."""
     return None if terms is None else [term._replace(is_kept=False) for term in terms]
 
 
@@ -219,13 +221,13 @@ def _same_shape(one: ir.Value, other: ir.Value) -> bool:
     return one.shape is not None and one.shape.is_static() and one.shape == other.shape
 
 
-def before_views(value: ir.Value) -> ir.Value:
-    """What a value has the elements of, in another order or with another sign."""
+def skip_views(value: ir.Value) -> ir.Value:
+    """Return the value above a chain of nodes that only move its elements or change their sign."""
     return source_by_trait(value, _VIEWS)
 
 
-def elements(value: ir.Value) -> int:
-    """How many elements a value has, or may have."""
+def count_elements(value: ir.Value) -> int:
+    """Return the number of elements that a value has, or may have."""
     if value.shape is None:
         return _BATCH**2
     return math.prod(axis if isinstance(axis, int) else _BATCH for axis in value.shape)

@@ -125,7 +125,7 @@ def _from_file(option: str, path: str, spec: InputSpec) -> np.ndarray[Any, Any]:
     if not isinstance(array, np.ndarray):
         array.close()
         raise TrainingError(f"--feed {option}: {path} is no .npy file of one array")
-    problem = spec.misfit(array.dtype, array.shape)
+    problem = spec.find_misfit(array.dtype, array.shape)
     if problem is not None:
         raise TrainingError(f"--feed {option}: the array in {path} {problem}")
     return array

@@ -133,7 +133,7 @@ def _listed(inputs: Mapping[str, InputSpec]) -> str:
 def _check_array(what: str, array: np.ndarray[Any, Any], spec: InputSpec) -> None:
     if not spec.shape:
         raise TrainingError(f"{what} is an array, but the input is a scalar; give it with --feed NAME=VALUE")
-    problem = dataclasses.replace(spec, shape=("samples", *spec.shape[1:])).misfit(array.dtype, array.shape)
+    problem = dataclasses.replace(spec, shape=("samples", *spec.shape[1:])).find_misfit(array.dtype, array.shape)
     if problem is not None:
         hint = f"; convert it with .astype({spec.dtype.name!r})" if array.dtype != spec.dtype else ""
         raise TrainingError(f"{what} {problem}{hint}")

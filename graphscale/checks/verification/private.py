@@ -18,8 +18,8 @@ from graphscale.graph.types import dtype_of
 from graphscale.graph.values import captured_values, uses_of
 from graphscale.graph.walks import nodes_above
 from graphscale.operators import MICROSOFT, Trait, has_trait
-from graphscale.session.interface import as_ort_value
-from graphscale.session.loading import device_of, quiet_options
+from graphscale.session.interface import to_ort_value
+from graphscale.session.loading import choose_device, make_quiet_options
 
 __all__ = ["Copy", "Results", "Runner", "unseeded"]
 
@@ -183,7 +183,7 @@ class Runner:
         self._source = _source(model, Path(self._folder.name))
         self._providers = list(providers or ["CPUExecutionProvider"])
         try:
-            self._cuda = device_of(self._providers).name != "cpu"
+            self._cuda = choose_device(self._providers).name != "cpu"
         except SessionError as error:
             raise VerifyError(str(error)) from error
         self._what = what
@@ -229,7 +229,7 @@ class Runner:
         held = {}
         for name, array in feeds.items():
             on_device = self._cuda and name in self._written
-            held[name] = ort.OrtValue.ortvalue_from_numpy(array, device, 0) if on_device else as_ort_value(name, array)
+            held[name] = ort.OrtValue.ortvalue_from_numpy(array, device, 0) if on_device else to_ort_value(name, array)
         binding = self._session.io_binding()
         for name, value in held.items():
             binding.bind_ortvalue_input(name, value)
@@ -243,7 +243,7 @@ class Runner:
     def _open(self) -> Any:
         import onnxruntime as ort
 
-        options = quiet_options()
+        options = make_quiet_options()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = 1
         source = str(self._source) if isinstance(self._source, Path) else self._source

@@ -127,7 +127,7 @@ class Feeder:
         for name, array in self._given.items():
             value = self._values[name]
             spec = InputSpec(np.dtype(_numpy_dtype(value)), _spec_shape(value, array))
-            problem = spec.misfit(array.dtype, array.shape)
+            problem = spec.find_misfit(array.dtype, array.shape)
             if problem is not None:
                 raise VerifyError(f"--feeds: the array {name!r} {problem.replace('the step', 'the graph')}")
             for axis, length in zip(value.shape or (), array.shape, strict=False):

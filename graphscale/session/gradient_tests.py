@@ -1,4 +1,4 @@
-"""The gradients of a scaled step that a bound can be told of, and the finite check that they are part of."""
+"""The plan by which each gradient of a scaled step is tested and unscaled, and the finite check that tests replace."""
 
 from __future__ import annotations
 
@@ -15,53 +15,52 @@ from graphscale.graph.walks import descendants
 from graphscale.passes import UnscaleGradients
 from graphscale.passes.nodes.bound import CHECK
 from graphscale.session.probes import NAME as PROBES
-from graphscale.session.terms import Sum, Term, elements, terms_of
+from graphscale.session.terms import Term, count_elements, find_terms
 from graphscale.session.thresholds import Thresholds
 
-__all__ = ["Bounded", "Check", "bounded_gradients", "find_check"]
+__all__ = ["FiniteCheck", "GradientTest", "find_check", "plan_tests"]
 
 _UNSCALE = UnscaleGradients.name
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounded:
-    """A gradient that a bound can be told of, or a small one that need not be divided.
+class GradientTest:
+    """A gradient, by what it is tested for finiteness, and where it is unscaled.
+
+    It is tested by a bound of its terms, or by its own sum; with neither, it is small and keeps its probe.
 
     Attributes:
-        terms: what it is the sum of before it is unscaled.
-        itself: or the gradient, which must be read, scaled or unscaled. If there is neither, it is small: its probe
-            stays.
-        early: whether each term is unscaled where it reads its cotangent.
-        rate: or where the step reads a number that it multiplies it by, and that is all it does with it: there it is
-            unscaled. If neither, it is divided.
+        terms: the products that its bound is computed from.
+        summed: the value to sum up: the gradient, scaled or unscaled.
+        early: True: each term is unscaled where it reads its cotangent.
+        rate: the place where the step reads the only number that it multiplies the gradient by, which is unscaled in
+            its place. With neither `early` nor `rate` the gradient is divided.
         division: the node that unscales it.
-        probe: the nodes that test it alone for finiteness, in execution order, which its bound replaces.
+        probe: the nodes that test it alone, in execution order, which the bound or the sum replaces.
     """
 
-    terms: tuple[Term, ...]
-    itself: ir.Value | None
-    early: bool
-    rate: Use | None
     division: ir.Node
-    probe: tuple[ir.Node, ...]
+    terms: tuple[Term, ...] = ()
+    summed: ir.Value | None = None
+    early: bool = False
+    rate: Use | None = None
+    probe: tuple[ir.Node, ...] = ()
 
     @property
     def scaled(self) -> ir.Value:
-        """What is unscaled."""
-        value = self.division.inputs[0]
-        assert value is not None
-        return value
+        """The gradient before it is unscaled."""
+        return read(Use(self.division, 0))
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class FiniteCheck:
     """The finite check of a step.
 
     Attributes:
         total: the sum of all probes.
         zero: a float32 0.
-        flag: whether all gradients are finite.
-        decision: the same, once all has run that can fail.
+        flag: True if all gradients are finite.
+        decision: the flag, once every node that can fail has run.
     """
 
     total: ir.Node
@@ -69,22 +68,22 @@ class Check:
     flag: ir.Value
     decision: ir.Value
 
-    def leave_out(self, gradients: Sequence[Bounded]) -> None:
+    def remove_probes(self, tests: Sequence[GradientTest]) -> None:
         """Take the probes of gradients out of the sum, and out of the graph."""
         graph = self.total.graph
         assert isinstance(graph, ir.Graph)
-        probes = {gradient.probe[-1].outputs[0] for gradient in gradients if gradient.probe}
+        probes = {test.probe[-1].outputs[0] for test in tests if test.probe}
         kept = [value for value in self.total.inputs if value is not None and value not in probes]
         read_only(self.total, kept or [self.zero])
-        graph.remove([node for gradient in gradients for node in gradient.probe], safe=True)
+        graph.remove([node for test in tests for node in test.probe], safe=True)
 
-    def hand_over(self, editor: Editor, finite: ir.Value, branch: ir.Graph) -> None:
-        """Let all that asks whether the gradients are finite ask another value.
+    def redirect_readers(self, editor: Editor, finite: ir.Value, branch: ir.Graph) -> None:
+        """Redirect readers of the flag and the decision to another flag.
 
         Args:
             editor: of the main graph.
-            finite: that value.
-            branch: a branch that goes on to ask this check.
+            finite: that flag.
+            branch: a branch whose reads stay.
         """
         asking = finite.producer()
         for value in {self.flag, self.decision}:
@@ -100,8 +99,8 @@ class Check:
                 editor.take_over_output(value, finite, "others")
 
 
-def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> Check | None:
-    """The finite check by standard operators that a step goes by, unless it reads what that says by another way, too.
+def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> FiniteCheck | None:
+    """Find the finite check by standard operators that a step depends on by its condition alone.
 
     Args:
         graph: the main graph.
@@ -121,13 +120,13 @@ def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> Check | No
     outcome = descendants((node for node in graph if node is not step), [value])
     if decision not in outcome or not outcome.isdisjoint(captured_values(step)):
         return None
-    return Check(total, zero, value, decision)
+    return FiniteCheck(total, zero, value, decision)
 
 
-def bounded_gradients(
-    graph: ir.Graph, check: Check, scale: ir.Value, step: ir.Node, thresholds: Thresholds, *, exact: bool
-) -> list[Bounded]:
-    """The large float32 gradients that are tested alone, and small ones that the step only multiplies by a number.
+def plan_tests(
+    graph: ir.Graph, check: FiniteCheck, scale: ir.Value, step: ir.Node, thresholds: Thresholds, *, exact: bool
+) -> list[GradientTest]:
+    """Plan tests of large float32 gradients, and of small ones that the step only multiplies by a number.
 
     Args:
         graph: the main graph.
@@ -137,15 +136,15 @@ def bounded_gradients(
         thresholds: sizes from which a bound pays.
         exact: whether the scale is a power of two, so that gradients that the step alone reads may be unscaled early.
     """
-    unscales = [node for node in graph if node.metadata_props.get(PASS_KEY) == _UNSCALE]
+    divisions = [node for node in graph if node.metadata_props.get(PASS_KEY) == _UNSCALE]
     scaled = descendants((node for node in graph if node.metadata_props.get(PASS_KEY) != _UNSCALE), [scale])
-    found = (_bounded(node, check, scaled, step, thresholds, exact=exact) for node in unscales)
-    return [gradient for gradient in found if gradient is not None]
+    tests = (_plan_test(node, check, scaled, step, thresholds, exact=exact) for node in divisions)
+    return [test for test in tests if test is not None]
 
 
-def _bounded(
-    division: ir.Node, check: Check, scaled: set[ir.Value], step: ir.Node, thresholds: Thresholds, *, exact: bool
-) -> Bounded | None:
+def _plan_test(
+    division: ir.Node, check: FiniteCheck, scaled: set[ir.Value], step: ir.Node, thresholds: Thresholds, *, exact: bool
+) -> GradientTest | None:
     gradient, dividend = division.outputs[0], division.inputs[0]
     if division.op_type != "Div" or dividend is None or gradient.dtype is not ir.DataType.FLOAT:
         return None
@@ -154,30 +153,28 @@ def _bounded(
     then = step.attributes["then_branch"].as_graph()
     readers = [use.node for use in uses_of(gradient) if use.node.graph is not then]
     only_step = exact and len(readers) == 1 and not gradient.is_graph_output()
-    rate = _rate(gradient, then) if only_step else None
-    probes = [probe for node in readers if (probe := _probe(node, check)) is not None]
+    rate = _find_rate(gradient, then) if only_step else None
+    probes = [probe for node in readers if (probe := _find_probe(node, check)) is not None]
     if len(probes) != 1:
         return None
     if math.prod(gradient.shape.numpy()) < thresholds.bound_elements:
-        return None if rate is None else Bounded((), None, False, rate, division, ())
+        return None if rate is None else GradientTest(division, rate=rate)
     if any(node.op_type == "Concat" for node in probes[0]):
         return None
-    size = elements(gradient)
-    found = terms_of(division, scaled, thresholds.narrow_ratio) or Sum((), False)
-    terms = found.terms
-    read_once = sum(map(elements, {value for term in terms for value in (*term.operands, *term.factors)}))
+    size, (terms, is_exclusive) = count_elements(gradient), find_terms(division, scaled, thresholds.narrow_ratio)
+    read_once = sum(map(count_elements, {value for term in terms for value in (*term.operands, *term.factors)}))
     # An early cotangent is read once more, and written.
-    early = sum(2 * elements(read(use)) for use in {term.cotangent for term in terms} if use is not None)
-    is_early = rate is None and only_step and found.is_alone
+    early = sum(2 * count_elements(read(use)) for use in {term.cotangent for term in terms} if use is not None)
+    is_early = rate is None and only_step and is_exclusive
     if terms and is_early and read_once + early <= thresholds.unbounded_passes * size:
-        return Bounded(terms, None, True, None, division, probes[0])
+        return GradientTest(division, terms, early=True, probe=probes[0])
     if terms and read_once <= thresholds.bound_share * size:
-        return Bounded(terms, None, False, rate, division, probes[0])
-    return Bounded((), gradient if rate is None else dividend, False, rate, division, probes[0])
+        return GradientTest(division, terms, rate=rate, probe=probes[0])
+    return GradientTest(division, summed=gradient if rate is None else dividend, rate=rate, probe=probes[0])
 
 
-def _rate(gradient: ir.Value, then: ir.Graph) -> Use | None:
-    """Where a branch reads the number that it multiplies a gradient by, if that is all that it does with it.
+def _find_rate(gradient: ir.Value, then: ir.Graph) -> Use | None:
+    """Return the place where a branch reads the number by which it multiplies a gradient, its only use of it.
 
     A number that is a gradient itself is none: it may be unscaled elsewhere.
     """
@@ -190,8 +187,8 @@ def _rate(gradient: ir.Value, then: ir.Graph) -> Use | None:
     return use if is_outer and is_scalar(rate) and rate.dtype is ir.DataType.FLOAT else None
 
 
-def _probe(node: ir.Node, check: Check) -> tuple[ir.Node, ...] | None:
-    """The nodes from the first reader of a gradient to the sum of all probes, if they are a probe and nothing else."""
+def _find_probe(node: ir.Node, check: FiniteCheck) -> tuple[ir.Node, ...] | None:
+    """Return the nodes from a reader of a gradient to the sum of all probes, if they are a probe and nothing else."""
     path = [node]
     while path[-1].metadata_props.get(PASS_KEY) in (PROBES, CHECK) and len(path) < 5:
         uses = uses_of(path[-1].outputs[0])
