@@ -61,8 +61,9 @@ from converters import (
 from pass_cost import NODES_PER_LAYER, training_graph
 
 import graphscale as gs
+from graphscale.operators import Colour
 from graphscale.passes import Autocast
-from graphscale.passes.casting.lists import Colour, default_rules
+from graphscale.passes.casting.settings import default_rules
 
 DENIED = sorted({op for (_, op), rule in default_rules().items() if rule.colour is Colour.DENY})
 SLOW, LARGEST_OF_SQUARE = 30.0, 10_000

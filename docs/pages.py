@@ -23,7 +23,8 @@ from typer.models import ArgumentInfo, OptionInfo
 from graphscale import errors
 from graphscale.checks.linting.codes import CODES, GROUPS
 from graphscale.cli import app
-from graphscale.passes.casting.lists import Colour, default_rules
+from graphscale.operators import Colour
+from graphscale.passes.casting.settings import default_rules
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.targets import TARGETS

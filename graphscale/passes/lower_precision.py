@@ -14,9 +14,9 @@ from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError, TargetError
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.undo import Snapshot
-from graphscale.passes.casting.cast_report import AutocastReport, report_of
+from graphscale.passes.casting.cast_report import AutocastReport, make_cast_report
 from graphscale.passes.casting.casts import NAME, CastInserter
-from graphscale.passes.casting.paint import paint
+from graphscale.passes.casting.precision_plan import plan_precision
 from graphscale.passes.casting.settings import Settings, make_settings
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.rewrite import Rewrite
@@ -79,14 +79,14 @@ class Autocast(GraphPass):
         dtype, target = _DTYPES[self.dtype], get_target(self.target)
         _check_target(dtype, target, self.emulate)
         _refuse_double(model.graph)
-        found = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
+        training = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
         wide_ops = frozenset() if self.emulate else target.wide_ops
-        painting = paint(found, self.settings or make_settings(), dtype, wide_ops)
-        report = report_of(found, painting, dtype, self.emulate)
-        shapes = [value.shape for value in found.gradients]
+        plan = plan_precision(training, self.settings or make_settings(), dtype, wide_ops)
+        report = make_cast_report(training, plan, dtype, self.emulate)
+        shapes = [value.shape for value in training.gradients]
         known = [tuple(shape.numpy()) for shape in shapes if shape is not None and shape.is_static()]
         weights = set(known) if len(known) == len(shapes) else None
-        inserter = CastInserter(model.graph, painting, dtype, self.emulate, weights)
+        inserter = CastInserter(model.graph, plan, dtype, self.emulate, weights)
         inserter.insert()
         self.report = dataclasses.replace(report, casts=inserter.casts)
         model.metadata_props[AUTOCAST_KEY] = json.dumps({"dtype": self.dtype, "emulate": self.emulate})

@@ -20,7 +20,7 @@ import typer.main
 import graphscale as gs
 from graphscale.checks.linting.codes import CODES
 from graphscale.cli import app, main
-from graphscale.passes.casting.lists import default_rules
+from graphscale.passes.casting.settings import default_rules
 from graphscale.targets import TARGETS
 from tests.conftest import HAS_TRAINING, NEEDS_TRAINING
 from tests.project.test_readme import ROOT, folder

@@ -1,20 +1,20 @@
-"""What autocast did, as data."""
+"""The report of autocast, as data."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import onnx_ir as ir
 
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.graph.values import node_name, op_name, uses_of
-from graphscale.passes.casting.paint import Painting
+from graphscale.passes.casting.precision_plan import PrecisionPlan
 from graphscale.passes.casting.region import OPTIMIZER
 
-__all__ = ["AutocastReport", "OpReport", "report_of"]
+__all__ = ["AutocastReport", "OpReport", "make_cast_report"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class OpReport:
 
 @dataclasses.dataclass(frozen=True)
 class AutocastReport:
-    """What `autocast` did.
+    """The report of `autocast`.
 
     Attributes:
         dtype: the small type, `float16` or `bfloat16`.
@@ -59,46 +59,43 @@ class AutocastReport:
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts, lists, strings and numbers."""
+        """Return the report as plain dicts, lists, strings and numbers."""
         return dataclasses.asdict(self)
 
 
-def report_of(found: TrainingGraph, painting: Painting, dtype: ir.DataType, emulate: bool) -> AutocastReport:
-    """The report of a painting, made before it is put into effect; casts are counted later."""
-    kept: dict[str, Counter[str]] = {}
-    step = [node for node in painting.nodes if painting.reasons.get(node) != OPTIMIZER]
+def make_cast_report(training: TrainingGraph, plan: PrecisionPlan, dtype: ir.DataType, emulate: bool) -> AutocastReport:
+    """Report a plan before it is put into effect; casts are counted later."""
+    kept = defaultdict[str, Counter[str]](Counter)
+    step = [node for node in plan.nodes if plan.reasons.get(node) != OPTIMIZER]
     for node in step:
-        if node not in painting.low:
-            kept.setdefault(op_name(node), Counter())[painting.reasons[node]] += 1
-    low = Counter([op_name(node) for node in step if node in painting.low])
-    names = sorted({*low, *kept}, key=lambda op: (-low[op] - sum(kept.get(op, Counter()).values()), op))
-    ops = tuple(
-        OpReport(op, low[op], sum(kept.get(op, Counter()).values()), dict(kept.get(op, Counter()))) for op in names
-    )
-    before, after = _activation_bytes(painting)
-    constants = {painting.reasons[node] for node in painting.nodes if node not in painting.low}
+        if node not in plan.low:
+            kept[op_name(node)][plan.reasons[node]] += 1
+    low = Counter([op_name(node) for node in step if node in plan.low])
+    ops = (OpReport(op, low[op], kept[op].total(), dict(kept[op])) for op in {*low, *kept})
+    before, after = _activation_bytes(plan)
+    constants = {plan.reasons[node] for node in plan.nodes if node not in plan.low}
     return AutocastReport(
         dtype=dtype.name.lower(),
         emulate=emulate,
-        ops=ops,
-        low_nodes=len(painting.low),
-        kept_nodes=len(step) - len(painting.low),
-        optimizer_nodes=len(painting.nodes) - len(step),
+        ops=tuple(sorted(ops, key=lambda report: (-report.low - report.kept, report.op))),
+        low_nodes=len(plan.low),
+        kept_nodes=len(step) - len(plan.low),
+        optimizer_nodes=len(plan.nodes) - len(step),
         casts=0,
         constants=tuple(sorted(reason for reason in constants if reason.startswith("the constant "))),
         activation_bytes_before=before,
         activation_bytes_after=after,
-        warnings=tuple(_warnings(found, painting, dtype)),
+        warnings=tuple(_warnings(training, plan, dtype)),
     )
 
 
-def _warnings(found: TrainingGraph, painting: Painting, dtype: ir.DataType) -> list[str]:
+def _warnings(training: TrainingGraph, plan: PrecisionPlan, dtype: ir.DataType) -> list[str]:
     warnings = []
-    if not painting.low:
+    if not plan.low:
         warnings.append("no node was put into the small type: no allowed operator computes on float32 numbers")
     small = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
-    values = {value for value, dtype in painting.typed.items() if dtype in small}
-    already = [node for node in found.graph if not values.isdisjoint(node.outputs)] if values else []
+    values = {value for value, dtype in plan.typed.items() if dtype in small}
+    already = [node for node in training.graph if not values.isdisjoint(node.outputs)] if values else []
     if already:
         warnings.append(
             f"{len(already)} nodes compute in a small type already, {node_name(already[0])!r} the first; they were left"
@@ -108,14 +105,14 @@ def _warnings(found: TrainingGraph, painting: Painting, dtype: ir.DataType) -> l
     return warnings
 
 
-def _activation_bytes(painting: Painting) -> tuple[int, int]:
-    """The bytes of the forward values that the backward pass reads, before and after."""
-    forward, before, after = painting.forward, 0, 0
-    for node in painting.nodes:
+def _activation_bytes(plan: PrecisionPlan) -> tuple[int, int]:
+    """Return the bytes of the forward values that the backward pass reads, before and after."""
+    forward, before, after = plan.forward, 0, 0
+    for node in plan.nodes:
         if node not in forward:
             continue
-        low = set(painting.low_outputs(node)) if node in painting.low else ()
-        for value in painting.floats.intersection(node.outputs):
+        low = set(plan.sides[node].outputs) if node in plan.low else ()
+        for value in plan.floats.intersection(node.outputs):
             if value.shape is None or all(use.node in forward for use in uses_of(value)):
                 continue
             count = math.prod(axis for axis in value.shape if isinstance(axis, int))

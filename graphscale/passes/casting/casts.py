@@ -11,8 +11,9 @@ import onnx_ir as ir
 from graphscale.graph.builder import Editor, replace_reads, shape_like
 from graphscale.graph.marks import AUTOCAST, PASS_KEY, WAS_FLOAT
 from graphscale.graph.values import constant_tensor, uses_of
-from graphscale.passes.casting.lists import Colour, default_rules
-from graphscale.passes.casting.paint import Painting, reads_shape
+from graphscale.operators import Colour
+from graphscale.passes.casting.precision_plan import PrecisionPlan, takes_any_type
+from graphscale.passes.casting.settings import default_rules
 
 __all__ = ["NAME", "CastInserter"]
 
@@ -25,11 +26,11 @@ NAME = AUTOCAST
 
 @dataclasses.dataclass
 class CastInserter:
-    """Puts a painting into effect.
+    """Puts a plan into effect.
 
     Attributes:
         graph: the main graph.
-        painting: which nodes run in the small type.
+        plan: the nodes that run in the small type.
         dtype: the small type.
         emulate: leave all in float32, and round every value that would be of the small type.
         weights: the shapes of gradients: a constant of such a shape may be a weight, which stays float32. None if
@@ -38,7 +39,7 @@ class CastInserter:
     """
 
     graph: ir.Graph
-    painting: Painting
+    plan: PrecisionPlan
     dtype: ir.DataType
     emulate: bool
     weights: Collection[tuple[int | str | None, ...]] | None = ()
@@ -50,7 +51,7 @@ class CastInserter:
 
     def insert(self) -> None:
         """Insert all casts, and give the values of chosen nodes their type."""
-        low, sides = self.painting.low, self.painting.sides
+        low, sides = self.plan.low, self.plan.sides
         for value in self._read_values():
             node = value.producer()
             if node is None or node not in low or value not in sides[node].outputs:
@@ -61,13 +62,13 @@ class CastInserter:
                 self._to_wide(value)
 
     def _read_values(self) -> list[ir.Value]:
-        """The values on either side of a border, each once, in order."""
-        low = self.painting.low
-        sides = [sides for node, sides in self.painting.sides.items() if node in low]
+        """Return the values on either side of a border, each once, in order."""
+        low = self.plan.low
+        sides = [sides for node, sides in self.plan.sides.items() if node in low]
         return list(dict.fromkeys(value for around in sides for value in (*around.operands, *around.outputs)))
 
     def _low_uses(self, value: ir.Value) -> list[ir.usage.Usage]:  # type: ignore[name-defined]
-        low, sides = self.painting.low, self.painting.sides
+        low, sides = self.plan.low, self.plan.sides
         return [use for use in uses_of(value) if use.node in low and use.idx in sides[use.node].inputs]
 
     def _to_low(self, value: ir.Value) -> None:
@@ -105,18 +106,18 @@ class CastInserter:
         return True
 
     def _may_cast_lower(self, producer: ir.Node, value: ir.Value, low_uses: int) -> bool:
-        """Whether a value comes from a cast of the original that can give the small type at once."""
+        """Return whether a value comes from a cast of the original that can give the small type at once."""
         if self.emulate or producer.op_type != "Cast" or PASS_KEY in producer.metadata_props:
             return False
         return low_uses == len(uses_of(value)) and not value.is_graph_output()
 
     def _to_wide(self, value: ir.Value) -> None:
         """Give a chosen node's result its type, and cast it back once for all other readers."""
-        low, sides = self.painting.low, self.painting.sides
+        low, sides = self.plan.low, self.plan.sides
         others = [
             use
             for use in uses_of(value)
-            if not ((use.node in low and use.idx in sides[use.node].inputs) or reads_shape(use.node))
+            if not ((use.node in low and use.idx in sides[use.node].inputs) or takes_any_type(use.node))
         ]
         is_output = value.is_graph_output()
         wide_type = value.type

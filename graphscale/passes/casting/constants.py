@@ -1,4 +1,4 @@
-"""Constants that a small type cannot hold, and what only moves them about."""
+"""Constants that a small type cannot hold, and the values that only hold their numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor
 
-__all__ = ["Misfit", "misfits"]
+__all__ = ["Misfit", "find_misfits"]
 
 # Larger ones are read only if they are in memory already: weights are never loaded to be looked at.
 _LOOK = 2**16
@@ -19,7 +19,7 @@ _LOOK = 2**16
 
 @dataclasses.dataclass(frozen=True)
 class Misfit:
-    """Why a constant must not be rounded to a small type.
+    """The reason why a constant must not be rounded to a small type.
 
     Attributes:
         reason: a sentence for the report.
@@ -30,14 +30,14 @@ class Misfit:
     overflows: bool
 
 
-def misfits(
+def find_misfits(
     operators: Mapping[ir.Node, tuple[str, str]],
     floats: set[ir.Value],
     constants: Mapping[ir.Value, ir.TensorProtocol],
     moving: set[ir.Node],
     dtype: ir.DataType,
 ) -> dict[ir.Value, Misfit]:
-    """The constants that do not fit into a small type, and the values that only hold their numbers.
+    """Find the constants that do not fit into a small type, and the values that only hold their numbers.
 
     Args:
         operators: the nodes in execution order, with their domains and operators.
@@ -46,14 +46,14 @@ def misfits(
         moving: the nodes that give the numbers that they get, elsewhere.
         dtype: float16 or bfloat16. An infinity is exact in both, and fits.
     """
-    found: dict[ir.Value, Misfit] = {}
+    unfit: dict[ir.Value, Misfit] = {}
     derived: set[ir.Value] = set()  # what only holds the numbers of constants
 
     def look(value: ir.Value, tensor: ir.TensorProtocol) -> None:
         derived.add(value)
         problem = _misfit(value, tensor, dtype)
         if problem is not None:
-            found[value] = problem
+            unfit[value] = problem
 
     for value, tensor in constants.items():
         look(value, tensor)
@@ -71,10 +71,10 @@ def misfits(
         operands = [value for value in node.inputs if value is not None and value in floats]
         if operands and derived.issuperset(operands):
             derived.update(node.outputs)
-            problem = next((found[value] for value in operands if value in found), None)
+            problem = next((unfit[value] for value in operands if value in unfit), None)
             if problem is not None:
-                found.update(dict.fromkeys(node.outputs, problem))
-    return found
+                unfit.update(dict.fromkeys(node.outputs, problem))
+    return unfit
 
 
 def _misfit(value: ir.Value, tensor: ir.TensorProtocol, dtype: ir.DataType) -> Misfit | None:

@@ -1,4 +1,4 @@
-"""Whether an operator takes a small type at all, by ONNX's own definition."""
+"""The types that an operator takes, by ONNX's own definition."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Mapping, Sequence
 import onnx
 import onnx_ir as ir
 
-__all__ = ["Slots", "takes"]
+__all__ = ["Slots", "find_refusal"]
 
 # Indices of operands, and of results.
 Slots = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def takes(
+def find_refusal(
     op_type: str, domain: str, low: Slots, wide: Slots, dtype: ir.DataType, opsets: Mapping[str, int]
 ) -> str | None:
-    """Why a node cannot compute in a small type, or None. What ONNX does not define is taken to be able to.
+    """Return why a node cannot compute in a small type, or None; operators that ONNX does not define can.
 
     Args:
         op_type: its operator.
         domain: the operator's domain, which onnx_ir calls "" if it is ai.onnx.
         low: the indices of the operands and of the results that would be of that type.
-        wide: those that would stay float32.
+        wide: the indices of those that would stay float32.
         dtype: the type.
         opsets: the versions of the operator domains.
     """
@@ -36,15 +36,16 @@ def _refusal(operator: tuple[str, str, int], low: Slots, wide: Slots, dtype: ir.
     schema, version = _schema(*operator), operator[2]
     if schema is None:
         return None
-    inputs, outputs = ([_parameter(side, i) for i in found] for side, found in zip(_sides(schema), low, strict=True))
+    sides = (schema.inputs, schema.outputs)
+    inputs, outputs = ([_parameter(side, i) for i in slots] for side, slots in zip(sides, low, strict=True))
     text = f"tensor({dtype.name.lower()})"
     if any(text not in parameter.types for parameter in (*inputs, *outputs)):
         return f"opset {version} does not define it for {dtype.name.lower()}"
     bound = {parameter.type_str for parameter in inputs}
     if any(parameter.type_str not in bound for parameter in outputs):
         return "the type of its result does not follow from its operands"
-    for side, found in zip(_sides(schema), wide, strict=True):
-        if any(_parameter(side, i).type_str in bound for i in found):
+    for side, slots in zip(sides, wide, strict=True):
+        if any(_parameter(side, i).type_str in bound for i in slots):
             return f"opset {version} has one type for all its operands, and some must stay float32"
     return None
 
@@ -54,12 +55,6 @@ def _schema(op_type: str, domain: str, version: int) -> onnx.defs.OpSchema | Non
     if not onnx.defs.has(op_type, version, domain):
         return None
     return onnx.defs.get_schema(op_type, version, domain)
-
-
-def _sides(
-    schema: onnx.defs.OpSchema,
-) -> tuple[Sequence[onnx.defs.OpSchema.FormalParameter], Sequence[onnx.defs.OpSchema.FormalParameter]]:
-    return schema.inputs, schema.outputs
 
 
 def _parameter(side: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> onnx.defs.OpSchema.FormalParameter:

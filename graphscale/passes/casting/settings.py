@@ -1,4 +1,4 @@
-"""What a user may change of the lists: operators by name, nodes by name, a file of lists."""
+"""The lists of mixed precision, and a user's changes: operators by name, nodes by name, a file of lists."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from typing import Any
 import onnx
 
 from graphscale.errors import AutocastError
-from graphscale.operators import MICROSOFT
-from graphscale.passes.casting.lists import CastRule, Colour, default_rules
+from graphscale.operators import MICROSOFT, OPERATORS, CastRule, Colour
 
-__all__ = ["Settings", "make_settings"]
+__all__ = ["Settings", "default_rules", "make_settings"]
 
 _FIELDS = tuple(colour.value for colour in Colour)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The lists to go by.
+    """The lists that autocast follows.
 
     Attributes:
         rules: the rule of each operator, by domain and name.
@@ -32,6 +31,11 @@ class Settings:
 
     rules: Mapping[tuple[str, str], CastRule]
     keep: frozenset[str]
+
+
+def default_rules() -> dict[tuple[str, str], CastRule]:
+    """Return the rule of each known operator, by domain and name; an operator without one is denied."""
+    return {key: operator.casting for key, operator in OPERATORS.items() if operator.casting is not None}
 
 
 def make_settings(
@@ -57,8 +61,8 @@ def make_settings(
     allowed, denied, kept = (_names(name, value) for name, value in (("allow", allow), ("deny", deny), ("keep", keep)))
     for colour, names in ((Colour.ALLOW, allowed), (Colour.DENY, denied)):
         for name in names:
-            chosen[_operator(name, rules)] = colour
-    both = {_operator(name, rules) for name in allowed} & {_operator(name, rules) for name in denied}
+            chosen[_find_operator(name, rules)] = colour
+    both = {_find_operator(name, rules) for name in allowed} & {_find_operator(name, rules) for name in denied}
     if both:
         raise AutocastError(f"{_text(sorted(both)[0])} is to be allowed and denied; choose one")
     for operator, colour in chosen.items():
@@ -97,7 +101,7 @@ def _read(
             raise AutocastError(f"{source}: {field!r} must be a list of names")
         for name in names if field != "keep" else ():
             try:
-                operator = _operator(name, rules)
+                operator = _find_operator(name, rules)
             except AutocastError as error:
                 raise AutocastError(f"{source}: {error}") from error
             if operator in found and found[operator] is not Colour(field):
@@ -130,8 +134,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _operator(name: str, rules: Mapping[tuple[str, str], CastRule]) -> tuple[str, str]:
-    """The domain and name of an operator that is known, here or to ONNX."""
+def _find_operator(name: str, rules: Mapping[tuple[str, str], CastRule]) -> tuple[str, str]:
+    """Return the domain and name of an operator that is known, here or to ONNX."""
     domain, separator, op_type = name.rpartition("::")
     if separator:
         found = ("" if domain == "ai.onnx" else domain, op_type)

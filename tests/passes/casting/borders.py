@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 import graphscale as gs
-from graphscale.passes.casting.lists import default_rules
+from graphscale.passes.casting.settings import default_rules
 
 __all__ = ["assert_well_cast", "dtypes_in", "is_ours", "low_nodes"]
 

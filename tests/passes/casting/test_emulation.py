@@ -16,7 +16,8 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.passes.casting.lists import Colour, default_rules
+from graphscale.operators import Colour
+from graphscale.passes.casting.settings import default_rules
 from tests.build import linear_step
 from tests.conftest import HAS_TRAINING, OPTIMIZATION_LEVELS, Level, make_session, run_session
 from tests.passes.casting.operators import CASES, NO_RUNTIME, OpCase, feeds_of, model_of

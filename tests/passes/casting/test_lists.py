@@ -13,9 +13,9 @@ import pytest
 
 import graphscale as gs
 from graphscale import errors
+from graphscale.operators import Colour
 from graphscale.passes import Autocast
-from graphscale.passes.casting.lists import Colour, default_rules
-from graphscale.passes.casting.settings import make_settings
+from graphscale.passes.casting.settings import default_rules, make_settings
 from tests.build import FORWARD, feeds_for, step
 from tests.conftest import Level, run_once
 from tests.passes.casting.borders import assert_well_cast, low_nodes

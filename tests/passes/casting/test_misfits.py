@@ -6,7 +6,7 @@ import onnx.parser
 import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor
-from graphscale.passes.casting.constants import misfits
+from graphscale.passes.casting.constants import find_misfits
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 20]>
@@ -28,7 +28,7 @@ def test_numbers_are_followed_through_what_moves_them() -> None:
     floats = {v for node in operators for v in (*node.inputs, *node.outputs) if v is not None and v.name != "shape"}
     constants = {value: tensor for value in floats if (tensor := constant_tensor(value)) is not None}
     moving = {node for node in operators if node.op_type != "Add"}
-    found = misfits(operators, floats, constants, moving, ir.DataType.FLOAT16)
+    found = find_misfits(operators, floats, constants, moving, ir.DataType.FLOAT16)
     assert {value.name for value in found} == {"large", "column", "turned"}
     assert all(problem.overflows for problem in found.values())
-    assert not misfits(operators, floats, constants, moving, ir.DataType.BFLOAT16)
+    assert not find_misfits(operators, floats, constants, moving, ir.DataType.BFLOAT16)

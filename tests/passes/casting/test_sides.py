@@ -11,9 +11,9 @@ import onnx_ir as ir
 import pytest
 
 from graphscale.analysis.training_graph import analyse
-from graphscale.passes.casting import paint as module
-from graphscale.passes.casting.lists import Colour
-from graphscale.passes.casting.paint import Painting, paint
+from graphscale.operators import Colour
+from graphscale.passes.casting import precision_plan as module
+from graphscale.passes.casting.precision_plan import PrecisionPlan, plan_precision
 from graphscale.passes.casting.settings import make_settings
 from graphscale.targets import get_target
 from tests.build import FORWARD, step
@@ -35,17 +35,17 @@ def graph_of(source: str | int) -> onnx.ModelProto:
     return made.render(random_presentation(choices, made)).model
 
 
-def casts(painting: Painting) -> set[ir.Value]:
+def casts(plan: PrecisionPlan) -> set[ir.Value]:
     """The values that take a cast: those that somebody wants in the other type than they are computed in."""
-    low, floats = painting.low, painting.floats
+    low, floats = plan.low, plan.floats
     small = {
         value
         for node in low
         for i, value in enumerate(node.outputs)
-        if value in floats and i not in painting.rules[node].wide_outputs
+        if value in floats and i not in plan.rules[node].wide_outputs
     }
     wanted_small = collections.defaultdict[ir.Value, set[bool]](set)
-    for node, rule in painting.rules.items():
+    for node, rule in plan.rules.items():
         for i, value in enumerate(node.inputs):
             if value is not None and value in floats:
                 wanted_small[value].add(node in low and i not in rule.wide_inputs)
@@ -55,9 +55,9 @@ def casts(painting: Painting) -> set[ir.Value]:
     return {value for value, kinds in wanted_small.items() if (value not in small) in kinds}
 
 
-def saved_plainly(painting: Painting) -> set[ir.Node]:
+def saved_plainly(plan: PrecisionPlan) -> set[ir.Node]:
     """The nodes that run in float16 once no change of sides saves a cast; they are tried in the order of the pass."""
-    trial, colours = dataclasses.replace(painting, low=set(painting.low)), (Colour.CLEAR, Colour.INFER)
+    trial, colours = dataclasses.replace(plan, low=set(plan.low)), (Colour.CLEAR, Colour.INFER)
 
     def count() -> int:
         return len(casts(trial).difference(trial.constants))  # constants are cast offline
@@ -78,28 +78,30 @@ def saved_plainly(painting: Painting) -> set[ir.Node]:
     return trial.low
 
 
-def assert_saves_as_plainly(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> tuple[Painting, set[ir.Node]]:
+def assert_saves_as_plainly(
+    model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> tuple[PrecisionPlan, set[ir.Node]]:
     """Choose the nodes; returns the choice, and which nodes ran in float16 before any changed sides."""
     save_casts, before, expected = module._save_casts, set[ir.Node](), set[ir.Node]()
 
-    def save(painting: Painting) -> None:
-        before.update(painting.low)
-        expected.update(saved_plainly(painting))
-        assert module._borders(painting) == casts(painting)
-        save_casts(painting)
+    def save(plan: PrecisionPlan) -> None:
+        before.update(plan.low)
+        expected.update(saved_plainly(plan))
+        assert module._borders(plan) == casts(plan)
+        save_casts(plan)
 
     monkeypatch.setattr(module, "_save_casts", save)
     found, wide_ops = analyse(ir.from_proto(model).graph), get_target("onnx").wide_ops
-    painting = paint(found, make_settings(), ir.DataType.FLOAT16, wide_ops)
-    assert painting.low == expected
-    assert module._borders(painting) == casts(painting)
-    return painting, before
+    plan = plan_precision(found, make_settings(), ir.DataType.FLOAT16, wide_ops)
+    assert plan.low == expected
+    assert module._borders(plan) == casts(plan)
+    return plan, before
 
 
 @pytest.mark.parametrize("source", [*TO_SMALL, *TO_WIDE])
 def test_nodes_change_sides_where_that_saves_casts(source: str | int, monkeypatch: pytest.MonkeyPatch) -> None:
-    painting, before = assert_saves_as_plainly(graph_of(source), monkeypatch)
-    moved = before - painting.low if source in TO_WIDE else painting.low - before
+    plan, before = assert_saves_as_plainly(graph_of(source), monkeypatch)
+    moved = before - plan.low if source in TO_WIDE else plan.low - before
     assert moved, "no node changes to this side, so that this is not tested: choose another graph"
 
 
@@ -123,7 +125,7 @@ def test_operands_that_stay_float32(monkeypatch: pytest.MonkeyPatch) -> None:
         outputs="float[4,5] dw1",
         constants="int64 first = {0}",
     )
-    painting, _ = assert_saves_as_plainly(onnx.shape_inference.infer_shapes(model), monkeypatch)
-    given = {value.name: node in painting.low for node in painting.rules for value in node.outputs}
+    plan, _ = assert_saves_as_plainly(onnx.shape_inference.infer_shapes(model), monkeypatch)
+    given = {value.name: node in plan.low for node in plan.rules for value in node.outputs}
     assert (given["n"], given["bias"], given["scale"]) == (True, True, False)
-    assert {"bias", "scale", "u"} <= {value.name for value in casts(painting)}
+    assert {"bias", "scale", "u"} <= {value.name for value in casts(plan)}

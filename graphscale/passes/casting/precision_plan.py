@@ -19,14 +19,14 @@ from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.errors import AutocastError
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import captured_values, constant_tensor, main_node, subgraphs
-from graphscale.operators import OPERATORS, Kind, operators_of_kind
-from graphscale.passes.casting.constants import Misfit, misfits
-from graphscale.passes.casting.lists import CastRule, Colour
-from graphscale.passes.casting.region import LOSS, SEED, leading_to, nodes_of, pinned
-from graphscale.passes.casting.schema import Slots, takes
+from graphscale.graph.walks import nodes_above
+from graphscale.operators import OPERATORS, CastRule, Colour, Kind, operators_of_kind
+from graphscale.passes.casting.constants import Misfit, find_misfits
+from graphscale.passes.casting.region import LOSS, SEED, pin_nodes
+from graphscale.passes.casting.schema import Slots, find_refusal
 from graphscale.passes.casting.settings import Settings
 
-__all__ = ["Painting", "paint", "reads_shape"]
+__all__ = ["PrecisionPlan", "plan_precision", "takes_any_type"]
 
 UNKNOWN = "the operator is unknown"
 _SHAPE_READERS = frozenset(key for key in operators_of_kind(Kind.SHAPE) if OPERATORS[key].dtype is not None)
@@ -54,8 +54,8 @@ class Sides(NamedTuple):
 
 
 @dataclasses.dataclass
-class Painting:
-    """Which nodes run in float16.
+class PrecisionPlan:
+    """The choice of the nodes that run in float16.
 
     Attributes:
         operators: all nodes that compute on float32 numbers, in order, bodies included, with domain and operator.
@@ -85,12 +85,8 @@ class Painting:
         self.nodes = list(self.operators)
         self.sides = {node: _sides(node, rule, self.floats) for node, rule in self.rules.items()}
 
-    def low_outputs(self, node: ir.Node) -> tuple[ir.Value, ...]:
-        """A node's results that are float16 if the node is."""
-        return self.sides[node].outputs
-
-    def on(self, colour: Colour) -> set[ir.Node]:
-        """The nodes on a list."""
+    def nodes_on(self, colour: Colour) -> set[ir.Node]:
+        """Return the nodes on a list."""
         return {node for node, rule in self.rules.items() if rule.colour is colour}
 
 
@@ -110,107 +106,113 @@ def _sides(node: ir.Node, rule: CastRule, floats: set[ir.Value]) -> Sides:
     return Sides(inputs, operands, tuple([results[i] for i in outputs]), (inputs, outputs), wide)
 
 
-def paint(found: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str] = ()) -> Painting:
+def plan_precision(
+    training: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str] = ()
+) -> PrecisionPlan:
     """Choose the nodes that run in a small type.
 
     Args:
-        found: the analysis of the graph.
+        training: the analysis of the graph.
         settings: the lists.
         dtype: the small type.
         wide_ops: operators that the runtime cannot load in it.
 
     Raises:
-        AutocastError: a node that shall be kept does not exist.
+        AutocastError: a node to keep does not exist.
     """
-    everything = list(nodes_of(found.graph)) if found.owners else list(found.nodes)
+    everything = list(training.graph.all_nodes()) if training.owners else list(training.nodes)
     typed = dtypes_of(everything)
     read: set[ir.Value | None] = set()
     for node in everything:
         read.update(node.inputs)
-    floats = _floats(read, typed)
+    floats = {value for value, dtype in typed.items() if dtype is ir.DataType.FLOAT}
+    floats.update(v for v in read.difference(typed) if v is not None and v.dtype is ir.DataType.FLOAT)
     touching = (node for node in everything if _touches(node, floats))
     operators = {node: kind for node in touching if (kind := (node.domain, node.op_type)) not in _SHAPE_READERS}
     rules = {node: settings.rules.get(kind, _UNKNOWN_RULE) for node, kind in operators.items()}
     constants = _constants(floats.difference(typed), operators)
-    forward = leading_to(found, found.loss)
-    painting = Painting(operators, rules, floats, constants, typed, forward)
-    _deny(painting, found, settings, dtype, wide_ops, {v for v in read.difference(typed) if _is_untyped(v)})
-    _propagate_denial(painting)
-    _take_between(painting)
-    _save_casts(painting)
-    for node in painting.nodes:
-        if node not in painting.low:
-            painting.reasons.setdefault(node, "no allowed operator on both sides")
-    return painting
+    plan = PrecisionPlan(operators, rules, floats, constants, typed, nodes_above(training.loss))
+    untyped: set[ir.Value | None] = {
+        v for v in read.difference(typed) if v is not None and v.dtype is None and v.const_value is None
+    }
+    _deny(plan, training, settings, dtype, wide_ops, untyped)
+    _propagate_denial(plan)
+    _take_between(plan)
+    _save_casts(plan)
+    for node in plan.nodes:
+        if node not in plan.low:
+            plan.reasons.setdefault(node, "no allowed operator on both sides")
+    return plan
 
 
 def _constants(
     given: Iterable[ir.Value], operators: Mapping[ir.Node, tuple[str, str]]
 ) -> dict[ir.Value, ir.TensorProtocol]:
-    """The constants among values that no node computes, and what the Constant nodes give."""
+    """Find the constants among values that no node computes, and the results of Constant nodes."""
     made = (node.outputs[0] for node, (_, op_type) in operators.items() if op_type == "Constant")
     tensors = ((value, constant_tensor(value)) for value in (*given, *made))
     return {value: tensor for value, tensor in tensors if tensor is not None}
 
 
 def _deny(
-    painting: Painting,
-    found: TrainingGraph,
+    plan: PrecisionPlan,
+    training: TrainingGraph,
     settings: Settings,
     dtype: ir.DataType,
     wide_ops: Collection[str],
     untyped: set[ir.Value | None],
 ) -> None:
-    reasons, rules = painting.reasons, painting.rules
-    moving = painting.on(Colour.CLEAR)
-    stays = pinned(found, painting.forward, painting.on(Colour.ALLOW), moving)
-    opsets = found.graph.opset_imports
-    _check_kept(settings, found.graph)
-    owners, kept = found.owners, settings.keep
-    unfit = misfits(painting.operators, painting.floats, painting.constants, moving, dtype)
-    for node, (domain, op_type) in painting.operators.items():
-        rule, sides = rules[node], painting.sides[node]
-        reason = stays.get(main_node(owners, node) if owners else node)
-        if reason is None and kept and node.name in kept:
-            reason = "kept by the user"
-        if reason is None and owners and subgraphs(node):
-            reason = "its bodies are treated by themselves"
-        if reason is None and untyped and not untyped.isdisjoint(node.inputs):
-            reason = "the type of an operand is not known"
-        if reason is None and not sides.inputs:
-            reason = "it makes float32 numbers of others"
-        if reason is None and op_type in wide_ops:
-            reason = "the runtime cannot load it in a small type"
-        if reason is None and rule.colour is Colour.DENY:
-            reason = rule.reason
-        if reason is None and (unfit or op_type in _LOOKED_AT):
-            reason = _own_reason(painting, node, unfit)
-        if reason is None:
-            reason = takes(op_type, domain, sides.low, sides.wide, dtype, opsets)
+    """Note why each node that must stay float32 does."""
+    moving = plan.nodes_on(Colour.CLEAR)
+    pinned = pin_nodes(training, plan.forward, plan.nodes_on(Colour.ALLOW), moving)
+    _check_kept(settings, training.graph)
+    owners, kept, opsets = training.owners, settings.keep, training.graph.opset_imports
+    unfit = find_misfits(plan.operators, plan.floats, plan.constants, moving, dtype)
+
+    def reason_of(node: ir.Node, domain: str, op_type: str) -> str | None:
+        rule, sides = plan.rules[node], plan.sides[node]
+        reason = pinned.get(main_node(owners, node) if owners else node)
         if reason is not None:
-            reasons[node] = reason
+            return reason
+        if kept and node.name in kept:
+            return "kept by the user"
+        if owners and subgraphs(node):
+            return "its bodies are treated by themselves"
+        if untyped and not untyped.isdisjoint(node.inputs):
+            return "the type of an operand is not known"
+        if not sides.inputs:
+            return "it makes float32 numbers of others"
+        if op_type in wide_ops:
+            return "the runtime cannot load it in a small type"
+        if rule.colour is Colour.DENY:
+            return rule.reason
+        if unfit or op_type in _LOOKED_AT:
+            reason = _own_reason(plan, node, unfit)
+        return reason or find_refusal(op_type, domain, sides.low, sides.wide, dtype, opsets)
+
+    for node, (domain, op_type) in plan.operators.items():
+        reason = reason_of(node, domain, op_type)
+        if reason is not None:
+            plan.reasons[node] = reason
 
 
 def _check_kept(settings: Settings, graph: ir.Graph) -> None:
-    unknown = settings.keep - {node.name for node in nodes_of(graph)} if settings.keep else None
+    names = [node.name or "" for node in graph.all_nodes()] if settings.keep else []
+    unknown = settings.keep.difference(names)
     if unknown:
-        name = sorted(unknown)[0]
-        close = difflib.get_close_matches(name, [node.name or "" for node in nodes_of(graph)], 1)
+        name = min(unknown)
+        close = difflib.get_close_matches(name, names, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise AutocastError(f"there is no node {name!r} to keep in float32{hint}")
-
-
-def _is_untyped(value: ir.Value | None) -> bool:
-    return value is not None and value.dtype is None and value.const_value is None
 
 
 # The operators of which `_own_reason` may say something whatever they read.
 _LOOKED_AT = frozenset({"Clip", "LayerNormalization", "Mul", "Pad", "ReduceL1", "ReduceSum", "ReduceSumTraining"})
 
 
-def _own_reason(painting: Painting, node: ir.Node, unfit: Mapping[ir.Value, Misfit]) -> str | None:
-    """Why this one node stays float32, though its operator need not."""
-    (_, op_type), inputs = painting.operators[node], node.inputs
+def _own_reason(plan: PrecisionPlan, node: ir.Node, unfit: Mapping[ir.Value, Misfit]) -> str | None:
+    """Return why this one node stays float32, though its operator need not."""
+    (_, op_type), inputs = plan.operators[node], node.inputs
     if op_type == "Mul" and inputs[0] is inputs[1]:
         return "a square leaves the range of float16"
     if op_type in ("ReduceSum", "ReduceSumTraining", "ReduceL1") and _summed(node) > _LONG:
@@ -220,17 +222,17 @@ def _own_reason(painting: Painting, node: ir.Node, unfit: Mapping[ir.Value, Misf
             return "its statistics are not float32"
     if op_type in ("Clip", "Pad") and not {"max", "min", "value"}.isdisjoint(node.attributes):
         return "its bounds are attributes, which are float32"
-    for i in painting.sides[node].inputs if unfit else ():
+    for i in plan.sides[node].inputs if unfit else ():
         value = inputs[i]
         problem = None if value is None else unfit.get(value)
         # Small numbers among the weights of a contraction may become zero, as those of trained weights do.
-        if problem is not None and (problem.overflows or painting.rules[node].colour is not Colour.ALLOW):
+        if problem is not None and (problem.overflows or plan.rules[node].colour is not Colour.ALLOW):
             return problem.reason
     return None
 
 
 def _summed(node: ir.Node) -> float:
-    """How many elements a reduction adds up for each element of its result, as far as shapes tell."""
+    """Return how many elements a reduction adds up for each element of its result, as far as shapes tell."""
     before, after = (None if v is None or v.shape is None else v.shape for v in (node.inputs[0], node.outputs[0]))
     if before is None or after is None or not before.is_static() or not after.is_static():
         return np.inf
@@ -238,30 +240,30 @@ def _summed(node: ir.Node) -> float:
     return sizes[0] / max(1, sizes[1])
 
 
-def _propagate_denial(painting: Painting) -> None:
+def _propagate_denial(plan: PrecisionPlan) -> None:
     """Deny the infer nodes that what a denied node gave reaches through infer and clear ones."""
     reached: set[ir.Value | None] = set()
-    for node in painting.nodes:
-        if node in painting.reasons:
+    for node in plan.nodes:
+        if node in plan.reasons:
             # Sources (constants, casts of integers) gave nothing that was computed in float32, and the seed is kept
             # there for its range alone.
-            if painting.reasons[node] not in (SEED, LOSS) and not painting.floats.isdisjoint(node.inputs):
-                reached.update(painting.floats.intersection(node.outputs))
+            if plan.reasons[node] not in (SEED, LOSS) and not plan.floats.isdisjoint(node.inputs):
+                reached.update(plan.floats.intersection(node.outputs))
             continue
-        colour = painting.rules[node].colour
+        colour = plan.rules[node].colour
         if colour is Colour.ALLOW or reached.isdisjoint(node.inputs):
             continue
-        reached.update(painting.floats.intersection(node.outputs))
+        reached.update(plan.floats.intersection(node.outputs))
         if colour is Colour.INFER:
-            painting.reasons[node] = "it works on what a float32 operator gave"
+            plan.reasons[node] = "it works on what a float32 operator gave"
 
 
-def _take_between(painting: Painting) -> None:
+def _take_between(plan: PrecisionPlan) -> None:
     """Take the allowed nodes, and the free infer and clear nodes between them."""
-    low, rules = painting.low, painting.rules
-    free = [(node, sides) for node, sides in painting.sides.items() if node not in painting.reasons]
+    low, rules = plan.low, plan.rules
+    free = [(node, sides) for node, sides in plan.sides.items() if node not in plan.reasons]
     low.update(node for node, _ in free if rules[node].colour is Colour.ALLOW)
-    behind = {value for node in low for value in painting.low_outputs(node)}
+    behind = {value for node in low for value in plan.sides[node].outputs}
     for _, sides in free:
         if not behind.isdisjoint(sides.operands):
             behind.update(sides.outputs)
@@ -273,16 +275,16 @@ def _take_between(painting: Painting) -> None:
     low.update(node for node, sides in free if not between.isdisjoint(sides.outputs))
 
 
-def _save_casts(painting: Painting) -> None:
+def _save_casts(plan: PrecisionPlan) -> None:
     """Let clear nodes change sides, and infer nodes go back to float32, where that takes fewer casts."""
-    low, rules = painting.low, painting.rules
+    low, rules = plan.low, plan.rules
     movable = {
         node: sides
-        for node, sides in painting.sides.items()
-        if node not in painting.reasons and rules[node].colour in (Colour.CLEAR, Colour.INFER)
+        for node, sides in plan.sides.items()
+        if node not in plan.reasons and rules[node].colour in (Colour.CLEAR, Colour.INFER)
     }
     # A node without a cast around it saves none; its answer changes only after a neighbour has changed sides.
-    borders = _borders(painting).difference(painting.constants)
+    borders = _borders(plan).difference(plan.constants)
     pending = {
         node
         for node, sides in movable.items()
@@ -298,8 +300,8 @@ def _save_casts(painting: Painting) -> None:
             sides = movable[node]
             around = dict.fromkeys((*sides.operands, *sides.outputs))
             # Constants are cast offline.
-            values = [value for value in around if value not in painting.constants]
-            if _saves_casts(painting, node, values):
+            values = [value for value in around if value not in plan.constants]
+            if _saves_casts(plan, node, values):
                 low.symmetric_difference_update({node})
                 pending.update(_around(values))
         pending.intersection_update(movable)
@@ -307,14 +309,14 @@ def _save_casts(painting: Painting) -> None:
             return
 
 
-def _borders(painting: Painting) -> set[ir.Value]:
-    """The values that take a cast: low ones that a wide operand or an output wants, wide ones that a low one wants."""
+def _borders(plan: PrecisionPlan) -> set[ir.Value]:
+    """Find the values that take a cast: low ones that are read or leave wide, wide ones that are read low."""
     low_given: set[ir.Value] = set()
     low_read: set[ir.Value] = set()
     wide_read: set[ir.Value | None] = set()
-    for node, sides in painting.sides.items():
+    for node, sides in plan.sides.items():
         inputs = node.inputs
-        if node not in painting.low:
+        if node not in plan.low:
             wide_read.update(inputs)
             continue
         low_given.update(sides.outputs)
@@ -325,7 +327,7 @@ def _borders(painting: Painting) -> set[ir.Value]:
 
 
 def _around(values: Iterable[ir.Value]) -> Iterable[ir.Node]:
-    """The nodes that give or read some values."""
+    """Yield the nodes that give or read some values."""
     for value in values:
         producer = value.producer()
         if producer is not None:
@@ -333,9 +335,9 @@ def _around(values: Iterable[ir.Value]) -> Iterable[ir.Node]:
         yield from (use.node for use in value.uses())
 
 
-def _saves_casts(painting: Painting, node: ir.Node, values: Iterable[ir.Value]) -> bool:
-    """Whether the values around a node take fewer casts if it changes sides: one each, if some reader wants one."""
-    low, sides = painting.low, painting.sides
+def _saves_casts(plan: PrecisionPlan, node: ir.Node, values: Iterable[ir.Value]) -> bool:
+    """Return whether the values around a node take fewer casts if it changes sides: one each, for all readers."""
+    low, sides = plan.low, plan.sides
     is_low = node in low
     saved = 0
     for value in values:
@@ -363,20 +365,12 @@ def _saves_casts(painting: Painting, node: ir.Node, values: Iterable[ir.Value]) 
     return saved > 0
 
 
-def _floats(read: set[ir.Value | None], typed: Mapping[ir.Value, ir.DataType]) -> set[ir.Value]:
-    """The float32 values: what the nodes give, and what they read."""
-    real = ir.DataType.FLOAT
-    found = {value for value, dtype in typed.items() if dtype is real}
-    found.update(v for v in read.difference(typed) if v is not None and v.dtype is real)
-    return found
-
-
-def reads_shape(node: ir.Node) -> bool:
-    """Whether a node reads the shape of its operand alone: any type will do."""
+def takes_any_type(node: ir.Node) -> bool:
+    """Return whether a node reads the shape of its operand alone."""
     return (node.domain, node.op_type) in _SHAPE_READERS
 
 
 def _touches(node: ir.Node, floats: set[ir.Value]) -> bool:
-    """Whether a node, or a body of it, reads or gives one of these values."""
+    """Return whether a node, or a body of it, reads or gives one of these values."""
     own = floats.isdisjoint(node.inputs) and floats.isdisjoint(node.outputs)
     return not own or not floats.isdisjoint(captured_values(node))
