@@ -22,7 +22,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from graphscale import errors
 from graphscale.checks.linting.codes import CODES, GROUPS
-from graphscale.cli import app
+from graphscale.cli import COMMANDS, load_command
 from graphscale.operators import Colour
 from graphscale.passes.casting.settings import default_rules
 from graphscale.policy import presets
@@ -197,7 +197,7 @@ KINDS = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
 
 def command_line() -> str:
     """Every command with its arguments and options, read off the annotations that typer reads."""
-    return "\n\n".join(_command(registered.callback) for registered in app.registered_commands)
+    return "\n\n".join(_command(load_command(name)) for name in COMMANDS)
 
 
 def _command(function: Any) -> str:

@@ -5,50 +5,54 @@ Exit codes: 0 done; 1 the check that was asked for failed; 2 bad input, with one
 
 from __future__ import annotations
 
+import functools
+import importlib
 import logging
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-import typer
+import typer.main
 
-from graphscale.cli.autocast import autocast
-from graphscale.cli.demo import demo
-from graphscale.cli.diff import diff
-from graphscale.cli.export_weights import export_weights
-from graphscale.cli.fuse import fuse
-from graphscale.cli.inspect import inspect
-from graphscale.cli.lint import lint
-from graphscale.cli.plot import plot
-from graphscale.cli.scale import scale
-from graphscale.cli.split import split
-from graphscale.cli.strip import strip
-from graphscale.cli.train import train
-from graphscale.cli.verify import verify
 from graphscale.errors import GraphscaleError
 from graphscale.graph.diagnosis import damage_in
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "load_command", "main", "make_group"]
 
-app = typer.Typer(
-    name="graphscale",
-    help="Loss scaling inside ONNX training graphs.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
+# Each is a function in a module of its name.
+COMMANDS = (
+    "scale",
+    "inspect",
+    "autocast",
+    "demo",
+    "strip",
+    "split",
+    "fuse",
+    "export-weights",
+    "train",
+    "plot",
+    "verify",
+    "lint",
+    "diff",
 )
-app.command()(scale)
-app.command()(inspect)
-app.command()(autocast)
-app.command()(demo)
-app.command()(strip)
-app.command()(split)
-app.command()(fuse)
-app.command()(export_weights)
-app.command()(train)
-app.command()(plot)
-app.command()(verify)
-app.command()(lint)
-app.command()(diff)
+
+
+def load_command(name: str) -> Callable[..., Any]:
+    """Import the function of a command: a process that inspects a file needs none of the modules that train."""
+    function = name.replace("-", "_")
+    command: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{function}"), function)
+    return command
+
+
+@functools.cache
+def make_group(commands: tuple[str, ...] = COMMANDS) -> Any:
+    """Make the command line with these commands alone."""
+    app = typer.Typer(name="graphscale", help="Loss scaling inside ONNX training graphs.", add_completion=False)
+    app.callback()(lambda: None)  # An app of one command and no callback would not expect the command's name.
+    for name in commands:
+        app.command()(load_command(name))
+    return typer.main.get_command(app)
 
 
 # What typer raises for a wrong option or argument; its own name for it depends on typer's version.
@@ -60,8 +64,10 @@ def main() -> None:
     # What onnx_ir warns of is checked, and said, here.
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"onnx_ir\.")
+    words = sys.argv[1:] or ["--help"]
+    group = make_group((words[0],)) if words[0] in COMMANDS else make_group()
     try:
-        code = app(standalone_mode=False) if len(sys.argv) > 1 else app(["--help"], standalone_mode=False)
+        code = group(words, "graphscale", standalone_mode=False)
     except GraphscaleError as error:
         _refuse(str(error))
     except _UsageError as error:

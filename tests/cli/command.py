@@ -7,20 +7,24 @@ import io
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from graphscale.cli import main
 
-__all__ = ["contents", "graphscale", "graphscale_in_process"]
+__all__ = ["contents", "graphscale", "graphscale_process"]
+
+TERMINAL = {"COLUMNS": "200", "NO_COLOR": "1"}
 
 
-def graphscale(*arguments: Any, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def graphscale_process(*arguments: Any, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run `python -m graphscale` with these arguments in a folder, on a wide terminal without colours."""
     return subprocess.run(
         [sys.executable, "-m", "graphscale", *map(str, arguments)],
         cwd=folder,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+        env={**os.environ, **TERMINAL},
         capture_output=True,
         text=True,
         timeout=60,
@@ -28,20 +32,32 @@ def graphscale(*arguments: Any, folder: Path | None = None) -> subprocess.Comple
     )
 
 
-def graphscale_in_process(*arguments: Any, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The same without a new process, which costs half a second: for tables of many small cases."""
+def graphscale(*arguments: Any, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the same without a new process, which costs a second of CPU time (`test_process.py` compares the two)."""
     words = [str(argument) for argument in arguments]
-    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
-    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        sys.argv = ["graphscale", *words]
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(folder or Path.cwd()),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.dict(os.environ, TERMINAL),
+        mock.patch.object(sys, "argv", ["graphscale", *words]),
+        mock.patch.object(warnings, "showwarning", _show_warning),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("default")
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)
         try:
             main()
             code = 0
         except SystemExit as stop:
             code = int(stop.code or 0)
-        finally:
-            sys.argv = argv
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

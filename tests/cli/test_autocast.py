@@ -15,7 +15,7 @@ from graphscale.files.ort_checkpoint import read_checkpoint
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
 from tests.build import step
 from tests.cli import bad_graphs
-from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.command import contents, graphscale
 from tests.cli.test_bad_input import EARLIER, refused
 from tests.cli.test_scale import properties
 from tests.conftest import MODELS, assert_all_same_bits, initial_values, load_example, run_once
@@ -29,7 +29,7 @@ FOLDER = FOLDERS / "digits_adamw"
 
 def cast(folder: Path, *options: str, model: Path = MOMENTUM) -> onnx.ModelProto:
     """Cast a model with these options, and load what was written."""
-    result = graphscale_in_process("autocast", model, "-o", "out.onnx", *options, folder=folder)
+    result = graphscale("autocast", model, "-o", "out.onnx", *options, folder=folder)
     assert (result.returncode, result.stderr) == (0, "")
     written = onnx.load(folder / "out.onnx")
     onnx.checker.check_model(written)
@@ -68,7 +68,7 @@ def test_it_writes_what_python_returns(tmp_path: Path) -> None:
         (["--loss-scale=64", "--target=ort-training"], {"loss_scale": 64, "target": "ort-training"}),
         (["--loss-scale=torch", "--emulate"], {"loss_scale": gs.presets.torch(), "emulate": True}),
     ):
-        result = graphscale_in_process("autocast", MOMENTUM, "-o", "out.onnx", *options, folder=tmp_path)
+        result = graphscale("autocast", MOMENTUM, "-o", "out.onnx", *options, folder=tmp_path)
         assert result.returncode == 0, result.stderr
         expected = gs.autocast(MOMENTUM, **arguments)
         expected.save(tmp_path / "expected.onnx")
@@ -85,7 +85,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "out.onnx").write_bytes(EARLIER)
     for model in (MOMENTUM, FOLDER):
         for options in ([], ["-o", "out.onnx"], ["-o", "new", "--json"]):
-            result = graphscale_in_process("autocast", model, "--dry-run", *options, folder=tmp_path)
+            result = graphscale("autocast", model, "--dry-run", *options, folder=tmp_path)
             assert result.returncode == 0, result.stderr
             assert "float16" in result.stdout
             assert contents(tmp_path) == {"out.onnx": EARLIER}
@@ -116,7 +116,7 @@ def test_weights_in_an_external_file(tmp_path: Path) -> None:
     onnx.save_model(model, source / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
     before = contents(source)
     for folder in (source, other):
-        result = graphscale_in_process("autocast", source / "model.onnx", "-o", folder / "out.onnx", folder=tmp_path)
+        result = graphscale("autocast", source / "model.onnx", "-o", folder / "out.onnx", folder=tmp_path)
         assert (result.returncode, result.stderr) == (0, "")
         outputs, _ = run_once(folder / "out.onnx", feeds)
         assert outputs["loss"] == pytest.approx(expected, rel=1e-2)
@@ -138,11 +138,8 @@ def test_kept_constants_and_warnings(tmp_path: Path) -> None:
 
 def test_scaled_at_once(tmp_path: Path) -> None:
     """`autocast --loss-scale` and `scale --autocast` write the same graph."""
-    assert (
-        graphscale_in_process("autocast", MOMENTUM, "-o", "a.onnx", "--loss-scale=dynamic", folder=tmp_path).returncode
-        == 0
-    )
-    result = graphscale_in_process("scale", MOMENTUM, "-o", "b.onnx", "--autocast=float16", "--json", folder=tmp_path)
+    assert graphscale("autocast", MOMENTUM, "-o", "a.onnx", "--loss-scale=dynamic", folder=tmp_path).returncode == 0
+    result = graphscale("scale", MOMENTUM, "-o", "b.onnx", "--autocast=float16", "--json", folder=tmp_path)
     assert result.returncode == 0
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     report = json.loads(result.stdout)
@@ -182,7 +179,7 @@ def test_a_folder_scaled_at_once(tmp_path: Path) -> None:
         ["autocast", FOLDER, "-o", "a", "--loss-scale=dynamic"],
         ["scale", FOLDER, "-o", "b", "--autocast=float16"],
     ):
-        result = graphscale_in_process(*command, folder=tmp_path)
+        result = graphscale(*command, folder=tmp_path)
         assert result.returncode == 0, result.stderr
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
@@ -200,12 +197,12 @@ def test_bad_folders(tmp_path: Path) -> None:
         (["-o", "new", "--deny=Nope"], ("'Nope'",)),
         (["-o", "new", "--keep=nope"], ("'nope'",)),
     ):
-        refused(graphscale_in_process("autocast", FOLDER, *options, folder=tmp_path), words)
+        refused(graphscale("autocast", FOLDER, *options, folder=tmp_path), words)
         assert contents(tmp_path) == before
-    assert graphscale_in_process("autocast", FOLDER, "-o", "full", "--force", folder=tmp_path).returncode == 0
-    refused(graphscale_in_process("autocast", tmp_path / "full", "-o", "twice", folder=tmp_path), ("original",))
+    assert graphscale("autocast", FOLDER, "-o", "full", "--force", folder=tmp_path).returncode == 0
+    refused(graphscale("autocast", tmp_path / "full", "-o", "twice", folder=tmp_path), ("original",))
     refused(
-        graphscale_in_process("scale", tmp_path / "full", "-o", "twice", "--autocast=float16", folder=tmp_path),
+        graphscale("scale", tmp_path / "full", "-o", "twice", "--autocast=float16", folder=tmp_path),
         ("original",),
     )
     assert not (tmp_path / "twice").exists()
@@ -262,7 +259,7 @@ def folder(tmp_path: Path) -> Path:
 def test_bad_options(name: str, folder: Path) -> None:
     options, words = BAD_OPTIONS[name]
     before = contents(folder)
-    refused(graphscale_in_process("autocast", MOMENTUM, "-o", "out.onnx", *options, folder=folder), words)
+    refused(graphscale("autocast", MOMENTUM, "-o", "out.onnx", *options, folder=folder), words)
     assert contents(folder) == before
 
 
@@ -272,7 +269,7 @@ def test_bad_lists(name: str, folder: Path) -> None:
     (folder / "lists.json").write_bytes(data)
     before = contents(folder)
     command = ("autocast", MOMENTUM, "-o", "out.onnx", "--lists=lists.json")
-    refused(graphscale_in_process(*command, folder=folder), ("lists.json", words))
+    refused(graphscale(*command, folder=folder), ("lists.json", words))
     assert contents(folder) == before
 
 
@@ -289,7 +286,7 @@ def test_bad_models(folder: Path) -> None:
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
         before = contents(folder)
         for command in (["autocast"], ["scale", "--autocast=float16"]):
-            refused(graphscale_in_process(*command, f"{name}.onnx", "-o", "out.onnx", folder=folder), words)
+            refused(graphscale(*command, f"{name}.onnx", "-o", "out.onnx", folder=folder), words)
         assert contents(folder) == before
 
 
@@ -300,17 +297,17 @@ def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def test_without_an_output(folder: Path) -> None:
-    refused(graphscale_in_process("autocast", MOMENTUM, folder=folder), ("-o", "--dry-run"))
+    refused(graphscale("autocast", MOMENTUM, folder=folder), ("-o", "--dry-run"))
     for output, word in (("nowhere/out.onnx", "nowhere"), ("folder.json", "is a folder")):
-        refused(graphscale_in_process("autocast", MOMENTUM, "-o", output, folder=folder), (word,))
-    refused(graphscale_in_process("autocast", "missing.onnx", "-o", "out.onnx", folder=folder), ("missing.onnx",))
+        refused(graphscale("autocast", MOMENTUM, "-o", output, folder=folder), (word,))
+    refused(graphscale("autocast", "missing.onnx", "-o", "out.onnx", folder=folder), ("missing.onnx",))
     assert contents(folder) == {"out.onnx": EARLIER}
 
 
 def test_what_is_written_computes(tmp_path: Path) -> None:
     example = load_example("pytorch/mlp_momentum")
     for options in ([], ["--emulate"], ["--emulate", "--dtype=bfloat16"]):
-        result = graphscale_in_process("autocast", MOMENTUM, "-o", "out.onnx", *options, folder=tmp_path)
+        result = graphscale("autocast", MOMENTUM, "-o", "out.onnx", *options, folder=tmp_path)
         assert result.returncode == 0
         outputs, _ = run_once(tmp_path / "out.onnx", example.feeds)
         assert outputs["loss"] == pytest.approx(float(example.expected["loss"]), rel=2e-2)

@@ -15,7 +15,7 @@ import graphscale as gs
 from graphscale import errors
 from tests.build import step
 from tests.cli import bad_graphs
-from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.command import contents, graphscale
 from tests.conftest import MODELS, ROOT
 
 EXAMPLE = MODELS / "pytorch" / "mse_tanh.onnx"
@@ -217,15 +217,13 @@ OPTIONS = [
 ]
 
 
-# Every file and graph, and some of the options, in a process of its own; the other options without.
-@pytest.mark.parametrize("case", [*FILES, *GRAPHS, *OPTIONS[::5]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*FILES, *GRAPHS, *OPTIONS], ids=lambda case: case.name)
 def test_command_line(case: Case, tmp_path: Path) -> None:
-    refused_and_nothing_written(case, tmp_path, graphscale)
-
-
-@pytest.mark.parametrize("case", OPTIONS, ids=lambda case: case.name)
-def test_command_line_in_process(case: Case, tmp_path: Path) -> None:
-    refused_and_nothing_written(case, tmp_path, graphscale_in_process)
+    model, output = case.write(tmp_path), tmp_path / "scaled.onnx"
+    output.write_bytes(EARLIER)
+    before = contents(tmp_path)
+    refused(graphscale("scale", model, "-o", output, *case.command_line(), folder=tmp_path), case.words)
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("case", [*FILES, *GRAPHS, *OPTIONS], ids=lambda case: case.name)
@@ -248,14 +246,6 @@ def test_a_model_cut_anywhere(tmp_path: Path) -> None:
         path.write_bytes(data[:end])
         with pytest.raises(errors.ModelFileError, match=r"cut\.onnx"):
             gs.scale(path)
-
-
-def refused_and_nothing_written(case: Case, folder: Path, run: Callable[..., Any]) -> None:
-    model, output = case.write(folder), folder / "scaled.onnx"
-    output.write_bytes(EARLIER)
-    before = contents(folder)
-    refused(run("scale", model, "-o", output, *case.command_line(), folder=folder), case.words)
-    assert contents(folder) == before
 
 
 def refused(result: Any, words: tuple[str, ...]) -> None:

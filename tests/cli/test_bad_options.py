@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import graphscale as gs
-from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.command import contents, graphscale
 from tests.cli.test_bad_input import EARLIER, EXAMPLE, refused
 from tests.conftest import MODELS
 
@@ -71,7 +71,7 @@ def test_config_file(name: str, folder: Path) -> None:
     data, word = CONFIGS[name]
     (folder / "config.json").write_bytes(data)
     before = contents(folder)
-    refused(graphscale_in_process(*SCALE, "--loss-scale=config.json", folder=folder), ("config.json", word))
+    refused(graphscale(*SCALE, "--loss-scale=config.json", folder=folder), ("config.json", word))
     assert contents(folder) == before
 
 
@@ -88,7 +88,7 @@ def test_config_from_python(name: str) -> None:
 def test_option(name: str, folder: Path) -> None:
     options, words = OPTIONS[name]
     before = contents(folder)
-    refused(graphscale_in_process(*SCALE, *options, folder=folder), tuple(words))
+    refused(graphscale(*SCALE, *options, folder=folder), tuple(words))
     assert contents(folder) == before
 
 
@@ -109,10 +109,6 @@ def test_an_output_that_cannot_be_replaced(folder: Path) -> None:
     name = "scaled" * 50 + ".onnx"
     refused(graphscale("scale", EXAMPLE, "-o", name, folder=folder), ("cannot write", "too long"))
     assert contents(folder) == before
-
-
-def test_a_config_file_in_a_process_of_its_own(folder: Path) -> None:
-    refused(graphscale(*SCALE, "--loss-scale=config.json", folder=folder), ("config.json", '"class_name"'))
 
 
 def test_no_output(tmp_path: Path) -> None:

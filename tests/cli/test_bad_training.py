@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.command import contents, graphscale_in_process
+from tests.cli.command import contents, graphscale
 from tests.conftest import has_cuda
 from tests.training.runs import DIGITS, DIGITS_COMMAND, make_digits, make_step
 
@@ -141,7 +141,7 @@ def test_what_is_refused(case: str, folder: Path) -> None:
     before = contents(folder)
     given = {word for word in arguments if word.startswith("-")}
     files = [] if given & {"-o", "--metrics"} else ["-o", "old.onnx"]
-    done = graphscale_in_process(*arguments, *files, folder=folder)
+    done = graphscale(*arguments, *files, folder=folder)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert message in done.stderr
     assert done.stderr.startswith("graphscale: ")
@@ -153,7 +153,7 @@ def test_what_is_refused(case: str, folder: Path) -> None:
 
 def test_a_rate_for_a_step_that_takes_none(tmp_path: Path) -> None:
     make_step(tmp_path, "pytorch/mlp_momentum", 30)
-    done = graphscale_in_process(*BASE, *RATE, folder=tmp_path)
+    done = graphscale(*BASE, *RATE, folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
         "graphscale: --learning-rate is given, but the step has no input for it: a floating-point scalar called "
@@ -162,7 +162,7 @@ def test_a_rate_for_a_step_that_takes_none(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_another_run_are_kept(folder: Path) -> None:
-    first = graphscale_in_process(*DIGITS_COMMAND, "--checkpoint-dir", "kept", folder=folder)
+    first = graphscale(*DIGITS_COMMAND, "--checkpoint-dir", "kept", folder=folder)
     assert first.returncode == 0
     before = contents(folder)
     for more, message in (
@@ -172,9 +172,7 @@ def test_checkpoints_of_another_run_are_kept(folder: Path) -> None:
         ),
         (["--resume", "--seed", "9"], "the run would be another: --seed was 0, is 9"),
     ):
-        done = graphscale_in_process(
-            *DIGITS_COMMAND, "--checkpoint-dir", "kept", "--metrics", "run.csv", *more, folder=folder
-        )
+        done = graphscale(*DIGITS_COMMAND, "--checkpoint-dir", "kept", "--metrics", "run.csv", *more, folder=folder)
         assert (done.returncode, done.stdout) == (2, "")
         assert message in done.stderr
         assert contents(folder) == before
@@ -182,6 +180,6 @@ def test_checkpoints_of_another_run_are_kept(folder: Path) -> None:
 
 @pytest.mark.skipif(has_cuda(), reason="for machines where CUDA does not start")
 def test_a_provider_that_does_not_start(folder: Path) -> None:
-    done = graphscale_in_process(*DIGITS_COMMAND, "--provider", "CUDAExecutionProvider", folder=folder)
+    done = graphscale(*DIGITS_COMMAND, "--provider", "CUDAExecutionProvider", folder=folder)
     assert done.returncode == 2
     assert "the execution provider 'CUDAExecutionProvider'" in done.stderr

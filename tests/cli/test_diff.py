@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import graphscale as gs
-from tests.cli.command import contents, graphscale, graphscale_in_process
+from graphscale.files import model_files
+from tests.cli.command import contents, graphscale
 from tests.cli.test_scale import rows
 from tests.conftest import MODELS
 
@@ -25,7 +26,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
-    return graphscale_in_process(*arguments, folder=folder)
+    return graphscale(*arguments, folder=folder)
 
 
 def test_the_table(scaled: Path) -> None:
@@ -131,7 +132,7 @@ def test_bad_input(arguments: list[str], told: str, tmp_path: Path) -> None:
     (tmp_path / "copy.onnx").write_bytes(MOMENTUM.read_bytes())
     model = gs.scale(MOMENTUM).model
     model.metadata_props["graphscale.names"] = "{"
-    gs.pipeline.io.save(model, tmp_path / "stamped.onnx")
+    model_files.save(model, tmp_path / "stamped.onnx")
     before = contents(tmp_path)
     evaluated = MODELS / "ort" / "artifacts" / "digits_sgd" / "eval_model.onnx"
     words = [word.format(model=MOMENTUM, eval=evaluated) for word in arguments]

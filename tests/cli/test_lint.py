@@ -13,7 +13,7 @@ from graphscale.checks.linting.codes import CODES
 from tests.build import parse
 from tests.checks.linting.hand import GRADIENTS, STEP, changed
 from tests.checks.linting.test_sarif import check_log
-from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.command import contents, graphscale
 from tests.conftest import MODELS
 
 FLOAT16 = MODELS / "pytorch" / "mlp_float16.onnx"
@@ -55,16 +55,16 @@ def test_the_table(wrong: Path) -> None:
 
 
 def test_warnings_count_and_notes_do_not(tmp_path: Path) -> None:
-    assert graphscale_in_process("lint", FLOAT16, folder=tmp_path).returncode == 1
+    assert graphscale("lint", FLOAT16, folder=tmp_path).returncode == 1
     scaled = tmp_path / "scaled.onnx"
     gs.scale(CLEAN, autocast="bfloat16", target="ort-cuda").save(scaled)
-    result = graphscale_in_process("lint", scaled, folder=tmp_path)
+    result = graphscale("lint", scaled, folder=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert "GS606" in result.stdout and "1 note (" in result.stdout
 
 
 def test_json_is_the_report(wrong: Path, tmp_path: Path) -> None:
-    result = graphscale_in_process("lint", wrong, "--json", folder=tmp_path)
+    result = graphscale("lint", wrong, "--json", folder=tmp_path)
     assert (result.returncode, result.stderr) == (1, "")
     found = json.loads(result.stdout)
     assert found == json.loads(json.dumps(gs.lint(wrong).to_dict()))
@@ -76,7 +76,7 @@ def test_json_is_the_report(wrong: Path, tmp_path: Path) -> None:
 
 def test_sarif(wrong: Path) -> None:
     folder = wrong.parent
-    result = graphscale_in_process("lint", wrong.name, "--sarif", "out.sarif", folder=folder)
+    result = graphscale("lint", wrong.name, "--sarif", "out.sarif", folder=folder)
     assert (result.returncode, result.stderr) == (1, "")
     run = check_log(json.loads((folder / "out.sarif").read_text(encoding="utf-8")))
     assert [found["ruleId"] for found in run["results"]] == [finding.code for finding in gs.lint(wrong).findings]
@@ -90,7 +90,7 @@ def test_codes_are_chosen(wrong: Path, tmp_path: Path) -> None:
         (("--ignore", "GS403", "--ignore", "GS303"), 0, []),
         (("--select", "GS3", "--select", "GS4", "--ignore", "GS403"), 1, ["GS303"]),
     ):
-        result = graphscale_in_process("lint", wrong, "--json", *options, folder=tmp_path)
+        result = graphscale("lint", wrong, "--json", *options, folder=tmp_path)
         assert (result.returncode, result.stderr) == (code, "")
         assert [finding["code"] for finding in json.loads(result.stdout)["findings"]] == expected
 
@@ -103,8 +103,8 @@ def test_the_scale_can_be_named(tmp_path: Path) -> None:
         ),
         path,
     )
-    assert graphscale_in_process("lint", path, folder=tmp_path).returncode == 0
-    result = graphscale_in_process("lint", path, "--scale", "scale", folder=tmp_path)
+    assert graphscale("lint", path, folder=tmp_path).returncode == 0
+    result = graphscale("lint", path, "--scale", "scale", folder=tmp_path)
     assert result.returncode == 1 and "GS201" in result.stdout
 
 
@@ -127,7 +127,7 @@ def test_bad_input(name: str, wrong: Path) -> None:
     words, message = BAD[name]
     names = {"model": wrong, "folder": folder, "text": folder / "text.onnx"}
     before = contents(folder)
-    result = graphscale_in_process("lint", *(word.format(**names) for word in words), folder=folder)
+    result = graphscale("lint", *(word.format(**names) for word in words), folder=folder)
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("graphscale: ") and message in line
@@ -137,5 +137,5 @@ def test_bad_input(name: str, wrong: Path) -> None:
 def test_no_log_is_written_for_a_bad_model(wrong: Path) -> None:
     folder = wrong.parent
     wrong.write_bytes(wrong.read_bytes()[:100])
-    result = graphscale_in_process("lint", wrong, "--sarif", folder / "out.sarif", folder=folder)
+    result = graphscale("lint", wrong, "--sarif", folder / "out.sarif", folder=folder)
     assert result.returncode == 2 and not (folder / "out.sarif").exists()

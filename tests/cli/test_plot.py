@@ -9,7 +9,7 @@ import pytest
 
 from graphscale.training.metrics import MetricsFile
 from graphscale.training.record import StepRecord
-from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.command import contents, graphscale
 
 pytest.importorskip("matplotlib", reason="draws with matplotlib")
 
@@ -44,7 +44,7 @@ def test_the_command(suffix: str, folder: Path) -> None:
 
 def test_both_formats_give_one_picture(folder: Path) -> None:
     for suffix in ("jsonl", "csv"):
-        done = graphscale_in_process("plot", f"run.{suffix}", "-o", f"{suffix}.png", folder=folder)
+        done = graphscale("plot", f"run.{suffix}", "-o", f"{suffix}.png", folder=folder)
         assert done.returncode == 0, done.stderr
     assert (folder / "jsonl.png").read_bytes() == (folder / "csv.png").read_bytes()
 
@@ -74,7 +74,7 @@ def test_what_is_refused(case: str, folder: Path) -> None:
     (folder / "run.txt").touch()
     (folder / "bad.jsonl").write_text("{}\n")
     before = contents(folder)
-    done = graphscale_in_process("plot", *arguments, folder=folder)
+    done = graphscale("plot", *arguments, folder=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert done.stderr.startswith("graphscale: ")
@@ -85,7 +85,7 @@ def test_what_is_refused(case: str, folder: Path) -> None:
 def test_a_picture_is_replaced_only_by_a_whole_one(folder: Path) -> None:
     (folder / "run.png").write_text("the old one")
     (folder / "empty.csv").touch()
-    assert graphscale_in_process("plot", "empty.csv", "-o", "run.png", folder=folder).returncode == 2
+    assert graphscale("plot", "empty.csv", "-o", "run.png", folder=folder).returncode == 2
     assert (folder / "run.png").read_text() == "the old one"
-    assert graphscale_in_process("plot", "run.csv", "-o", "run.png", folder=folder).returncode == 0
+    assert graphscale("plot", "run.csv", "-o", "run.png", folder=folder).returncode == 0
     assert (folder / "run.png").read_bytes().startswith(b"\x89PNG")

@@ -11,7 +11,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.training.metrics import read_metrics
-from tests.cli.command import graphscale, graphscale_in_process
+from tests.cli.command import graphscale
 from tests.conftest import MODELS
 from tests.training.runs import DIGITS_COMMAND, make_digits, make_step
 
@@ -67,39 +67,39 @@ def test_the_whole_command(folder: Path) -> None:
 
 
 def test_the_trained_step_goes_on_from_the_weights(folder: Path) -> None:
-    done = graphscale_in_process(*DIGITS_COMMAND, "--epochs", "8", "-o", "trained.onnx", folder=folder)
+    done = graphscale(*DIGITS_COMMAND, "--epochs", "8", "-o", "trained.onnx", folder=folder)
     assert done.returncode == 0, done.stderr
     session = gs.Session(folder / "trained.onnx")
     trained, first = session.state_dict(), np.load(folder / "state.npz")
     assert not any(np.array_equal(trained[name], first[name]) for name in first.files)
     onnx.checker.check_model(onnx.load(folder / "trained.onnx"))
     more = ("train", "trained.onnx", "--data", "data.npz", *RATE, "--metrics", "more.jsonl")
-    done = graphscale_in_process(*more, folder=folder)
+    done = graphscale(*more, folder=folder)
     assert done.returncode == 0, done.stderr
     assert read_metrics(folder / "more.jsonl")[0].loss_scale == session.loss_scale
 
 
 def test_a_checkpoint_serves_as_first_values(folder: Path) -> None:
-    done = graphscale_in_process(*DIGITS_COMMAND, "--checkpoint-dir", "kept", folder=folder)
+    done = graphscale(*DIGITS_COMMAND, "--checkpoint-dir", "kept", folder=folder)
     assert done.returncode == 0, done.stderr
     (path,) = (folder / "kept").glob("*.safetensors")
     more = ("train", "step.onnx", "--data", "data.npz", "--state", path, *RATE, "--metrics", "more.jsonl")
-    assert graphscale_in_process(*more, folder=folder).returncode == 0
+    assert graphscale(*more, folder=folder).returncode == 0
 
 
 def test_quiet(folder: Path) -> None:
-    done = graphscale_in_process(*DIGITS_COMMAND, "--quiet", folder=folder)
+    done = graphscale(*DIGITS_COMMAND, "--quiet", folder=folder)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_bar_says_how_it_goes(folder: Path) -> None:
-    done = graphscale_in_process(*DIGITS_COMMAND, folder=folder)
+    done = graphscale(*DIGITS_COMMAND, folder=folder)
     assert re.search(r"19/19 loss \S+ scale \d+ skipped \d+ \d+/s", done.stdout)
 
 
 def test_length_and_order(folder: Path) -> None:
     def losses(*arguments: str) -> list[float]:
-        done = graphscale_in_process(*BASE, *RATE, "--metrics", "run.jsonl", *arguments, folder=folder)
+        done = graphscale(*BASE, *RATE, "--metrics", "run.jsonl", *arguments, folder=folder)
         assert done.returncode == 0, done.stderr
         return [record.loss for record in read_metrics(folder / "run.jsonl")]
 
@@ -114,15 +114,15 @@ def test_length_and_order(folder: Path) -> None:
 
 def test_a_step_with_a_fixed_batch(tmp_path: Path) -> None:
     make_step(tmp_path, "pytorch/mlp_momentum", 30)
-    done = graphscale_in_process(*BASE, "--epochs", "2", "--metrics", "run.csv", folder=tmp_path)
+    done = graphscale(*BASE, "--epochs", "2", "--metrics", "run.csv", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     records = read_metrics(tmp_path / "run.csv")
     assert len(records) == 6, "three batches of 8 in an epoch; the 6 samples left over are left out"
     assert records[0].learning_rate is None
-    done = graphscale_in_process(*BASE, "--batch-size", "4", folder=tmp_path)
+    done = graphscale(*BASE, "--batch-size", "4", folder=tmp_path)
     assert done.returncode == 2
     assert "--batch-size 4: the inputs of the step have a fixed batch of 8" in done.stderr
-    assert graphscale_in_process(*BASE, "--batch-size", "8", folder=tmp_path).returncode == 0
+    assert graphscale(*BASE, "--batch-size", "8", folder=tmp_path).returncode == 0
 
 
 def test_constants_and_arrays_that_are_left_out(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_constants_and_arrays_that_are_left_out(tmp_path: Path) -> None:
         feeds += ["--feed", f"{name}={name}.npy"]
     data = ("train", "step.onnx", "--data", "data.npz")
     np.savez(tmp_path / "data.npz", x=stored["x"], target=stored["target"], note=np.zeros(7))
-    refused = graphscale_in_process(*data, *feeds, folder=tmp_path)
+    refused = graphscale(*data, *feeds, folder=tmp_path)
     assert refused.returncode == 2
     assert "data.npz has an array 'note'" in refused.stderr
-    done = graphscale_in_process(*data, *feeds, "--ignore-extra", "--metrics", "run.jsonl", folder=tmp_path)
+    done = graphscale(*data, *feeds, "--ignore-extra", "--metrics", "run.jsonl", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert all(record.applied for record in read_metrics(tmp_path / "run.jsonl"))
 
@@ -161,9 +161,7 @@ def test_stuck_stops_with_one_line(folder: Path) -> None:
 @pytest.mark.cuda
 def test_on_a_gpu(folder: Path) -> None:
     make_digits(folder, target="ort-cuda", telemetry=True)
-    done = graphscale_in_process(
-        *DIGITS_COMMAND, "--provider", "CUDAExecutionProvider", "--metrics", "run.csv", folder=folder
-    )
+    done = graphscale(*DIGITS_COMMAND, "--provider", "CUDAExecutionProvider", "--metrics", "run.csv", folder=folder)
     assert done.returncode == 0, done.stderr
     records = read_metrics(folder / "run.csv")
     assert any(not record.applied for record in records)

@@ -11,7 +11,7 @@ import pytest
 
 import graphscale as gs
 from tests.checks.verification.test_counterexamples import damaged
-from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.command import contents, graphscale
 from tests.conftest import MODELS, load_example
 
 ARTIFACTS = MODELS / "ort" / "artifacts" / "digits_sgd"
@@ -62,7 +62,7 @@ def test_a_counterexample_is_written_and_its_command_runs_it_again(folder: Path,
 
 def test_a_failed_proof_has_no_counterexample(folder: Path) -> None:
     before = contents(folder)
-    result = graphscale_in_process("verify", ORIGINAL, folder / "proof.onnx", "--runs=0", folder=folder)
+    result = graphscale("verify", ORIGINAL, folder / "proof.onnx", "--runs=0", folder=folder)
     assert (result.returncode, result.stderr) == (1, "")
     assert "the loss scale does not reach" in " ".join(result.stdout.split())
     assert "--replay" not in result.stdout
@@ -71,7 +71,7 @@ def test_a_failed_proof_has_no_counterexample(folder: Path) -> None:
 
 def test_json(folder: Path, tmp_path: Path) -> None:
     case = tmp_path / "case.npz"
-    result = graphscale_in_process(
+    result = graphscale(
         "verify", ORIGINAL, folder / "weight.onnx", "--json", "--save-counterexample", case, folder=tmp_path
     )
     assert (result.returncode, result.stderr) == (1, "")
@@ -81,7 +81,7 @@ def test_json(folder: Path, tmp_path: Path) -> None:
     assert found["counterexample"]["kind"] == "skip"
     assert found["replay"].endswith(f"--replay {case}")
     assert case.exists()
-    sound = graphscale_in_process("verify", ORIGINAL, folder / "sound.onnx", "--json", "--runs=1", folder=tmp_path)
+    sound = graphscale("verify", ORIGINAL, folder / "sound.onnx", "--json", "--runs=1", folder=tmp_path)
     assert (sound.returncode, json.loads(sound.stdout)["ok"]) == (0, True)
 
 
@@ -91,10 +91,10 @@ def test_feeds_seed_and_dims_reach_the_runs(tmp_path: Path) -> None:
     zeros = {"x": np.zeros_like(load_example("pytorch/mse_tanh").feeds["x"][:2])}
     np.savez(tmp_path / "zeros.npz", **zeros)
     common = ("verify", original, "scaled.onnx", "--runs=1", "--seed=3")
-    fed = graphscale_in_process(*common, "--feeds=zeros.npz", folder=tmp_path)
+    fed = graphscale(*common, "--feeds=zeros.npz", folder=tmp_path)
     assert fed.returncode == 0, fed.stderr
     assert "is zero" in fed.stdout
-    sized = graphscale_in_process(*common, "--dim=batch=7", folder=tmp_path)
+    sized = graphscale(*common, "--dim=batch=7", folder=tmp_path)
     assert (sized.returncode, "batch=4" in sized.stdout) == (0, False)
 
 
@@ -145,7 +145,7 @@ def test_bad_input(case: str, folder: Path) -> None:
         "OPTIMIZER": str(ARTIFACTS / "optimizer_model.onnx"),
     }
     before = contents(folder)
-    result = graphscale_in_process("verify", *(names.get(word, word) for word in arguments), folder=folder)
+    result = graphscale("verify", *(names.get(word, word) for word in arguments), folder=folder)
     assert result.returncode == 2, result.stdout
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1

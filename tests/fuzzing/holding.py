@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.cli.command import contents, graphscale_in_process
+from tests.cli.command import contents, graphscale
 
 __all__ = ["KEEP", "LIMIT", "Broken", "choices_for", "complaint", "hold", "keep", "limited", "summary"]
 
@@ -86,7 +86,7 @@ def complaint(arguments: Sequence[Any], folder: Path, codes: Sequence[int] = (0,
     try:
         with limited(), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            done = graphscale_in_process(*arguments, folder=folder)
+            done = graphscale(*arguments, folder=folder)
     except (Exception, TooLongError) as error:
         return None, summary(error)
     for warning in warned:  # Outside of pytest they are lines on stderr.

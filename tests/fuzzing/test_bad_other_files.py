@@ -20,7 +20,7 @@ import graphscale as gs
 from graphscale.training.metrics import read_metrics
 from tests.build import feeds_for
 from tests.cli.bad_graphs import sgd
-from tests.cli.command import graphscale_in_process
+from tests.cli.command import graphscale
 from tests.conftest import MODELS
 from tests.fuzzing import seeds
 from tests.fuzzing.damage_bytes import damage_bytes
@@ -101,9 +101,9 @@ def training(folder: Path) -> Path:
     session.step({name: arrays[name] for name in ("x", "t")})
     session.save_state(folder / "state.safetensors", {"epoch": "1"})
     for metrics in ("run.jsonl", "run.csv"):
-        done = graphscale_in_process(*TRAIN, "--state=state.npz", f"--metrics={metrics}", folder=folder)
+        done = graphscale(*TRAIN, "--state=state.npz", f"--metrics={metrics}", folder=folder)
         assert done.returncode == 0, done.stderr
-    done = graphscale_in_process(*TRAIN, "--state=state.npz", "--checkpoint-dir=kept", folder=folder)
+    done = graphscale(*TRAIN, "--state=state.npz", "--checkpoint-dir=kept", folder=folder)
     assert done.returncode == 0, done.stderr
     (folder / "scale.json").write_text(gs.presets.deepspeed().to_json())
     (folder / "lists.json").write_text(json.dumps({"allow": ["MatMul"], "deny": ["Exp", "Log"], "infer": ["Add"]}))

@@ -115,13 +115,8 @@ class Worker:
 
 def main() -> None:
     """Answer commands until there are no more."""
-    import functools
-
-    import typer.main
-
     from tests.fuzzing.holding import complaint
 
-    typer.main.get_command = functools.cache(typer.main.get_command)
     faulthandler.enable()
     answers = sys.stdout
     print(json.dumps({"ready": True}), file=answers, flush=True)

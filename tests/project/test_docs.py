@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 import graphscale as gs
 from graphscale.checks.linting.codes import CODES
-from graphscale.cli import app, main
+from graphscale.cli import main, make_group
 from graphscale.passes.casting.settings import default_rules
 from graphscale.targets import TARGETS
 from tests.conftest import HAS_TRAINING, NEEDS_TRAINING
@@ -234,7 +233,7 @@ def test_links_of_included_files_lead_to_pages() -> None:
 def test_the_command_reference_has_every_command_and_option() -> None:
     made = SITE["command_line"]()
     sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", made, re.MULTILINE | re.DOTALL))
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = make_group().commands
     assert set(sections) == set(commands)
     for name, command in commands.items():
         said = sections[name]

@@ -16,6 +16,7 @@ import graphscale as gs
 from graphscale.checks.diffing.compare import compare
 from graphscale.checks.drawing import comparison_page, inspection_page
 from graphscale.checks.drawing.facts import embedded_json
+from graphscale.files import model_files
 from tests.checks.drawing.graphs import HOSTILE, hostile_step, scaled_model
 from tests.conftest import MODEL_NAMES, MODELS
 
@@ -151,7 +152,7 @@ class TestHostileNames:
             assert any(name.startswith(HOSTILE) for name in names)
 
     def test_a_pass_of_that_name_is_no_class(self) -> None:
-        model = gs.scale(gs.pipeline.model_files.from_proto(hostile_step())).model
+        model = gs.scale(model_files.from_proto(hostile_step())).model
         assert isinstance(model, ir.Model)
         next(iter(model.graph)).metadata_props["graphscale.pass"] = f"x {HOSTILE}"
         page = Page(inspect_page(model))

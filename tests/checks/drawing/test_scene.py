@@ -12,6 +12,7 @@ from graphscale.checks.drawing.drawing_context import DrawingContext, Phase, mak
 from graphscale.checks.drawing.facts import degree_of, facts
 from graphscale.checks.drawing.scene import make_scene
 from graphscale.errors import GraphscaleError
+from graphscale.files import model_files
 from tests.build import step
 from tests.checks.drawing.graphs import deep_network, scaled_model, scene_of
 from tests.cli.bad_graphs import inference
@@ -47,7 +48,7 @@ def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
 
 
 def test_a_value_that_the_scale_would_enter_at_has_it_for_all_readers() -> None:
-    model = gs.pipeline.io.from_proto(cross_entropy())
+    model = model_files.from_proto(cross_entropy())
     context = make_context(model, "the model")
     [place] = context.places
     assert place.edge is None and place.value.producer() is not None
@@ -128,7 +129,7 @@ def test_before_scaling_links_end_where_the_scale_would_come_out() -> None:
 def test_a_huge_graph_is_folded_but_for_a_few_gradients() -> None:
     model = deep_network(280)
     assert len(model.graph.node) > 3000
-    scaled = gs.scale(gs.pipeline.io.from_proto(model)).model
+    scaled = gs.scale(model_files.from_proto(model)).model
     assert isinstance(scaled, ir.Model)
     assert len(scaled.graph) > 5000
     scene = make_scene(make_context(scaled, "deep"))
@@ -162,7 +163,7 @@ def test_phases_follow_the_flow() -> None:
 
 class TestWhatIsNoTrainingGraph:
     def test_is_refused_or_drawn_without_phases(self) -> None:
-        model = gs.pipeline.io.from_proto(inference())
+        model = model_files.from_proto(inference())
         with pytest.raises(GraphscaleError):
             make_context(model.clone(), "the model")
         context = make_context(model, "the model", strict=False)
@@ -171,7 +172,7 @@ class TestWhatIsNoTrainingGraph:
         assert all(fact["phase"] == "" for fact in facts(make_scene(context)))
 
     def test_a_scale_that_does_not_cancel_out_is_drawn_as_unclear(self) -> None:
-        model = gs.scale(gs.pipeline.io.from_proto(step("dw1_abs = Exp(dw1)", outputs="float[4,5] dw1_abs"))).model
+        model = gs.scale(model_files.from_proto(step("dw1_abs = Exp(dw1)", outputs="float[4,5] dw1_abs"))).model
         assert isinstance(model, ir.Model)
         exponential = next(node for node in model.graph if node.op_type == "Exp")
         unscale = exponential.inputs[0].producer()

@@ -14,7 +14,7 @@ import pytest
 from graphscale import errors
 from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
 from graphscale.ort.artifacts import scale_artifacts
-from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.command import contents, graphscale
 from tests.ort.artifacts.training_session import FOLDERS
 
 SOURCE, OTHER = FOLDERS / "digits_adamw", FOLDERS / "conv_adamw"
@@ -192,7 +192,7 @@ def test_a_bad_folder_is_refused(case: Case, tmp_path: Path) -> None:
     with pytest.raises(case.error) as caught:
         scale_artifacts(folder, tmp_path / "out")
     assert contents(tmp_path) == before
-    result = graphscale_in_process("scale", "folder", "-o", "out", folder=tmp_path)
+    result = graphscale("scale", "folder", "-o", "out", folder=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     for word in case.words:
@@ -228,7 +228,7 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
         ("no/out", "does not exist"),
         ("x" * 300, "File name too long"),
     ):
-        result = graphscale_in_process("scale", SOURCE, "-o", out, folder=tmp_path)
+        result = graphscale("scale", SOURCE, "-o", out, folder=tmp_path)
         assert (result.returncode, result.stdout) == (2, "") and words in result.stderr
         assert result.stderr.count("\n") == 1
         assert contents(tmp_path) == before
@@ -238,7 +238,7 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
     "option", [["--seed=a:0"], ["--gradient=g"], ["--update=a=b"], ["--expose-scaled-loss"], ["--target=onnx"]]
 )
 def test_options_that_a_folder_does_not_take(option: list[str], tmp_path: Path) -> None:
-    result = graphscale_in_process("scale", SOURCE, "-o", "out", *option, folder=tmp_path)
+    result = graphscale("scale", SOURCE, "-o", "out", *option, folder=tmp_path)
     assert result.returncode == 2 and result.stderr.count("\n") == 1
     assert contents(tmp_path) == {}
 

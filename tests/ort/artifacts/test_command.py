@@ -11,7 +11,7 @@ import pytest
 import graphscale as gs
 from graphscale.files.ort_checkpoint import read_checkpoint
 from graphscale.ort.artifacts import scale_artifacts
-from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.command import contents, graphscale
 from tests.conftest import ROOT
 from tests.ort.artifacts.training_session import FOLDERS, STATES
 
@@ -36,7 +36,7 @@ def test_the_table_and_the_folder(tmp_path: Path) -> None:
 
 def test_options_reach_the_folder(tmp_path: Path) -> None:
     options = ["--initial-loss-scale=16", "--increment-period=3", "--multiplier=4", "--loss=onnx::loss::2"]
-    result = graphscale_in_process("scale", SOURCE, "-o", "out", "--json", *options, folder=tmp_path)
+    result = graphscale("scale", SOURCE, "-o", "out", "--json", *options, folder=tmp_path)
     report = json.loads(result.stdout)
     assert (report["loss"], report["loss_found"]) == ("onnx::loss::2", "named")
     assert report["policy"] == json.loads(gs.DynamicLossScale(16, 3, 4).to_json())
@@ -45,14 +45,14 @@ def test_options_reach_the_folder(tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     for arguments in (["-o", "out"], []):
-        result = graphscale_in_process("scale", SOURCE, "--dry-run", "--json", *arguments, folder=tmp_path)
+        result = graphscale("scale", SOURCE, "--dry-run", "--json", *arguments, folder=tmp_path)
         assert result.returncode == 0
         assert [state["input"] for state in json.loads(result.stdout)["state"]] == list(STATES)
         assert contents(tmp_path) == {}
 
 
 def test_a_repair_is_a_warning(tmp_path: Path) -> None:
-    result = graphscale_in_process("scale", FOLDERS / "digits_adamw_ir14", "-o", "out", folder=tmp_path)
+    result = graphscale("scale", FOLDERS / "digits_adamw_ir14", "-o", "out", folder=tmp_path)
     assert result.returncode == 0
     assert " ".join(result.stderr.split()).startswith("warning: optimizer_model.onnx has IR version 14")
 
@@ -60,8 +60,8 @@ def test_a_repair_is_a_warning(tmp_path: Path) -> None:
 def test_force_replaces_a_folder(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old").write_text("old")
-    assert graphscale_in_process("scale", SOURCE, "-o", "out", folder=tmp_path).returncode == 2
-    assert graphscale_in_process("scale", SOURCE, "-o", "out", "--force", folder=tmp_path).returncode == 0
+    assert graphscale("scale", SOURCE, "-o", "out", folder=tmp_path).returncode == 2
+    assert graphscale("scale", SOURCE, "-o", "out", "--force", folder=tmp_path).returncode == 0
     assert not (tmp_path / "out" / "old").exists()
     assert onnx.load(tmp_path / "out" / "training_model.onnx").graph.node
 

@@ -13,13 +13,13 @@ import pytest
 
 import graphscale as gs
 from graphscale.ort.fusing import fuse
-from tests.cli.command import contents, graphscale, graphscale_in_process
+from tests.cli.command import contents, graphscale
 from tests.conftest import initial_values
 from tests.ort.fusing.training import FOLDERS, edited
 
 
 def succeed(folder: Path, *words: Any) -> str:
-    result = graphscale_in_process(*words, folder=folder)
+    result = graphscale(*words, folder=folder)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
 
@@ -27,7 +27,7 @@ def succeed(folder: Path, *words: Any) -> str:
 def refuse(folder: Path, *words: Any) -> str:
     """The one line on stderr of a command that must fail, and must write nothing."""
     before = contents(folder)
-    result = graphscale_in_process(*words, folder=folder)
+    result = graphscale(*words, folder=folder)
     assert result.returncode == 2
     assert result.stdout == ""
     assert contents(folder) == before
