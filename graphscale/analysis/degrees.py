@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.graph.values import is_float, is_known_zero, node_name, op_name, subgraphs
-from graphscale.operators import ALL, Kind, Rule, rule_of
+from graphscale.operators import ALL, UNRULED, Kind, Rule, rule_of
 
 __all__ = ["ZERO", "Conflict", "Degree", "Degrees", "evaluate"]
 
@@ -61,7 +61,9 @@ class Conflict:
 
     def __str__(self) -> str:
         if self.unknown:
-            return f"operator {op_name(self.node)} of node {node_name(self.node)!r} has no degree rule"
+            reason = UNRULED.get((self.node.domain, self.node.op_type))
+            why = "" if reason is None else f": {reason}"
+            return f"operator {op_name(self.node)} of node {node_name(self.node)!r} has no degree rule{why}"
         names = ", ".join(repr(v.name) for i in self.operands if (v := self.node.inputs[i]) is not None)
         return f"{op_name(self.node)} of node {node_name(self.node)!r} is not linear in {names}"
 

@@ -32,12 +32,14 @@ from graphscale.operators.table import (
     written_inputs,
 )
 from graphscale.operators.traits import Trait
+from graphscale.operators.unruled import UNRULED
 
 __all__ = [
     "ALL",
     "FIRST",
     "MICROSOFT",
     "OPERATORS",
+    "UNRULED",
     "CastRule",
     "Colour",
     "Kind",

@@ -29,7 +29,6 @@ row("InvertibleLayerNormalizationGrad FakeQuantGrad", _first, domain=MICROSOFT)
 row("SoftmaxGrad SoftmaxGrad_13 LogSoftmaxGrad LogSoftmaxGrad_13", _first, casting=_PROBABILITIES, domain=MICROSOFT)
 row("SoftmaxDropoutGrad", _first, casting=_PROBABILITIES, domain=MICROSOFT)
 row("SoftmaxCrossEntropyGrad SoftmaxCrossEntropyLossGrad", _first, casting=_LOSS, domain=MICROSOFT)
-row("BinaryCrossEntropyGrad", _first, casting=_LOSS, domain=MICROSOFT)
 # Input 5 is added to the gradient.
 _added = Rule(Kind.LINEAR, data=(0, 5), gradient=True)
 row("SoftmaxCrossEntropyLossInternalGrad", _added, casting=_LOSS, domain=MICROSOFT)

@@ -32,7 +32,7 @@ row("View", FIRST, Trait.MOVE | Trait.SHARES_BUFFER, CLEAR, domain=MICROSOFT)
 row("SplitTraining", FIRST, Trait.MOVE, CLEAR, domain=MICROSOFT)
 row("ConcatTraining", Rule(Kind.LINEAR, outputs=(0,)), Trait.MOVE, CLEAR, domain=MICROSOFT)
 row("ExpandDims", FIRST, Trait.RESHAPE | Trait.MOVE | Trait.SHARES_BUFFER | Trait.NONFINITE_OF_FIRST, domain=MICROSOFT)
-row("GatherND ShrunkenGather Crop Trilu", FIRST, Trait.PART | Trait.MOVE, domain=MICROSOFT)
+row("GatherND ShrunkenGather Trilu", FIRST, Trait.PART | Trait.MOVE, domain=MICROSOFT)
 row("PadAndUnflatten", FIRST, Trait.MOVE, domain=MICROSOFT)
 row("FlattenAndUnpad", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.PART | Trait.MOVE, domain=MICROSOFT)
 row("PassThrough", LINEAR, Trait.SHARES_BUFFER, domain=MICROSOFT)
@@ -67,13 +67,11 @@ row("BroadcastGradientArgs", _DEGREE_0, domain=MICROSOFT)
 # --- not homogeneous --------------------------------------------------------------------------------------------------
 row("Gelu FastGelu QuickGelu BiasGelu", NONLINEAR, casting=INFER, domain=MICROSOFT)
 row("BiasSoftmax FakeQuant", NONLINEAR, domain=MICROSOFT)
-row("LayerNormalization SimplifiedLayerNormalization", NONLINEAR, domain=MICROSOFT)
 row("SkipLayerNormalization SkipSimplifiedLayerNormalization", NONLINEAR, domain=MICROSOFT)
 _statistics = infer(wide_inputs=(1, 2, 3, 4), wide_outputs=(1, 2, 3, 4))
 _running = {3: 1, 4: 2}
 row("BatchNormInternal", NONLINEAR, Trait.WRITES_INPUT, _statistics, domain=MICROSOFT, written=_running)
 row("LSTMTraining GRUTraining", NONLINEAR, casting=deny("rounding adds up over the time steps"), domain=MICROSOFT)
-row("BinaryCrossEntropy", NONLINEAR, casting=_LOSS, domain=MICROSOFT)
 _losses = "SoftmaxCrossEntropy SoftmaxCrossEntropyLossInternal"
 row(_losses, NONLINEAR, casting=_LOSS, domain=MICROSOFT, class_axis=1)
 _losses = "NegativeLogLikelihoodLossInternal NegativeLogLikelihoodLossInternal2"

@@ -27,7 +27,6 @@ row("SGDOptimizerV2", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_sgd_v2)
 row("AdamOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_adam)
 row("AdamWOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_adam_w)
 row("LambOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_lamb)
-row("AdagradOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT)
 row("InplaceClipGradNorm", NONLINEAR, _WRITES, domain=MICROSOFT)
 row("ZeroGradient", Rule(Kind.DEGREE_0), _WRITES, domain=MICROSOFT)
 # A running sum of gradients, kept in a buffer of the caller's: its operands must be unscaled, since the scale may

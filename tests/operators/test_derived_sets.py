@@ -13,13 +13,13 @@ SETS = {
     Trait.REPEAT: "Expand Tile",
     Trait.SIGN: "Abs Neg",
     Trait.PART: (
-        "CenterCropPad Compress Gather GatherElements GatherND Slice TopK Trilu microsoft.Crop "
+        "CenterCropPad Compress Gather GatherElements GatherND Slice TopK Trilu "
         "microsoft.FlattenAndUnpad microsoft.GatherND microsoft.ShrunkenGather microsoft.Trilu"
     ),
     Trait.MOVE: (
         "Abs Cast CastLike CenterCropPad Clip Compress Concat DepthToSpace Expand Flatten Gather GatherElements "
         "GatherND Identity Pad Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose Trilu "
-        "Unique Unsqueeze Where microsoft.ConcatTraining microsoft.Crop microsoft.ExpandDims "
+        "Unique Unsqueeze Where microsoft.ConcatTraining microsoft.ExpandDims "
         "microsoft.FlattenAndUnpad microsoft.GatherND microsoft.PadAndUnflatten microsoft.ShrunkenGather "
         "microsoft.SplitTraining microsoft.Trilu microsoft.View"
     ),
@@ -50,12 +50,12 @@ SETS = {
         "microsoft.BiasDropout microsoft.BiasSoftmaxDropout microsoft.BitmaskBiasDropout microsoft.BitmaskDropout"
     ),
     Trait.WRITES_INPUT: (
-        "microsoft.AdagradOptimizer microsoft.AdamOptimizer microsoft.AdamWOptimizer microsoft.BatchNormInternal "
+        "microsoft.AdamOptimizer microsoft.AdamWOptimizer microsoft.BatchNormInternal "
         "microsoft.InPlaceAccumulator microsoft.InPlaceAccumulatorV2 microsoft.InplaceClipGradNorm "
         "microsoft.LambOptimizer microsoft.SGDOptimizer microsoft.SGDOptimizerV2 microsoft.ZeroGradient"
     ),
     Trait.EFFECT: (
-        "microsoft.AdagradOptimizer microsoft.AdamOptimizer microsoft.AdamWOptimizer microsoft.InPlaceAccumulator "
+        "microsoft.AdamOptimizer microsoft.AdamWOptimizer microsoft.InPlaceAccumulator "
         "microsoft.InPlaceAccumulatorV2 microsoft.InplaceClipGradNorm microsoft.LambOptimizer "
         "microsoft.SGDOptimizer microsoft.SGDOptimizerV2 microsoft.ZeroGradient"
     ),
