@@ -15,12 +15,12 @@ from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError
 from graphscale.files import model_files
 from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
-from graphscale.graph.undo import Snapshot
 from graphscale.passes import Autocast
 from graphscale.passes.casting.cast_report import AutocastReport
 from graphscale.passes.casting.settings import make_settings
-from graphscale.pipeline import Model, needs_preparation, open_copy, prepare, run_passes, scale, small_type
+from graphscale.pipeline import Model, open_copy_with_proto, prepare, run_passes, scale
 from graphscale.targets import check_versions, get_target
 
 __all__ = ["AutocastModel", "autocast"]
@@ -110,15 +110,13 @@ def autocast(
         )
         assert mixed.report is not None
         return AutocastModel(scaled.model, mixed.report, scaled.report)
-    work, name = open_copy(model)
+    work, name, proto = open_copy_with_proto(model)
     if is_scaled(work):
         raise AutocastError(f"{name} carries a loss scale already; autocast the original, then scale it")
     check_versions(work, get_target(target))
-    snapshot = Snapshot.begin(work, whole=needs_preparation(work))
-    warnings = prepare(work)
-    run_passes(work, mixed)
-    assert snapshot is not None
-    snapshot.finish(work, small_type(mixed))
+    with record_original(work, proto):
+        warnings = prepare(work)
+        run_passes(work, mixed)
     assert mixed.report is not None
     report = dataclasses.replace(mixed.report, warnings=(*warnings, *mixed.report.warnings))
     return AutocastModel(ir.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)

@@ -23,8 +23,8 @@ from graphscale.errors import AutocastError, InvalidLossScaleError, ModelFileErr
 from graphscale.files import model_files
 from graphscale.graph.builder import PASS_KEY, inserted
 from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.original import record_original
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp, refuse_scaled
-from graphscale.graph.undo import Snapshot
 from graphscale.graph.values import node_name
 from graphscale.passes import (
     AddTelemetry,
@@ -45,10 +45,10 @@ __all__ = [
     "inspect",
     "needs_preparation",
     "open_copy",
+    "open_copy_with_proto",
     "prepare",
     "run_passes",
     "scale",
-    "small_type",
 ]
 
 # What the public functions take: a path, an onnx_ir model or a ModelProto.
@@ -116,48 +116,46 @@ def scale(
     if policy is None:
         raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
     chosen = get_target(target)
-    work, name = open_copy(model)
+    work, name, proto = open_copy_with_proto(model)
     refuse_scaled(work, name)
     check_versions(work, chosen)
     nodes_before = len(work.graph)
-    snapshot = Snapshot.begin(work, whole=needs_preparation(work))
-    warnings = [*prepare(work), *advise(work, chosen)]
-    given: list[GraphPass] = [
-        ScaleLoss(policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss)
-    ]
-    if telemetry:
-        given.append(AddTelemetry())
-    mixed = _autocast_pass(autocast, (loss, seed, tuple(gradients or ()), updates, target))
-    if mixed is not None:
-        given.append(mixed)
-    marked = frozenset(node for node in work.graph if PASS_KEY in node.metadata_props)
-    outputs = {value.name for value in work.graph.outputs}
-    run_passes(work, *standard_passes(*given))
-    if isinstance(autocast, Autocast) and mixed is not None:
-        autocast.report = mixed.report
-    rewrite = Rewrite.detach(work)
-    new = [value for value in work.graph.outputs if value.name not in outputs]
-    exposed = [value for value in new if expose_scaled_loss and (value.name or "").startswith("scaled_loss")]
-    with_mark = [node for node in work.graph if PASS_KEY in node.metadata_props]
-    # Nodes that were marked before, as those of a fused step are, are nodes like all others.
-    _prove(work, rewrite, [node for node in with_mark if node not in marked], exposed)
-    found = rewrite.report
-    report = dataclasses.replace(
-        found,
-        warnings=(*warnings, *found.warnings),
-        policy=json.loads(policy.to_json()),
-        target=target,
-        nodes_before=nodes_before,
-        nodes_after=len(work.graph),
-        inserted=inserted(with_mark),
-        renamed=dict(rewrite.bound.editor.renamed),
-        state=_state(rewrite),
-        proved=True,
-        autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
-    )
-    _stamp(work, rewrite, policy, report)
-    assert snapshot is not None
-    snapshot.finish(work, small_type(mixed))
+    with record_original(work, proto):
+        warnings = [*prepare(work), *advise(work, chosen)]
+        given: list[GraphPass] = [
+            ScaleLoss(policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss)
+        ]
+        if telemetry:
+            given.append(AddTelemetry())
+        mixed = _autocast_pass(autocast, (loss, seed, tuple(gradients or ()), updates, target))
+        if mixed is not None:
+            given.append(mixed)
+        marked = frozenset(node for node in work.graph if PASS_KEY in node.metadata_props)
+        outputs = {value.name for value in work.graph.outputs}
+        run_passes(work, *standard_passes(*given))
+        if isinstance(autocast, Autocast) and mixed is not None:
+            autocast.report = mixed.report
+        rewrite = Rewrite.detach(work)
+        new = [value for value in work.graph.outputs if value.name not in outputs]
+        exposed = [value for value in new if expose_scaled_loss and (value.name or "").startswith("scaled_loss")]
+        with_mark = [node for node in work.graph if PASS_KEY in node.metadata_props]
+        # Nodes that were marked before, as those of a fused step are, are nodes like all others.
+        _prove(work, rewrite, [node for node in with_mark if node not in marked], exposed)
+        found = rewrite.report
+        report = dataclasses.replace(
+            found,
+            warnings=(*warnings, *found.warnings),
+            policy=json.loads(policy.to_json()),
+            target=target,
+            nodes_before=nodes_before,
+            nodes_after=len(work.graph),
+            inserted=inserted(with_mark),
+            renamed=dict(rewrite.bound.editor.renamed),
+            state=_state(rewrite),
+            proved=True,
+            autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
+        )
+        _stamp(work, rewrite, policy, report)
     return ScaledModel(ir.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
@@ -186,17 +184,19 @@ def inspect(
 
 
 def open_copy(model: Model) -> tuple[ir.Model, str]:
-    """A copy of a model to work on, and what to call it in messages."""
+    """Return a copy of a model to work on, and its name for messages."""
+    work, name, _ = open_copy_with_proto(model)
+    return work, name
+
+
+def open_copy_with_proto(model: Model) -> tuple[ir.Model, str, onnx.ModelProto | None]:
+    """Return a copy of a model to work on, its name for messages, and the ModelProto that it was read from, if any."""
     if isinstance(model, onnx.ModelProto):
-        return model_files.from_proto(model), "the model"
+        return model_files.from_proto(model), "the model", model
     if isinstance(model, ir.Model):
-        return model.clone(), "the model"
-    return model_files.load(model), os.fspath(model)
-
-
-def small_type(mixed: Autocast | None) -> ir.DataType | None:
-    """The type that a pass which has run put nodes into."""
-    return None if mixed is None else ir.DataType[mixed.dtype.upper()]
+        return model.clone(), "the model", None
+    work, proto = model_files.load_with_proto(model)
+    return work, os.fspath(model), proto
 
 
 def needs_preparation(model: ir.Model) -> bool:

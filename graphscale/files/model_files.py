@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import google.protobuf.message
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError, one_line
 
-__all__ = ["check_output", "from_proto", "load", "replacing", "save"]
+__all__ = ["check_output", "from_proto", "load", "load_with_proto", "replaced_tensors", "replacing", "save"]
 
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27
@@ -24,7 +24,12 @@ _PIECE = 2**30  # bytes
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
-    """Read an ONNX model; weights in external files stay on disk.
+    """Read an ONNX model; weights in external files stay on disk. Raises what `load_with_proto` raises."""
+    return load_with_proto(path)[0]
+
+
+def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelProto]:
+    """Read an ONNX model, and return the ModelProto that it was made from as well.
 
     Raises:
         ModelFileError: the file, or one with its weights, is missing, truncated, or of another format.
@@ -43,7 +48,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     model = from_proto(proto, str(path))
     ir.external_data.set_base_dir(model.graph, resolved.parent)
     _check_external_files(model, path)
-    return model
+    return model, proto
 
 
 def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
@@ -171,7 +176,7 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
             if source is not None:
                 # As a whole: faster than tensor by tensor.
                 _copy(source, Path(temporary, data))
-                with _located_in(model, folder, data):
+                with replaced_tensors(_located_in(model, folder, data)):
                     written.write_bytes(ir.to_proto(model).SerializeToString())
             elif moves:
                 ir.save(model, written, format="protobuf", external_data=data)
@@ -214,25 +219,31 @@ def _copy(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _located_in(model: ir.Model, folder: Path, name: str) -> Iterator[None]:
-    """Let the external weights of a model be in another file, at the same offsets, in a `with` block."""
-    values = [v for v in model.graph.initializers.values() if isinstance(v.const_value, ir.ExternalTensor)]
-    before = [value.const_value for value in values]
+def replaced_tensors(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[None]:
+    """Give initializers other tensors in a `with` block."""
+    before = [value.const_value for value in tensors]
     try:
-        for value in values:
-            old = value.const_value
-            assert isinstance(old, ir.ExternalTensor)
-            value.const_value = ir.ExternalTensor(
-                name,
-                old.offset,
-                old.length,
-                old.dtype,
-                shape=old.shape,
-                name=value.name or "",
-                doc_string=old.doc_string,
-                base_dir=folder,
-            )
+        for value, tensor in tensors.items():
+            value.const_value = tensor
         yield
     finally:
-        for value, tensor in zip(values, before, strict=True):
-            value.const_value = tensor
+        for value, tensor_before in zip(tensors, before, strict=True):
+            value.const_value = tensor_before
+
+
+def _located_in(model: ir.Model, folder: Path, name: str) -> dict[ir.Value, ir.TensorProtocol]:
+    """Return the external weights of a model as they are in another file, at the same offsets."""
+    return {
+        value: ir.ExternalTensor(
+            name,
+            old.offset,
+            old.length,
+            old.dtype,
+            shape=old.shape,
+            name=value.name or "",
+            doc_string=old.doc_string,
+            base_dir=folder,
+        )
+        for value in model.graph.initializers.values()
+        if isinstance(old := value.const_value, ir.ExternalTensor)
+    }

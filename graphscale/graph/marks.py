@@ -10,8 +10,7 @@ __all__ = ["AUTOCAST", "PASS_KEY", "SELECTION", "WAS_FLOAT", "is_rounding"]
 PASS_KEY = "graphscale.pass"
 # The name of the pass that inserts casts for mixed precision.
 AUTOCAST = "autocast"
-# Of a cast of the original that gave float32 and gives a small type, and, with its tensor as a TensorProto in base64,
-# of a constant that was float32.
+# Of a cast of the original that gave float32 and gives a small type.
 WAS_FLOAT = "graphscale.was_float"
 # Of an If, in the copy of a graph that a session runs: its branches compute the next values of states, or hand on the
 # present ones.

@@ -12,8 +12,8 @@ from onnx_ir.passes import PassResult
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError, TargetError
+from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
-from graphscale.graph.undo import Snapshot
 from graphscale.passes.casting.cast_report import AutocastReport, make_cast_report
 from graphscale.passes.casting.casts import NAME, CastInserter
 from graphscale.passes.casting.precision_plan import plan_precision
@@ -72,10 +72,11 @@ class Autocast(GraphPass):
             raise AutocastError(f"{NAME}: the model carries a loss scale already; autocast the original, then scale it")
         if AUTOCAST_KEY in model.metadata_props:
             raise AutocastError(f"{NAME}: the model is in mixed precision already; autocast the original graph")
-        with Snapshot.begun(model) as snapshot:
-            return self._rewrite(model, snapshot)
+        with record_original(model):
+            self._rewrite(model)
+        return PassResult(model, modified=True)
 
-    def _rewrite(self, model: ir.Model, snapshot: Snapshot | None) -> PassResult:
+    def _rewrite(self, model: ir.Model) -> None:
         dtype, target = _DTYPES[self.dtype], get_target(self.target)
         _check_target(dtype, target, self.emulate)
         _refuse_double(model.graph)
@@ -90,9 +91,6 @@ class Autocast(GraphPass):
         inserter.insert()
         self.report = dataclasses.replace(report, casts=inserter.casts)
         model.metadata_props[AUTOCAST_KEY] = json.dumps({"dtype": self.dtype, "emulate": self.emulate})
-        if snapshot is not None:
-            snapshot.finish(model, dtype)
-        return PassResult(model, modified=True)
 
 
 def _check_target(dtype: ir.DataType, target: Target, emulate: bool) -> None:

@@ -20,7 +20,7 @@ class OrderWrites(RewritePass):
 
     After:  `seen = IsNaN(first element of r); never = And(seen, Not(seen)); w.ordered = Where(never, state, w)`
 
-    The last pass of a sequence: it also records what it takes to strip the model again.
+    The last pass of a sequence.
     """
 
     name = "order-writes"
@@ -29,7 +29,4 @@ class OrderWrites(RewritePass):
     after = GuardUpdates
 
     def rewrite(self, rewrite: Rewrite) -> bool:
-        modified = order_writes(rewrite.bound.editor)
-        if rewrite.snapshot is not None:
-            rewrite.snapshot.finish(rewrite.model)
-        return modified or rewrite.snapshot is not None
+        return order_writes(rewrite.bound.editor)

@@ -12,7 +12,6 @@ from onnx_ir.passes import PassResult
 from graphscale.analysis.report import Report
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.errors import PassOrderError
-from graphscale.graph.undo import Snapshot
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.bound import BoundLossScale
 from graphscale.policy.loss_scale import FixedLossScale
@@ -68,7 +67,6 @@ class Rewrite:
         report: the analysis as a report, made before anything was renamed.
         bound: the loss scale in graph mode.
         skip_nonfinite: a fixed loss scale is checked and guarded as well.
-        snapshot: the model before, where these passes are to record what they did; None where their caller does.
         scaled: the values where the scale enters, each with its product; filled by `ScaleLoss`.
         gradients: filled by `UnscaleGradients`.
         all_finite: the scalar bool value, set by `CheckFinite`.
@@ -84,7 +82,6 @@ class Rewrite:
     report: Report
     bound: BoundLossScale
     skip_nonfinite: bool
-    snapshot: Snapshot | None = None
     scaled: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
     gradients: list[Gradient] = dataclasses.field(default_factory=list)
     all_finite: ir.Value | None = None

@@ -14,9 +14,9 @@ from graphscale.analysis.edits import Place
 from graphscale.analysis.training_graph import analyse
 from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
 from graphscale.graph.builder import Editor, Position, replace_reads, shape_like
+from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
-from graphscale.graph.undo import Snapshot
 from graphscale.graph.values import main_node, main_nodes, uses_of
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.bound import BoundLossScale
@@ -67,15 +67,16 @@ class ScaleLoss(GraphPass):
         policy = get(self.loss_scale)
         if policy is None:
             raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
-        with Snapshot.begun(model) as snapshot:
-            self._rewrite(model, policy, snapshot)
+        with record_original(model) as records:
+            # A caller that records runs all passes itself; else others' passes may run between them.
+            self._rewrite(model, policy, alone=not records)
         return PassResult(model, modified=True)
 
-    def _rewrite(self, model: ir.Model, policy: LossScale, snapshot: Snapshot | None) -> None:
+    def _rewrite(self, model: ir.Model, policy: LossScale, alone: bool) -> None:
         graph = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
         bound = BoundLossScale(policy, model, self.target)
-        bound.alone = snapshot is None  # else others' passes may run between ours
-        rewrite = Rewrite(model, graph, describe(graph), bound, self.skip_nonfinite, snapshot)
+        bound.alone = alone
+        rewrite = Rewrite(model, graph, describe(graph), bound, self.skip_nonfinite)
         by_value: dict[ir.Value, list[Place]] = {}
         for place in graph.places:
             by_value.setdefault(place.value, []).append(place)

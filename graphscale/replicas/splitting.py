@@ -16,8 +16,8 @@ from graphscale.collector import paused_collector
 from graphscale.errors import SplitError
 from graphscale.files import model_files
 from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.original import ORIGINAL_KEY
 from graphscale.graph.stamp import Stamp, read_stamp
-from graphscale.graph.undo import UNDO_KEY
 from graphscale.pipeline import Model, ScaledModel, open_copy
 from graphscale.replicas.buckets import BUCKET_BYTES, Bucket, Gradient, bucket_size, in_stages, lay_out
 from graphscale.replicas.cut import Cut, find_cut
@@ -185,7 +185,7 @@ def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:
     cut = find_cut(model, stamp, name)
     know_types(model, [*cut.gradients, *cut.average, *cut.local])
     states = frozenset((*stamp.state, *(state["input"] for state in stamp.report["state"])))
-    model.metadata_props.pop(UNDO_KEY, None)
+    model.metadata_props.pop(ORIGINAL_KEY, None)
     update, given = extract(model, cut.second, cut.kept, states, keep_states=True)
     # What the second half both takes and gives has two names: what it takes is called alike in both halves.
     cut = cut.renamed(given)

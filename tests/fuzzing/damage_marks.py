@@ -44,7 +44,7 @@ def damage_metadata(model: onnx.ModelProto, other: onnx.ModelProto, choices: ran
     """Metadata that is gone, of another model, no JSON, or JSON of another form."""
     items = [item for item in model.metadata_props if item.key.startswith("graphscale.")]
     if not items:
-        keys = ("version", "policy", "state", "target", "names", "report", "telemetry", "undo", "autocast", "odd")
+        keys = ("version", "policy", "state", "target", "names", "report", "telemetry", "original", "autocast", "odd")
         given = model.metadata_props.add(key=f"graphscale.{choices.choice(keys)}")
         given.value = choices.choice((*_TEXTS, "{}", "[]", "null"))
         return
@@ -57,26 +57,31 @@ def damage_metadata(model: onnx.ModelProto, other: onnx.ModelProto, choices: ran
     elif action == 2:
         same = [found for found in other.metadata_props if found.key == item.key]
         item.value = same[0].value if same else item.value[: len(item.value) // 2]
-    elif item.key == "graphscale.undo":
+    elif item.key == "graphscale.original":
         _damage_record(item, choices)
     else:
         _damage_json(item, choices)
 
 
 def _damage_record(item: onnx.StringStringEntryProto, choices: random.Random) -> None:
-    """The record of how to strip the model: its packing, or what is in it."""
+    """The record of the original: its packing, or what is in it."""
     try:
-        record = json.loads(zlib.decompress(base64.b64decode(item.value)))
+        record = bytearray(zlib.decompress(base64.b64decode(item.value)))
     except (ValueError, zlib.error):  # damaged before
         item.value = ""
         return
     if choices.random() < 0.2:
-        packed = bytearray(zlib.compress(json.dumps(record).encode()))
+        packed = bytearray(zlib.compress(record))
         packed[choices.randrange(len(packed))] ^= 1 << choices.randrange(8)
         item.value = base64.b64encode(packed).decode()[: choices.choice((None, -1, -5, 10))]
         return
-    record = _damaged(record, choices)
-    item.value = base64.b64encode(zlib.compress(json.dumps(record).encode())).decode()
+    for _ in range(choices.randrange(1, 4) if record else 0):
+        place = choices.randrange(len(record))
+        if choices.random() < 0.5:
+            record[place] ^= 1 << choices.randrange(8)
+        else:
+            del record[place : place + choices.randrange(1, 20)]
+    item.value = base64.b64encode(zlib.compress(record)).decode()
 
 
 def _damage_json(item: onnx.StringStringEntryProto, choices: random.Random) -> None:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 
 from graphscale.graph.builder import PASS_KEY
-from graphscale.graph.undo import UNDO_KEY
+from graphscale.graph.original import ORIGINAL_KEY
 from tests.passes.cases import CASES, Case
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parent / "golden"
 def text_of(model: ir.Model) -> str:
     """A model in ONNX's text form, without the types of intermediate values, and without what it takes to strip it."""
     proto = ir.serde.serialize_model(model)
-    kept = [entry for entry in proto.metadata_props if entry.key != UNDO_KEY]
+    kept = [entry for entry in proto.metadata_props if entry.key != ORIGINAL_KEY]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
     del proto.graph.value_info[:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
@@ -10,19 +11,19 @@ from typing import Any
 
 from graphscale.errors import TargetError
 from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.original import record_original
 from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, read_folder
 from graphscale.ort.artifacts.output import check_output_folder, new_folder
 from graphscale.ort.artifacts.scale_folder import (
     repair_versions,
     scale_artifacts,
-    snapshots_of,
     sort_others,
     write_folder,
 )
 from graphscale.passes import Autocast
 from graphscale.passes.casting.cast_report import AutocastReport
 from graphscale.passes.casting.settings import make_settings
-from graphscale.pipeline import prepare, run_passes, small_type
+from graphscale.pipeline import prepare, run_passes
 from graphscale.targets import get_target
 
 __all__ = ["autocast_artifacts"]
@@ -76,16 +77,16 @@ def autocast_artifacts(
         return mixed.report
     written = None if out is None else check_output_folder(Path(folder), out, force)
     artifacts = read_folder(folder)
-    snapshots, versions = snapshots_of(artifacts), {name: model.ir_version for name, model in artifacts.models()}
-    warnings = [*repair_versions(artifacts, chosen), *prepare(artifacts.training)]
-    run_passes(artifacts.training, mixed)
-    assert mixed.report is not None
     unchanged = {CHECKPOINT}
-    for name, model in artifacts.models():
-        if name != TRAINING_MODEL and model.ir_version == versions[name]:
-            unchanged.add(name)
-        else:
-            snapshots[name].finish(model, small_type(mixed) if name == TRAINING_MODEL else None)
+    with contextlib.ExitStack() as stack:
+        for name, model in artifacts.models():
+            if name == TRAINING_MODEL or model.ir_version > chosen.max_ir_version:
+                stack.enter_context(record_original(model))
+            else:
+                unchanged.add(name)
+        warnings = [*repair_versions(artifacts, chosen), *prepare(artifacts.training)]
+        run_passes(artifacts.training, mixed)
+    assert mixed.report is not None
     others, left_out = sort_others(artifacts, {})
     if written is not None:
         with new_folder(written) as temporary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,12 +21,10 @@ from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
 from graphscale.graph.builder import inserted
 from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.original import record_original
 from graphscale.graph.stamp import Stamp
-from graphscale.graph.undo import Snapshot
 from graphscale.ort.artifacts.folder import (
     CHECKPOINT,
-    OPTIMIZER_MODEL,
-    TRAINING_MODEL,
     ArtifactFolder,
     holds_external_data,
     read_folder,
@@ -34,7 +33,7 @@ from graphscale.ort.artifacts.optimizer_guard import GuardOptimizer
 from graphscale.ort.artifacts.output import check_output_folder, new_folder
 from graphscale.ort.artifacts.training_scaling import ScaledTraining, scale_training_model
 from graphscale.passes import Autocast
-from graphscale.pipeline import needs_preparation, prepare, run_passes, small_type
+from graphscale.pipeline import prepare, run_passes
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
 from graphscale.targets import Target, check_versions, get_target
 
@@ -43,7 +42,6 @@ __all__ = [
     "further_checkpoint",
     "repair_versions",
     "scale_artifacts",
-    "snapshots_of",
     "sort_others",
     "with_states",
     "write_folder",
@@ -109,37 +107,26 @@ def scale_artifacts(
         raise TargetError(f"target {target!r} has no training sessions; choose ort-training or ort-training-cuda")
     written = None if out is None else check_output_folder(Path(folder), out, force)
     artifacts = read_folder(folder)
-    snapshots = snapshots_of(artifacts)
-    warnings = repair_versions(artifacts, chosen)
-    mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
-    if mixed is not None:
-        warnings += prepare(artifacts.training)
-        run_passes(artifacts.training, mixed)
-    scaled = _scale_models(artifacts, policy, chosen, loss, skip_nonfinite)
-    others, left_out = sort_others(artifacts, scaled.states)
-    report = dataclasses.replace(
-        scaled.report,
-        warnings=(*warnings, *left_out, *scaled.report.warnings),
-        autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
-    )
-    _stamp(artifacts, scaled, policy, report)
-    for name, model in artifacts.models():
-        snapshots[name].finish(model, small_type(mixed) if name == TRAINING_MODEL else None)
+    with contextlib.ExitStack() as stack:
+        for _, model in artifacts.models():
+            stack.enter_context(record_original(model))
+        warnings = repair_versions(artifacts, chosen)
+        mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
+        if mixed is not None:
+            warnings += prepare(artifacts.training)
+            run_passes(artifacts.training, mixed)
+        scaled = _scale_models(artifacts, policy, chosen, loss, skip_nonfinite)
+        others, left_out = sort_others(artifacts, scaled.states)
+        report = dataclasses.replace(
+            scaled.report,
+            warnings=(*warnings, *left_out, *scaled.report.warnings),
+            autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
+        )
+        _stamp(artifacts, scaled, policy, report)
     if written is not None:
         with new_folder(written) as temporary:
             write_folder(artifacts, scaled.states, others, temporary)
     return ScaledArtifacts(written, report)
-
-
-def snapshots_of(artifacts: ArtifactFolder) -> dict[str, Snapshot]:
-    """Snapshots of all models of a folder, by file name."""
-    found = {}
-    for name, model in artifacts.models():
-        # Of the optimizer model nodes are replaced; it has but a few.
-        snapshot = Snapshot.begin(model, whole=name == OPTIMIZER_MODEL or needs_preparation(model))
-        assert snapshot is not None
-        found[name] = snapshot
-    return found
 
 
 def with_states(checkpoint: Checkpoint, states: Mapping[str, float]) -> Checkpoint:

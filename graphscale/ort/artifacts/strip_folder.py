@@ -23,7 +23,7 @@ from graphscale.ort.artifacts.folder import (
 )
 from graphscale.ort.artifacts.output import check_output_folder, new_folder
 from graphscale.ort.artifacts.scale_folder import further_checkpoint, write_folder
-from graphscale.stripping import is_rewritten, strip_in_place
+from graphscale.stripping import is_rewritten, strip_model
 
 __all__ = ["strip_artifacts"]
 
@@ -60,7 +60,7 @@ def strip_artifacts(
     states = _states(models[TRAINING_MODEL], str(path / TRAINING_MODEL))
     checkpoint = read_checkpoint(path / CHECKPOINT)
     check_parameters(checkpoint, models[TRAINING_MODEL], str(path / CHECKPOINT), str(path / TRAINING_MODEL))
-    stripped = {name: strip_in_place(models[name], str(path / name)) for name in rewritten}
+    stripped = {name: strip_model(models[name], str(path / name)) for name in rewritten}
     training, evaluation, optimizer = ({**models, **stripped}[name] for name in _MODELS)
     found = ArtifactFolder(path, training, evaluation, optimizer, _without(checkpoint, states))
     others: dict[Path, Checkpoint | None] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 from collections.abc import Collection
 
@@ -88,20 +87,18 @@ class CastInserter:
         replace_reads(value, low, uses)
 
     def _make_constant_low(self, value: ir.Value) -> bool:
-        """Round a constant at once, keeping its float32 tensor in the metadata; whether it was one."""
+        """Round a constant at once; return whether it was one."""
         tensor = None if value.is_graph_output() else constant_tensor(value)
         if tensor is None or self.weights is None or tensor.size > _MOST or tuple(tensor.shape) in self.weights:
             return False
         array, name, node = tensor.numpy(), value.name or "", value.producer()
         if node is not None and list(node.attributes) != ["value"]:
             return False
-        original: bytes = ir.to_proto(tensor).SerializeToString()
         low = ir.tensor(array.astype(self.dtype.numpy()), name=name)
         if node is None:
             value.const_value = low
         else:
             node.attributes["value"] = ir.AttrTensor("value", low)
-        value.metadata_props[WAS_FLOAT] = base64.b64encode(original).decode()
         value.type = ir.TensorType(self.dtype)
         return True
 

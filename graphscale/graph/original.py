@@ -1,0 +1,135 @@
+"""The original of a rewritten model, packed into the model's metadata, and out of it again."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import zlib
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+
+from graphscale.files.model_files import from_proto, replaced_tensors
+
+__all__ = ["ORIGINAL_KEY", "record_original", "restore_original"]
+
+# The metadata property of a rewritten model that holds its original.
+ORIGINAL_KEY = "graphscale.original"
+
+_UNDER_WAY = "graphscale.recording"  # in `model.meta`
+# Graphs shrink to a fifth. A record that claims to hold much more was made to fill the memory.
+_LEAST_LIMIT, _LIMIT = 2**26, 64  # bytes, and bytes for each packed one
+
+
+@contextlib.contextmanager
+def record_original(model: ir.Model, proto: onnx.ModelProto | None = None) -> Iterator[bool]:
+    """Put the model, as it is before the block, into the metadata of the model that the block makes of it in place.
+
+    Initializers that the block leaves alone are referred to by their names there. Within another such block, and if
+    the block raises, nothing is recorded.
+
+    Args:
+        model: the model to be rewritten.
+        proto: the ModelProto that the model is read from, which saves serializing it.
+
+    Yields:
+        Whether this block records.
+    """
+    if _UNDER_WAY in model.meta:
+        yield False
+        return
+    initializers = {name: value.const_value for name, value in model.graph.initializers.items()}
+    compressor = zlib.compressobj()
+    packed = compressor.compress(_copy_without_initializers(proto or _serialize(model)).SerializeToString())
+    model.meta[_UNDER_WAY] = True
+    try:
+        yield True
+    finally:
+        del model.meta[_UNDER_WAY]
+    held = model.graph.initializers
+    names = {id(value.const_value): name for name, value in held.items()}
+    content = onnx.ModelProto()
+    for name, tensor in initializers.items():
+        if tensor is not None:
+            kept = name if name in held and held[name].const_value is tensor else names.get(id(tensor))
+            content.graph.initializer.append(_describe(name, tensor, kept))
+    # Protobuf merges messages that follow each other.
+    packed += compressor.compress(content.SerializeToString()) + compressor.flush()
+    model.metadata_props[ORIGINAL_KEY] = base64.b64encode(packed).decode()
+
+
+def _serialize(model: ir.Model) -> onnx.ModelProto:
+    """Turn a model into a ModelProto, without the content of its initializers."""
+    empty = ir.TensorProtoTensor(onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0]))
+    with replaced_tensors(dict.fromkeys(model.graph.initializers.values(), empty)):
+        return ir.to_proto(model)
+
+
+def _copy_without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    bare = onnx.ModelProto()
+    for source, copy in ((proto, bare), (proto.graph, bare.graph)):
+        for field, content in source.ListFields():
+            if field.name in ("graph", "initializer"):
+                continue
+            if field.is_repeated:
+                getattr(copy, field.name).extend(content)
+            elif field.message_type is not None:
+                getattr(copy, field.name).CopyFrom(content)
+            else:
+                setattr(copy, field.name, content)
+    return bare
+
+
+def _describe(name: str, tensor: ir.TensorProtocol, kept: str | None) -> onnx.TensorProto:
+    """Describe an initializer: by the name of the one that holds its content in the rewritten model, else in full."""
+    if kept is None:
+        loaded = ir.tensor(tensor.numpy(), name=name) if isinstance(tensor, ir.ExternalTensor) else tensor
+        return ir.to_proto(loaded)
+    reference = onnx.TensorProto(name=name, data_type=tensor.dtype.value, data_location=onnx.TensorProto.EXTERNAL)
+    reference.dims.extend(tensor.shape.numpy())
+    reference.external_data.add(key="location", value=kept)
+    return reference
+
+
+def restore_original(model: ir.Model) -> ir.Model:
+    """Unpack the original of a rewritten model, its initializers with the content that they have in the rewritten one.
+
+    Raises:
+        KeyError, ValueError, IndexError, zlib.error, DecodeError, ModelFileError: there is none, it is damaged, or the
+            rewritten model lacks an input or an initializer of it.
+    """
+    packed = base64.b64decode(model.metadata_props[ORIGINAL_KEY], validate=True)
+    proto = onnx.ModelProto.FromString(_decompress(packed))
+    inputs = {value.name for value in model.graph.inputs}
+    for value in proto.graph.input:
+        if value.name not in inputs:
+            raise ValueError(f"it has no input {value.name!r}")
+    tensors = {
+        tensor.name: _find_content(model.graph, tensor)
+        for tensor in proto.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+    }
+    original = from_proto(proto, "the original in its metadata")
+    for name, tensor in tensors.items():
+        original.graph.initializers[name].const_value = tensor
+    return original
+
+
+def _decompress(packed: bytes) -> bytes:
+    decompressor = zlib.decompressobj()
+    content = decompressor.decompress(packed, _LEAST_LIMIT + _LIMIT * len(packed))
+    if not decompressor.eof:
+        raise ValueError("its record is truncated, or larger than any original")
+    return content
+
+
+def _find_content(graph: ir.Graph, reference: onnx.TensorProto) -> ir.TensorProtocol:
+    """Find the tensor that a record refers to."""
+    name = reference.external_data[0].value
+    tensor = graph.initializers[name].const_value if name in graph.initializers else None
+    if tensor is None:
+        raise ValueError(f"it has no initializer {name!r}")
+    if (tensor.dtype, list(tensor.shape)) != (reference.data_type, list(reference.dims)):
+        raise ValueError(f"the initializer {name!r} has another type or shape")
+    return tensor

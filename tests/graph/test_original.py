@@ -1,0 +1,307 @@
+"""The original in the metadata of a rewritten model, to the byte as onnx_ir writes it, and its damage."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.errors import ModelFileError
+from graphscale.graph.original import ORIGINAL_KEY, record_original, restore_original
+from tests.conftest import MODELS
+
+SMALL = """
+<ir_version: {ir_version}, opset_import: ["" : 20, "local" : 1]>
+step (float[N,4] x, float[4] w) => (float[N,4] y, float[N,4] h)
+<float[N,4] h, float[4] v, float[] s, float[N,4] h>
+{{
+   v = Neg(w)
+   h = Add(x, v)
+   s = ReduceSum <keepdims = 0> (h)
+   y = Mul(h, s)
+}}
+"""
+FUNCTION = """
+<domain: "local", opset_import: ["" : 20]>
+twice (a) => (c) { b = Add(a, a)  c = Identity(b) }
+"""
+
+
+def as_bytes(proto: onnx.ModelProto) -> bytes:
+    data: bytes = proto.SerializeToString(deterministic=True)
+    return data
+
+
+def small(ir_version: int = 10) -> onnx.ModelProto:
+    return onnx.parser.parse_model(SMALL.format(ir_version=ir_version))
+
+
+def plain(proto: onnx.ModelProto) -> None:
+    """As the text above, where `h` is an output and has a type of its own, twice."""
+
+
+def denotations(proto: onnx.ModelProto) -> None:
+    for info in (*proto.graph.input, *proto.graph.value_info):
+        info.type.denotation = "TENSOR"
+        for axis in info.type.tensor_type.shape.dim:
+            axis.denotation = "DATA_BATCH"
+    # The same dtype and shape without any.
+    info = next(info for info in proto.graph.value_info if info.name == "v")
+    info.type.ClearField("denotation")
+
+
+def details_of_values(proto: onnx.ModelProto) -> None:
+    for info in proto.graph.value_info:
+        info.doc_string = f"about {info.name}"
+        info.metadata_props.add(key="key", value=info.name)
+
+
+def unknown_shapes_and_types(proto: onnx.ModelProto) -> None:
+    infos = {info.name: info for info in proto.graph.value_info}
+    infos["v"].type.tensor_type.ClearField("shape")
+    infos["s"].ClearField("type")
+
+
+def an_output_without_shape(proto: onnx.ModelProto) -> None:
+    proto.graph.output[1].type.tensor_type.ClearField("shape")
+
+
+def a_sequence(proto: onnx.ModelProto) -> None:
+    proto.graph.node.add(op_type="SequenceConstruct", input=["v", "v"], output=["list"])
+    info = proto.graph.value_info.add(name="list")
+    info.type.sequence_type.elem_type.CopyFrom(proto.graph.input[1].type)
+
+
+def quantization(proto: onnx.ModelProto, *names: str) -> None:
+    for name in names or ("x", "v", "h"):
+        annotation = proto.graph.quantization_annotation.add(tensor_name=name)
+        annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="s")
+
+
+def quantization_of_an_output(proto: onnx.ModelProto) -> None:
+    quantization(proto, "h")
+
+
+def quantization_within(proto: onnx.ModelProto) -> None:
+    quantization(proto, "v")
+
+
+def left_out_outputs(proto: onnx.ModelProto) -> None:
+    proto.graph.node.add(op_type="TopK", input=["v", "s"], output=["", "places"])
+    proto.graph.node.add(op_type="TopK", input=["v", "s"], output=["largest", ""])
+
+
+def a_typed_initializer(proto: onnx.ModelProto) -> None:
+    for name, info in (("plain", None), ("typed", "about it")):
+        proto.graph.initializer.add(name=name, dims=[2], data_type=1, float_data=[1.0, 2.0])
+        if info is not None:
+            shown = proto.graph.value_info.add(name=name, doc_string=info)
+            shown.type.tensor_type.elem_type = 1
+            shown.type.tensor_type.shape.dim.add(dim_param="two")
+    proto.graph.initializer.add(name="w", dims=[4], data_type=1, float_data=[1.0] * 4)
+    proto.graph.value_info.add(name="w", doc_string="of an input, which onnx_ir leaves out")
+
+
+def a_branch(proto: onnx.ModelProto) -> None:
+    body = onnx.parser.parse_graph("body () => (float[4] r) <float[4] h, float[4] r> { h = Abs(w)  r = Abs(h) }")
+    node = proto.graph.node.add(op_type="If", input=["s"], output=["chosen"])
+    for name in ("then_branch", "else_branch"):
+        node.attribute.append(onnx.helper.make_attribute(name, body))
+
+
+def a_function(proto: onnx.ModelProto) -> None:
+    proto.functions.append(onnx.parser.parse_function(FUNCTION))
+    proto.graph.node.add(op_type="twice", domain="local", input=["v"], output=["doubled"])
+    # How PyTorch's exporter says the types of a function's values up to IR version 9.
+    proto.graph.value_info.add(name="local::twice/b").type.CopyFrom(proto.graph.input[1].type)
+
+
+def unsorted(proto: onnx.ModelProto) -> None:
+    nodes = list(reversed(proto.graph.node))
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+
+
+def an_undeclared_operand(proto: onnx.ModelProto) -> None:
+    proto.graph.node[1].input[1] = "nobody"
+    proto.graph.value_info.add(name="nobody").type.CopyFrom(proto.graph.input[1].type)
+
+
+def an_undeclared_output(proto: onnx.ModelProto) -> None:
+    proto.graph.output.add(name="nobody").type.CopyFrom(proto.graph.input[1].type)
+
+
+def details_of_nodes(proto: onnx.ModelProto) -> None:
+    node = proto.graph.node[0]
+    node.name, node.doc_string, node.overload = "first", "about it", "other"
+    node.metadata_props.add(key="key", value="value")
+    proto.graph.node[1].doc_string = ""
+
+
+def metadata_of_a_node(proto: onnx.ModelProto) -> None:
+    for key in ("b", "a"):
+        proto.graph.node[0].metadata_props.add(key=key, value=f"value of {key}")
+
+
+def types_of_nothing(proto: onnx.ModelProto) -> None:
+    proto.graph.value_info.add(name="nowhere").type.CopyFrom(proto.graph.input[1].type)
+
+
+@pytest.mark.parametrize("ir_version", [8, 9, 10])
+@pytest.mark.parametrize(
+    "change",
+    [
+        plain,
+        denotations,
+        details_of_values,
+        unknown_shapes_and_types,
+        an_output_without_shape,
+        a_sequence,
+        quantization,
+        quantization_of_an_output,
+        quantization_within,
+        left_out_outputs,
+        a_typed_initializer,
+        a_branch,
+        a_function,
+        types_of_nothing,
+        unsorted,
+        an_undeclared_operand,
+        an_undeclared_output,
+        details_of_nodes,
+        metadata_of_a_node,
+    ],
+)
+def test_unusual_graphs(change: Callable[[onnx.ModelProto], None], ir_version: int) -> None:
+    proto = small(ir_version)
+    change(proto)
+    before, wanted = as_bytes(proto), as_bytes(ir.to_proto(ir.from_proto(proto)))
+    for source in (proto, None):
+        model = ir.from_proto(proto)
+        with record_original(model, source):
+            model.graph.outputs.clear()
+            model.graph.remove(tuple(model.graph))
+            model.metadata_props["more"] = "of it"
+        assert as_bytes(ir.to_proto(restore_original(model))) == wanted
+        assert as_bytes(proto) == before
+
+
+def weights() -> onnx.ModelProto:
+    """A model with three initializers: raw, in float_data, and described."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> step (float[2] x) => (float[2] y)'
+        " <float[2] raw = {1, 2}, float[2] fields = {3, 4}, float[2] constant = {5, 6}>"
+        " { a = Add(x, raw)  b = Add(a, fields)  y = Add(b, constant) }"
+    )
+    proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.float32([1, 2]), "raw"))
+    proto.graph.initializer[2].doc_string = "a constant"
+    return proto
+
+
+def test_content_is_taken_from_where_it_is() -> None:
+    """Initializers that are kept, renamed, replaced and removed; of the first two, what was learned since."""
+    proto = weights()
+    proto.graph.initializer.add(name="gone", dims=[1], data_type=1, float_data=[7.0])
+    model = ir.from_proto(proto)
+    with record_original(model):
+        held = model.graph.initializers
+        held["fields"].name = "fields.renamed"
+        held["constant"].const_value = ir.tensor(np.float16([5, 6]), name="constant")
+        del held["gone"]
+    for name in ("raw", "fields.renamed"):
+        held[name].const_value = ir.tensor(np.float32([8, 9]), name=name)
+    restored = restore_original(model)
+    content = {name: list(value.const_value.numpy()) for name, value in restored.graph.initializers.items()}
+    assert content == {"raw": [8, 9], "fields": [8, 9], "constant": [5, 6], "gone": [7]}
+    assert restored.graph.initializers["constant"].const_value.doc_string == "a constant"
+    assert len(model.metadata_props[ORIGINAL_KEY]) < 600
+
+
+def test_tensors_that_two_initializers_share() -> None:
+    """Each is what the initializer of its own name is now."""
+    model = ir.from_proto(weights())
+    held = model.graph.initializers
+    held["raw"].const_value = held["fields"].const_value
+    with record_original(model):
+        pass
+    held["raw"].const_value = ir.tensor(np.float32([8, 9]), name="raw")
+    restored = restore_original(model).graph.initializers
+    assert [list(restored[name].const_value.numpy()) for name in ("raw", "fields")] == [[8, 9], [3, 4]]
+
+
+def test_weights_on_disk_that_were_rounded(tmp_path: Path) -> None:
+    """The record holds the content of an external constant that the rewritten model does not refer to any more."""
+    ir.save(ir.from_proto(weights()), tmp_path / "step.onnx", external_data="step.data", size_threshold_bytes=0)
+    model = ir.load(tmp_path / "step.onnx")
+    assert isinstance(model.graph.initializers["constant"].const_value, ir.ExternalTensor)
+    with record_original(model):
+        model.graph.initializers["constant"].const_value = ir.tensor(np.float16([5, 6]), name="constant")
+    (tmp_path / "step.data").rename(tmp_path / "elsewhere.data")
+    restored = restore_original(model).graph.initializers
+    assert list(restored["constant"].const_value.numpy()) == [5, 6]
+    assert isinstance(restored["raw"].const_value, ir.ExternalTensor)
+
+
+def test_nothing_is_recorded_of_a_rewrite_that_fails() -> None:
+    model = ir.from_proto(weights())
+    with pytest.raises(RuntimeError), record_original(model):
+        raise RuntimeError
+    assert not model.metadata_props
+    with record_original(model) as outer, record_original(model) as inner:
+        model.graph.name = "another"
+    assert (outer, inner) == (True, False)
+    assert restore_original(model).graph.name == "step"
+
+
+def damaged(record: bytes) -> onnx.ModelProto:
+    """A scaled model with another record."""
+    model = gs.scale(onnx.load(MODELS / "pytorch/mlp_momentum.onnx")).model
+    entry = next(entry for entry in model.metadata_props if entry.key == ORIGINAL_KEY)
+    entry.value = base64.b64encode(record).decode()
+    return model
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        zlib.compress(bytes(2**28), 9),
+        zlib.compress(b"no model")[:-6],
+        zlib.compress(b"\xff" * 9),
+        zlib.compress(onnx.ModelProto().SerializeToString()),
+        b"",
+    ],
+    ids=["bomb", "truncated", "no message", "empty", "nothing"],
+)
+def test_damaged_records(record: bytes) -> None:
+    with pytest.raises(ModelFileError, match="the model cannot be stripped: it was changed"):
+        gs.strip(damaged(record))
+
+
+def test_references_to_nothing() -> None:
+    original = onnx.load(MODELS / "pytorch/mlp_momentum.onnx")
+    for location in ("nobody", None):
+        reference = onnx.TensorProto(name="w", data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+        if location is not None:
+            reference.external_data.add(key="location", value=location)
+        original.graph.initializer.append(reference)
+        with pytest.raises(ModelFileError, match="cannot be stripped"):
+            gs.strip(damaged(zlib.compress(original.SerializeToString())))
+        original.graph.initializer.pop()
+
+
+@pytest.mark.parametrize("rewrite", [gs.scale, gs.autocast], ids=["scale", "autocast"])
+def test_rewritten_graphs_keep_their_annotations(rewrite: Callable[[onnx.ModelProto], gs.ScaledModel]) -> None:
+    proto = onnx.load(MODELS / "pytorch/mlp_momentum.onnx")
+    name = proto.graph.node[0].output[0]
+    quantization(proto, name)
+    model = rewrite(proto).model
+    assert isinstance(model, onnx.ModelProto)
+    assert [annotation.tensor_name for annotation in model.graph.quantization_annotation] == [name]
