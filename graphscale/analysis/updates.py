@@ -29,6 +29,7 @@ __all__ = [
     "is_constant_view",
     "named_updates",
     "own_coefficients",
+    "same_type",
 ]
 
 # Coefficients of the previous value: from here on an update; up to there a gradient with decay; between them, ask.
@@ -167,7 +168,7 @@ def named_updates(graph: ir.Graph, names: Mapping[str, str]) -> list[Update]:
         if input_name not in inputs:
             raise UpdateError(f"--update {output_name}={input_name}: the graph has no input {input_name!r}")
         update = Update(outputs[output_name], inputs[input_name], "named")
-        if not _same_type(update.output, update.input):
+        if not same_type(update.output, update.input):
             raise UpdateError(
                 f"--update {output_name}={input_name}: {describe(update.output)} cannot be the next value of "
                 f"{describe(update.input)}: dtypes and shapes must be the same"
@@ -231,7 +232,7 @@ def is_constant_view(output: ir.Value) -> bool:
 
 
 def _candidates(output: ir.Value, states: set[ir.Value], held: Mapping[ir.Value, float]) -> list[ir.Value]:
-    coefficients = {v: c for v, c in held.items() if v in states and _same_type(output, v)}
+    coefficients = {v: c for v, c in held.items() if v in states and same_type(output, v)}
     found = [v for v, c in coefficients.items() if c >= NEXT_STATE]
     for value, coefficient in coefficients.items():
         if not found and _DECAY < coefficient < NEXT_STATE:
@@ -260,7 +261,8 @@ def _refuse_ambiguity(candidates: Mapping[ir.Value, Sequence[ir.Value]]) -> None
             taken[value] = output
 
 
-def _same_type(output: ir.Value, value: ir.Value) -> bool:
+def same_type(output: ir.Value, value: ir.Value) -> bool:
+    """Return whether two values have the same dtype and shape, as far as both are known."""
     if output.dtype is not None and value.dtype is not None and output.dtype is not value.dtype:
         return False
     return output.shape is None or value.shape is None or tuple(output.shape) == tuple(value.shape)

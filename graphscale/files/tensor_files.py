@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from graphscale.errors import ModelFileError
+from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files import model_files
 
-__all__ = ["read_safetensors", "write_safetensors"]
+__all__ = ["read_npz", "read_safetensors", "write_safetensors"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -78,3 +80,35 @@ def write_safetensors(
             save_file(whole, temporary, dict(metadata))
         except SafetensorError as error:
             raise OSError(str(error)) from error
+
+
+def read_npz(path: str | os.PathLike[str], kind: type[GraphscaleError] = ModelFileError) -> Arrays:
+    """Read every array of an .npz file into memory, once, in the byte order of this machine.
+
+    Args:
+        path: the file.
+        kind: the class of the error to raise.
+
+    Raises:
+        GraphscaleError: the file is missing, damaged, of another kind, or holds Python objects.
+    """
+    found: Arrays = {}
+    name = ""
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise kind(f"{path} holds one array without a name; write numpy.savez(FILE, NAME=array, ...)")
+        with archive:
+            for name in archive.files:
+                found[name] = archive[name]
+    except OSError as error:
+        raise kind(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        if "allow_pickle" in str(error) and name:
+            raise kind(f"{path}: {name!r} holds Python objects, not numbers") from error
+        what = f"{path}: {name!r}" if name else f"{path}"
+        raise kind(f"{what} is damaged, or not written by numpy.savez: {error}") from error
+    strange = [name for name, value in found.items() if not isinstance(value, np.ndarray)]
+    if strange:
+        raise kind(f"{path}: {strange[0]!r} is not an array; write the file with numpy.savez")
+    return {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in found.items()}

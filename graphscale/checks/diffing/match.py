@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import onnx_ir as ir
 
+from graphscale.checks.patterns import input_at, is_contradiction, update_signal
 from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.values import subgraphs
 
@@ -128,8 +129,9 @@ def _by_name(node: ir.Node) -> Hashable | None:
 
 
 def _by_outputs(node: ir.Node) -> Hashable | None:
-    names = tuple(value.name or "" for value in node.outputs)
-    return (names, node.op_identifier()) if any(names) else None
+    names = tuple((i, value.name) for i, value in enumerate(node.outputs) if value.name)
+    # What a pass inserted may have taken over the name of a value of the original.
+    return (names, node.op_identifier(), node.metadata_props.get(PASS_KEY)) if names else None
 
 
 def _same_shapes(one: ir.Node, other: ir.Node) -> bool:
@@ -156,21 +158,30 @@ def _origin(value: ir.Value, matching: Matching) -> ir.Value | None:
     seen = {value}  # nodes of a damaged model may be a cycle
     while value not in matching.values_back:
         node = value.producer()
-        if node is None or PASS_KEY not in node.metadata_props or not node.inputs or node.inputs[0] is None:
+        source = None if node is None or PASS_KEY not in node.metadata_props else _passed_on(node)
+        if source is None or source in seen:
             return None
-        value = node.inputs[0]
-        if value in seen:
-            return None
+        value = source
         seen.add(value)
     return matching.values_back[value]
 
 
+def _passed_on(node: ir.Node) -> ir.Value | None:
+    """Return the operand that an inserted node scales, casts, guards or makes wait."""
+    if node.op_type != "Where":
+        return input_at(node, 0)
+    return node.inputs[2 if is_contradiction(node.inputs[0]) else 1]
+
+
 def _signature(node: ir.Node, origin: Callable[[ir.Value], ir.Value | None]) -> Hashable:
     attributes = tuple(sorted((name, attribute_text(attribute)) for name, attribute in node.attributes.items()))
-    operands = tuple(None if value is None else origin(value) for value in node.inputs)
-    known = any(value is not None for value in operands) or not any(v is not None for v in node.inputs)
+    # A guard gives an optimizer its signal; inputs and outputs may be left out at the end.
+    reads = [(i, v) for i, v in enumerate(node.inputs) if v is not None and v is not update_signal(node)]
+    operands = tuple((i, origin(value)) for i, value in reads)
     # A node of which nothing is known is like no other.
-    return node.op_identifier(), attributes, len(node.outputs), operands, None if known else id(node)
+    known = not reads or any(value is not None for _, value in operands)
+    count = sum(bool(value.name) for value in node.outputs)
+    return node.op_identifier(), attributes, count, operands, None if known else id(node)
 
 
 def attribute_text(attribute: ir.Attr) -> str:

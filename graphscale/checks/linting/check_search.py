@@ -10,23 +10,11 @@ import onnx_ir as ir
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.tested import BOTH, INF, NAN, Walk, is_comparison
 from graphscale.checks.linting.view import View, number_of
+from graphscale.checks.patterns import is_contradiction, update_signal
 from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Trait, has_trait, optimizer_of
+from graphscale.operators import Trait, has_trait
 
-__all__ = ["INF", "NAN", "Check", "find_check", "is_contradiction"]
-
-
-def is_contradiction(value: ir.Value) -> bool:
-    """Whether a flag is the conjunction of a flag and its negation: never true, it only makes a value wait."""
-    node = value.producer()
-    if node is None or node.op_type != "And":
-        return False
-    first, second = node.inputs[0], node.inputs[1]
-    for one, other in ((first, second), (second, first)):
-        above = None if one is None else one.producer()
-        if above is not None and above.op_type == "Not" and above.inputs[0] is other:
-            return True
-    return False
+__all__ = ["INF", "NAN", "Check", "find_check"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,18 +131,14 @@ def _tests(value: ir.Value) -> bool:
 
 def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Value]:
     """The condition of a node that selects between a state and something else, or switches an optimizer."""
-    optimizer = optimizer_of(node)
-    signal = None if optimizer is None else optimizer.update_signal
     if node.op_type == "Where" and node.inputs[0] is not None:
         branches = [source_by_trait(value, Trait.VIEW) for value in node.inputs[1:] if value is not None]
         if not is_contradiction(node.inputs[0]) and any(value in states for value in branches):
             yield node.inputs[0]
     elif node.op_type == "If" and node.inputs[0] is not None:
         yield node.inputs[0]
-    elif signal is not None and signal < len(node.inputs):
-        value = node.inputs[signal]
-        if value is not None:
-            yield value
+    elif (signal := update_signal(node)) is not None:
+        yield signal
 
 
 def _is_test(node: ir.Node) -> bool:

@@ -12,9 +12,10 @@ from graphscale.checks.linting.lint_context import Rule, Subject
 from graphscale.checks.linting.lint_report import Finding, found
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.linting.steps import Outcomes
+from graphscale.checks.patterns import input_at, update_signal
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, op_name
 from graphscale.graph.walks import reach, source_by_trait
-from graphscale.operators import Trait, has_trait, optimizer_of
+from graphscale.operators import Trait, has_trait
 
 __all__ = ["RULES"]
 
@@ -67,7 +68,7 @@ class _Guards:
         if state.carry is Carry.ADD:
             return self._adds_nothing(state) or self._is_examined(state) or self._only_accumulates
         if state.carry is Carry.OPTIMIZER:
-            signal = _signal(state.node)
+            signal = None if state.node is None else update_signal(state.node)
             return signal is not None and self.bad.of(signal) is False
         return outcome is state.value
 
@@ -75,7 +76,7 @@ class _Guards:
         outcome, node = self.bad.of(state.next), state.node
         if outcome is state.value:
             # The buffer is overwritten with itself; without the flag it would be doubled.
-            flag = node.inputs[2] if node is not None and len(node.inputs) > 2 else None
+            flag = None if node is None else input_at(node, 2)
             return flag is not None and self.bad.of(flag) is True
         return not isinstance(outcome, ir.Value) and outcome == 0
 
@@ -99,7 +100,7 @@ class _Guards:
                 if self._is_fed(state.next):
                     return False
             elif state.node is not None:
-                flag = state.node.inputs[2] if len(state.node.inputs) > 2 else None
+                flag = input_at(state.node, 2)
                 if flag is None or not flag.is_graph_input() or self._adds_nothing(state):
                     return False
         return True
@@ -192,18 +193,10 @@ class _Guards:
         return None
 
 
-def _signal(node: ir.Node | None) -> ir.Value | None:
-    """The input that tells an optimizer operator whether to take the step, if it is given."""
-    optimizer = None if node is None else optimizer_of(node)
-    if node is None or optimizer is None or optimizer.update_signal is None:
-        return None
-    return node.inputs[optimizer.update_signal] if optimizer.update_signal < len(node.inputs) else None
-
-
 def _adam(state: State) -> ir.Node | None:
     """The AdamOptimizer that updates a state, told to skip by an input that its CPU kernel ignores."""
     node = _viewed(state.next).producer()
-    return node if node is not None and node.op_type == _ADAM and _signal(node) is not None else None
+    return node if node is not None and node.op_type == _ADAM and update_signal(node) is not None else None
 
 
 def _viewed(value: ir.Value) -> ir.Value:
@@ -213,7 +206,7 @@ def _viewed(value: ir.Value) -> ir.Value:
 def _ignored_signals(subject: Subject) -> Iterator[Finding]:
     """Where no check was found, an AdamOptimizer whose update_signal comes from elsewhere."""
     for node in subject.view.nodes if subject.check is None else ():
-        signal = _signal(node) if node.op_type == _ADAM else None
+        signal = update_signal(node) if node.op_type == _ADAM else None
         if signal is None or constant_tensor(signal) is not None:
             continue
         if any(value.is_graph_output() for value in node.outputs):

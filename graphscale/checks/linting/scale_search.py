@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.checks.linting.algebra import Degree, Mismatch, evaluate
-from graphscale.checks.linting.check_search import is_contradiction
 from graphscale.checks.linting.flow import Flow
 from graphscale.checks.linting.scalars import Scalars
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
+from graphscale.checks.patterns import is_contradiction
 from graphscale.errors import LossError
 from graphscale.graph.values import constant_tensor, describe, inputs_of, is_float, is_scalar, subgraphs
 from graphscale.graph.walks import reach

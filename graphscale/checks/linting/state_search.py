@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterator, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.updates import NEXT_STATE, is_constant_view, own_coefficients
+from graphscale.analysis.updates import NEXT_STATE, is_constant_view, own_coefficients, same_type
 from graphscale.checks.linting.view import View
-from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
+from graphscale.checks.patterns import assigns, input_at
+from graphscale.graph.values import inputs_of, is_scalar
 from graphscale.graph.walks import reach
 from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
 
@@ -107,7 +108,7 @@ def _held(output: ir.Value, states: Collection[ir.Value], taken: Collection[ir.V
     if not states:
         return None
     coefficients = own_coefficients(output, states)
-    near = {v: c for v, c in coefficients.items() if c >= NEXT_STATE and v not in taken and _same_type(output, v)}
+    near = {v: c for v, c in coefficients.items() if c >= NEXT_STATE and v not in taken and same_type(output, v)}
     return max(near, key=lambda value: near[value], default=None)
 
 
@@ -136,32 +137,19 @@ def _depends_on_constants(view: View, output: ir.Value) -> bool:
     return True
 
 
-def _same_type(output: ir.Value, value: ir.Value) -> bool:
-    if output.dtype is not None and value.dtype is not None and output.dtype is not value.dtype:
-        return False
-    return output.shape is None or value.shape is None or tuple(output.shape) == tuple(value.shape)
-
-
 def _in_place(view: View) -> Iterator[State]:
     for node in view.nodes:
         optimizer = optimizer_of(node)
         if has_trait(node, Trait.ACCUMULATOR):
             buffer, value = node.inputs[0], node.inputs[1]
             if buffer is not None and value is not None and buffer.producer() is None:
-                carry = Carry.WRITE if _assigns(node) else Carry.ADD
+                carry = Carry.WRITE if assigns(node) else Carry.ADD
                 yield State(buffer, value, carry, node)
         elif optimizer is not None and optimizer.inputs:
             weights = node.inputs[optimizer.inputs.index("params")]
             if weights is not None:
                 yield State(weights, node.outputs[0], Carry.OPTIMIZER, node)
         for i, o in written_inputs(node).items():
-            state = node.inputs[i] if i < len(node.inputs) else None
+            state = input_at(node, i)
             if state is not None and state.producer() is None and o < len(node.outputs):
                 yield State(state, node.outputs[o], Carry.STATISTIC, node)
-
-
-def _assigns(node: ir.Node) -> bool:
-    """Whether an accumulator assigns rather than adds: its third input is the constant true."""
-    flag = node.inputs[2] if node.op_type == "InPlaceAccumulatorV2" and len(node.inputs) > 2 else None
-    tensor = constant_tensor(flag)
-    return tensor is not None and bool(tensor.numpy().all())

@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.check_search import is_contradiction
 from graphscale.checks.linting.view import View, is_constant_zero
+from graphscale.checks.patterns import input_at, is_contradiction, update_signal
 from graphscale.graph.values import constant_tensor, subgraphs
-from graphscale.operators import FIRST, Trait, has_trait, optimizer_of, rule_of
+from graphscale.operators import FIRST, Optimizer, Trait, has_trait, optimizer_of, rule_of
 
 __all__ = ["Outcomes"]
 
@@ -63,7 +63,7 @@ class Outcomes:
             return
         optimizer = optimizer_of(node)
         if optimizer is not None:
-            self._visit_optimizer(node)
+            self._visit_optimizer(node, optimizer)
             return
         if node.domain not in ("", "ai.onnx") or any(subgraphs(node)) or not node.outputs:
             return
@@ -83,17 +83,12 @@ class Outcomes:
         for value, leaving in zip(node.outputs, body.outputs, strict=False):
             self._known[value] = self.of(leaving)
 
-    def _visit_optimizer(self, node: ir.Node) -> None:
-        optimizer = optimizer_of(node)
-        if optimizer is None or optimizer.update_signal is None or node.op_type == "AdamOptimizer":
-            return
-        index = optimizer.update_signal
-        signal = node.inputs[index] if index < len(node.inputs) else None
-        if signal is None or self.of(signal) is not False:
+    def _visit_optimizer(self, node: ir.Node, optimizer: Optimizer) -> None:
+        signal = update_signal(node)
+        if signal is None or self.of(signal) is not False or node.op_type == "AdamOptimizer":
             return
         for i, value in enumerate(node.outputs):
-            source = optimizer.source(i)
-            state = node.inputs[source] if source is not None and source < len(node.inputs) else None
+            state = input_at(node, optimizer.source(i))
             if state is not None:
                 self._known[value] = self.of(state)
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.checks.verification.guards import unordered
+from graphscale.analysis.degrees import Degrees
+from graphscale.checks.patterns import skip_ordering
 from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.private import Copy, Results, Runner, unseeded
@@ -211,7 +212,7 @@ class Bench:
     def _rule(self) -> tuple[Runner, str, dict[str, str]]:
         copy = Copy(self.pair.scaled)
         names = {
-            role: unordered(value).name or ""
+            role: skip_ordering(value).name or ""
             for role, value in self.roles.next_values.items()
             if role in self.roles.scale_states
         }
@@ -261,21 +262,16 @@ class Bench:
 
 
 def _quotient(value: ir.Value, scale: ir.Value, times: bool = True) -> ir.Value | None:
-    """A value divided by the scale; where the scale enters at the value itself, its product divided by it."""
+    """Return a value divided by the scale; where the scale enters at the value itself, its product divided by it."""
     for node, index in uses_of(value):
         other = node.inputs[1 - index] if len(node.inputs) == 2 else None
-        if node.op_type == "Div" and index == 0 and other is not None and _is_scale(other, scale):
+        if node.op_type == "Div" and index == 0 and Degrees(symbol=scale).is_symbol(other):
             return node.outputs[0]
         if node.op_type == "Cast" or (times and node.op_type == "Mul" and other is scale):
             found = _quotient(node.outputs[0], scale, times and node.op_type == "Cast")
             if found is not None:
                 return found
     return None
-
-
-def _is_scale(value: ir.Value, scale: ir.Value) -> bool:
-    node = value.producer()
-    return value is scale or (node is not None and node.op_type == "Cast" and node.inputs[0] is scale)
 
 
 def _compare(

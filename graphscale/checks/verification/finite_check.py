@@ -14,13 +14,13 @@ import onnx_ir as ir
 from graphscale.graph.values import is_known_zero
 from graphscale.operators import MICROSOFT, Kind, Trait, has_trait, rule_of
 
-__all__ = ["noticed_values"]
+__all__ = ["find_tested_values"]
 
 _NAN, _INFINITE = 1, 2
 _BOTH = _NAN | _INFINITE
 
 
-def noticed_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[ir.Value]:
+def find_tested_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[ir.Value]:
     """The values of which every element that is NaN or infinite makes a flag false, as far as that can be proved.
 
     Args:

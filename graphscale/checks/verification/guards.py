@@ -8,31 +8,22 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.views import is_fresh
+from graphscale.checks.patterns import assigns, input_at, skip_ordering
 from graphscale.graph.values import constant_tensor, node_name
-from graphscale.graph.walks import source_of
-from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
+from graphscale.operators import optimizer_of, written_inputs
 
-__all__ = ["in_place_nodes", "unguarded", "unguarded_write", "unordered", "unprotected_operands"]
-
-
-def unordered(value: ir.Value) -> ir.Value:
-    """The value itself, out of the selects that only make it wait: `Where(And(f, Not(f)), other, value)`."""
-
-    def ordered(node: ir.Node) -> ir.Value | None:
-        return node.inputs[2] if node.op_type == "Where" and _is_never(node.inputs[0]) else None
-
-    return source_of(value, ordered)
+__all__ = ["find_guard_fault", "find_unprotected_operands", "find_write_fault"]
 
 
-def unguarded(value: ir.Value, state: ir.Value, conditions: Collection[ir.Value]) -> str | None:
-    """Why a next value is not kept at the old one on a skipped step; None if it is.
+def find_guard_fault(value: ir.Value, state: ir.Value, conditions: Collection[ir.Value]) -> str | None:
+    """Return the reason why a next value is not kept at the old one on a skipped step, None if it is kept.
 
     Args:
         value: the next value.
         state: the present value, an input.
         conditions: the flags that say whether the step is applied.
     """
-    value = unordered(value)
+    value = skip_ordering(value)
     node = _behind_cast(value).producer()
     if node is None or node.op_type != "Where":
         return f"{value.name!r} is not selected by whether the step is applied"
@@ -46,19 +37,14 @@ def unguarded(value: ir.Value, state: ir.Value, conditions: Collection[ir.Value]
     return None
 
 
-def in_place_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
-    """The in-place accumulators and assignments of a graph."""
-    return (node for node in graph if has_trait(node, Trait.ACCUMULATOR))
-
-
-def unguarded_write(node: ir.Node, conditions: Collection[ir.Value]) -> str | None:
-    """Why an in-place accumulator or assignment could change its buffer on a skipped step; None if it cannot."""
+def find_write_fault(node: ir.Node, conditions: Collection[ir.Value]) -> str | None:
+    """Return the reason why an accumulator could change its buffer on a skipped step, None if it cannot."""
     state, value = node.inputs[0], node.inputs[1]
-    flag = node.inputs[2] if len(node.inputs) > 2 else None
+    flag = input_at(node, 2)
     assert state is not None and value is not None
     if assigns(node) or _is_not(flag, conditions):
         # It overwrites the buffer, always or on a skipped step: with what it holds.
-        return unguarded(value, state, conditions)
+        return find_guard_fault(value, state, conditions)
     selected = value.producer()
     if selected is None or selected.op_type != "Where" or selected.inputs[0] not in conditions:
         return f"{node_name(node)!r} adds {value.name!r} whether the step is applied or not"
@@ -70,14 +56,8 @@ def unguarded_write(node: ir.Node, conditions: Collection[ir.Value]) -> str | No
     return None
 
 
-def assigns(node: ir.Node) -> bool:
-    """Whether an in-place operator overwrites its buffer on every step."""
-    flag = constant_tensor(node.inputs[2]) if len(node.inputs) > 2 else None
-    return flag is not None and bool(flag.numpy().all())
-
-
-def unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Operands that a kernel overwrites as it computes, and that are no copies."""
+def find_unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """Find operands that a kernel overwrites as it computes, and that are no copies."""
     for node in graph:
         written = list(written_inputs(node))
         optimizer = optimizer_of(node)
@@ -85,7 +65,7 @@ def unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
             sources = (optimizer.source(o) for o, value in enumerate(node.outputs) if value.name)
             written += [i for i in sources if i is not None]
         for i in written:
-            value = node.inputs[i] if i < len(node.inputs) else None
+            value = input_at(node, i)
             if value is not None and not (is_fresh(value) or _is_copy(value)):
                 yield node, value
 
@@ -101,19 +81,6 @@ def _behind_cast(value: ir.Value) -> ir.Value:
     if node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
         return node.inputs[0]
     return value
-
-
-def _is_never(flag: ir.Value | None) -> bool:
-    node = None if flag is None else flag.producer()
-    if node is None or node.op_type != "And":
-        return False
-    one, other = node.inputs
-    return _negates(one, other) or _negates(other, one)
-
-
-def _negates(one: ir.Value | None, other: ir.Value | None) -> bool:
-    node = None if one is None else one.producer()
-    return node is not None and node.op_type == "Not" and node.inputs[0] is other
 
 
 def _is_not(flag: ir.Value | None, conditions: Collection[ir.Value]) -> bool:

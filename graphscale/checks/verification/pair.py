@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from graphscale.analysis.report import GradientReport, PlaceReport, StateReport
+from graphscale.analysis.topology import check_order
 from graphscale.analysis.training_graph import TrainingGraph, analyse
-from graphscale.checks.verification.guards import in_place_nodes, unordered
+from graphscale.analysis.updates import same_type
+from graphscale.checks.diffing.match import match_models
+from graphscale.checks.patterns import accumulators, input_at, skip_ordering
 from graphscale.errors import (
     AlreadyScaledError,
     GraphscaleError,
     InvalidLossScaleError,
-    ModelFileError,
     VerifyError,
     one_line,
 )
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
-from graphscale.graph.values import captured_values, describe, main_node, main_nodes, node_name
+from graphscale.graph.values import describe, operands_of
 from graphscale.operators import written_inputs
 from graphscale.passes import Autocast
 from graphscale.passes.lower_precision import AUTOCAST_KEY
@@ -31,8 +31,6 @@ from graphscale.policy.loss_scale import LossScale, get
 
 __all__ = ["Pair", "State", "open_pair", "values_by_name"]
 
-# What a value is called where an inserted one took over its name.
-_SUFFIX = re.compile(r"\.(scaled|unscaled|unguarded)(_\d+)?$")
 _SMALL = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -117,12 +115,13 @@ def open_pair(
         )
     policy = _policy(stamp, second_name)
     prepare(first)
-    _check_order(second.graph, second_name)
+    check_order(second.graph, {node: operands_of(node) for node in second.graph}, second_name)
     _check_interface(first.graph, second.graph, stamp, (first_name, second_name))
     hints = _hints(second.graph, stamp, loss, gradients, updates)
     alike, notes = _repeat_autocast(first, stamp, hints)
     found, more = _analyse(first.graph, hints, stamp)
-    nodes = _match(first.graph, second.graph)
+    matched = match_models(first, second).nodes
+    nodes = {node: matched[node] for node in first.graph if node in matched}
     return Pair(
         original=first,
         scaled=second,
@@ -174,24 +173,6 @@ def _policy(stamp: Stamp, name: str) -> LossScale:
     return policy
 
 
-def _check_order(graph: ir.Graph, name: str) -> None:
-    """Refuse a graph that reads what nothing computes, or before it is computed."""
-    owners, done = main_nodes(graph), set[ir.Node]()
-    for node in graph:
-        for value in (*node.inputs, *captured_values(node)):
-            producer = None if value is None else value.producer()
-            if value is None or (producer is not None and main_node(owners, producer) in done):
-                continue
-            if producer is not None or not (value.is_graph_input() or value.is_initializer()):
-                raise ModelFileError(
-                    f"{name} is damaged: {node_name(node)!r} reads {value.name!r} before it is computed"
-                )
-        done.add(node)
-    for value in graph.outputs:
-        if value.producer() is None and not (value.is_graph_input() or value.is_initializer()):
-            raise ModelFileError(f"{name} is damaged: its output {value.name!r} is computed by no node")
-
-
 def _check_interface(original: ir.Graph, scaled: ir.Graph, stamp: Stamp, names: tuple[str, str]) -> None:
     problem = _misfit(original, scaled, stamp)
     if problem is not None:
@@ -203,7 +184,7 @@ def _misfit(original: ir.Graph, scaled: ir.Graph, stamp: Stamp) -> str | None:
     for value in original.inputs:
         if value.name not in inputs:
             return f"it has no input {describe(value)}"
-        if not _same_type(inputs[value.name], value):
+        if not same_type(inputs[value.name], value):
             return f"its input {describe(inputs[value.name])} is {describe(value)} in the original"
     outputs = {value.name: value for value in scaled.outputs}
     # What is written in place is no output of the scaled graph.
@@ -212,17 +193,11 @@ def _misfit(original: ir.Graph, scaled: ir.Graph, stamp: Stamp) -> str | None:
     if len(missing) > len(in_place):
         return f"it has no output {describe(missing[0])}"
     for value in original.outputs:
-        if value.name in outputs and not _same_type(outputs[value.name], value):
+        if value.name in outputs and not same_type(outputs[value.name], value):
             return f"its output {describe(outputs[value.name])} is {describe(value)} in the original"
     known = {node.op_type for node in scaled}
     strange = next((node.op_type for node in original if node.op_type not in known), None)
     return None if strange is None else f"the original computes {strange}, and it does not"
-
-
-def _same_type(one: ir.Value, other: ir.Value) -> bool:
-    if one.dtype is not None and other.dtype is not None and one.dtype is not other.dtype:
-        return False
-    return one.shape is None or other.shape is None or tuple(one.shape) == tuple(other.shape)
 
 
 def _hints(
@@ -235,7 +210,7 @@ def _hints(
     named = {}
     # What is written in place has the name of the output that it was.
     written = {
-        n.inputs[0].name: unordered(n.inputs[1]).name for n in in_place_nodes(graph) if n.inputs[0] and n.inputs[1]
+        n.inputs[0].name: skip_ordering(n.inputs[1]).name for n in accumulators(graph) if n.inputs[0] and n.inputs[1]
     }
     for state in report.get("state", ()):
         output = state.get("output") or written.get(state["input"])
@@ -318,30 +293,7 @@ def _states(found: TrainingGraph) -> list[State]:
             states.setdefault(buffer.name or "", None)
     for node in found.graph:
         for i in written_inputs(node):
-            value = node.inputs[i] if i < len(node.inputs) else None
+            value = input_at(node, i)
             if value is not None and (value.is_graph_input() or value.is_initializer()):
                 states.setdefault(value.name or "", None)
     return [State(name, output) for name, output in states.items()]
-
-
-def _match(original: ir.Graph, scaled: ir.Graph) -> dict[ir.Node, ir.Node]:
-    """Find each node again: by its name, else by the names of what it computes."""
-    by_name: dict[str, list[ir.Node]] = {}
-    by_output: dict[str, list[ir.Node]] = {}
-    for node in scaled:
-        by_name.setdefault(node.name or "", []).append(node)
-        for value in node.outputs:
-            for name in {value.name or "", _SUFFIX.sub("", value.name or "")}:
-                by_output.setdefault(name, []).append(node)
-    counts = Counter(node.name for node in original)
-    found: dict[ir.Node, ir.Node] = {}
-    for node in original:
-        if node.name and counts[node.name] == 1 and len(by_name.get(node.name, ())) == 1:
-            candidates = by_name[node.name]
-        else:
-            candidates = [other for value in node.outputs if value.name for other in by_output.get(value.name, ())]
-        same = (c for c in candidates if (c.domain, c.op_type) == (node.domain, node.op_type))
-        other = next(same, None)
-        if other is not None:
-            found[node] = other
-    return found

@@ -18,8 +18,10 @@ from graphscale.graph.types import dtype_of
 from graphscale.graph.values import captured_values, uses_of
 from graphscale.graph.walks import nodes_above
 from graphscale.operators import MICROSOFT, Trait, has_trait
+from graphscale.passes.nodes.finite import all_finite
 from graphscale.session.interface import to_ort_value
 from graphscale.session.loading import choose_device, make_quiet_options
+from graphscale.targets import get_target
 
 __all__ = ["Copy", "Results", "Runner", "unseeded"]
 
@@ -108,12 +110,8 @@ class Copy:
         """Replace `IsAllFinite`, which has no kernel for the CPU, by standard operators; return how many there were."""
         nodes = [n for n in self.graph if (n.domain, n.op_type) == (MICROSOFT, "IsAllFinite")]
         for node in nodes:
-            flag = node.outputs[0]
-            bad = [self._any_nonfinite(node, value) for value in node.inputs if value is not None]
-            total = self._make("Max", bad, ir.DataType.FLOAT, node)
-            finite = self._make(
-                "Not", [self._make("Cast", [total], ir.DataType.BOOL, node, to=9)], ir.DataType.BOOL, node
-            )
+            flag, gradients = node.outputs[0], [value for value in node.inputs if value is not None]
+            finite = all_finite(self._editor, gradients, get_target("onnx"), PASS)
             is_output = flag.is_graph_output()
             replace_reads(flag, finite, uses_of(flag))
             if is_output:
@@ -123,22 +121,9 @@ class Copy:
                 finite.name = name
             self.values[finite.name or ""] = finite
             self.graph.remove(node, safe=True)
+        if nodes:
+            self.graph.sort()
         return len(nodes)
-
-    def _any_nonfinite(self, node: ir.Node, value: ir.Value) -> ir.Value:
-        """1.0 if an element is NaN or infinite, else 0.0."""
-        real = ir.DataType.FLOAT
-        if dtype_of(value) not in (real, ir.DataType.DOUBLE):
-            value = self._make("Cast", [value], real, node, to=real)
-        flags = [self._make(op, [value], ir.DataType.BOOL, node) for op in ("IsNaN", "IsInf")]
-        either = self._make("Cast", [self._make("Or", flags, ir.DataType.BOOL, node)], real, node, to=real)
-        return self._make("ReduceSum", [either], real, node, keepdims=0)
-
-    def _make(
-        self, op_type: str, inputs: Sequence[ir.Value], dtype: ir.DataType, node: ir.Node, **attributes: Any
-    ) -> ir.Value:
-        outputs = [(f"{op_type.lower()}", dtype, None)]
-        return self._editor.node(PASS, op_type, inputs, outputs, attributes=attributes, at=("before", node)).outputs[0]
 
     def cut(self, name: str) -> str:
         """Let a value be an input instead of being computed; return the input's name."""

@@ -7,7 +7,7 @@ import re
 
 import onnx_ir as ir
 
-from graphscale.checks.verification.guards import in_place_nodes
+from graphscale.checks.patterns import accumulators
 from graphscale.checks.verification.pair import Pair, values_by_name
 from graphscale.passes.nodes.update_rule import initial_values
 from graphscale.policy.loss_scale import DynamicLossScale
@@ -72,7 +72,7 @@ def find_roles(pair: Pair) -> tuple[Roles | None, str | None]:
     found = {role: values[names[role]] for role in wanted}
     roles = [role for role in wanted if role not in (*COUNTERS, *_TOLD)] if dynamic else []
     carried = {role: found[role] for role in (*roles, *(r for r in COUNTERS if r in found))}
-    written = {n.inputs[0]: n for n in in_place_nodes(graph) if n.inputs[0] is not None}
+    written = {n.inputs[0]: n for n in accumulators(graph) if n.inputs[0] is not None}
     next_values = {}
     for role, state in carried.items():
         node = written.get(state)

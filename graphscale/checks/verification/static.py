@@ -10,15 +10,9 @@ from onnx_ir.passes.common import InlinePass
 from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.hazards import in_place_writes, unordered_readers
 from graphscale.analysis.proof import prove, reach_unchecked
-from graphscale.checks.verification.finite_check import noticed_values
-from graphscale.checks.verification.guards import (
-    assigns,
-    in_place_nodes,
-    unguarded,
-    unguarded_write,
-    unordered,
-    unprotected_operands,
-)
+from graphscale.checks.patterns import accumulators, assigns, skip_ordering
+from graphscale.checks.verification.finite_check import find_tested_values
+from graphscale.checks.verification.guards import find_guard_fault, find_unprotected_operands, find_write_fault
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.states import Roles, find_roles
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, Check
@@ -119,9 +113,9 @@ def _free_of_scale(pair: Pair, roles: Roles, degrees: Degrees | None, contradict
         if "after it was overwritten" not in contradiction:
             return Check(name, FAILS, contradiction, True)
         return Check(name, SKIPPED, "see: in-place writes ordered", True)
-    for node in in_place_nodes(graph):
+    for node in accumulators(graph):
         value = node.inputs[1]
-        if value is not None and degrees.values.get(unordered(value), 0) not in (0, ZERO):
+        if value is not None and degrees.values.get(skip_ordering(value), 0) not in (0, ZERO):
             return Check(name, FAILS, f"{node_name(node)!r} writes {value.name!r}, which carries the loss scale", True)
     return Check(name, HOLDS, f"{len(graph.outputs)} outputs of degree 0 in {roles.scale.name!r}", True)
 
@@ -136,11 +130,11 @@ def _prove(pair: Pair, roles: Roles, aside: frozenset[ir.Node]) -> Degrees:
 
 def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:
     """What lies between the present and the next state of the loss scale, and the writes of the latter."""
-    results = [unordered(value) for role, value in roles.next_values.items() if role in roles.scale_states]
+    results = [skip_ordering(value) for role, value in roles.next_values.items() if role in roles.scale_states]
     results += [] if roles.stuck is None else [roles.stuck]
     found = producers_of(ancestors(results, stop=lambda value: value is roles.all_finite) - {roles.all_finite})
     states = set(roles.scale_states.values())
-    return frozenset(found | {node for node in in_place_nodes(graph) if node.inputs[0] in states})
+    return frozenset(found | {node for node in accumulators(graph) if node.inputs[0] in states})
 
 
 def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
@@ -148,30 +142,25 @@ def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     outputs = set(graph.outputs)
     found: set[ir.Node] = set()
     for node in reversed(list(graph)):
-        if node.op_type == "Where" and unordered(node.outputs[0]) is not node.outputs[0]:
+        if node.op_type == "Where" and skip_ordering(node.outputs[0]) is not node.outputs[0]:
             found.add(node)
             continue
         readers = {use.node for value in node.outputs for use in uses_of(value)}
         if readers and readers <= found and not outputs.intersection(node.outputs):
             # A select hands on its last operand: what computes that is no part of the ordering.
-            handed = {unordered(reader.outputs[0]) for reader in readers}
+            handed = {skip_ordering(reader.outputs[0]) for reader in readers}
             if not handed.intersection(node.outputs):
                 found.add(node)
     return frozenset(found)
 
 
-def _quotients(graph: ir.Graph, scale: ir.Value) -> Iterator[ir.Value]:
-    symbols = {scale} | {n.outputs[0] for n in graph if n.op_type == "Cast" and n.inputs[0] is scale}
-    for node in graph:
-        if node.op_type == "Div" and node.domain == "" and node.inputs[1] in symbols:
-            yield node.outputs[0]
-
-
 def _tested(graph: ir.Graph, roles: Roles) -> set[ir.Value]:
-    """The unscaled gradients of which the check notices every element that is not finite."""
+    """Return the unscaled gradients of which the check notices every element that is not finite."""
     assert roles.all_finite is not None
-    quotients = frozenset(_quotients(graph, roles.scale))
-    return noticed_values(roles.all_finite, quotients) & quotients
+    symbol = Degrees(symbol=roles.scale)
+    divisions = (node for node in graph if (node.domain, node.op_type) == ("", "Div"))
+    quotients = frozenset(node.outputs[0] for node in divisions if symbol.is_symbol(node.inputs[1]))
+    return find_tested_values(roles.all_finite, quotients) & quotients
 
 
 def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested: set[ir.Value]) -> list[str]:
@@ -181,9 +170,9 @@ def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested:
     for value in graph.outputs:
         if value in reached and value is not roles.scaled_loss:
             problems.append(f"output {value.name!r} depends on a gradient that the finite check may miss")
-    for node in in_place_nodes(graph):
+    for node in accumulators(graph):
         written = node.inputs[1]
-        if written is not None and unordered(written) in reached and node not in aside:
+        if written is not None and skip_ordering(written) in reached and node not in aside:
             problems.append(f"{node_name(node)!r} writes a gradient that the finite check may miss")
     return problems
 
@@ -202,19 +191,19 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> list[str]:
     graph = pair.scaled.graph
     inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     outputs = {value.name: value for value in graph.outputs}
-    written = {node.inputs[0].name: node for node in in_place_nodes(graph) if node.inputs[0] is not None}
+    written = {node.inputs[0].name: node for node in accumulators(graph) if node.inputs[0] is not None}
     problems = []
     for state in pair.states:
         value = inputs.get(state.name)
         if value is None:
             problems.append(f"the state {state.name!r} of the original is gone")
         elif state.name in written:
-            reason = unguarded_write(written[state.name], conditions)
+            reason = find_write_fault(written[state.name], conditions)
             problems += [] if reason is None else [f"the state {state.name!r} is not guarded: {reason}"]
         elif state.output is None or state.output not in outputs:
             problems.append(f"the next value of {state.name!r} is gone")
         else:
-            reason = unguarded(outputs[state.output], value, conditions)
+            reason = find_guard_fault(outputs[state.output], value, conditions)
             problems += [] if reason is None else [f"the state {state.name!r} is not guarded: {reason}"]
     known = {state.name for state in pair.states} | set(roles.following)
     for name, node in written.items():
@@ -222,7 +211,7 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> list[str]:
             problems.append(
                 f"{node_name(node)!r} writes {name!r}, which is no state of the original (--update OUT={name})"
             )
-    for node, value in unprotected_operands(graph):
+    for node, value in find_unprotected_operands(graph):
         problems.append(f"{node_name(node)!r} may overwrite {value.name!r} whether the step is applied or not")
     return problems
 
@@ -245,7 +234,7 @@ def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: fro
             if value is not roles.stuck and others:
                 problems.append(f"{node_name(others[0])!r} reads {value.name!r} of the update rule")
     for role, state in roles.scale_states.items():
-        write = next((n for n in in_place_nodes(graph) if n.inputs[0] is state), None)
+        write = next((n for n in accumulators(graph) if n.inputs[0] is state), None)
         if role not in roles.next_values:
             problems.append(f"{state.name!r} has no next value")
         elif write is not None and not assigns(write):

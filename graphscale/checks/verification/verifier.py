@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphscale.checks.verification.counterexample import load_arrays, load_case
+from graphscale.checks.verification.counterexample import load_case
 from graphscale.checks.verification.numeric import Measured, measure
 from graphscale.checks.verification.numeric import replay as replay_case
 from graphscale.checks.verification.pair import open_pair
@@ -18,6 +18,7 @@ from graphscale.checks.verification.static import prove_again
 from graphscale.checks.verification.verify_report import Case, VerifyReport
 from graphscale.collector import paused_collector
 from graphscale.errors import VerifyError
+from graphscale.files.tensor_files import read_npz
 from graphscale.graph.diagnosis import explains_damage
 from graphscale.pipeline import Model
 
@@ -105,7 +106,7 @@ def _arrays(feeds: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[st
         return {}
     if isinstance(feeds, Mapping):
         return {name: np.asarray(array) for name, array in feeds.items()}
-    return load_arrays(feeds)
+    return read_npz(feeds)
 
 
 def _refuse_folders(*models: Any) -> None:

@@ -55,6 +55,11 @@ class Case:
     finite: bool = True
     tolerance: float = 0.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the case without its arrays as plain data."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "feeds"}
+        return {**plain, "number": None if self.number is None else str(self.number)}
+
     def __str__(self) -> str:
         if self.kind == "skip":
             return f"with {self.number} at element {self.position} of gradient {self.gradient!r}"
@@ -99,11 +104,9 @@ class Difference:
 
 
 def differing(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Which elements of two arrays of one shape and dtype differ in their bits, flattened."""
-    size = expected.dtype.itemsize
-    rows = [np.frombuffer(np.ascontiguousarray(a).tobytes(), np.uint8).reshape(-1, size) for a in (expected, got)]
-    found: np.ndarray[Any, Any] = (rows[0] != rows[1]).any(axis=1)
-    return found
+    """Return for each element of two arrays of one shape and dtype, flattened, whether its bits differ."""
+    rows = [np.frombuffer(a.tobytes(), np.uint8).reshape(-1, a.dtype.itemsize) for a in (expected, got)]
+    return np.asarray((rows[0] != rows[1]).any(axis=1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,17 +138,12 @@ class VerifyReport:
         return tuple(check for check in self.checks if check.status == FAILS)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts, lists, strings and numbers; of a counterexample no arrays."""
+        """Return the report as plain dicts, lists, strings and numbers; of a counterexample no arrays."""
         case = self.counterexample
-        found: dict[str, Any] = {
+        return {
             "ok": self.ok,
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "notes": list(self.notes),
             "runs": self.runs,
-            "counterexample": None,
+            "counterexample": case and {**case.to_dict(), "differences": [str(d) for d in self.differences]},
         }
-        if case is not None:
-            plain = {f.name: getattr(case, f.name) for f in dataclasses.fields(case) if f.name != "feeds"}
-            number = None if case.number is None else str(case.number)
-            found["counterexample"] = {**plain, "number": number, "differences": [str(d) for d in self.differences]}
-        return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from graphscale.errors import ModelFileError
 from graphscale.files import model_files
-from graphscale.files.tensor_files import read_safetensors
+from graphscale.files.tensor_files import read_npz, read_safetensors
 
 __all__ = ["read_weights"]
 
@@ -28,16 +27,10 @@ def read_weights(path: str | os.PathLike[str]) -> Arrays:
         ModelFileError: the file is missing, damaged, or of another format.
     """
     suffix = Path(path).suffix
-    try:
-        if suffix == ".npz":
-            with np.load(path, allow_pickle=False) as stored:
-                return {name: stored[name] for name in stored.files}
-        if suffix == ".safetensors":
-            return read_safetensors(path)[0]
-    except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        raise ModelFileError(f"{path} is damaged, or not what its suffix says: {error}") from error
+    if suffix == ".npz":
+        return read_npz(path)
+    if suffix == ".safetensors":
+        return read_safetensors(path)[0]
     if suffix != ".onnx":
         raise ModelFileError(f"{path}: trained weights are read from .npz, .safetensors and .onnx files")
     initializers = model_files.load(path).graph.initializers

@@ -282,3 +282,17 @@ def test_large_graphs_take_time_in_proportion() -> None:
     found = gs.diff(model, renamed)
     assert found.matched == len(model.graph.node) > 3000
     assert found.added == found.removed == found.rewired == ()
+
+
+@pytest.mark.parametrize("name", ["jax/mlp_adam", "ort/recurrent"])
+def test_nodes_without_names_are_found_behind_what_was_inserted(name: str) -> None:
+    """Guards take over the names of outputs, and an output that nothing reads may be left out or have no name."""
+    before = load_example(name).model()
+    for node in before.graph.node:
+        node.name = ""
+    after = gs.scale(before).model
+    report = gs.diff(before, after)
+    assert report.matched == len(before.graph.node)
+    assert not report.removed
+    assert not report.added
+    assert gs.verify(before, after, runs=0).ok

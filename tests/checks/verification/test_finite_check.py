@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from graphscale.checks.verification.finite_check import noticed_values
+from graphscale.checks.verification.finite_check import find_tested_values
 from tests.build import parse
 from tests.conftest import run_once
 
@@ -67,7 +67,7 @@ def test_what_is_proved(case: str) -> None:
     nodes, proved = CHECKS[case]
     model = parse(f'<ir_version: 10, opset_import: ["" : 18]> g (float[3] g) => (bool ok) <{CONSTANTS}> {{ {nodes} }}')
     graph = ir.from_proto(model).graph
-    assert (graph.inputs[0] in noticed_values(graph.outputs[0], frozenset())) == proved
+    assert (graph.inputs[0] in find_tested_values(graph.outputs[0], frozenset())) == proved
     noticed = []
     for number in (np.nan, np.inf, -np.inf):
         for place in range(3):
@@ -83,8 +83,8 @@ def test_nothing_is_looked_for_behind_a_stop() -> None:
     model = parse(f'<ir_version: 10, opset_import: ["" : 18]> g (float[3] g) => (bool ok) <{CONSTANTS}> {{ {nodes} }}')
     graph = ir.from_proto(model).graph
     quotient = next(node for node in graph if node.op_type == "Div").outputs[0]
-    assert quotient in noticed_values(graph.outputs[0], frozenset({quotient}))
-    assert graph.inputs[0] not in noticed_values(graph.outputs[0], frozenset({quotient}))
+    assert quotient in find_tested_values(graph.outputs[0], frozenset({quotient}))
+    assert graph.inputs[0] not in find_tested_values(graph.outputs[0], frozenset({quotient}))
 
 
 def test_the_kernel() -> None:
@@ -93,4 +93,4 @@ def test_the_kernel() -> None:
         " { ok = com.microsoft.IsAllFinite(g, h) }"
     )
     graph = ir.from_proto(model).graph
-    assert noticed_values(graph.outputs[0], frozenset()) == set(graph.inputs)
+    assert find_tested_values(graph.outputs[0], frozenset()) == set(graph.inputs)

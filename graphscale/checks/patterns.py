@@ -1,0 +1,58 @@
+"""Patterns of nodes that verify, lint and diff look for in a graph, whoever scaled it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from graphscale.graph.values import constant_tensor
+from graphscale.graph.walks import source_of
+from graphscale.operators import Trait, has_trait, optimizer_of
+
+__all__ = ["accumulators", "assigns", "input_at", "is_contradiction", "skip_ordering", "update_signal"]
+
+
+def input_at(node: ir.Node, index: int | None) -> ir.Value | None:
+    """Return an input of a node, None where the node has no such input."""
+    return node.inputs[index] if index is not None and index < len(node.inputs) else None
+
+
+def accumulators(nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """Return the nodes that add to a buffer, or assign to it, in place."""
+    return [node for node in nodes if has_trait(node, Trait.ACCUMULATOR)]
+
+
+def assigns(accumulator: ir.Node) -> bool:
+    """Return whether an accumulator overwrites its buffer on every step: its third input is the constant true."""
+    flag = input_at(accumulator, 2) if accumulator.op_type == "InPlaceAccumulatorV2" else None
+    tensor = constant_tensor(flag)
+    return tensor is not None and bool(tensor.numpy().all())
+
+
+def update_signal(node: ir.Node) -> ir.Value | None:
+    """Return the input that tells an optimizer operator whether to take the step, None where it is left out."""
+    optimizer = optimizer_of(node)
+    return None if optimizer is None else input_at(node, optimizer.update_signal)
+
+
+def is_contradiction(flag: ir.Value | None) -> bool:
+    """Return whether a flag is the conjunction of a flag and its negation: never true, it only makes a value wait."""
+    node = None if flag is None else flag.producer()
+    if node is None or node.op_type != "And":
+        return False
+    return _negates(*node.inputs) or _negates(*reversed(node.inputs))
+
+
+def _negates(one: ir.Value | None, other: ir.Value | None) -> bool:
+    node = None if one is None else one.producer()
+    return node is not None and node.op_type == "Not" and node.inputs[0] is other
+
+
+def skip_ordering(value: ir.Value) -> ir.Value:
+    """Return the value behind selects that only make it wait: `Where(And(f, Not(f)), other, value)`."""
+
+    def selected(node: ir.Node) -> ir.Value | None:
+        return node.inputs[2] if node.op_type == "Where" and is_contradiction(node.inputs[0]) else None
+
+    return source_of(value, selected)
