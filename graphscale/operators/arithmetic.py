@@ -20,7 +20,7 @@ _POWER = deny("powers leave the range of float16")
 
 
 def _clip(node: ir.Node, rule: Rule) -> Rule:
-    """Clip's bounds below opset 11 are attributes: numbers of degree 0."""
+    """Return Clip's rule: below opset 11 its bounds are attributes, of degree 0."""
     bounds = (attribute(node, "min", -math.inf), attribute(node, "max", math.inf))
     return rule if all(bound == 0 or abs(bound) >= _FLOAT_MAX for bound in bounds) else NONLINEAR
 

@@ -13,12 +13,12 @@ _POWER = deny("powers leave the range of float16")
 
 
 def _gemm(node: ir.Node, rule: Rule) -> Rule:
-    """Gemm's third operand is multiplied by beta."""
+    """Return Gemm's rule: a beta of zero leaves the third operand out."""
     return rule if attribute(node, "beta", 1.0) else _without_addend
 
 
 def _resize(node: ir.Node, rule: Rule) -> Rule:
-    """Cropping fills what lies outside of the image with a number of degree 0."""
+    """Return Resize's rule: cropping fills the outside of the image with a number of degree 0."""
     crops = attribute(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     return NONLINEAR if crops and attribute(node, "extrapolation_value", 0.0) else rule
 

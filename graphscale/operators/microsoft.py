@@ -17,13 +17,13 @@ _HOMOGENEOUS = ("", "Relu", "LeakyRelu")
 
 
 def _activated(node: ir.Node, rule: Rule) -> Rule:
-    """An activation follows."""
+    """Return the rule of a product before its activation."""
     homogeneous = attribute(node, "activation", "") in _HOMOGENEOUS
     return rule if homogeneous else dataclasses.replace(rule, kind=Kind.NONLINEAR)
 
 
 def _scale(node: ir.Node, rule: Rule) -> Rule:
-    """Scale divides by its second operand if told so."""
+    """Return the rule of Scale, which an attribute makes a division."""
     return Rule(Kind.QUOTIENT, data=(0, 1)) if attribute(node, "scale_down", 0) else rule
 
 

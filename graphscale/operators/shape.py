@@ -22,7 +22,8 @@ _FLOAT8 = (
 
 def _cast(node: ir.Node, rule: Rule) -> Rule:
     """Return the rule of a cast to the type that the attribute `to` names."""
-    return _converted(node, rule, ir.DataType(attribute(node, "to", 0)))
+    dtype = attribute(node, "to", 0)
+    return rule if dtype in _FLOATS else _converted(node, rule, ir.DataType(dtype))
 
 
 def _cast_like(node: ir.Node, rule: Rule) -> Rule:
@@ -36,7 +37,7 @@ def _cast_like(node: ir.Node, rule: Rule) -> Rule:
 
 
 def _converted(node: ir.Node, rule: Rule, dtype: ir.DataType) -> Rule:
-    """An integer or text has no degree, and neither has a number that saturates; a flag has degree 0."""
+    """Return the rule of a cast: integers, text and saturated numbers have no degree, flags have degree 0."""
     if dtype is ir.DataType.BOOL:
         return Rule(Kind.DEGREE_0, ignored=rule.ignored)
     if dtype in _FLOATS or (dtype in _FLOAT8 and not attribute(node, "saturate", 1)):
@@ -45,13 +46,13 @@ def _converted(node: ir.Node, rule: Rule, dtype: ir.DataType) -> Rule:
 
 
 def _pad(node: ir.Node, rule: Rule) -> Rule:
-    """Pad's number below opset 11 is an attribute, of degree 0."""
+    """Return Pad's rule: below opset 11 its number is an attribute, of degree 0."""
     fills = attribute(node, "mode", "constant") == "constant"
     return NONLINEAR if fills and attribute(node, "value", 0.0) else rule
 
 
 def _scatter(node: ir.Node, rule: Rule) -> Rule:
-    """Numbers that are scattered by a product have degree 0; by a sum, a maximum or as they are, that of the data."""
+    """Return the rule of scattering: by a product the factors have degree 0, else the numbers that of the data."""
     return FIRST if attribute(node, "reduction", "none") == "mul" else rule
 
 

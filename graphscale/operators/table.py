@@ -136,7 +136,9 @@ def operators_of_kind(kind: Kind) -> frozenset[tuple[str, str]]:
 
 def has_trait(node: ir.Node, traits: Trait) -> bool:
     """Return whether a node's operator has at least one of some traits."""
-    return (node.domain, node.op_type) in operators_with(traits)
+    operator = OPERATORS.get((node.domain, node.op_type))
+    # The bits themselves: the operators of enum.Flag take long, and all nodes are asked.
+    return operator is not None and operator.traits._value_ & traits._value_ != 0
 
 
 def optimizer_of(node: ir.Node) -> Optimizer | None:
@@ -153,5 +155,5 @@ def written_inputs(node: ir.Node) -> Mapping[int, int]:
 
 def attribute(node: ir.Node, name: str, default: Any) -> Any:
     """Return the value of a node's attribute, or the default that its operator prescribes."""
-    held = node.attributes.get(name)
+    held = node.attributes.data.get(name)
     return default if held is None else held.value

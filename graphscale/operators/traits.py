@@ -8,82 +8,49 @@ __all__ = ["Trait"]
 
 
 class Trait(enum.Flag):
-    """A property of an operator.
-
-    The result, compared with the first operand:
-        RESHAPE: its elements in their order, whatever the shape.
-        CAST: its elements in another type.
-        PERMUTE: its elements in another order.
-        REPEAT: its elements, each at least once.
-        SIGN: its elements or their negatives, element by element.
-        PART: a part of its elements, others are left out.
-        MOVE: numbers of the data operands, in whatever arrangement.
-        ELEMENTWISE: each element follows from the elements at its place alone, broadcasting included.
-        COMMUTATIVE: the same, whatever the order of the operands.
-        BOUND: the numbers of an operand, or bounds that they exceed.
-        REDUCTION: one number for all numbers along some axes.
-
-    Numbers that are not finite:
-        NONFINITE_OF_FIRST: each such element of the first operand makes an element of the result not finite.
-        NONFINITE_OF_ALL: each such element of any operand does.
-        LOSES_NAN: the kernels of ONNX Runtime may return another number where an operand holds a NaN.
-        LOSES_INFINITY: an infinite element of an operand may give a finite result.
-        FINITENESS_TEST: the result says whether its operand is finite.
-
-    Effects:
-        RANDOM: draws random numbers.
-        WRITES_INPUT: writes into the buffer of an input.
-        EFFECT: its effect is on its inputs: it takes part in a step even if nothing reads its outputs.
-        ACCUMULATOR: adds to a buffer, or assigns to it.
-        TOTAL: gives a result for all operands of its types, whatever their shapes.
-        TOTAL_BY_AXES: gives a result if its axes are valid.
-        TOTAL_BY_SHAPES: gives a result if the shapes of its operands agree.
-
-    Buffers in ONNX Runtime:
-        SHARES_BUFFER: the result may be in the buffer of an operand.
-        REMOVABLE: the runtime removes nodes of it that change nothing: casts to the same type, slices of everything.
-        REMOVABLE_BY_CONDITION: it does so if the condition is a constant.
-        REMOVABLE_BY_FACTOR: it does so if the other operand is a constant.
-        READS_FIRST: the kernels read an element of each operand before they write that element of the result, and
-            never again.
-
-    Indices:
-        INDEXES_AXIS: the second input holds indices into the attribute `axis` of the first.
-        INDEXES_AXES: it holds indices into several axes of the first, after `batch_dims`.
-    """
+    """A property of an operator."""
 
     NONE = 0
-    RESHAPE = enum.auto()
-    CAST = enum.auto()
-    PERMUTE = enum.auto()
-    REPEAT = enum.auto()
-    SIGN = enum.auto()
-    PART = enum.auto()
-    MOVE = enum.auto()
-    ELEMENTWISE = enum.auto()
-    COMMUTATIVE = enum.auto()
-    BOUND = enum.auto()
-    REDUCTION = enum.auto()
-    NONFINITE_OF_FIRST = enum.auto()
-    NONFINITE_OF_ALL = enum.auto()
-    LOSES_NAN = enum.auto()
-    LOSES_INFINITY = enum.auto()
-    FINITENESS_TEST = enum.auto()
-    RANDOM = enum.auto()
-    WRITES_INPUT = enum.auto()
-    EFFECT = enum.auto()
-    ACCUMULATOR = enum.auto()
-    TOTAL = enum.auto()
-    TOTAL_BY_AXES = enum.auto()
-    TOTAL_BY_SHAPES = enum.auto()
-    SHARES_BUFFER = enum.auto()
-    REMOVABLE = enum.auto()
-    REMOVABLE_BY_CONDITION = enum.auto()
-    REMOVABLE_BY_FACTOR = enum.auto()
-    READS_FIRST = enum.auto()
-    INDEXES_AXIS = enum.auto()
-    INDEXES_AXES = enum.auto()
 
-    # The same elements: no number becomes finite or stops being so.
+    # --- the result, compared with the first operand ---
+    RESHAPE = enum.auto()  # its elements in their order, whatever the shape
+    CAST = enum.auto()  # its elements in another type
+    PERMUTE = enum.auto()  # its elements in another order
+    REPEAT = enum.auto()  # its elements, each at least once
+    SIGN = enum.auto()  # its elements or their negatives, element by element
+    PART = enum.auto()  # a part of its elements, others are left out
+    MOVE = enum.auto()  # numbers of the data operands, in whatever arrangement
+    ELEMENTWISE = enum.auto()  # each element follows from the elements at its place alone, broadcasting included
+    COMMUTATIVE = enum.auto()  # the same, whatever the order of the operands
+    BOUND = enum.auto()  # the numbers of an operand, or bounds that they exceed
+    REDUCTION = enum.auto()  # one number for all numbers along some axes
+
+    # --- numbers that are not finite ---
+    NONFINITE_OF_FIRST = enum.auto()  # each such element of the first operand makes an element of the result so
+    NONFINITE_OF_ALL = enum.auto()  # each such element of any operand does
+    LOSES_NAN = enum.auto()  # kernels of ONNX Runtime may return another number where an operand holds a NaN
+    LOSES_INFINITY = enum.auto()  # an infinite element of an operand may give a finite result
+    FINITENESS_TEST = enum.auto()  # the result says whether the operand is finite
+
+    # --- effects ---
+    RANDOM = enum.auto()  # draws random numbers
+    WRITES_INPUT = enum.auto()  # writes into the buffer of an input
+    EFFECT = enum.auto()  # takes part in a step even if nothing reads its outputs: its effect is on its inputs
+    ACCUMULATOR = enum.auto()  # adds to a buffer, or assigns to it
+    TOTAL = enum.auto()  # gives a result for all operands of its types, whatever their shapes
+    TOTAL_BY_AXES = enum.auto()  # gives a result if its axes are valid
+    TOTAL_BY_SHAPES = enum.auto()  # gives a result if the shapes of its operands agree
+
+    # --- buffers in ONNX Runtime ---
+    SHARES_BUFFER = enum.auto()  # the result may be in the buffer of an operand
+    REMOVABLE = enum.auto()  # nodes that change nothing are removed: casts to the same type, slices of everything
+    REMOVABLE_BY_CONDITION = enum.auto()  # they are if the condition is a constant
+    REMOVABLE_BY_FACTOR = enum.auto()  # they are if the other operand is a constant
+    READS_FIRST = enum.auto()  # kernels read an element of each operand before they write it, and never again
+
+    # --- the second input holds indices ---
+    INDEXES_AXIS = enum.auto()  # into the axis of the first that an attribute names
+    INDEXES_AXES = enum.auto()  # into several axes of the first, after `batch_dims`
+
     VIEW = RESHAPE | CAST
-    EXACT = RESHAPE | CAST | PERMUTE | REPEAT | SIGN
+    EXACT = RESHAPE | CAST | PERMUTE | REPEAT | SIGN  # no number becomes finite or stops being so

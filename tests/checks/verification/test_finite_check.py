@@ -53,6 +53,11 @@ CHECKS = {
         "c = Slice(g, at, to) z = Mul(c, zero) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)",
         False,
     ),
+    "through-an-integer": (
+        "c = Cast<to = 7>(g) d = Cast<to = 1>(c) z = Mul(d, zero) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) "
+        "ok = Not(n)",
+        False,
+    ),
     "times-one": ("z = Mul(g, one) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)", False),
     "positive-part": ("c = Relu(g) z = Mul(c, zero) s = ReduceSum<keepdims = 0>(z) n = IsNaN(s) ok = Not(n)", False),
 }
