@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import SessionError, SplitError
@@ -81,7 +80,7 @@ def cut_parts(halves: Halves, shares: Shares, rank: int, own: Collection[str]) -
     mine = [state for state in stamp.report["state"] if state["input"] in own]
     carried = {source: output for source, output in stamp.state.items() if source in own}
     dataclasses.replace(stamp, state=carried, report={**stamp.report, "state": mine}).write(parts[-1])
-    numbers = {v.name or "": _spec(v) for node in nodes for v in node.outputs if v.name in exchanged}
+    numbers = {v.name or "": InputSpec.of(v) for node in nodes for v in node.outputs if v.name in exchanged}
     return Parts(tuple(parts[:-1]), parts[-1], given, numbers)
 
 
@@ -91,16 +90,10 @@ def specs_of(graph: ir.Graph, states: Collection[str], *, carried: bool) -> dict
     Raises:
         SessionError: the shape of some state is not known.
     """
-    found = {value.name or "": _spec(value) for value in graph.inputs if (value.name in states) == carried}
+    found = {value.name or "": InputSpec.of(value) for value in graph.inputs if (value.name in states) == carried}
     for name, spec in found.items():
         if carried and not all(isinstance(axis, int) for axis in spec.shape):
             raise SessionError(f"the shape of the state {name!r} is not known, and shares of it have fixed sizes")
         if name in graph.initializers:
             found[name] = dataclasses.replace(spec, optional=not carried)
     return found
-
-
-def _spec(value: ir.Value) -> InputSpec:
-    assert value.dtype is not None
-    shape = () if value.shape is None else tuple(a if isinstance(a, int) else a.value for a in value.shape)
-    return InputSpec(np.dtype(value.dtype.numpy()), shape)

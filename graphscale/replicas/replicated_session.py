@@ -23,12 +23,12 @@ from graphscale.replicas.first_half import FirstHalf
 from graphscale.replicas.halves import REPLICAS_FINITE
 from graphscale.replicas.sharded_update import ShardedUpdate
 from graphscale.replicas.splitting import Halves, cut_halves, open_step
-from graphscale.replicas.whole import check_names, export_step, output_names, without_state
+from graphscale.replicas.whole import output_names, without_state
 from graphscale.replicas.whole_update import WholeUpdate
-from graphscale.session.interface import InputSpec, convert_feed, fingerprint
+from graphscale.session.interface import InputSpec, check_names, convert_feed, fingerprint
 from graphscale.session.loading import make_quiet_options
 from graphscale.session.result import StepResult
-from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
+from graphscale.session.state_file import export_step, read_state_file, write_state_file
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -183,6 +183,8 @@ class ReplicatedSession:
         common: dict[str, Any] = {}
         try:
             wanted = self.output_names if fetch is None else tuple(fetch)
+            if not isinstance(feeds, Mapping):
+                raise SessionError(f"feeds are a mapping of input names to values; got a {type(feeds).__name__}")
             check_names(self.inputs, feeds, self.output_names, wanted)
             values = self._first.check(feeds)
             common = {
@@ -230,9 +232,7 @@ class ReplicatedSession:
         state = self.state_dict()
         self._replicas.agreed(
             lambda: (
-                write_state_file(path, state, self.stamp, self._interface, {} if extra is None else extra)
-                if self._replicas.is_first
-                else None
+                write_state_file(path, state, self.stamp, self._interface, extra) if self._replicas.is_first else None
             ),
             "writing the state",
         )
@@ -247,9 +247,8 @@ class ReplicatedSession:
         extra: dict[str, str] = {}
 
         def read() -> Mapping[str, Any]:
-            state, metadata = read_state_file(path)
-            check_origin(path, metadata, self.stamp, self._interface)
-            extra.update(read_extra(path, metadata))
+            state, texts = read_state_file(path, self.stamp, self._interface)
+            extra.update(texts)
             return state
 
         self._load(read, os.fspath(path))

@@ -22,8 +22,8 @@ from graphscale.replicas.shares import share_out, trust_replicas
 from graphscale.replicas.splitting import Halves
 from graphscale.replicas.whole import sizes_of
 from graphscale.replicas.whole_update import REDUCING, SHARING
-from graphscale.session.carried import check_all_state, check_state
-from graphscale.session.loading import create, read_values
+from graphscale.session.carried import check_state, first_values
+from graphscale.session.loading import create
 from graphscale.session.result import StepResult
 from graphscale.session.session import Session
 
@@ -84,7 +84,7 @@ class ShardedUpdate:
         self.session = Session(self._parts.last, providers, options, zeros)
         self.inputs = specs_of(graph, halves.states, carried=False)
         self.output_names = tuple(value.name or "" for value in graph.outputs)
-        self._first = self._first_state(halves, state) if replicas.is_first else {}
+        self._first = first_values(self.specs, graph.initializers, state or {}) if replicas.is_first else {}
 
     @property
     def held(self) -> Held:
@@ -127,7 +127,7 @@ class ShardedUpdate:
         Raises:
             SessionError: one is missing, unknown, or does not fit.
         """
-        return check_all_state(self.specs, state, source)
+        return check_state(self.specs, state, source)
 
     def write(self, state: Arrays) -> None:
         """Give the state of rank 0 to all, of which each keeps its share and the weights."""
@@ -182,13 +182,3 @@ class ShardedUpdate:
             name: np.full(sizes_of(specs[name]), number).astype(specs[name].dtype)
             for name, number in zip(names, numbers, strict=True)
         }
-
-    def _first_state(self, halves: Halves, state: Mapping[str, Any] | None) -> Arrays:
-        graph = halves.update.graph
-        given = check_state(self.specs, state or {}, "the state given")
-        missing = [name for name in self.specs if name not in given and name not in graph.initializers]
-        if missing:
-            raise SessionError(
-                f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state"
-            )
-        return {name: given[name] if name in given else read_values(graph.initializers[name]) for name in self.specs}

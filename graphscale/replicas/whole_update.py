@@ -13,6 +13,7 @@ from graphscale.replicas.first_half import Arena, Held
 from graphscale.replicas.reduction import Reduction
 from graphscale.replicas.splitting import Halves
 from graphscale.replicas.whole import first_state
+from graphscale.session.carried import check_state
 from graphscale.session.result import StepResult
 from graphscale.session.session import Session
 
@@ -76,7 +77,7 @@ class WholeUpdate:
         Raises:
             SessionError: one is missing, unknown, or does not fit.
         """
-        return self.session._carried.check(state, source)
+        return check_state(self.specs, state, source)
 
     def write(self, state: Arrays) -> None:
         """Give the state of rank 0 to all."""

@@ -12,11 +12,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 
 from graphscale.errors import SessionError, one_line
 from graphscale.session.interface import InputSpec, to_native
 
-__all__ = ["CarriedState", "Device", "check_all_state", "check_state"]
+__all__ = ["CarriedState", "Device", "check_state", "first_values", "read_values"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -116,42 +117,42 @@ class CarriedState:
         """Return copies of all present values."""
         return {name: np.array(buffer.numpy()) for name, buffer in self._now.items()}
 
-    def check(self, values: Mapping[str, Any], source: str) -> Arrays:
-        """All values of the state as arrays.
-
-        Args:
-            values: an array for each state.
-            source: where they come from, for messages.
-
-        Raises:
-            SessionError: one is missing, unknown, or does not fit.
-        """
-        return check_all_state(self.specs, values, source)
-
     def write(self, arrays: Arrays) -> None:
-        """Replace all present values by what `check` returned."""
+        """Replace all present values by the result of `check_state`."""
         for name, array in arrays.items():
             self._now[name].update_inplace(np.asarray(array, order="C"))
 
 
-def check_all_state(specs: Mapping[str, InputSpec], values: Mapping[str, Any], source: str) -> Arrays:
-    """The values of all state as arrays.
+def first_values(
+    specs: Mapping[str, InputSpec], initializers: Mapping[str, ir.Value], given: Mapping[str, Any]
+) -> Arrays:
+    """Return the first values of all state: those given, else the initializers.
 
     Raises:
-        SessionError: one is missing, is not carried, or does not fit.
+        SessionError: one is neither, is not carried, or does not fit.
     """
-    arrays = check_state(specs, values, source)
-    missing = [name for name in specs if name not in arrays]
+    arrays = check_state(specs, given, "the state given", complete=False)
+    missing = [name for name in specs if name not in arrays and name not in initializers]
     if missing:
-        raise SessionError(f"{source} lacks the state {missing[0]!r}; it is of another graph")
-    return arrays
+        raise SessionError(
+            f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state"
+        )
+    return {name: arrays[name] if name in arrays else read_values(initializers[name]) for name in specs}
 
 
-def check_state(specs: Mapping[str, InputSpec], values: Mapping[str, Any], source: str) -> Arrays:
-    """The values of state as arrays.
+def check_state(
+    specs: Mapping[str, InputSpec], values: Mapping[str, Any], source: str, *, complete: bool = True
+) -> Arrays:
+    """Return the values of state as arrays.
+
+    Args:
+        specs: all state that is carried.
+        values: an array for each, or for some if they need not be complete.
+        source: the origin of the values, for messages.
+        complete: refuse values that lack a state.
 
     Raises:
-        SessionError: one is not carried, or does not fit.
+        SessionError: a state is missing, is not carried, or does not fit.
     """
     if not isinstance(values, Mapping):
         raise SessionError(f"{source} must map names to arrays; got a {type(values).__name__}")
@@ -167,4 +168,21 @@ def check_state(specs: Mapping[str, InputSpec], values: Mapping[str, Any], sourc
         if problem is not None:
             raise SessionError(f"{source}: the state {name!r} {problem}")
         arrays[name] = array
+    missing = [name for name in specs if name not in arrays]
+    if missing and complete:
+        raise SessionError(f"{source} lacks the state {missing[0]!r}; it is of another graph")
     return arrays
+
+
+def read_values(value: ir.Value) -> np.ndarray[Any, Any]:
+    """Return a copy of an initializer's values.
+
+    Raises:
+        SessionError: they are in a file that cannot be read.
+    """
+    tensor = value.const_value
+    assert tensor is not None
+    try:
+        return np.array(tensor.numpy())
+    except (OSError, ValueError) as error:
+        raise SessionError(f"the values of {value.name!r} cannot be read: {one_line(error)}") from error

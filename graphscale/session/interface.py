@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 
 from graphscale.errors import SessionError, one_line
 
-__all__ = ["InputSpec", "convert_feed", "fingerprint", "read_specs", "to_native", "to_ort_value"]
+__all__ = ["InputSpec", "check_names", "convert_feed", "fingerprint", "read_specs", "to_native", "to_ort_value"]
 
-_DTYPES: dict[str, Any] = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(bfloat16)": ml_dtypes.bfloat16,
-    "tensor(int8)": np.int8,
-    "tensor(int16)": np.int16,
-    "tensor(int32)": np.int32,
-    "tensor(int64)": np.int64,
-    "tensor(uint8)": np.uint8,
-    "tensor(uint16)": np.uint16,
-    "tensor(uint32)": np.uint32,
-    "tensor(uint64)": np.uint64,
-    "tensor(bool)": np.bool_,
-}
-_ONNX_BFLOAT16 = 16
-_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+_FED = "FLOAT DOUBLE FLOAT16 BFLOAT16 INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL"
+_DTYPES = {f"tensor({name.lower()})": ir.DataType[name].numpy() for name in _FED.split()}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +35,13 @@ class InputSpec:
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...]
     optional: bool = False
+
+    @classmethod
+    def of(cls, value: ir.Value) -> InputSpec:
+        """Return the spec of an input of a graph, which is not optional."""
+        assert value.dtype is not None
+        axes = () if value.shape is None else value.shape
+        return cls(value.dtype.numpy(), tuple(axis if isinstance(axis, int) else axis.value for axis in axes))
 
     def find_misfit(self, dtype: Any, shape: tuple[int, ...]) -> str | None:
         """Return the reason why no array of this dtype and shape fits, or None."""
@@ -78,8 +73,37 @@ def read_specs(values: Iterable[Any], optional: Iterable[Any]) -> dict[str, Inpu
     for value, has_initializer in (*((v, False) for v in values), *((v, True) for v in optional)):
         if value.type not in _DTYPES:
             raise SessionError(f"the input {value.name!r} is of type {value.type}, which a session cannot feed")
-        found[value.name] = InputSpec(np.dtype(_DTYPES[value.type]), tuple(value.shape), has_initializer)
+        found[value.name] = InputSpec(_DTYPES[value.type], tuple(value.shape), has_initializer)
     return found
+
+
+def check_names(
+    inputs: Mapping[str, InputSpec], feeds: Collection[str], outputs: Collection[str], fetch: Iterable[str]
+) -> None:
+    """Check the names of feeds and of outputs to fetch.
+
+    Raises:
+        SessionError: one is unknown, or a feed is missing.
+    """
+
+    def near(name: str, names: Collection[str], kind: str) -> str:
+        close = difflib.get_close_matches(name, names, 1)
+        return f"; did you mean {close[0]!r}?" if close else f"; its {kind} are {', '.join(names)}"
+
+    for name in feeds:
+        if not isinstance(name, str):
+            raise SessionError(f"feeds are named by the step's inputs; got {name!r}")
+        if name not in inputs:
+            raise SessionError(f"the step has no input {name!r}{near(name, inputs, 'inputs')}")
+    missing = [name for name, spec in inputs.items() if name not in feeds and not spec.optional]
+    if missing:
+        raise SessionError(f"the step needs a feed for {', '.join(map(repr, missing))}")
+    for name in fetch:
+        if name not in outputs:
+            raise SessionError(
+                f"the step has no output {name!r} to fetch{near(name, outputs, 'outputs')}; carried state is in "
+                "state_dict()"
+            )
 
 
 def convert_feed(name: str, value: Any, spec: InputSpec) -> Any:
@@ -181,7 +205,7 @@ def to_ort_value(name: str, array: np.ndarray[Any, Any]) -> Any:
             f"the feed {name!r}: onnxruntime {ort.__version__} takes no bfloat16 arrays from numpy; pass a tensor that "
             "has DLPack"
         )
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ir.DataType.BFLOAT16)
 
 
 def fingerprint(inputs: Mapping[str, InputSpec], outputs: Iterable[str], carried: Mapping[str, InputSpec]) -> str:

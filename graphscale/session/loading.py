@@ -9,14 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from graphscale.errors import SessionError, one_line
 from graphscale.files import model_files
 from graphscale.pipeline import ScaledModel
-from graphscale.session.carried import Device
+from graphscale.session.carried import Device, read_values
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -86,7 +85,13 @@ def create(
             session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted, enable_fallback=0)
     except Exception as error:  # ORT's exceptions share no public base class
         raise SessionError(f"ONNX Runtime {ort.__version__} cannot load the model: {one_line(error)}") from error
-    _check_started([_name(provider) for provider in wanted], session.get_providers())
+    started = session.get_providers()
+    missing = [name for name in map(_name, wanted) if name not in started]
+    if missing:
+        raise SessionError(
+            f"the execution provider {missing[0]!r} could not start on this machine (no such device, or its libraries "
+            f"are missing); the session would run on {', '.join(started)}"
+        )
     return session
 
 
@@ -96,12 +101,19 @@ def choose_device(providers: Sequence[Any] | None) -> Device:
     Raises:
         SessionError: a provider is not installed, or there is no driver for it.
     """
+    import onnxruntime as ort
+
     wanted = list(providers or [_CPU])
     for provider in wanted:
         has_options = isinstance(provider, tuple) and len(provider) == 2 and isinstance(provider[1], dict)
         if not (isinstance(provider, str) or (has_options and isinstance(provider[0], str))):
             raise SessionError(f"a provider is a name, or (name, options as a dict); got {provider!r}")
-    _check_installed([_name(provider) for provider in wanted])
+    missing = [name for name in map(_name, wanted) if name not in ort.get_available_providers()]
+    if missing:
+        raise SessionError(
+            f"the execution provider {missing[0]!r} is not in the installed onnxruntime {ort.__version__}, which has "
+            f"{', '.join(ort.get_available_providers())}"
+        )
     if _CUDA in map(_name, wanted):
         _check_driver()
     first = wanted[0]
@@ -115,20 +127,6 @@ def maps_files(model: ir.Model, bound: Collection[str]) -> bool:
     """Return whether ONNX Runtime must map external files of other values than the state that it is fed."""
     values = model.graph.initializers
     return any(isinstance(v.const_value, ir.ExternalTensor) for name, v in values.items() if name not in bound)
-
-
-def read_values(value: ir.Value) -> np.ndarray[Any, Any]:
-    """Return a copy of an initializer's values.
-
-    Raises:
-        SessionError: they are in a file that cannot be read.
-    """
-    tensor = value.const_value
-    assert tensor is not None
-    try:
-        return np.array(tensor.numpy())
-    except (OSError, ValueError) as error:
-        raise SessionError(f"the values of {value.name!r} cannot be read: {one_line(error)}") from error
 
 
 def _source(model: ir.Model, path: str | None, bound: Collection[str]) -> str | bytes:
@@ -151,18 +149,6 @@ def _name(provider: Any) -> str:
     return str(provider[0] if isinstance(provider, tuple) else provider)
 
 
-def _check_installed(wanted: Sequence[str]) -> None:
-    import onnxruntime as ort
-
-    available = ort.get_available_providers()
-    for name in wanted:
-        if name not in available:
-            raise SessionError(
-                f"the execution provider {name!r} is not in the installed onnxruntime {ort.__version__}, which has "
-                f"{', '.join(available)}"
-            )
-
-
 def _check_driver() -> None:
     """Load the driver, whose absence ONNX Runtime would report with many lines on stderr."""
     try:
@@ -171,12 +157,3 @@ def _check_driver() -> None:
         raise SessionError(
             f"the execution provider {_CUDA!r} cannot start: this machine has no NVIDIA driver ({error})"
         ) from error
-
-
-def _check_started(wanted: Sequence[str], started: Sequence[str]) -> None:
-    for name in wanted:
-        if name not in started:
-            raise SessionError(
-                f"the execution provider {name!r} could not start on this machine (no such device, or its libraries "
-                f"are missing); the session would run on {', '.join(started)}"
-            )

@@ -13,17 +13,16 @@ import onnx_ir as ir
 
 from graphscale.analysis.hazards import in_place_writes, late_failures, may_share_buffer
 from graphscale.errors import SessionError
-from graphscale.files import model_files
 from graphscale.graph.diagnosis import explains_damage
 from graphscale.graph.stamp import read_stamp
 from graphscale.pipeline import ScaledModel
-from graphscale.session.carried import CarriedState, check_state
+from graphscale.session.carried import CarriedState, check_state, first_values, read_values
 from graphscale.session.fence import is_inserted
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
-from graphscale.session.loading import choose_device, create, make_quiet_options, open_model, read_values
+from graphscale.session.loading import choose_device, create, make_quiet_options, open_model
 from graphscale.session.lowering import prepare_step
 from graphscale.session.result import StepResult
-from graphscale.session.state_file import check_origin, read_extra, read_state_file, write_state_file
+from graphscale.session.state_file import copy_without_state, export_step, read_state_file, write_state_file
 from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
 from graphscale.session.thresholds import PRODUCTION, Thresholds
 
@@ -36,7 +35,6 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 _COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
 _STATUS = ("all_finite", "stuck", "cause", "offender", "zero_fraction")
-_LARGE = 2**24  # bytes
 _PLANS = 16  # of different feeds and outputs, kept ready
 
 
@@ -103,7 +101,7 @@ class Session:
         self._session: Any = create(work, path, outputs, held, providers, options)
         if hasattr(self._session, "_model_bytes"):
             self._session._model_bytes = b""  # the whole model, kept for a fallback to other providers
-        self._model: ir.Model | None = _copy_without_values(source, first)
+        self._model: ir.Model | None = copy_without_state(source, first)
         fixed = source.graph.initializers.get(self.stamp.names["loss_scale"])
         self._fixed_scale = None if fixed is None or fixed.name in first else float(read_values(fixed))
         specs = read_specs(self._session.get_inputs(), self._session.get_overridable_initializers())
@@ -218,7 +216,7 @@ class Session:
             OutputError: the file cannot be written; an existing one is as it was.
             SessionError: `extra` holds something else than texts.
         """
-        write_state_file(path, self.state_dict(), self.stamp, self._interface, {} if extra is None else extra)
+        write_state_file(path, self.state_dict(), self.stamp, self._interface, extra)
 
     def load_state(self, path: str | os.PathLike[str]) -> dict[str, str]:
         """Read all carried state from a file that `save_state` wrote; training goes on from there, bit for bit.
@@ -230,9 +228,7 @@ class Session:
             SessionError: the file is missing, truncated, or of another graph or policy; then nothing has changed.
         """
         self._require_open()
-        state, metadata = read_state_file(path)
-        check_origin(path, metadata, self.stamp, self._interface)
-        extra = read_extra(path, metadata)
+        state, extra = read_state_file(path, self.stamp, self._interface)
         self._write(state, os.fspath(path))
         return extra
 
@@ -244,14 +240,7 @@ class Session:
         """
         state = self.state_dict()
         assert self._model is not None
-        model = self._model.clone()
-        for name, array in state.items():
-            value = model.graph.initializers.get(name)
-            if value is None:
-                value = next(value for value in model.graph.inputs if value.name == name)
-            value.const_value = ir.tensor(array, name=name)
-            model.graph.initializers[name] = value
-        model_files.save(model, path)
+        export_step(self._model, state, path)
 
     def close(self) -> None:
         """Free the session of ONNX Runtime and all buffers. A closed session can do nothing more."""
@@ -268,7 +257,7 @@ class Session:
         self.close()
 
     def _write(self, state: Mapping[str, Any], source: str) -> None:
-        arrays = self._carried.check(state, source)
+        arrays = check_state(self._carried.specs, state, source)
         self._torn = True  # until all is written, whatever interrupts it
         self._carried.write(arrays)
         self._torn = False
@@ -317,14 +306,8 @@ class Session:
         inputs = {value.name or "": value for value in graph.inputs}
         in_place = [s["input"] for s in self.stamp.report["state"] if s["output"] is None]
         names = [*outputs, *(name for name in in_place if name not in outputs)]
-        specs = {name: _make_spec(inputs.get(name) or graph.initializers[name]) for name in names}
-        given = check_state(specs, state, "the state given")
-        missing = [name for name in names if name not in given and name not in graph.initializers]
-        if missing:
-            raise SessionError(
-                f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state"
-            )
-        return {name: given[name] if name in given else read_values(graph.initializers[name]) for name in names}
+        specs = {name: InputSpec.of(inputs.get(name) or graph.initializers[name]) for name in names}
+        return first_values(specs, graph.initializers, state)
 
 
 def _check_fetch(fetch: Any) -> tuple[str, ...]:
@@ -350,24 +333,3 @@ def _find_shared(graph: ir.Graph, outputs: Mapping[str, str], decision: ir.Value
     results = {value.name: value for value in graph.outputs}
     pairs = {inputs[name]: results[output] for name, output in outputs.items()}
     return {state.name or "" for state in may_share_buffer(graph, pairs, decision, is_inserted)}
-
-
-def _make_spec(value: ir.Value) -> InputSpec:
-    assert value.dtype is not None and value.shape is not None
-    shape = tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape)
-    return InputSpec(np.dtype(value.dtype.numpy()), shape)
-
-
-def _copy_without_values(model: ir.Model, state: Arrays) -> ir.Model:
-    """Copy a model without the first values of state, which `export` replaces."""
-    copy = model.clone()
-    for value in copy.graph.inputs:
-        name = value.name or ""
-        if name in state and name in copy.graph.initializers:
-            del copy.graph.initializers[name]
-            value.const_value = None
-    external = any(isinstance(v.const_value, ir.ExternalTensor) for v in copy.graph.initializers.values())
-    if external or sum(array.nbytes for array in state.values()) < _LARGE:
-        return copy
-    # What is left of a protocol buffer, a single constant, keeps all of it: take that over into a new one.
-    return model_files.from_proto(ir.to_proto(copy))

@@ -1,4 +1,4 @@
-"""State files: all carried state in one safetensors file, with the policy and the interface of its graph."""
+"""State on disk: safetensors files with the policy and the interface of a graph, and steps with the state in them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from graphscale.errors import ModelFileError, SessionError
+from graphscale.files import model_files
 from graphscale.files.tensor_files import read_safetensors, write_safetensors
 from graphscale.graph.stamp import Stamp
 
-__all__ = ["check_origin", "read_extra", "read_state_file", "write_state_file"]
+__all__ = ["copy_without_state", "export_step", "read_state_file", "write_state_file"]
 
 _FORMAT, _STATE = "graphscale.format", "state/1"
+_LARGE = 2**24  # bytes
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -26,7 +29,7 @@ def write_state_file(
     state: Mapping[str, np.ndarray[Any, Any]],
     stamp: Stamp,
     interface: str,
-    extra: Mapping[str, str],
+    extra: Mapping[str, str] | None,
 ) -> None:
     """Write a state file atomically.
 
@@ -34,6 +37,7 @@ def write_state_file(
         SessionError: `extra` does not map texts to texts.
         OutputError: it cannot be written; an existing file is as it was.
     """
+    extra = {} if extra is None else extra
     if not isinstance(extra, Mapping) or not all(isinstance(text, str) for item in extra.items() for text in item):
         raise SessionError("extra maps names to texts; turn numbers into texts first")
     metadata = {
@@ -47,14 +51,14 @@ def write_state_file(
     write_safetensors(path, state, metadata)
 
 
-def read_state_file(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, str]]:
-    """Read a state file.
+def read_state_file(path: str | os.PathLike[str], stamp: Stamp, interface: str) -> tuple[Arrays, dict[str, str]]:
+    """Read a state file of a step.
 
     Returns:
-        the state, and the file's metadata.
+        the state, and the extra texts.
 
     Raises:
-        SessionError: it is missing, truncated, or no state file.
+        SessionError: it is missing, truncated, no state file, or one of another graph or policy.
     """
     try:
         state, metadata = read_safetensors(path)
@@ -62,35 +66,10 @@ def read_state_file(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, str
         raise SessionError(str(error)) from error
     if metadata.get(_FORMAT) != _STATE:
         raise SessionError(f"{path} is no state file of a graphscale session; write one with Session.save_state")
-    return state, metadata
-
-
-def read_extra(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> dict[str, str]:
-    """The extra texts of a state file.
-
-    Raises:
-        SessionError: they are damaged.
-    """
-    try:
-        extra = json.loads(metadata.get("graphscale.extra", "{}"))
-    except ValueError as error:
-        raise SessionError(f"{path}: its extra texts are damaged: {error}") from error
-    if not isinstance(extra, dict) or not all(isinstance(text, str) for text in extra.values()):
-        raise SessionError(f"{path}: its extra texts are damaged")
-    return extra
-
-
-def check_origin(path: str | os.PathLike[str], metadata: Mapping[str, str], stamp: Stamp, interface: str) -> None:
-    """Refuse a state file of another graph or policy.
-
-    Raises:
-        SessionError: with what differs.
-    """
-    policy = json.dumps(stamp.policy, sort_keys=True)
-    if metadata.get("graphscale.target") != stamp.target:
+    target, policy = metadata.get("graphscale.target"), json.dumps(stamp.policy, sort_keys=True)
+    if target != stamp.target:
         raise SessionError(
-            f"{path} is the state of a graph for target {metadata.get('graphscale.target')!r}, and this graph is for "
-            f"{stamp.target!r}"
+            f"{path} is the state of a graph for target {target!r}, and this graph is for {stamp.target!r}"
         )
     if metadata.get("graphscale.interface") != interface:
         raise SessionError(f"{path} is the state of another graph: its inputs and outputs are not those of this one")
@@ -98,3 +77,40 @@ def check_origin(path: str | os.PathLike[str], metadata: Mapping[str, str], stam
         raise SessionError(
             f"{path} was saved with the loss scale {metadata.get('graphscale.policy')}, and this graph has {policy}"
         )
+    try:
+        extra = json.loads(metadata.get("graphscale.extra", "{}"))
+    except ValueError as error:
+        raise SessionError(f"{path}: its extra texts are damaged: {error}") from error
+    if not isinstance(extra, dict) or not all(isinstance(text, str) for text in extra.values()):
+        raise SessionError(f"{path}: its extra texts are damaged")
+    return state, extra
+
+
+def copy_without_state(model: ir.Model, state: Arrays) -> ir.Model:
+    """Copy a step for `export_step`, without memory for the first values of its state."""
+    copy = model.clone()
+    for value in copy.graph.inputs:
+        name = value.name or ""
+        if name in state and name in copy.graph.initializers:
+            del copy.graph.initializers[name]
+            value.const_value = None
+    external = any(isinstance(v.const_value, ir.ExternalTensor) for v in copy.graph.initializers.values())
+    if external or sum(array.nbytes for array in state.values()) < _LARGE:
+        return copy
+    # A single constant that is left of a protocol buffer keeps all of it in memory: copy it into a new one.
+    return model_files.from_proto(ir.to_proto(copy))
+
+
+def export_step(model: ir.Model, state: Arrays, path: str | os.PathLike[str]) -> None:
+    """Write a step with state in it.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    copy = model.clone()
+    inputs = {value.name: value for value in copy.graph.inputs}
+    for name, array in state.items():
+        value = copy.graph.initializers.get(name) or inputs[name]
+        value.const_value = ir.tensor(array, name=name)
+        copy.graph.initializers[name] = value
+    model_files.save(copy, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from graphscale.errors import SessionError, one_line
 from graphscale.session.carried import CarriedState, Device
-from graphscale.session.interface import InputSpec, convert_feed, read_specs, to_ort_value
+from graphscale.session.interface import InputSpec, check_names, convert_feed, read_specs, to_ort_value
 
 __all__ = ["Number", "StepError", "StepPlan", "allocate_numbers"]
 
@@ -66,7 +65,7 @@ class StepPlan:
         numbers: Mapping[str, Number],
         device: Device,
     ) -> None:
-        _check_names(inputs, feeds, outputs, fetch)
+        check_names(inputs, feeds, outputs, fetch)
         self._session, self._carried = session, carried
         # A binding takes arrays of numpy for inputs that must be fed, and of the dtypes that numpy has itself.
         self._feeds = [
@@ -173,27 +172,3 @@ def allocate_numbers(session: Any, names: Collection[str]) -> dict[str, Number]:
     plain = {name: spec.dtype for name, spec in specs.items() if spec.shape == () and spec.dtype != ml_dtypes.bfloat16}
     arrays = {name: np.zeros((), dtype) for name, dtype in plain.items()}
     return {name: Number(array, to_ort_value(name, array)) for name, array in arrays.items()}
-
-
-def _check_names(
-    inputs: Mapping[str, InputSpec], feeds: tuple[str, ...], outputs: tuple[str, ...], fetch: tuple[str, ...]
-) -> None:
-    for name in feeds:
-        if name not in inputs:
-            if not isinstance(name, str):
-                raise SessionError(f"feeds are named by the step's inputs; got {name!r}")
-            raise SessionError(f"the step has no input {name!r}{_nearest(name, tuple(inputs), 'inputs')}")
-    missing = [name for name, spec in inputs.items() if name not in feeds and not spec.optional]
-    if missing:
-        raise SessionError(f"the step needs a feed for {', '.join(map(repr, missing))}")
-    for name in fetch:
-        if name not in outputs:
-            raise SessionError(
-                f"the step has no output {name!r} to fetch{_nearest(name, outputs, 'outputs')}; carried state is in "
-                "state_dict()"
-            )
-
-
-def _nearest(name: str, names: tuple[str, ...], what: str) -> str:
-    close = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {close[0]!r}?" if close else f"; its {what} are {', '.join(names)}"
