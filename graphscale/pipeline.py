@@ -14,9 +14,8 @@ import onnx_ir as ir
 from onnx_ir.passes import PassError
 from onnx_ir.passes.common import InlinePass
 
-from graphscale.analysis.describe import describe
 from graphscale.analysis.proof import prove
-from graphscale.analysis.report import TELEMETRY, GradientReport, PlaceReport, Report, StateReport
+from graphscale.analysis.report import TELEMETRY, GradientReport, PlaceReport, Report, StateReport, make_report
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError, InvalidLossScaleError, ModelFileError, ProofError
@@ -178,7 +177,7 @@ def inspect(
         return _stored_report(read_stamp(work.metadata_props, name).report, name)
     warnings = prepare(work)
     graph = analyse(work.graph, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates)
-    found = describe(graph)
+    found = make_report(graph)
     count = len(work.graph)
     return dataclasses.replace(found, warnings=(*warnings, *found.warnings), nodes_before=count, nodes_after=count)
 

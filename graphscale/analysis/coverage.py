@@ -20,10 +20,10 @@ __all__ = ["Coverage", "measure_coverage"]
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """Which backward contractions and gradient operators compute on a scaled operand.
+    """The backward contractions and gradient operators, and those without a scaled operand.
 
     Attributes:
-        nodes: all that were looked at.
+        nodes: all of them.
         missed: those without a scaled operand.
     """
 
@@ -32,12 +32,12 @@ class Coverage:
 
     @property
     def total(self) -> int:
-        """How many were looked at."""
+        """The number of them."""
         return len(self.nodes)
 
     @property
     def covered(self) -> int:
-        """How many compute on a scaled operand."""
+        """The number of those with a scaled operand."""
         return len(self.nodes) - len(self.missed)
 
     @property
@@ -46,7 +46,7 @@ class Coverage:
         return self.covered / self.total if self.total else 1.0
 
     def warnings(self) -> Iterator[str]:
-        """A sentence that names the missed nodes, if there are any."""
+        """Yield a sentence that names the missed nodes, if there are any."""
         if self.missed:
             names = ", ".join(node_name(node) for node in self.missed[:10])
             more = f" and {len(self.missed) - 10} more" if len(self.missed) > 10 else ""

@@ -1,4 +1,4 @@
-"""Degrees through one node: what the rule table says for actual operands, subgraphs included."""
+"""Degrees through one node: the table's rule applied to its operands, subgraphs included."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ ZERO: Degree = None
 
 
 class Degrees:
-    """The degrees of values, those inside of subgraphs among them; what is not in `values` has degree 0."""
+    """The degrees of values, those inside of subgraphs among them; a value that is not in `values` has degree 0."""
 
     def __init__(self, values: dict[ir.Value, Degree] | None = None, symbol: ir.Value | None = None) -> None:
         self.values: dict[ir.Value, Degree] = {} if values is None else values
         self._symbol = symbol
 
     def is_symbol(self, value: ir.Value | None) -> bool:
-        """Whether a value is the symbol S itself, or a cast of it: what may be divided out."""
+        """Return whether a value is the symbol S itself, or a cast of it, and may be divided out."""
         node = None if value is None else value.producer()
         if node is not None and node.op_type == "Cast":
             value = node.inputs[0]
         return value is not None and value is self._symbol
 
     def edge(self, node: ir.Node, index: int) -> Degree:
-        """The degree with which a node reads its input."""
+        """Return the degree with which a node reads its input."""
         value = node.inputs[index]
         return 0 if value is None else self.values.get(value, 0)
 
     def edges(self, node: ir.Node) -> dict[int, Degree]:
-        """The degrees with which a node reads its inputs, by their indices, without those that are left out."""
+        """Return the degrees with which a node reads its inputs, by their indices."""
         values = self.values
         return {i: values.get(value, 0) for i, value in enumerate(node.inputs) if value is not None}
 
@@ -100,8 +100,8 @@ def _apply(
 ) -> Degree | Conflict:
     if rule.kind is Kind.SHAPE:
         return 0
-    # A sign, a comparison, or a quotient of gradients has degree 0 by itself; but what follows from it depends on
-    # whether the gradient is finite, so that it is unscaled, and checked, as for a non-linear use.
+    # A sign, a comparison, or a quotient of gradients has degree 0 by itself; but its consequences depend on whether
+    # the gradient is finite, so that it is unscaled, and checked, as for a non-linear use.
     if rule.kind in (Kind.NONLINEAR, Kind.DEGREE_0):
         return Conflict(node, carrying) if carrying else 0
     data = tuple(degrees) if rule.data == ALL else tuple([i for i in rule.data if i in degrees])

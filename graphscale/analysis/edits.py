@@ -1,4 +1,4 @@
-"""A plan of edits: where the scale shall enter, where it shall come out, and the degrees that follow."""
+"""A plan of edits: the places where the scale enters and comes out, and the degrees that follow."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import Conflict, Degree, Degrees
 from graphscale.graph.values import Use, node_name
 
-__all__ = ["Place", "Plan", "Unscale"]
+__all__ = ["Place", "Plan", "Unscaling"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the loss scale enters.
+    """A place where the loss scale enters.
 
     Attributes:
         value: what is multiplied by the loss scale.
@@ -31,15 +31,15 @@ class Place:
 
 
 @dataclasses.dataclass
-class Unscale:
-    """Where the loss scale comes out: a value that is divided by it.
+class Unscaling:
+    """A place where the loss scale comes out: a value that is divided by it.
 
     Attributes:
         value: the scaled value, a gradient times the loss scale.
         everywhere: whether all readers, and the graph output if it is one, get the quotient.
         edges: otherwise, the readers that do.
         output: otherwise, whether the graph output does.
-        reason: what made the unscaling necessary, for messages.
+        reason: the conflict that made the unscaling necessary, for messages.
         wholes: the gradients that the value is only a share of: sums with weight decay, for example.
     """
 
@@ -51,7 +51,7 @@ class Unscale:
     wholes: set[ir.Value] = dataclasses.field(default_factory=set)
 
     def covers(self, use: tuple[ir.Node, int]) -> bool:
-        """Whether this reader gets the quotient."""
+        """Return whether this reader gets the quotient."""
         return self.everywhere or use in self.edges
 
 
@@ -59,18 +59,18 @@ class Plan(Degrees):
     """The edits found so far, and every value's degree under them.
 
     `values` holds the degree of each value as its producer gives it, times the scale where it enters at that value;
-    `edge` also knows of what single readers see.
+    `edge` also knows the edits of single edges.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.scaled_values: set[ir.Value] = set()
         self.scaled_edges: dict[Use, ir.Value] = {}
-        self.unscaled: dict[ir.Value, Unscale] = {}
+        self.unscaled: dict[ir.Value, Unscaling] = {}
 
     @property
     def places(self) -> list[Place]:
-        """Where the scale enters."""
+        """The places where the scale enters."""
         values = [Place(value) for value in self.scaled_values]
         return values + [Place(value, edge) for edge, value in self.scaled_edges.items()]
 
@@ -81,12 +81,12 @@ class Plan(Degrees):
         else:
             self.scaled_edges[place.edge] = place.value
 
-    def unscale(self, value: ir.Value) -> Unscale:
-        """The unscaling of a value, created if it is new."""
-        return self.unscaled.setdefault(value, Unscale(value))
+    def unscale(self, value: ir.Value) -> Unscaling:
+        """Return the unscaling of a value, created if it is new."""
+        return self.unscaled.setdefault(value, Unscaling(value))
 
     def edge(self, node: ir.Node, index: int) -> Degree:
-        """The degree with which a node reads its input, with what the plan does to that edge."""
+        """Return the degree with which a node reads its input, with the plan's edits of that edge."""
         value = node.inputs[index]
         if value is None:
             return 0
@@ -99,7 +99,7 @@ class Plan(Degrees):
         return degree
 
     def edges(self, node: ir.Node) -> dict[int, Degree]:
-        """The degrees with which a node reads its inputs, with what the plan does to these edges."""
+        """Return the degrees with which a node reads its inputs, with the plan's edits of these edges."""
         values, unscaled, scaled = self.values, self.unscaled, self.scaled_edges
         found: dict[int, Degree] = {}
         for i, value in enumerate(node.inputs):
@@ -109,7 +109,7 @@ class Plan(Degrees):
         return found
 
     def output(self, value: ir.Value) -> Degree:
-        """The degree with which a value leaves the graph."""
+        """Return the degree with which a value leaves the graph."""
         unscaled = self.unscaled.get(value)
         if unscaled is not None and (unscaled.everywhere or unscaled.output):
             return 0

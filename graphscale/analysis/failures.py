@@ -1,4 +1,4 @@
-"""Which nodes cannot fail at run time, whatever numbers flow through them."""
+"""Nodes that cannot fail at run time, whatever numbers flow through them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["cannot_fail"]
 
 
 def cannot_fail(node: ir.Node) -> bool:
-    """Whether a node gives a result for all inputs of their known types and shapes."""
+    """Return whether a node gives a result for all inputs of their known types and shapes."""
     if has_trait(node, Trait.TOTAL_BY_AXES):
         axes = node.inputs[1] if len(node.inputs) > 1 else None
         return axes is None or constant_tensor(axes) is not None
@@ -22,6 +22,6 @@ def cannot_fail(node: ir.Node) -> bool:
 
 
 def _shapes_agree(node: ir.Node) -> bool:
-    """Whether the shapes of operands are known to agree: nobody compares what is fed for two axes of one name."""
+    """Return whether the shapes of operands are known to agree; feeds may differ on axes of one name."""
     shapes = [value.shape for value in node.inputs if value is not None and not is_scalar(value)]
     return len(shapes) <= 1 or all(shape is not None and shape.is_static() for shape in shapes)

@@ -11,20 +11,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.branches import may_overwrite
+from graphscale.analysis.buffers import may_overwrite, views_of
 from graphscale.analysis.failures import cannot_fail
-from graphscale.analysis.views import views_of
 from graphscale.graph.marks import SELECTION
 from graphscale.graph.values import main_node, main_nodes, operands_of, reads_shape, subgraphs
 from graphscale.graph.walks import descendants, nodes_above, reach
 from graphscale.operators import MICROSOFT, Trait, has_trait
 
 __all__ = [
-    "in_place_writes",
-    "late_failures",
-    "late_readers",
-    "may_share_buffer",
-    "unordered_readers",
+    "find_in_place_writes",
+    "find_late_failures",
+    "find_late_readers",
+    "find_unordered_readers",
+    "find_writable_states",
 ]
 
 # Its kernels read an element of each operand before they write that element of the result, and never again; and ONNX
@@ -32,8 +31,8 @@ __all__ = [
 _SELECT = "Where"
 
 
-def in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
-    """The nodes that assign to a state of the graph: `InPlaceAccumulatorV2` on an input or initializer."""
+def find_in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the nodes that assign to a state of the graph: `InPlaceAccumulatorV2` on an input or initializer."""
     for node in graph:
         if (node.domain, node.op_type) == (MICROSOFT, "InPlaceAccumulatorV2"):
             state = node.inputs[0]
@@ -41,21 +40,21 @@ def in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
                 yield node
 
 
-def unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
-    """Each in-place write with the readers of its state that need not have run before it."""
-    writes = [(node, state) for node in in_place_writes(graph) if (state := node.inputs[0]) is not None]
-    for (write, _), readers in zip(writes, late_readers(graph, writes), strict=True):
+def find_unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
+    """Yield each in-place write with the readers of its state that need not have run before it."""
+    writes = [(node, state) for node in find_in_place_writes(graph) if (state := node.inputs[0]) is not None]
+    for (write, _), readers in zip(writes, find_late_readers(graph, writes), strict=True):
         if readers:
             yield write, readers
 
 
-def may_share_buffer(
+def find_writable_states(
     graph: ir.Graph,
     pairs: Mapping[ir.Value, ir.Value],
     decision: ir.Value | None,
     trusted: Callable[[ir.Node], bool],
 ) -> set[ir.Value]:
-    """The states whose next value can be written over the present one.
+    """Find the states whose next value can be written over the present one.
 
     The node that gives the next value must come after all other readers of the state, must itself read no element
     after it has written it (a `Where` of the output's shape), and must come after every node that could fail, so that
@@ -65,7 +64,7 @@ def may_share_buffer(
         graph: the main graph.
         pairs: each state, a graph input, with its next value, a graph output.
         decision: whether the step is applied; None where every step is.
-        trusted: tells of a node that it cannot fail, whatever its operator.
+        trusted: returns whether a node cannot fail, whatever its operator.
     """
     outputs = Counter(graph.outputs)
     writes = []
@@ -73,20 +72,20 @@ def may_share_buffer(
         node = new.producer()
         if node is not None and node.graph is graph and outputs[new] == 1 and _writes_elementwise(node, state, new):
             writes.append((node, state))
-    late = late_readers(graph, writes)
+    late = find_late_readers(graph, writes)
     waiting = [write for write, readers in zip(writes, late, strict=True) if not readers]
-    if late_failures(graph, {node for node, _ in waiting}, decision, trusted):
+    if find_late_failures(graph, {node for node, _ in waiting}, decision, trusted):
         return set()
     return {state for _, state in waiting}
 
 
-def late_failures(
+def find_late_failures(
     graph: ir.Graph,
     writes: Collection[ir.Node],
     decision: ir.Value | None,
     trusted: Callable[[ir.Node], bool],
 ) -> list[ir.Node]:
-    """The nodes that could fail after one of these has overwritten a state.
+    """Find the nodes that could fail after one of these has overwritten a state.
 
     Those are none if every write waits for all such nodes, or for the decision whether the step is applied, and that
     for all such nodes.
@@ -95,7 +94,7 @@ def late_failures(
         graph: the main graph.
         writes: the nodes that overwrite state.
         decision: whether the step is applied; None where every step is.
-        trusted: tells of a node that it cannot fail, whatever its operator.
+        trusted: returns whether a node cannot fail, whatever its operator.
     """
     if not writes:
         return []
@@ -105,7 +104,7 @@ def late_failures(
 
 
 def _before_all(graph: ir.Graph, writes: Collection[ir.Node]) -> set[ir.Node]:
-    """The nodes that every one of some nodes depends on. Each of these is a bit, which goes up to what it reads."""
+    """Find the common ancestors of some nodes: each of these is a bit, which goes up to its operands."""
     bits = {write: 1 << i for i, write in enumerate(writes)}
     reached: dict[ir.Node, int] = {}
     for node in reversed(list(graph)):
@@ -137,11 +136,11 @@ def _same_static_shape(one: ir.Value, other: ir.Value) -> bool:
     return shapes[0] == shapes[1]
 
 
-def late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) -> list[list[ir.Node]]:
-    """For each node that overwrites a state, the other readers of the state that need not have run before it.
+def find_late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) -> list[list[ir.Node]]:
+    """Find, for each node that overwrites a state, the other readers of the state that need not have run before it.
 
-    Every pair of a state and a reader is a bit; each value carries the bits of the pairs among its ancestors. What
-    depends on a value's shape alone does not wait for the value: runtimes fold known shapes into constants.
+    Every pair of a state and a reader is a bit; each value carries the bits of the pairs among its ancestors. A
+    node that reads a value's shape alone does not wait for the value: runtimes fold known shapes into constants.
     """
     if not writes:
         return []
@@ -173,7 +172,7 @@ def late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) ->
 
 
 def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node], write: ir.Node) -> Iterator[ir.Node]:
-    """The nodes that read a state's buffer before `write`, directly or through what may be a view of it."""
+    """Yield the nodes that read a state's buffer before `write`, directly or through a possible view of it."""
 
     def uses(value: ir.Value) -> Iterator[tuple[ir.Node, ir.Node, list[ir.Value]]]:
         for node, index in value.uses():

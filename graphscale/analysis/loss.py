@@ -1,4 +1,4 @@
-"""Which value is the loss."""
+"""The choice of the loss."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.updates import NEXT_STATE, own_coefficients
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients
 from graphscale.errors import LossError
 from graphscale.graph.values import constant_tensor, describe, inputs_of, is_float, is_scalar
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["loss_candidates", "named_loss"]
+__all__ = ["find_loss_candidates", "resolve_loss"]
 
 
-def named_loss(values: Mapping[str, ir.Value], name: str) -> ir.Value:
-    """The value that the user named as the loss.
+def resolve_loss(values: Mapping[str, ir.Value], name: str) -> ir.Value:
+    """Return the value that the user named as the loss.
 
     Raises:
         LossError: it does not exist, is not scalar, or not floating point.
@@ -34,7 +34,7 @@ def named_loss(values: Mapping[str, ir.Value], name: str) -> ir.Value:
 
 
 def _reduces_to_scalar(value: ir.Value, depth: int = 8) -> bool:
-    """Whether a value without shape information is a scalar by the operator that computes it."""
+    """Return whether a value without shape information is a scalar by the operator that computes it."""
     node = value.producer()
     if node is None or depth == 0:
         return False
@@ -50,8 +50,8 @@ def _reduces_to_scalar(value: ir.Value, depth: int = 8) -> bool:
     return False
 
 
-def loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Value]:
-    """The graph outputs that could be the loss: scalar, floating point, and not the next value of a scalar input."""
+def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Value]:
+    """Find the outputs that could be the loss: scalar, floating point, and not the next value of a scalar input."""
     inputs = {value for value in graph.inputs if is_scalar(value)}
     return [
         value
@@ -62,12 +62,12 @@ def loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Value]:
         and is_float(value)
         and is_scalar(value)
         and _is_differentiable(value)
-        and not any(c >= NEXT_STATE for c in own_coefficients(value, inputs).values())
+        and not any(c >= NEXT_STATE for c in find_coefficients(value, inputs).values())
     ]
 
 
 def _is_differentiable(value: ir.Value) -> bool:
-    """Whether a value depends on an input or a weight through floating-point operators alone; an accuracy does not."""
+    """Return whether a value depends on an input or a weight by floating-point operators alone, as no accuracy does."""
     return any(v.producer() is None for v in reach([value], _smooth_operands))
 
 

@@ -1,4 +1,4 @@
-"""Where the scale enters: from a cotangent known for certain, push the demand "degree 1" up to its seed."""
+"""The places where the scale enters: the demand "degree 1" goes from a certain cotangent up to its seed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from graphscale.graph.values import (
 from graphscale.graph.walks import source_of
 from graphscale.operators import Kind, Rule, rule_of
 
-__all__ = ["certain_cotangents", "find_places"]
+__all__ = ["find_cotangents", "find_places"]
 
 
 class _Grade(enum.IntEnum):
-    """How sure it is that a demand belongs where it got to; the highest is the best."""
+    """The certainty that a demand belongs to the place that it reached; the highest is the best."""
 
     NONE = 0  # nothing can be scaled: a forward value, a weight, or a layout of one
     NONLINEAR = 1  # the result of a non-linear operator: a residual rather than a cotangent
@@ -38,17 +38,17 @@ class _Grade(enum.IntEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
+class _Answer:
     grade: _Grade
     places: tuple[Place, ...] = ()
 
 
 # Yields the value whose result it needs, is sent that result, returns its own.
-_Steps = Generator[ir.Value, _Found, _Found]
+_Steps = Generator[ir.Value, _Answer, _Answer]
 
 
-def certain_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[Use, ...]:
-    """The inputs of a backward node that certainly carry a cotangent, as `(node, input index)`; empty if none does.
+def find_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[Use, ...]:
+    """Find the inputs of a backward node that certainly carry a cotangent, as `(node, input index)`.
 
     For a gradient operator that is its upstream gradient. For a contraction it is the operand that depends on the
     tail of the forward pass; where several do, the one that depends on the deepest forward value. For a node with
@@ -108,11 +108,11 @@ class _Search:
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.topology = topology
         self.plan = plan
-        self.known: dict[ir.Value, _Found] = {}
+        self.known: dict[ir.Value, _Answer] = {}
 
-    def run(self, value: ir.Value) -> _Found:
+    def run(self, value: ir.Value) -> _Answer:
         stack: list[tuple[ir.Value, _Steps]] = [(value, self._push(value))]
-        answer: _Found | None = None
+        answer: _Answer | None = None
         while stack:
             current, steps = stack[-1]
             try:
@@ -128,32 +128,32 @@ class _Search:
         return answer
 
     def is_constant(self, value: ir.Value) -> bool:
-        """Whether a value is a constant that a single reader may see scaled."""
+        """Return whether a value is a constant that a single reader may see scaled."""
         return self.plan.values.get(value, 0) == 0 and _is_constant(self.topology, value)
 
     def _push(self, value: ir.Value) -> _Steps:
         if self.plan.values.get(value, 0) != 0 or is_known_zero(value):
-            return _Found(_Grade.STRONG)
+            return _Answer(_Grade.STRONG)
         node = value.producer()
         if node is None or not self.topology.is_backward(value) or not is_float(value):
-            return _Found(_Grade.NONE)
+            return _Answer(_Grade.NONE)
         rule = rule_of(node)
         if rule is None or not rule.has_degree(value.index() or 0):
-            return _Found(_Grade.NONLINEAR, (Place(value),))
+            return _Answer(_Grade.NONLINEAR, (Place(value),))
         if rule.kind is Kind.LINEAR:
             return (yield from self._through_sum(value, node, rule))
         if rule.kind is Kind.PRODUCT:
             return (yield from self._through_product(value, node, rule))
         if rule.kind is Kind.QUOTIENT:
             found = yield from self._operand(node, 0)
-            return found if found.grade is not _Grade.NONE else _Found(_Grade.PRODUCT, (Place(value),))
-        return _Found(_Grade.NONLINEAR, (Place(value),))
+            return found if found.grade is not _Grade.NONE else _Answer(_Grade.PRODUCT, (Place(value),))
+        return _Answer(_Grade.NONLINEAR, (Place(value),))
 
     def _operand(self, node: ir.Node, index: int) -> _Steps:
         value = node.inputs[index]
         assert value is not None
         if self.is_constant(value):
-            return _Found(_Grade.STRONG, (Place(value, Use(node, index)),))
+            return _Answer(_Grade.STRONG, (Place(value, Use(node, index)),))
         return (yield value)
 
     def _through_sum(self, value: ir.Value, node: ir.Node, rule: Rule) -> _Steps:
@@ -164,12 +164,12 @@ class _Search:
         for i in operands:
             found = yield from self._operand(node, i)
             if found.grade is not _Grade.STRONG:
-                return _Found(_Grade.STRONG, (Place(value),))
+                return _Answer(_Grade.STRONG, (Place(value),))
             places.update((place, None) for place in found.places)
-        return _Found(_Grade.STRONG, tuple(places))
+        return _Answer(_Grade.STRONG, tuple(places))
 
     def _through_product(self, value: ir.Value, node: ir.Node, rule: Rule) -> _Steps:
-        here = _Found(_Grade.PRODUCT, (Place(value),))
+        here = _Answer(_Grade.PRODUCT, (Place(value),))
         added = (node.inputs[i] for i in rule.addends if i < len(node.inputs))
         if any(addend is not None and not is_known_zero(addend) for addend in added):
             return here
@@ -190,7 +190,7 @@ class _Search:
 
 
 def _is_constant(topology: Topology, value: ir.Value) -> bool:
-    """Whether a value is a constant: no weight, no moment, and not all zeros."""
+    """Return whether a value is a constant: no weight, no moment, and not all zeros."""
     if not is_float(value) or value in topology.states:
         return False
     producer = value.producer()
@@ -199,7 +199,7 @@ def _is_constant(topology: Topology, value: ir.Value) -> bool:
 
 
 def _viewed(topology: Topology, value: ir.Value) -> ir.Value:
-    """What a backward value is a view or a cast of; the value itself if it is none."""
+    """Return the value that a backward value is a view or a cast of; the value itself if it is none."""
 
     def viewed(node: ir.Node) -> ir.Value | None:
         rule = rule_of(node)
@@ -212,7 +212,7 @@ def _viewed(topology: Topology, value: ir.Value) -> ir.Value:
 
 
 def _unrounded(topology: Topology, value: ir.Value) -> ir.Value:
-    """What mixed precision has rounded: what the scale makes of it is rounded, too."""
+    """Return the value before mixed precision rounded it: its product with the scale is rounded, too."""
 
     def rounded(node: ir.Node) -> ir.Value | None:
         source = node.inputs[0] if is_rounding(node) else None
@@ -222,7 +222,7 @@ def _unrounded(topology: Topology, value: ir.Value) -> ir.Value:
 
 
 def _is_saved(topology: Topology, value: ir.Value) -> bool:
-    """Whether a value is a forward value, a weight or an input, seen through views and casts: no cotangent."""
+    """Return whether a value is a forward value, a weight or an input, seen through views and casts: no cotangent."""
     source = _viewed(topology, value)
     return not topology.is_backward(source) and not _is_constant(topology, source)
 
@@ -242,5 +242,5 @@ def _rank(topology: Topology, value: ir.Value) -> tuple[bool, bool, bool, int, i
         value in topology.tail_dependent,
         value in topology.activation_dependent,
         topology.depth(value),
-        topology.late(value).bit_count(),
+        topology.late_inputs(value).bit_count(),
     )

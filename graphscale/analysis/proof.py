@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degrees, evaluate
-from graphscale.analysis.hazards import unordered_readers
+from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.errors import ProofError
 from graphscale.graph.values import inputs_of, node_name, operands_of, reads_shape, subgraphs
 from graphscale.graph.walks import ancestors, descendants
@@ -24,7 +24,7 @@ __all__ = ["Proof", "prove", "reach_unchecked", "scale_degrees"]
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """What was proved of a scaled graph.
+    """The result of a proof.
 
     Attributes:
         degrees: every value's degree in the loss scale.
@@ -53,12 +53,12 @@ def prove(
         graph: the rewritten main graph.
         scale: the loss scale.
         loss: the loss.
-        guarded: the next values of all carried state, each of which must be selected by `applies`.
-        checked: the unscaled gradients, each of which must reach `all_finite`.
+        guarded: the next values of all carried state; `applies` must select each.
+        checked: the unscaled gradients; each must reach `all_finite`.
         all_finite: the result of the finite check; None where there is none, and then nothing needs a guard.
         applies: whether the step is applied, which must depend on `all_finite`; None for `all_finite` itself.
         exempt: outputs that are scaled on purpose.
-        rule_nodes: the nodes of the update rule: what they give is a new scale, not something scaled.
+        rule_nodes: the nodes of the update rule: their results are a new scale, nothing scaled.
 
     Raises:
         ProofError: with the first value or node that contradicts it.
@@ -92,7 +92,7 @@ def prove(
         for value in graph.outputs:
             if value in reached and value not in exempt:
                 raise ProofError(f"output {value.name!r} would depend on a gradient that is not tested for finiteness")
-    for write, readers in unordered_readers(graph):
+    for write, readers in find_unordered_readers(graph):
         names = ", ".join(node_name(node) for node in readers)
         state = write.inputs[0]
         raise ProofError(f"{names} could read {state.name if state else '?'!r} after it was overwritten")
@@ -112,7 +112,7 @@ def scale_degrees(
     degrees, conflicts = Degrees({scale: 1}, symbol=scale), dict[ir.Node, Conflict]()
     scaled = degrees.values.keys()
     for node in nodes:
-        # What reads nothing that carries the scale gives nothing that does.
+        # A node that reads no multiple of the scale gives none.
         if node in rule_nodes or (scaled.isdisjoint(node.inputs) and not subgraphs(node)):
             continue
         result = evaluate(node, degrees)

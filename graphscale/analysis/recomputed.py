@@ -10,12 +10,12 @@ from graphscale.graph.marks import WAS_FLOAT, is_rounding
 from graphscale.graph.values import constant_tensor, subgraphs
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["recomputed_values"]
+__all__ = ["find_recomputed_values"]
 
 _SMALL = 64
 
 
-def recomputed_values(
+def find_recomputed_values(
     forward: Iterable[ir.Node], rest: Iterable[ir.Node], mixing: Container[ir.Value]
 ) -> dict[ir.Value, ir.Value]:
     """Return the values outside of forward that equal a forward value, each with that value.
@@ -39,7 +39,7 @@ def recomputed_values(
             numbers.update(zip(node.outputs, members[0].outputs, strict=False))
     found: dict[ir.Value, ir.Value] = {}
     for node in rest:
-        # What reads a value that is no forward value computed again is none itself.
+        # A node that reads a value which is no forward value computed again gives none itself.
         if [v for v in node.inputs if v is not None and v not in numbers and not _is_source(v)]:
             continue
         key = _key(node, numbers)
@@ -55,7 +55,7 @@ def recomputed_values(
 
 
 class _Numbers(dict[ir.Value, Hashable]):
-    """What each value is compared by: the first value that equals it, or the content of a small constant."""
+    """The key by which each value is compared: the first value that equals it, or the content of a small constant."""
 
     def __missing__(self, value: ir.Value) -> Hashable:
         number: Hashable = value
@@ -67,7 +67,7 @@ class _Numbers(dict[ir.Value, Hashable]):
 
 
 def _key(node: ir.Node, numbers: _Numbers) -> Hashable | None:
-    """What two nodes have in common that compute the same; None for a node that is like no other."""
+    """Return the key that equal nodes have in common; None for a node that equals no other."""
     op_type, inputs, held = node.op_type, node.inputs, node.attributes.data.items()
     if has_trait(node, Trait.RANDOM) or (held and subgraphs(node)):
         return None
@@ -84,7 +84,7 @@ def _key(node: ir.Node, numbers: _Numbers) -> Hashable | None:
 
 
 def _is_source(value: ir.Value) -> bool:
-    """Whether a value is an input or a constant, which both passes may read."""
+    """Return whether a value is an input or a constant, which both passes may read."""
     node = value.producer()
     return node is None or node.op_type == "Constant"
 

@@ -1,9 +1,14 @@
-"""What was found and done, as data: printed as a table or as JSON."""
+"""The report of an analysis and of a scaling, as data: printed as a table or as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
+
+import onnx_ir as ir
+
+from graphscale.analysis.training_graph import TrainingGraph
+from graphscale.graph.values import node_name
 
 __all__ = [
     "STATE_OF_SCALE",
@@ -13,6 +18,7 @@ __all__ = [
     "PlaceReport",
     "Report",
     "StateReport",
+    "make_report",
 ]
 
 # The origins of carried state that is no update of the original graph.
@@ -23,7 +29,7 @@ WRITTEN_IN_PLACE = "written in place"
 
 @dataclasses.dataclass(frozen=True)
 class PlaceReport:
-    """Where the loss scale enters: a value for all its readers, or for one node's input."""
+    """A place where the loss scale enters: a value for all its readers, or for one node's input."""
 
     value: str
     node: str | None = None
@@ -57,7 +63,7 @@ class StateReport:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `inspect` found, and what `scale` did.
+    """The report of `inspect` or `scale`.
 
     Attributes:
         loss: the name of the loss.
@@ -69,7 +75,7 @@ class Report:
         gradients: the values that are divided by the loss scale.
         state: the carried state.
         accumulators: in-place accumulators that gradients flow into.
-        warnings: what a user should know, a sentence each.
+        warnings: notes for the user, a sentence each.
         policy: class name and config of the loss scale; None before scaling.
         target: the target; None before scaling.
         nodes_before: nodes of the main graph as it was given.
@@ -100,5 +106,32 @@ class Report:
     autocast: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts, lists, strings and numbers."""
+        """Return the report as plain dicts, lists, strings and numbers."""
         return dataclasses.asdict(self)
+
+
+def make_report(graph: TrainingGraph) -> Report:
+    """Report an analysis, with the names that the values have now."""
+    return Report(
+        loss=graph.loss.name or "",
+        loss_found=graph.loss_found,
+        places=tuple(
+            PlaceReport(place.value.name or "")
+            if place.edge is None
+            else PlaceReport(place.value.name or "", node_name(place.edge.node), place.edge.idx)
+            for place in graph.places
+        ),
+        coverage=graph.coverage.share,
+        contractions=graph.coverage.total,
+        missed=tuple(node_name(node) for node in graph.coverage.missed),
+        gradients=tuple(_gradient(value) for value in graph.gradients),
+        state=tuple(StateReport(u.input.name or "", u.output.name, u.how) for u in graph.updates),
+        accumulators=tuple(node_name(node) for node in graph.accumulators),
+        warnings=graph.warnings,
+    )
+
+
+def _gradient(value: ir.Value) -> GradientReport:
+    dtype = "?" if value.dtype is None else value.dtype.name
+    shape = "?" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
+    return GradientReport(value.name or "", dtype, shape, value.is_graph_output())

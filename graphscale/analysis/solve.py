@@ -1,4 +1,4 @@
-"""Find every place where the scale enters and comes out: demands, propagation and the settling of conflicts.
+"""The solver of the places where the scale enters and comes out: demands, propagation, the settling of conflicts.
 
 A work list in graph order. Each node's degrees follow from the rule table; where a backward contraction or a gradient
 operator wants a cotangent of degree 1 and has none, the demand is pushed up to its seed; where a rule is violated,
@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.edits import Place, Plan
-from graphscale.analysis.places import certain_cotangents, find_places
+from graphscale.analysis.places import find_cotangents, find_places
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
 from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError
@@ -37,11 +37,11 @@ class Solver:
     Args:
         topology: forward, backward and dependence of every value.
         seed: None to find the places; else the only edge where the scale enters.
-        gradients: values named as gradients: unscaled there, and what follows is not backward any more.
+        gradients: values named as gradients: unscaled there, and no value behind them is backward any more.
 
     Attributes:
         plan: the edits, after `solve`.
-        lost: why the seed's linearity is lost at a value: it depends on something unscaled.
+        lost: the reason why the seed's linearity is lost at a value: it depends on something unscaled.
         cotangents: each backward contraction and gradient operator, with the inputs known to be cotangents.
     """
 
@@ -54,14 +54,14 @@ class Solver:
         self._queued: set[int] = set()
         self._visits = 0
         self.lost: dict[ir.Value, str] = {}
-        self.cotangents = self._certain_cotangents(self._behind(self._gradients))
+        self.cotangents = self._find_cotangents(self._behind(self._gradients))
         self._live = topology.ancestors(read(use) for uses in self.cotangents.values() for use in uses)
 
     def solve(self, wanted: Iterable[ir.Value] = ()) -> Plan:
         """Return the plan.
 
         Args:
-            wanted: values that look like gradients, where no cotangent is known: the scale shall reach them if it can.
+            wanted: values that look like gradients, where no cotangent is known: the scale reaches them if it can.
 
         Raises:
             NonlinearGradientError: a cotangent depends on the seed in a non-linear way.
@@ -80,14 +80,14 @@ class Solver:
         self._prune()
         return self.plan
 
-    def _certain_cotangents(self, behind: set[ir.Value]) -> dict[ir.Node, tuple[Use, ...]]:
+    def _find_cotangents(self, behind: set[ir.Value]) -> dict[ir.Node, tuple[Use, ...]]:
         found = {}
         for node in self.topology.nodes:
             if node not in self.topology.propagating or node not in self.topology.backward:
                 continue
             rule = rule_of(node)
             if rule is not None and behind.isdisjoint(node.outputs):
-                uses = certain_cotangents(self.topology, node, rule)
+                uses = find_cotangents(self.topology, node, rule)
                 if uses:
                     found[node] = uses
         return found
@@ -147,7 +147,7 @@ class Solver:
             self._enqueue(main_node(owners, node) if owners else node)
 
     def _demand(self, node: ir.Node) -> bool:
-        """Push the demand for degree 1 up from a cotangent that lacks it; whether anything changed."""
+        """Push the demand for degree 1 up from a cotangent that lacks it, and return whether anything changed."""
         places: dict[Place, None] = {}
         for use in self.cotangents[node]:
             value = read(use)
@@ -249,19 +249,19 @@ class Solver:
             self._enqueue_consumers(value)
 
     def _belongs_to_the_optimizer(self, value: ir.Value) -> bool:
-        """Whether a sum with a share of a gradient is a next state, or reads a moment: no gradient does."""
+        """Return whether a sum with a share of a gradient is a next state, or reads a moment, as no gradient does."""
         states = self.topology.coefficients(value)
         held = {state: c for state, c in states.items() if state in self._held} if states else {}
         return any(NEXT_STATE <= c < 2 or state not in self.topology.forward for state, c in held.items())
 
     @functools.cached_property
     def _held(self) -> set[ir.Value]:
-        """The states that an output holds with a coefficient near one: what is only fed is no moment."""
+        """The states that an output holds with a coefficient near one: an input that is only fed is no moment."""
         outputs = (self.topology.coefficients(value) for value in self.topology.graph.outputs)
         return {state for found in outputs for state, c in found.items() if c >= NEXT_STATE}
 
     def _source(self, value: ir.Value) -> ir.Value:
-        """Where the backward pass ends: up from a use of a gradient, past factors such as the learning rate.
+        """Find the end of the backward pass: up from a use of a gradient, past factors such as the learning rate.
 
         Views of a gradient that nobody else reads belong to it: its name is at their end.
         """
@@ -290,20 +290,20 @@ class Solver:
         return path[-1]
 
     def _is_factor_or_view(self, node: ir.Node, index: int) -> bool:
-        """Whether a node gives the gradient it reads in another form: viewed, times a number, or measured."""
+        """Return whether a node gives the gradient it reads in another form: viewed, times a number, or measured."""
         if node.op_type in ("Mul", "Div"):
             return all(is_scalar(v) for i, v in enumerate(node.inputs) if i != index and v is not None)
         return has_trait(node, _VIEWS | Trait.SIGN) or is_scalar(node.outputs[0])
 
     def _is_inner(self, value: ir.Value) -> bool:
-        """Whether a value belongs to a subgraph, where no division by the scale is put."""
+        """Return whether a value belongs to a subgraph, where no division by the scale is put."""
         producer = value.producer()
         if producer is not None:
             return producer not in self.topology.index
         return value not in self.topology.states and not value.is_initializer()
 
     def _unscale_entering(self, node: ir.Node, conflict: Conflict) -> None:
-        """A conflict between values within a subgraph: unscale all that enters it."""
+        """Unscale all values that enter a subgraph with a conflict between its own values."""
         for value in self.topology.operands(node):
             if self.plan.values.get(value, 0) not in (0, ZERO):
                 unscale = self.plan.unscale(value)
@@ -342,7 +342,7 @@ class Solver:
         self._work()
 
     def _prune(self) -> None:
-        """Forget what became needless: a value whose source is unscaled has degree 0 itself."""
+        """Forget needless unscalings: a value whose source is unscaled has degree 0 itself."""
         for value in list(self.plan.unscaled):
             if self.plan.values.get(value, 0) in (0, ZERO):
                 del self.plan.unscaled[value]

@@ -1,4 +1,4 @@
-"""Which part of a training graph is forward, which is backward, and what each value depends on.
+"""The forward and the backward part of a training graph, and the dependences of each value.
 
 Forward is what the loss depends on. Everything else that can reach a gradient or carried state is backward. In
 reverse mode a cotangent depends on the deepest forward values, those behind the last contraction (the *tail*); a saved
@@ -14,8 +14,8 @@ from itertools import compress
 
 import onnx_ir as ir
 
-from graphscale.analysis.recomputed import recomputed_values
-from graphscale.analysis.updates import Factors, own_coefficients
+from graphscale.analysis.recomputed import find_recomputed_values
+from graphscale.analysis.updates import Factors, find_coefficients
 from graphscale.errors import ModelFileError
 from graphscale.graph.numbering import Numbering, ValueSet, is_source
 from graphscale.graph.values import (
@@ -48,16 +48,16 @@ class Topology:
     Attributes:
         nodes: the nodes in graph order; `index` gives the place of each.
         owners: for each nested graph, the node of the main graph that it belongs to.
-        reads: what each node reads, in graph order: its inputs, and what its subgraphs capture.
+        reads: the values that each node reads, in graph order: its inputs, and the captures of its subgraphs.
         contractions: the nodes that are contractions, or have one in their subgraphs.
         propagating: these, and gradient operators: where gradients go through a backward node for certain.
-        forward: the values that the loss depends on, the loss among them, and what is computed again of them.
+        forward: the values that the loss depends on, the loss among them, and those that equal one of them.
         tail: the forward values from which the loss is reached without a further contraction.
         states: the graph inputs, and the initializers that are weights or moments: no constants.
         backward: the nodes outside of forward that reach a gradient, or carried state.
         activation_dependent: values that depend on a forward value that mixes several inputs.
         tail_dependent: values that depend on such a value of the tail.
-        target_dependent: values that depend on a target, an input that says what an output shall be.
+        target_dependent: values that depend on a target, an input that an output is compared with.
         propagated: values that depend on a backward contraction or gradient operator, as residuals never do.
     """
 
@@ -101,27 +101,27 @@ class Topology:
             self.forward.include(again)
             self.tail.include([value for value, original in again.items() if original in self.tail])
             self._spread()
-        self.target_dependent = self._descendants(self.targets)
+        self.target_dependent = self.descendants(self.targets)
         self.backward = self._backward_nodes()
-        self.propagated = self._descendants(nodes=self.propagating & self.backward)
+        self.propagated = self.descendants(nodes=self.propagating & self.backward)
 
     def coefficients(self, value: ir.Value) -> dict[ir.Value, float]:
-        """The states on which a value depends directly, each with its coefficient; see `own_coefficients`."""
+        """Return the states on which a value depends directly, each with its coefficient; see `find_coefficients`."""
         if value not in self._coefficients:
-            self._coefficients[value] = own_coefficients(value, self.states, self._factors)
+            self._coefficients[value] = find_coefficients(value, self.states, self._factors)
         return self._coefficients[value]
 
     def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
-        """What a node reads: its inputs, and what its subgraphs capture."""
+        """Return the values that a node reads: its inputs, and the captures of its subgraphs."""
         found = self.reads.get(node)
         return operands_of(node) if found is None else found
 
     def is_backward(self, value: ir.Value) -> bool:
-        """Whether the value is computed by a backward node."""
+        """Return whether a backward node computes the value."""
         return value.producer() in self.backward
 
     def consumers(self, value: ir.Value) -> Iterator[ir.Node]:
-        """The nodes of the main graph that read a value, also through a subgraph."""
+        """Yield the nodes of the main graph that read a value, also through a subgraph."""
         seen: set[ir.Node] = set()
         owners = self.owners
         for node, _ in value.uses():
@@ -131,17 +131,17 @@ class Topology:
                 yield node
 
     def depth(self, value: ir.Value) -> int:
-        """The greatest forward depth that a value depends on: how many nodes the longest path from the inputs has."""
+        """Return the greatest forward depth that a value depends on: the nodes of the longest path from the inputs."""
         number = self._numbering.numbers.get(value)
         return 0 if number is None else self._depth[number]
 
-    def late(self, value: ir.Value) -> int:
-        """A bit set of the inputs that a value depends on and that enter the forward pass in its tail: labels."""
+    def late_inputs(self, value: ir.Value) -> int:
+        """Return a bit set of the labels that a value depends on: inputs that enter the forward pass in its tail."""
         number = self._numbering.numbers.get(value)
         return 0 if number is None else self._late[number]
 
     def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] | None = None) -> ValueSet:
-        """The values that some values depend on, themselves included; not going up through nodes where to stop.
+        """Return the values that some values depend on, themselves included; not going up through nodes where to stop.
 
         The main graph is a row of bytes and is read once from its end: a walk from value to value takes several times
         as long on a graph of a hundred thousand nodes.
@@ -161,15 +161,15 @@ class Topology:
         return ValueSet(self._numbering, marks, found.difference(self._numbering.numbers) if self.owners else ())
 
     def _recomputed(self) -> dict[ir.Value, ir.Value]:
-        """The values outside of forward that equal a forward value, each with that value."""
+        """Return the values outside of forward that equal a forward value, each with that value."""
         marks = self.forward.marks
         is_forward = [marks.find(1, first, end) >= 0 for first, end, _ in self._rows]
         forward = compress(self.nodes, is_forward)
         rest = compress(self.nodes, map(operator.not_, is_forward))
-        return recomputed_values(forward, rest, self.activation_dependent)
+        return find_recomputed_values(forward, rest, self.activation_dependent)
 
-    def _descendants(self, values: Set[ir.Value] = frozenset(), nodes: Set[ir.Node] = frozenset()) -> ValueSet:
-        """The values that depend on some values, themselves included, or that some nodes compute."""
+    def descendants(self, values: Set[ir.Value] = frozenset(), nodes: Set[ir.Node] = frozenset()) -> ValueSet:
+        """Return the values that depend on some values, themselves included, or that some nodes compute."""
         marks = self._numbering.marks(values)
         for node, (first, end, operands) in zip(self.nodes, self._rows, strict=True) if values or nodes else ():
             depends = node in nodes
@@ -196,7 +196,7 @@ class Topology:
         }
 
     def may_be_state(self, value: ir.Value) -> bool:
-        """Whether an output could be a gradient or a next state: it has the shape of a state that is no target."""
+        """Return whether an output could be a gradient or a next state, by the shape of a state that is no target."""
         return value.shape is None or (is_float(value) and tuple(value.shape) in self._state_shapes)
 
     @functools.cached_property
@@ -206,7 +206,7 @@ class Topology:
 
     @functools.cached_property
     def targets(self) -> set[ir.Value]:
-        """Inputs that meet an activation of their own shape in the tail: they say what an output shall be."""
+        """Inputs that meet an activation of their own shape in the tail: an output is compared with them."""
         return {
             value
             for value in self._late_states
@@ -220,7 +220,7 @@ class Topology:
         return any(v in self.activation_dependent for v in self.operands(node) if v is not value)
 
     def _weights(self, held: set[ir.Value]) -> frozenset[ir.Value]:
-        """The initializers that are weights (the forward pass reads them), or moments (held beside weights)."""
+        """Find the initializers that are weights (the forward pass reads them), or moments (held beside weights)."""
         read = {
             value
             for value in self.graph.initializers.values()
@@ -229,7 +229,7 @@ class Topology:
         return frozenset(read | held if read & held else read)
 
     def _spread(self) -> None:
-        """Tell of each value what it depends on, from the states on; again, when more is known to be forward."""
+        """Spread the dependences of each value from the states on; again, when more values are known to be forward."""
         for value in self.states:
             if value not in self._late_states:
                 readers = [node for node in self.consumers(value) if any(v in self.forward for v in node.outputs)]
@@ -294,7 +294,7 @@ def check_order(graph: ir.Graph, operands: Mapping[ir.Node, Iterable[ir.Value]],
 
 
 def contains_contraction(node: ir.Node) -> bool:
-    """Whether a node is a contraction, or has one in its subgraphs."""
+    """Return whether a node is a contraction, or has one in its subgraphs."""
     rule = rule_of(node)
     if rule is not None and rule.contraction:
         return True

@@ -1,25 +1,25 @@
-"""The analysis of a training graph: its loss, where the scale enters and comes out, its gradients and its updates."""
+"""The analysis of a training graph: its loss, the places of the scale, its gradients and its updates."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 
 import onnx_ir as ir
 
 from graphscale.analysis.coverage import Coverage, measure_coverage
 from graphscale.analysis.degrees import ZERO, Degree
-from graphscale.analysis.edits import Place, Unscale
-from graphscale.analysis.loss import loss_candidates, named_loss
+from graphscale.analysis.edits import Place, Unscaling
+from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import (
     NEXT_STATE,
     Update,
+    find_held_initializers,
     find_updates,
-    held_initializers,
-    named_updates,
+    resolve_updates,
 )
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError, UpdateError
 from graphscale.graph.values import Use, constant_tensor, describe, is_float, is_scalar
@@ -30,21 +30,21 @@ __all__ = ["TrainingGraph", "analyse"]
 
 @dataclasses.dataclass(frozen=True)
 class TrainingGraph:
-    """What the analysis found, in terms of the graph it looked at.
+    """The result of an analysis, in values and nodes of the graph.
 
     Attributes:
         graph: the main graph.
-        reads: what each of its nodes reads, in execution order: its inputs, and what its subgraphs capture.
+        reads: the values that each of its nodes reads, in execution order: its inputs, and its subgraphs' captures.
         owners: for each nested graph, the node of the main graph that it belongs to.
         loss: the loss, a scalar floating-point value.
-        loss_found: how the loss was found.
-        places: where the scale enters.
-        unscales: where it comes out: the values divided by it are the gradients.
+        loss_found: the way the loss was found.
+        places: the places where the scale enters.
+        unscalings: those where it comes out: the values divided by it are the gradients.
         updates: the pairs of carried state.
         accumulators: the in-place accumulators that gradients flow into.
         coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
         degrees: the degree that each value will have in the loss scale, where it is not 0.
-        warnings: what a user should know, a sentence each.
+        warnings: notes for the user, a sentence each.
     """
 
     graph: ir.Graph
@@ -53,7 +53,7 @@ class TrainingGraph:
     loss: ir.Value
     loss_found: str
     places: tuple[Place, ...]
-    unscales: tuple[Unscale, ...]
+    unscalings: tuple[Unscaling, ...]
     updates: tuple[Update, ...]
     accumulators: tuple[ir.Node, ...]
     coverage: Coverage
@@ -63,7 +63,7 @@ class TrainingGraph:
     @property
     def gradients(self) -> tuple[ir.Value, ...]:
         """The values that are divided by the scale, in graph order."""
-        return tuple(unscale.value for unscale in self.unscales)
+        return tuple(unscale.value for unscale in self.unscalings)
 
     @property
     def nodes(self) -> tuple[ir.Node, ...]:
@@ -84,23 +84,23 @@ def analyse(
     Args:
         graph: the main graph, with no calls of model-local functions in it.
         loss: the name of the loss; None to find it among the scalar floating-point outputs.
-        seed: `NODE:INDEX`, the input of a node where the scale shall enter; None to find the places.
+        seed: `NODE:INDEX`, the input of a node where the scale enters; None to find the places.
         gradients: names of values that are gradients: the scale comes out there.
-        updates: `{output name: input name}` for carried state that shall not be found by itself.
+        updates: `{output name: input name}` for carried state that is not to be found by itself.
 
     Raises:
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError:
             the message says which value or node, and what to do.
     """
     values = _values_by_name(graph) if gradients or loss is not None else {}
-    named = named_updates(graph, updates or {})
+    named = resolve_updates(graph, updates or {})
     edge = None if seed is None else _seed_edge(graph, seed)
     chosen = [_named_gradient(values, name) for name in gradients]
     if loss is not None:
-        candidates = [named_loss(values, loss)]
+        candidates = [resolve_loss(values, loss)]
     else:
-        candidates = loss_candidates(graph, {update.output for update in named} | set(chosen))
-    held = held_initializers(graph)
+        candidates = find_loss_candidates(graph, {update.output for update in named} | set(chosen))
+    held = find_held_initializers(graph)
     attempts: list[_Attempt] = []
     failures: list[tuple[ir.Value, GraphscaleError]] = []
     for candidate in candidates:
@@ -124,18 +124,14 @@ class _Attempt:
     coverage: Coverage
 
     @functools.cached_property
-    def reached(self) -> set[ir.Value]:
+    def reached(self) -> Set[ir.Value]:
         """The values that depend on a place where the scale enters."""
-        plan, found = self.solver.plan, set(self.solver.plan.scaled_values)
-        edges = {use.node for use in plan.scaled_edges}
-        for node in self.topology.nodes:
-            if node in edges or any(operand in found for operand in self.topology.operands(node)):
-                found.update(node.outputs)
-        return found
+        plan = self.solver.plan
+        return self.topology.descendants(plan.scaled_values, {use.node for use in plan.scaled_edges})
 
 
 def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...]:
-    """How well a choice of the loss explains the backward pass, to be compared with other choices.
+    """Rank a choice of the loss by how well it explains the backward pass.
 
     The backward pass of a loss reads something that the loss is computed from, other than constants. A loss depends on
     activations and on no gradients, and no other candidate has to be unscaled beside it. Its backward pass covers the
@@ -160,7 +156,7 @@ def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...
         and other.topology.loss not in topology.forward
         for other in attempts
     )
-    # The norm of the gradients is computed from what another choice takes for gradients that leave the graph.
+    # The norm of the gradients is computed from values that are gradients of another choice and leave the graph.
     from_gradients = sum(_holds_gradients(topology, other) for other in attempts if other is not attempt)
     return (
         bool(read_values),
@@ -179,7 +175,7 @@ def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...
 
 
 def _holds_gradients(topology: Topology, other: _Attempt) -> bool:
-    """Whether a candidate for the loss depends on what leaves the graph as a gradient of another one."""
+    """Return whether a candidate for the loss depends on a value that leaves the graph as a gradient of another one."""
     leaving = (value for value in other.solver.plan.unscaled if value.is_graph_output() and not is_scalar(value))
     return any(value in topology.forward for value in leaving)
 
@@ -252,7 +248,7 @@ def _finish(
     updates = find_updates(graph, named, gradients | {topology.loss}, topology.states, topology.coefficients)
     _refuse_unpaired(attempt, updates, gradients, chosen)
     order = topology.index
-    unscales = sorted(plan.unscaled.values(), key=lambda u: _order(u.value, order))
+    unscalings = sorted(plan.unscaled.values(), key=lambda u: _order(u.value, order))
     places = sorted(plan.places, key=lambda p: _order(p.value if p.edge is None else p.edge.node.outputs[0], order))
     accumulators = [n for n in topology.nodes if has_trait(n, Trait.ACCUMULATOR)]
     return TrainingGraph(
@@ -262,7 +258,7 @@ def _finish(
         loss=topology.loss,
         loss_found=how,
         places=tuple(places),
-        unscales=tuple(unscales),
+        unscalings=tuple(unscalings),
         updates=tuple(updates),
         accumulators=tuple(accumulators),
         coverage=attempt.coverage,
@@ -277,7 +273,7 @@ def _order(value: ir.Value, index: Mapping[ir.Node, int]) -> int:
 
 
 def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
-    """A gradient that holds a state may be its next value, where no contraction tells backward pass from optimizer."""
+    """Refuse a gradient that holds a state and may be its next value, where no contraction separates the optimizer."""
     for value in gradients:
         held = topology.coefficients(value)
         state = next((state for state, c in held.items() if c >= NEXT_STATE), None)
@@ -292,7 +288,7 @@ def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
 def _refuse_unpaired(
     attempt: _Attempt, updates: Sequence[Update], gradients: set[ir.Value], chosen: set[ir.Value]
 ) -> None:
-    """A next state that was not recognised would go unguarded: refuse an output that could be one."""
+    """Refuse an output that could be a next state: one that is not recognised would go unguarded."""
     if not updates:
         return
     topology = attempt.topology
@@ -319,7 +315,7 @@ def _refuse_unpaired(
 
 
 def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:
-    """For graphs without any backward contraction: what to demand the scale of, at the outputs or below an update."""
+    """Find the values to demand the scale of where no contraction is backward: at the outputs or below an update."""
     found = []
     for value in topology.graph.outputs:
         if value is topology.loss or not topology.is_backward(value) or not is_float(value):

@@ -1,4 +1,4 @@
-"""Carried state: which output is the next value of which input, and which outputs are gradients instead.
+"""Carried state: outputs that are the next values of inputs, separated from gradients.
 
 The next value of a weight, a moment or a counter depends on its own previous value directly, with a coefficient near
 one: `w - lr*g`, `0.9*m + 0.1*g`, `step + 1`. A gradient with weight decay, `g + 0.002*w`, depends on the weight too,
@@ -24,17 +24,17 @@ __all__ = [
     "NEXT_STATE",
     "Factors",
     "Update",
+    "find_coefficients",
+    "find_held_initializers",
     "find_updates",
-    "held_initializers",
     "is_constant_view",
-    "named_updates",
-    "own_coefficients",
+    "resolve_updates",
     "same_type",
 ]
 
 # Coefficients of the previous value: from here on an update; up to there a gradient with decay; between them, ask.
 NEXT_STATE, _DECAY = 0.5, 0.1
-# What is below this is a gradient's coefficient, and not looked into.
+# A coefficient below this is that of a gradient, and not followed.
 _NOTHING = 0.05
 
 _VIEWS = Trait.VIEW | Trait.REPEAT
@@ -48,7 +48,7 @@ class Update:
     Attributes:
         output: the graph output that is its next value.
         input: the graph input, or initializer, that is its present value.
-        how: how the pair was found.
+        how: the way the pair was found.
     """
 
     output: ir.Value
@@ -56,17 +56,17 @@ class Update:
     how: str
 
 
-def own_coefficients(
+def find_coefficients(
     output: ir.Value, states: Collection[ir.Value], factors: Factors | None = None
 ) -> dict[ir.Value, float]:
-    """The states on which a value depends directly, each with its coefficient (the largest, over all paths).
+    """Find the states on which a value depends directly, each with its coefficient (the largest, over all paths).
 
     Direct means through sums, through products with numbers, and through selects; scalars that are not constants,
     such as a learning rate, count as 0 beside a constant and make a product with them count for nothing.
 
     Args:
         output: the value.
-        states: what may be a state.
+        states: the values that may be a state.
         factors: the factors that are known already, for many outputs of one graph.
     """
     factors = Factors() if factors is None else factors
@@ -92,7 +92,7 @@ def own_coefficients(
 
 
 def _terms(node: ir.Node, value: ir.Value, factors: Factors) -> list[tuple[ir.Value, float]]:
-    """The operands a node's output is a sum of, with their coefficients; empty for anything else."""
+    """Return the operands that a node's output is a sum of, with their coefficients; empty for other nodes."""
     optimizer = optimizer_of(node)
     if optimizer is not None:
         source = optimizer.source(value.index() or 0)
@@ -131,7 +131,7 @@ class Factors(dict[ir.Value, float]):
 
 
 def _number(value: ir.Value, depth: int = 8) -> float:
-    """The value of a scalar factor, with everything that is not a constant taken as 0."""
+    """Return the value of a scalar factor, with 0 for all that is not a constant."""
     tensor = constant_tensor(value)
     if tensor is not None:
         return float(np.ravel(tensor.numpy())[0]) if 0 < tensor.size <= 1 else _uniform(tensor)
@@ -148,13 +148,13 @@ def _number(value: ir.Value, depth: int = 8) -> float:
 
 
 def _uniform(tensor: ir.TensorProtocol) -> float:
-    """The number that fills a constant, judged by its first elements; 0 if they differ."""
+    """Return the number that fills a constant, judged by its first elements; 0 if they differ."""
     first = np.ravel(tensor.numpy())[:64]
     return float(first[0]) if first.size and (first == first[0]).all() else 0.0
 
 
-def named_updates(graph: ir.Graph, names: Mapping[str, str]) -> list[Update]:
-    """The pairs that the user named, `{output name: input name}`.
+def resolve_updates(graph: ir.Graph, names: Mapping[str, str]) -> list[Update]:
+    """Return the pairs that the user named, `{output name: input name}`.
 
     Raises:
         UpdateError: a name does not exist, or shapes or dtypes differ, or an input is named twice.
@@ -179,13 +179,13 @@ def named_updates(graph: ir.Graph, names: Mapping[str, str]) -> list[Update]:
     return found
 
 
-def held_initializers(graph: ir.Graph) -> set[ir.Value]:
-    """The initializers, not inputs, that some output holds with a coefficient near one: weights, moments, constants."""
+def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
+    """Find the initializers that some output holds with a coefficient near one: weights, moments, constants."""
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
     found: set[ir.Value] = set()
     factors = Factors()
     for output in graph.outputs if values else ():
-        found.update(v for v, c in own_coefficients(output, values, factors).items() if c >= NEXT_STATE)
+        found.update(v for v, c in find_coefficients(output, values, factors).items() if c >= NEXT_STATE)
     return found
 
 
@@ -203,7 +203,7 @@ def find_updates(
         named: pairs that are settled already.
         not_updates: outputs known to be something else: the loss, gradients.
         states: the inputs, and the initializers that are weights or moments.
-        coefficients: tells the states on which a value depends directly, as `own_coefficients` does.
+        coefficients: returns the states on which a value depends directly, as `find_coefficients` does.
 
     Raises:
         UpdateError: two pairings remain possible.
@@ -226,7 +226,7 @@ def find_updates(
 
 
 def is_constant_view(output: ir.Value) -> bool:
-    """Whether an output is a constant, moved about at most: that changes no state."""
+    """Return whether an output is a constant, moved about at most: that changes no state."""
     source = source_by_trait(output, Trait.SHARES_BUFFER)
     return source is not output and constant_tensor(source) is not None
 

@@ -9,8 +9,8 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
-from graphscale.analysis.describe import describe
 from graphscale.analysis.edits import Place
+from graphscale.analysis.report import make_report
 from graphscale.analysis.training_graph import analyse
 from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
 from graphscale.graph.builder import Editor, Position, replace_reads, shape_like
@@ -76,7 +76,7 @@ class ScaleLoss(GraphPass):
         graph = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
         bound = BoundLossScale(policy, model, self.target)
         bound.alone = alone
-        rewrite = Rewrite(model, graph, describe(graph), bound, self.skip_nonfinite)
+        rewrite = Rewrite(model, graph, make_report(graph), bound, self.skip_nonfinite)
         by_value: dict[ir.Value, list[Place]] = {}
         for place in graph.places:
             by_value.setdefault(place.value, []).append(place)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.edits import Unscale
+from graphscale.analysis.edits import Unscaling
 from graphscale.graph.builder import Editor, Position, replace_reads, shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, uses_of
@@ -35,7 +35,7 @@ class UnscaleGradients(RewritePass):
     after = ScaleLoss
 
     def rewrite(self, rewrite: Rewrite) -> bool:
-        for unscale in rewrite.training_graph.unscales:
+        for unscale in rewrite.training_graph.unscalings:
             # Where the scale enters at a gradient itself, its readers read the product already.
             value = rewrite.scaled.get(unscale.value, unscale.value)
             gradient = _unscale(rewrite.bound.editor, unscale, value, rewrite.bound())
@@ -43,7 +43,7 @@ class UnscaleGradients(RewritePass):
         return bool(rewrite.gradients)
 
 
-def _unscale(editor: Editor, unscale: Unscale, value: ir.Value, scale: ir.Value) -> Gradient:
+def _unscale(editor: Editor, unscale: Unscaling, value: ir.Value, scale: ir.Value) -> Gradient:
     name = unscale.value.name or ""
     dtype, shape = dtype_of(value), shape_like(value)
     uses = [use for use in uses_of(value) if unscale.covers(use)]

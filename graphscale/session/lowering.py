@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import in_place_writes
+from graphscale.analysis.hazards import find_in_place_writes
 from graphscale.graph.stamp import Stamp
 from graphscale.policy.loss_scale import LossScale, get
 from graphscale.session.bounds import bound_gradients
@@ -46,7 +46,7 @@ def prepare_step(
     decision = add_fence(work.graph, decision, values.get(names["loss"]))
     if lowering is not None:
         results = {value.name: value for value in work.graph.outputs}
-        written = [node.inputs[1] for node in in_place_writes(work.graph)]
+        written = [node.inputs[1] for node in find_in_place_writes(work.graph)]
         states = [*(results[name] for name in outputs.values()), *written]
         scale = next((value for value in work.graph.inputs if value.name == names["loss_scale"]), None)
         _lower_for_cpu(work.graph, decision, states, scale, get(stamp.policy), lowering)

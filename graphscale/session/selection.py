@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.views import is_fresh
+from graphscale.analysis.buffers import is_fresh
 from graphscale.graph.builder import Editor, replace_reads
 from graphscale.graph.marks import PASS_KEY, SELECTION
 from graphscale.graph.values import subgraphs, uses_of

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import in_place_writes, late_failures, may_share_buffer
+from graphscale.analysis.hazards import find_in_place_writes, find_late_failures, find_writable_states
 from graphscale.errors import SessionError
 from graphscale.graph.diagnosis import explains_damage
 from graphscale.graph.stamp import read_stamp
@@ -94,8 +94,8 @@ class Session:
         work, decision = prepare_step(source, path, self.stamp, None if on_gpu else lowering)
         self._carried = CarriedState(self._device, first, outputs, _find_shared(work.graph, outputs, decision), fed)
         held = {name: self._carried.buffer(name) for name in in_place if name not in fed}
-        writes = list(in_place_writes(work.graph))
-        self._may_tear = bool(late_failures(work.graph, writes, decision, is_inserted))
+        writes = list(find_in_place_writes(work.graph))
+        self._may_tear = bool(find_late_failures(work.graph, writes, decision, is_inserted))
         self._torn = False
         options = make_quiet_options() if session_options is None else session_options
         self._session: Any = create(work, path, outputs, held, providers, options)
@@ -332,4 +332,4 @@ def _find_shared(graph: ir.Graph, outputs: Mapping[str, str], decision: ir.Value
     inputs = {value.name: value for value in graph.inputs}
     results = {value.name: value for value in graph.outputs}
     pairs = {inputs[name]: results[output] for name, output in outputs.items()}
-    return {state.name or "" for state in may_share_buffer(graph, pairs, decision, is_inserted)}
+    return {state.name or "" for state in find_writable_states(graph, pairs, decision, is_inserted)}

@@ -74,10 +74,10 @@ def test_how_deep_and_how_late(topology: Topology) -> None:
     assert {name: depths[name] for name in ("c", "d", "s", "loss")} == {"c": 2, "d": 3, "s": 4, "loss": 5}
     assert {depths[name] for name in ("dd", "dv", "dh", "dw", "w_next")} == {3}
     # The last layer's weight enters behind the last contraction's operands, as a label does.
-    label, weight = topology.late(values["t"]), topology.late(values["v"])
+    label, weight = topology.late_inputs(values["t"]), topology.late_inputs(values["v"])
     assert label.bit_count() == weight.bit_count() == 1
     assert label != weight
-    lates = {name: topology.late(value) for name, value in values.items()}
+    lates = {name: topology.late_inputs(value) for name, value in values.items()}
     assert {name for name, late in lates.items() if late == 0} == {"x", "w", "h", "again", "turned"}
     assert {name for name, late in lates.items() if late == weight} == {"v", "c", "v_turned"}
     assert {lates[name] for name in ("d", "s", "loss", "dd", "dv", "dh", "dw", "w_next")} == {label | weight}
@@ -85,5 +85,5 @@ def test_how_deep_and_how_late(topology: Topology) -> None:
 
 def test_values_that_are_not_of_the_graph(topology: Topology) -> None:
     other = ir.Value(name="other")
-    assert topology.depth(other) == topology.late(other) == 0
+    assert topology.depth(other) == topology.late_inputs(other) == 0
     assert other not in topology.forward

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.hazards import may_share_buffer
+from graphscale.analysis.hazards import find_writable_states
 from graphscale.session import lowering
 from graphscale.session import session as session_module
 from graphscale.session.thresholds import PRODUCTION, Thresholds
@@ -82,7 +82,7 @@ def free_of_hazards(result: gs.ScaledModel, updates: dict[str, str]) -> set[str]
     inputs, outputs = ({value.name: value for value in values} for values in (graph.inputs, graph.outputs))
     following = {state.input: state.output for state in result.report.state}
     pairs = {inputs[state]: outputs[following[state]] for state in updates.values()}
-    return {value.name or "" for value in may_share_buffer(graph, pairs, None, lambda node: True)}
+    return {value.name or "" for value in find_writable_states(graph, pairs, None, lambda node: True)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,7 +129,7 @@ WRONG_IF_SHARED = [
 @pytest.mark.parametrize("name", WRONG_IF_SHARED)
 def test_sharing_everywhere_would_be_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above can fail."""
-    monkeypatch.setattr(session_module, "may_share_buffer", lambda graph, pairs, *rest: set(pairs))
+    monkeypatch.setattr(session_module, "find_writable_states", lambda graph, pairs, *rest: set(pairs))
     # It puts some late readers before the writes, by the way.
     monkeypatch.setattr(lowering, "add_fence", lambda graph, decision, loss: decision)
     found = [differences(CASES[name], "dynamic", "onnx", level) for level in OPTIMIZATION_LEVELS]

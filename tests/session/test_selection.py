@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.hazards import may_share_buffer
+from graphscale.analysis.hazards import find_writable_states
 from graphscale.session.selection import select_step
 from graphscale.session.thresholds import Thresholds
 from tests.build import linear_step
@@ -44,7 +44,7 @@ def select(model: ir.Model, states: dict[str, str]) -> set[str]:
     select_step(model.graph, values["all_finite"], [values[output] for output in states.values()], 0)
     inputs = {value.name: value for value in model.graph.inputs}
     pairs = {inputs[name]: next(o for o in model.graph.outputs if o.name == new) for name, new in states.items()}
-    return {value.name or "" for value in may_share_buffer(model.graph, pairs, None, lambda node: True)}
+    return {value.name or "" for value in find_writable_states(model.graph, pairs, None, lambda node: True)}
 
 
 def test_one_node_gives_all_weights_and_moments() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Degree
-from graphscale.analysis.edits import Place, Unscale
+from graphscale.analysis.edits import Place, Unscaling
 from graphscale.analysis.proof import scale_degrees
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.errors import GraphscaleError
@@ -45,7 +45,7 @@ class DrawingContext:
         loss: the loss.
         scale: the loss scale, in a model that has one.
         places: where the loss scale would enter, in a model without one.
-        unscales: where it would come out, in a model without one, by the value.
+        unscalings: where it would come out, in a model without one, by the value.
         missed: the backward contractions that the loss scale would not reach.
         note: why there are no phases and degrees; None where there are.
     """
@@ -58,7 +58,7 @@ class DrawingContext:
     loss: ir.Value | None = None
     scale: ir.Value | None = None
     places: tuple[Place, ...] = ()
-    unscales: Mapping[ir.Value, Unscale] = dataclasses.field(default_factory=dict)
+    unscalings: Mapping[ir.Value, Unscaling] = dataclasses.field(default_factory=dict)
     missed: frozenset[ir.Node] = frozenset()
     note: str | None = None
 
@@ -74,7 +74,7 @@ class DrawingContext:
         """
         if value in self.unclear:
             return ZERO
-        unscale = self.unscales.get(value)
+        unscale = self.unscalings.get(value)
         if unscale is not None:
             uses = [] if reader is None else [Use(reader, i) for i, v in enumerate(reader.inputs) if v is value]
             if unscale.everywhere or (
@@ -157,7 +157,7 @@ def _unscaled(model: ir.Model, found: TrainingGraph, passes: Mapping[ir.Node, st
         found.degrees,
         loss=found.loss,
         places=found.places,
-        unscales={unscale.value: unscale for unscale in found.unscales},
+        unscalings={unscale.value: unscale for unscale in found.unscalings},
         missed=frozenset(found.coverage.missed),
     )
 

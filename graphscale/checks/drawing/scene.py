@@ -139,7 +139,7 @@ def _badges(context: DrawingContext, nodes: tuple[ir.Node, ...]) -> tuple[str, .
             here = place.value in outputs if at is not None else any(node in members for node, _ in place.value.uses())
         if here:
             found.append("enters")
-    found += ["leaves" for value in context.unscales if value in outputs][:1]
+    found += ["leaves" for value in context.unscalings if value in outputs][:1]
     found += ["missed"] if members & context.missed else []
     return tuple(dict.fromkeys(found))
 

@@ -106,7 +106,7 @@ def _centre(context: DrawingContext, wiring: Wiring) -> Iterator[ir.Node]:
     yield from (node for node in context.passes if node in wiring.index)
     yield from (node for node in _landmarks(context) if node in wiring.index)
     yield from (node for node in context.missed if node in wiring.index)
-    for value in context.unscales:
+    for value in context.unscalings:
         node = value.producer()
         if node is not None and node in wiring.index:
             yield node

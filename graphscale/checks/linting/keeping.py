@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import unordered_readers
+from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.checks.linting.lint_context import Rule, Subject
 from graphscale.checks.linting.lint_report import Finding, found
 from graphscale.checks.linting.state_search import Carry
@@ -28,7 +28,7 @@ def _foldable(subject: Subject) -> Iterator[Finding]:
 
 
 def _hazards(subject: Subject) -> Iterator[Finding]:
-    for write, readers in unordered_readers(subject.view.graph):
+    for write, readers in find_unordered_readers(subject.view.graph):
         state = write.inputs[0]
         names = ", ".join(repr(node_name(node)) for node in readers[:3]) + (" ..." if len(readers) > 3 else "")
         name = "?" if state is None else state.name

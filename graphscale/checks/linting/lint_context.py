@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO
-from graphscale.analysis.loss import loss_candidates
+from graphscale.analysis.loss import find_loss_candidates
 from graphscale.analysis.topology import Topology, contains_contraction
 from graphscale.analysis.training_graph import analyse
 from graphscale.checks.linting.check_search import find_check
@@ -132,7 +132,7 @@ class Subject:
         return nexts + [v for v in self.view.graph.outputs if v.name and v.name.startswith("scaled_loss")]
 
     def _loss_candidates(self) -> list[ir.Value]:
-        return loss_candidates(self.view.graph, set())
+        return find_loss_candidates(self.view.graph, set())
 
     def _analysed_loss(self) -> ir.Value | None:
         try:

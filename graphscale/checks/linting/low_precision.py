@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO
-from graphscale.analysis.updates import own_coefficients
+from graphscale.analysis.updates import find_coefficients
 from graphscale.checks.linting.lint_context import Rule, Subject
 from graphscale.checks.linting.lint_report import Finding, found
 from graphscale.checks.linting.state_search import Carry, State
@@ -71,7 +71,7 @@ def _is_sum_of_gradients(subject: Subject, state: State) -> bool:
         return False
     if subject.topology is not None and state.value in subject.topology.forward:
         return False
-    return own_coefficients(state.next, {state.value}).get(state.value, 0) >= _SUM
+    return find_coefficients(state.next, {state.value}).get(state.value, 0) >= _SUM
 
 
 def _counters(subject: Subject) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.updates import NEXT_STATE, is_constant_view, own_coefficients, same_type
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_constant_view, same_type
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import assigns, input_at
 from graphscale.graph.values import inputs_of, is_scalar
@@ -107,7 +107,7 @@ def _held(output: ir.Value, states: Collection[ir.Value], taken: Collection[ir.V
     """The state that an output holds with the largest coefficient, of at least 0.5."""
     if not states:
         return None
-    coefficients = own_coefficients(output, states)
+    coefficients = find_coefficients(output, states)
     near = {v: c for v, c in coefficients.items() if c >= NEXT_STATE and v not in taken and same_type(output, v)}
     return max(near, key=lambda value: near[value], default=None)
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.degrees import ZERO, Degrees
-from graphscale.analysis.hazards import in_place_writes, unordered_readers
+from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers
 from graphscale.analysis.proof import prove, reach_unchecked
 from graphscale.checks.patterns import accumulators, assigns, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
@@ -51,7 +51,7 @@ def prove_again(pair: Pair) -> list[Check]:
         skipped = Check(names[2], SKIPPED, "a fixed loss scale has none", True)
         what = f"{len(roles.scale_states)} states follow from {roles.all_finite.name!r} and themselves alone"
         checks.append(_row(names[2], _rule(graph, roles, rule, ordering), what) if dynamic else skipped)
-    writes = list(in_place_writes(graph))
+    writes = list(find_in_place_writes(graph))
     what = f"{len(writes)} writes, each after all readers"
     checks.append(_row("in-place writes ordered", list(_late_readers(pair.scaled)), what))
     return [*checks, _coverage(pair, degrees, contradiction)]
@@ -70,7 +70,7 @@ def _late_readers(model: ir.Model) -> Iterator[str]:
         model = model.clone()
         InlinePass()(model)
     graph = model.graph
-    for write, readers in unordered_readers(graph):
+    for write, readers in find_unordered_readers(graph):
         state = write.inputs[0]
         for reader in readers if state is not None else ():
             yield f"{node_name(reader)!r} could read {state.name!r} after it was overwritten"  # type: ignore[union-attr]

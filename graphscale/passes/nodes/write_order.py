@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import unordered_readers
+from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.graph.builder import Editor
 from graphscale.graph.values import operands_of
 
@@ -20,7 +20,7 @@ def order_writes(editor: Editor) -> bool:
     One element of a reader's result is led to the written value in a way that cannot change it:
     `seen = IsNaN(first element of r); never = And(seen, Not(seen)); w.ordered = Where(never, state, w)`.
     """
-    found = list(unordered_readers(editor.graph))
+    found = list(find_unordered_readers(editor.graph))
     # One look at each reader: its result may be a view of several states, and to look at it is to read them all.
     looks: dict[ir.Node, ir.Value] = {}
     for write, readers in found:

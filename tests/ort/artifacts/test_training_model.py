@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.hazards import in_place_writes, unordered_readers
+from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers
 from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
 from graphscale.ort.artifacts import scale_artifacts
 from tests.conftest import FLOAT32_MAX, Arrays, assert_all_same_bits, assert_same_bits
@@ -215,9 +215,9 @@ def test_every_state_can_be_set_and_read(scaled: Scaled, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", LOADABLE)
 def test_no_reader_of_a_state_can_come_after_its_write(name: str, scaled: Scaled) -> None:
     model = ir.load(scaled(name) / "training_model.onnx")
-    written = [node.inputs[0].name for node in in_place_writes(model.graph)]
+    written = [node.inputs[0].name for node in find_in_place_writes(model.graph)]
     assert set(STATES) < set(written)
-    assert list(unordered_readers(model.graph)) == []
+    assert list(find_unordered_readers(model.graph)) == []
 
 
 @pytest.mark.training

@@ -1,23 +1,47 @@
-"""Whether a branch can write a result over a state: the order of its nodes, and what they read."""
+"""The buffers of values: shared, because a runtime hands one on or removes a node, and written over by a branch."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
 from graphscale.analysis.failures import cannot_fail
-from graphscale.analysis.views import views_of
 from graphscale.graph.marks import SELECTION
-from graphscale.graph.values import operands_of, subgraphs
+from graphscale.graph.values import constant_tensor, operands_of, subgraphs
 from graphscale.graph.walks import producers_of, reach
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["may_overwrite"]
+__all__ = ["is_fresh", "may_overwrite", "views_of"]
+
+
+def views_of(node: ir.Node, index: int) -> list[ir.Value]:
+    """Return the results of a node that may share the buffer of an operand, because a runtime may remove the node."""
+    if has_trait(node, Trait.REMOVABLE_BY_FACTOR) and len(node.inputs) == 2:
+        other = node.inputs[1 - index]
+        return list(node.outputs) if other is not None and constant_tensor(other) is not None else []
+    if has_trait(node, Trait.REMOVABLE_BY_CONDITION):
+        condition = node.inputs[0]
+        return list(node.outputs) if condition is not None and constant_tensor(condition) is not None else []
+    return list(node.outputs) if has_trait(node, Trait.SHARES_BUFFER | Trait.REMOVABLE) else []
+
+
+def is_fresh(value: ir.Value, depth: int = 8) -> bool:
+    """Return whether a value has a buffer of its own: it is no input, and no view of another value.
+
+    All that a select with a constant condition may choose must be fresh.
+    """
+    node = value.producer()
+    if node is None or node.domain != "" or depth == 0:
+        return False
+    viewed = [v for i, v in enumerate(node.inputs) if v is not None and views_of(node, i)]
+    if node.op_type == "Where":
+        return all(is_fresh(v, depth - 1) for v in viewed if v is not node.inputs[0])
+    return not viewed
 
 
 def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value) -> bool:
-    """Whether a branch may write a result over a state of an outer scope that it reads.
+    """Return whether a branch may write a result over a state of an outer scope that it reads.
 
-    All that reads the state in the branch must work element by element, and must come before the node that gives the
+    All readers of the state in the branch must work element by element, and must come before the node that gives the
     result, or be that node. No node of the branch may fail: a step that fails leaves the state as it was.
 
     Args:
@@ -37,7 +61,7 @@ def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value) -> bool:
 
 
 def _readers(branch: ir.Graph, state: ir.Value) -> set[ir.Node]:
-    """The nodes of a branch that read a state, or what may be a view of it."""
+    """Return the nodes of a branch that read a state, or a possible view of it."""
     buffers = reach([state], lambda value: [view for node, i in value.uses() for view in views_of(node, i)])
     return {node for value in buffers for node, _ in value.uses() if node.graph is branch}
 
@@ -51,5 +75,5 @@ def _is_elementwise(node: ir.Node, state: ir.Value) -> bool:
 
 
 def _before(last: ir.Node, branch: ir.Graph) -> set[ir.Node]:
-    """A node of a branch, and all others of the branch that it depends on."""
+    """Return a node of a branch, and all others of the branch that it depends on."""
     return set(reach([last], lambda node: [p for p in producers_of(operands_of(node)) if p.graph is branch]))
