@@ -7,9 +7,29 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degree, Degrees, evaluate
-from graphscale.operators import OPERATORS
+from graphscale.analysis.failures import cannot_fail
+from graphscale.operators import OPERATORS, Kind, rule_of, written_inputs
 
-__all__ = ["ZERO", "Claim", "Claimed", "Degree", "claim_degrees", "ruled_operators"]
+__all__ = [
+    "CHECKED_TRAITS",
+    "ZERO",
+    "Claim",
+    "Claimed",
+    "Degree",
+    "cannot_fail",
+    "claim_degrees",
+    "keeps_degree",
+    "ruled_operators",
+    "traited_operators",
+    "traits_of",
+    "written_inputs",
+]
+
+# The traits that `properties` holds against a runtime.
+CHECKED_TRAITS = frozenset(
+    {"RESHAPE", "CAST", "PERMUTE", "REPEAT", "SIGN", "PART", "MOVE", "BOUND", "ELEMENTWISE", "COMMUTATIVE"}
+    | {"NONFINITE_OF_FIRST", "NONFINITE_OF_ALL", "TOTAL", "TOTAL_BY_AXES", "TOTAL_BY_SHAPES", "RANDOM", "WRITES_INPUT"}
+)
 
 # The degree of each output, or None where the table forbids such operands.
 Claimed = tuple[Degree, ...] | None
@@ -32,3 +52,20 @@ def claim_degrees(node: ir.Node, operands: Mapping[str, Degree]) -> Claimed:
 def ruled_operators() -> set[tuple[str, str]]:
     """Return domain and name of each operator with a rule."""
     return set(OPERATORS)
+
+
+def traits_of(operator: tuple[str, str]) -> frozenset[str]:
+    """Return the names of the traits that the table gives to an operator."""
+    row = OPERATORS.get(operator)
+    return frozenset() if row is None else frozenset(str(trait.name) for trait in row.traits)
+
+
+def traited_operators() -> frozenset[tuple[str, str]]:
+    """Return domain and name of each operator with a trait that a runtime can show."""
+    return frozenset(operator for operator in OPERATORS if traits_of(operator) & CHECKED_TRAITS)
+
+
+def keeps_degree(node: ir.Node) -> bool:
+    """Return whether the rule of a node, with its attributes and types, keeps the degree of operands."""
+    rule = rule_of(node)
+    return rule is not None and rule.kind is Kind.LINEAR

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.operators.cases import TRAINING, Case
 from tests.operators.values import Data, all_close, copy_data
 
-__all__ = ["RefusedError", "Run", "open_case"]
+__all__ = ["RefusedError", "Run", "open_case", "run_in_place", "run_with_seed"]
 
 # The newest IR version that onnxruntime-training 1.19.2 loads.
 _IR_VERSION = 10
@@ -52,38 +52,79 @@ def open_case(case: Case) -> Run:
     raise RefusedError("; ".join(refusals))
 
 
-def _open_session(case: Case) -> Run:
+def run_with_seed(case: Case, seed: int) -> list[Data] | None:
+    """Return what a case computes if ONNX Runtime has a seed, and the node none; None if it has no kernel."""
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
-    model.ir_version = min(model.ir_version, _IR_VERSION)
-    domain, name = case.operator
-    for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx") and entry.version > TRAINING:
-            if not domain and not _same_but_types(name, entry.version, TRAINING):
-                raise RefusedError(f"opset {entry.version} changes the operator")
-            entry.version = TRAINING
-    serialized = model.SerializeToString()
-    if _RANDOM.search(name):
+    node = model.graph.node[0]
+    for attribute in list(node.attribute):
+        if attribute.name == "seed":
+            node.attribute.remove(attribute)
+    try:
+        return _run_session(_make_session(_serialize(model), seed), case.feeds)
+    except Exception:  # ONNX Runtime's exceptions share no public base class
+        return None
+
+
+def run_in_place(case: Case) -> Mapping[str, Data] | None:
+    """Return the operands as ONNX Runtime leaves them in the memory that is fed; None if it has no kernel."""
+    feeds = {name: copy_data(value) for name, value in case.feeds.items() if value is not None}
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    # A graph's output has a buffer of its own; in a training step another node reads what an operator updates.
+    for value in model.graph.output:
+        if value.HasField("type"):
+            model.graph.value_info.add().CopyFrom(value)
+        model.graph.node.add(op_type="Identity", input=[value.name], output=[f"{value.name}.read"])
+        value.name += ".read"
+    try:
+        _make_session(_serialize(model)).run(None, feeds, _run_options())
+    except Exception:  # ONNX Runtime's exceptions share no public base class
+        return None
+    return feeds
+
+
+def _open_session(case: Case) -> Run:
+    serialized = _serialize(case.model)
+    if _RANDOM.search(case.node.op_type):
         # Draws go on from run to run, and start from the seed in a new session.
         return lambda feeds: _run_session(_make_session(serialized), feeds)
     return functools.partial(_run_session, _make_session(serialized))
 
 
-def _make_session(serialized: bytes) -> ort.InferenceSession:
+def _serialize(model: onnx.ModelProto) -> bytes:
+    """Return a model of one node in a version that ONNX Runtime loads."""
+    loaded = onnx.ModelProto()
+    loaded.CopyFrom(model)
+    loaded.ir_version = min(model.ir_version, _IR_VERSION)
+    node = model.graph.node[0]
+    for entry in loaded.opset_import:
+        if entry.domain in ("", "ai.onnx") and entry.version > TRAINING:
+            if node.domain in ("", "ai.onnx") and not _same_but_types(node.op_type, entry.version, TRAINING):
+                raise RefusedError(f"opset {entry.version} changes the operator")
+            entry.version = TRAINING
+    return loaded.SerializeToString()
+
+
+def _make_session(serialized: bytes, seed: int = 1) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # Nothing may be rewritten: the node itself is in question.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    ort.set_seed(1)
+    ort.set_seed(seed)
     return ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
 
 
-def _run_session(session: ort.InferenceSession, feeds: Mapping[str, Data]) -> list[Data]:
+def _run_options() -> ort.RunOptions:
     options = ort.RunOptions()
     options.log_severity_level = 4
+    return options
+
+
+def _run_session(session: ort.InferenceSession, feeds: Mapping[str, Data]) -> list[Data]:
     copies = {name: copy_data(value) for name, value in feeds.items() if value is not None}
-    return [copy_data(value) for value in session.run(None, copies, options)]
+    return [copy_data(value) for value in session.run(None, copies, _run_options())]
 
 
 def _open_reference(case: Case) -> Run:

@@ -16,7 +16,7 @@ from tests.operators.claims import ZERO, Claim, Degree, claim_degrees
 from tests.operators.runtimes import Run, open_case
 from tests.operators.values import Data, find_difference, is_float_data, is_narrow, scale_data, tame_data
 
-__all__ = ["Trial", "Wrong", "try_case"]
+__all__ = ["Trial", "Wrong", "build_node", "try_case"]
 
 # By powers of two, products, quotients and sums are exact, whatever the order of their terms. The number of bytes of
 # the smallest type among a node's values says how much room there is.
@@ -82,7 +82,7 @@ def try_case(case: Case, claim: Claim = claim_degrees, *, strictness: bool = Fal
     """
     trial = Trial(case)
     measure = _Measure(case)
-    nodes = [_build_node(case, measure.outputs, typed) for typed in (True, False)]
+    nodes = [build_node(case, measure.outputs, typed) for typed in (True, False)]
     opsets = opsets_of(case)
     for operands in _assign_degrees(case):
         answers: dict[tuple[Degree, ...], list[_Contradiction] | None] = {}
@@ -105,7 +105,7 @@ def try_case(case: Case, claim: Claim = claim_degrees, *, strictness: bool = Fal
     return trial
 
 
-def _build_node(case: Case, outputs: Sequence[Data], typed: bool) -> ir.Node:
+def build_node(case: Case, outputs: Sequence[Data], typed: bool) -> ir.Node:
     """Build the node with the types of its values or without: a graph need not have them."""
     graph = ir.from_proto(case.model).graph
     for value in (*graph.inputs, *graph.outputs):

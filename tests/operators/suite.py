@@ -16,6 +16,8 @@ __all__ = ["suite_cases"]
 
 # The suite's results of these are one draw of many.
 _RANDOM = {"Bernoulli"}
+# ONNX Runtime leaves the memory of a sequence of length 0 as it finds it.
+_UNDEFINED = {"test_reversesequence_batch"}
 
 
 @functools.cache
@@ -28,7 +30,7 @@ def suite_cases() -> Sequence[Case]:
         tests = collect_testcases(None)
     cases = []
     for test in tests:
-        if test.model is None or len(test.model.graph.node) != 1 or not test.data_sets:
+        if test.model is None or len(test.model.graph.node) != 1 or not test.data_sets or test.name in _UNDEFINED:
             continue
         inputs, outputs = ([_read(value) for value in values] for values in test.data_sets[0])
         names = [value.name for value in test.model.graph.input]

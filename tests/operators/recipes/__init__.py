@@ -6,7 +6,17 @@ Each module enters its operators into `RECIPES`.
 import random
 
 from tests.operators.cases import Case, make_case
-from tests.operators.recipes import control, elementwise, gradients, layout, microsoft, products, reductions, signals
+from tests.operators.recipes import (
+    control,
+    effects,
+    elementwise,
+    gradients,
+    layout,
+    microsoft,
+    products,
+    reductions,
+    signals,
+)
 from tests.operators.recipes.draw import RECIPES, Call, Draw
 
 __all__ = [
@@ -15,6 +25,7 @@ __all__ = [
     "Draw",
     "control",
     "draw_case",
+    "effects",
     "elementwise",
     "gradients",
     "layout",

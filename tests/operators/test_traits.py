@@ -1,0 +1,48 @@
+"""The traits that the table of operators claims, on drawn nodes and on ONNX's own operator suite."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.operators.cases import Case
+from tests.operators.claims import CHECKED_TRAITS, traits_of
+from tests.operators.drawn import each_operator, run_draws
+from tests.operators.properties import try_traits
+from tests.operators.runtimes import RefusedError
+from tests.operators.suite import suite_cases
+
+# Traits that say what may happen: some node shows it.
+_MAY = {"RANDOM", "WRITES_INPUT"}
+# Known to be wrong in the table: each must be seen to fail.
+_KNOWN_WRONG = {
+    "test_batchnorm_epsilon_training_mode WRITES_INPUT: inputs [3, 4] are written",
+    "test_batchnorm_example_training_mode WRITES_INPUT: inputs [3, 4] are written",
+}
+
+
+@each_operator
+def test_traits_hold_on_drawn_nodes(operator: tuple[str, str], least: int, tried: int) -> None:
+    seen: Counter[str] = Counter()
+
+    def check(case: Case) -> None:
+        findings = try_traits(case)
+        assert not findings.wrong
+        seen.update({trait: count for trait, count in findings.tried.items() if trait not in _MAY})
+        seen.update(findings.shown)
+
+    run_draws(check, operator, least, tried)
+    if least > 1:
+        assert not (traits_of(operator) & CHECKED_TRAITS) - seen.keys(), "no node puts these traits to the test"
+
+
+@pytest.mark.full
+def test_traits_hold_on_the_suite() -> None:
+    wrong: list[str] = []
+    for case in suite_cases():
+        try:
+            wrong += try_traits(case).wrong
+        except RefusedError:
+            continue
+    assert set(wrong) == _KNOWN_WRONG
