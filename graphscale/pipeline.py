@@ -100,7 +100,7 @@ def scale(
         seed: `NODE:INDEX`, the input of a node where the scale shall enter; None to find the places.
         gradients: names of values that are gradients, where the optimizer begins.
         updates: `{output name: input name}` for carried state that shall not be found by itself.
-        target: the runtime that shall execute the graph: onnx, ort-cuda, ort-training or ort-training-cuda.
+        target: the runtime that executes the graph, one of `graphscale.targets.TARGETS`.
         skip_nonfinite: check and guard the step for a fixed loss scale as well, which TensorFlow does not.
         expose_scaled_loss: append the output `scaled_loss`.
         telemetry: count steps and skips in the carried state, and tell the cause of a skip, the first gradient that was

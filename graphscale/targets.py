@@ -1,22 +1,25 @@
-"""What each runtime can execute. This is the only place that knows about kernels and versions."""
+"""The runtimes: the only place that knows about their kernels and versions."""
 
 from __future__ import annotations
 
 import dataclasses
-
-import onnx_ir as ir
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from graphscale.errors import TargetError
 
-__all__ = ["TARGETS", "Target", "advise", "check_versions", "get_target"]
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["TARGETS", "Target", "advise", "check_versions", "get_target", "get_training_target", "target_names"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A runtime that shall execute the scaled graph.
+    """A runtime that executes scaled graphs.
 
     Attributes:
-        name: how users name it.
+        name: its name for users.
         is_all_finite: it has a kernel for `com.microsoft.IsAllFinite` (CUDA builds of onnxruntime-training only); else
             standard ops are used.
         cuda: it computes on a GPU, where nothing should wait for the host.
@@ -63,6 +66,12 @@ MIN_OPSET = 10
 _CUDA_OPSET = 20
 
 
+def target_names(fits: Callable[[Target], bool] = lambda target: True) -> str:
+    """Join the names of some targets, as in "onnx, ort-cuda or ort-training"."""
+    *others, last = (name for name, target in TARGETS.items() if fits(target))
+    return f"{', '.join(others)} or {last}"
+
+
 def get_target(name: str) -> Target:
     """Return the target of this name.
 
@@ -72,6 +81,19 @@ def get_target(name: str) -> Target:
     if name not in TARGETS:
         raise TargetError(f"there is no target {name!r}; choose one of {', '.join(TARGETS)}")
     return TARGETS[name]
+
+
+def get_training_target(name: str) -> Target:
+    """Return the target of this name, which must have training sessions.
+
+    Raises:
+        TargetError: there is none, or it has no training sessions.
+    """
+    target = get_target(name)
+    if not target.in_place:
+        names = target_names(lambda target: target.in_place)
+        raise TargetError(f"target {name!r} has no training sessions; choose {names}")
+    return target
 
 
 def check_versions(model: ir.Model, target: Target) -> None:
@@ -94,7 +116,7 @@ def check_versions(model: ir.Model, target: Target) -> None:
 
 
 def advise(model: ir.Model, target: Target) -> list[str]:
-    """What a user should know of running this model on the target, a sentence each."""
+    """Return notes for running this model on the target, a sentence each."""
     if target.cuda and target.in_place and model.opset_imports.get("", 0) > _CUDA_OPSET:
         return [
             f"{target.runs_on} lacks kernels for Cast, Reshape and others of opset {model.opset_imports['']}, and "

@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from graphscale import mixed_precision
-from graphscale.cli.options import Gradient, Json, Loss, ModelPath, Seed, Update, parse_loss_scale, parse_updates
+from graphscale.cli.options import (
+    Gradient,
+    Json,
+    Loss,
+    ModelPath,
+    Seed,
+    Target,
+    Update,
+    parse_loss_scale,
+    parse_updates,
+)
 from graphscale.cli.show_autocast import show_autocast
 from graphscale.files import model_files
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
@@ -47,14 +57,7 @@ def autocast(
     seed: Seed = None,
     gradient: Gradient = None,
     update: Update = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="The runtime: onnx, ort-cuda, ort-training or ort-training-cuda. Default: onnx; for a folder "
-            "ort-training.",
-            show_default=False,
-        ),
-    ] = None,
+    target: Target = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an output folder that is not empty.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     json: Json = False,

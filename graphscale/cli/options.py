@@ -11,6 +11,7 @@ import typer
 from graphscale.errors import InvalidLossScaleError, UpdateError
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
+from graphscale.targets import target_names
 
 __all__ = [
     "Gradient",
@@ -21,6 +22,7 @@ __all__ = [
     "ModelPath",
     "Multiplier",
     "Seed",
+    "Target",
     "Update",
     "parse_loss_scale",
     "parse_updates",
@@ -30,7 +32,7 @@ ModelPath = Annotated[Path, typer.Argument(help="An ONNX training graph.", show_
 Loss = Annotated[str | None, typer.Option(help="The loss. Default: found.", show_default=False)]
 Seed = Annotated[
     str | None,
-    typer.Option(metavar="NODE:INDEX", help="Where the scale shall enter. Default: found.", show_default=False),
+    typer.Option(metavar="NODE:INDEX", help="Where the scale enters. Default: found.", show_default=False),
 ]
 Gradient = Annotated[
     list[str] | None, typer.Option(help="A value that is a gradient. May be repeated.", show_default=False)
@@ -42,6 +44,10 @@ Update = Annotated[
         help="Output OUT is the next value of input IN. May be repeated.",
         show_default=False,
     ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(help=f"The runtime: {target_names()}. Default: onnx; for a folder ort-training.", show_default=False),
 ]
 InitialLossScale = Annotated[
     float | None, typer.Option(help="The dynamic scale at the beginning. Default: 32768.", show_default=False)

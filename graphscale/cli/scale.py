@@ -17,6 +17,7 @@ from graphscale.cli.options import (
     ModelPath,
     Multiplier,
     Seed,
+    Target,
     Update,
     parse_loss_scale,
     parse_updates,
@@ -45,14 +46,7 @@ def scale(
     seed: Seed = None,
     gradient: Gradient = None,
     update: Update = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="The runtime: onnx, ort-cuda, ort-training or ort-training-cuda. Default: onnx; for a folder "
-            "ort-training.",
-            show_default=False,
-        ),
-    ] = None,
+    target: Target = None,
     skip_nonfinite: Annotated[
         bool, typer.Option("--skip-nonfinite", help="Check and guard the step for a fixed scale as well.")
     ] = False,

@@ -20,7 +20,7 @@ from graphscale.passes.casting.precision_plan import plan_precision
 from graphscale.passes.casting.settings import Settings, make_settings
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.rewrite import Rewrite
-from graphscale.targets import Target, get_target
+from graphscale.targets import Target, get_target, target_names
 
 __all__ = ["AUTOCAST_KEY", "Autocast"]
 
@@ -96,8 +96,8 @@ class Autocast(GraphPass):
 def _check_target(dtype: ir.DataType, target: Target, emulate: bool) -> None:
     if dtype is ir.DataType.BFLOAT16 and not (emulate or target.bfloat16):
         raise TargetError(
-            f"target {target.name!r} also runs on CPUs, which do not compute in bfloat16; choose target ort-cuda or "
-            "ort-training-cuda, or emulate it (emulate=True, --emulate)"
+            f"target {target.name!r} also runs on CPUs, which do not compute in bfloat16; choose target "
+            f"{target_names(lambda target: target.bfloat16)}, or emulate it (emulate=True, --emulate)"
         )
 
 

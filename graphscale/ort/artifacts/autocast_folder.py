@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from graphscale.errors import TargetError
 from graphscale.graph.diagnosis import explains_damage
 from graphscale.graph.original import record_original
 from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, read_folder
@@ -24,7 +23,7 @@ from graphscale.passes import Autocast
 from graphscale.passes.casting.cast_report import AutocastReport
 from graphscale.passes.casting.settings import make_settings
 from graphscale.pipeline import prepare, run_passes
-from graphscale.targets import get_target
+from graphscale.targets import get_training_target
 
 __all__ = ["autocast_artifacts"]
 
@@ -60,15 +59,13 @@ def autocast_artifacts(
         lists: as for `graphscale.autocast`.
         loss_scale: scale the folder, too, as `scale_artifacts` does; None for no loss scale.
         loss: the name of the loss; None to find it.
-        target: ort-training or ort-training-cuda.
+        target: a target with training sessions.
         force: replace `out`, even if it is not empty.
 
     Raises:
         GraphscaleError: the input is not acceptable; nothing is written.
     """
-    chosen = get_target(target)
-    if not chosen.in_place:
-        raise TargetError(f"target {target!r} has no training sessions; choose ort-training or ort-training-cuda")
+    chosen = get_training_target(target)
     settings = make_settings(allow, deny, keep, lists)
     mixed = Autocast(dtype, emulate, settings, loss, target=target)
     if loss_scale is not None:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.report import Report
-from graphscale.errors import InvalidLossScaleError, ModelFileError, TargetError
+from graphscale.errors import InvalidLossScaleError, ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
 from graphscale.graph.builder import inserted
@@ -35,7 +35,7 @@ from graphscale.ort.artifacts.training_scaling import ScaledTraining, scale_trai
 from graphscale.passes import Autocast
 from graphscale.pipeline import prepare, run_passes
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
-from graphscale.targets import Target, check_versions, get_target
+from graphscale.targets import Target, check_versions, get_training_target
 
 __all__ = [
     "ScaledArtifacts",
@@ -91,7 +91,7 @@ def scale_artifacts(
         out: the folder to write, complete: other files are copied. None for a dry run.
         loss_scale: "dynamic", a number of at least 1, a `LossScale`, or `{"class_name": ..., "config": {...}}`.
         loss: the name of the loss; None to find it.
-        target: ort-training or ort-training-cuda.
+        target: a target with training sessions.
         skip_nonfinite: skip steps for a fixed loss scale as well, which TensorFlow does not.
         force: replace `out`, even if it is not empty.
         autocast: put the training model into mixed precision first: "float16", "bfloat16", or an `Autocast` pass.
@@ -102,9 +102,7 @@ def scale_artifacts(
     policy = get(loss_scale)
     if policy is None:
         raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
-    chosen = get_target(target)
-    if not chosen.in_place:
-        raise TargetError(f"target {target!r} has no training sessions; choose ort-training or ort-training-cuda")
+    chosen = get_training_target(target)
     written = None if out is None else check_output_folder(Path(folder), out, force)
     artifacts = read_folder(folder)
     with contextlib.ExitStack() as stack:
