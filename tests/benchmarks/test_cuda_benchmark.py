@@ -26,6 +26,8 @@ from graphscale.session.fence import add_fence
 from tests.benchmarks.cuda_kernels import Release, misplaced
 from tests.conftest import ROOT, assert_all_same_bits, has_cuda
 
+pytestmark = pytest.mark.full
+
 BENCHMARKS = ROOT / "benchmarks"
 GRAPHS = ROOT / "tests" / "benchmarks" / "step_graphs"
 NAMES = ("mlp-8-sgd", "transformer-4-adamw")
@@ -73,6 +75,7 @@ def test_it_prints_ratios_and_facts_of_steps_that_do_the_same(tmp_path: Path) ->
         assert facts["plain"]["host_nodes"]["Sub"] == facts["session"]["host_nodes"]["Sub"]
 
 
+@pytest.mark.pytorch
 def test_with_pytorch_which_exports_the_graphs(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs PyTorch")
     pytest.importorskip("onnxscript", reason="needs onnxscript, with which PyTorch exports")

@@ -20,6 +20,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
@@ -264,6 +266,7 @@ def test_sides_that_do_not_fit_are_refused(benchmarks: Callable[[str], Any], dev
         check(found, 39_000_000_000)
 
 
+@pytest.mark.pytorch
 def test_syncs_of_pytorch_are_those_that_it_warns_of(
     benchmarks: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,8 @@ import graphscale as gs
 from graphscale.session.thresholds import Thresholds
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.full
+
 BENCHMARKS = ROOT / "benchmarks"
 GRAPHS = ROOT / "tests" / "benchmarks" / "step_graphs"
 NUMBER = r"-?[\d,]+\.\d+%?"

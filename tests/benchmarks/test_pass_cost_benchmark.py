@@ -18,6 +18,8 @@ import graphscale as gs
 from tests.build import EXACT
 from tests.conftest import ROOT, assert_all_same_bits, run_once
 
+pytestmark = pytest.mark.full
+
 BENCHMARKS = ROOT / "benchmarks"
 
 

@@ -19,6 +19,8 @@ import pytest
 
 from tests.conftest import ROOT, assert_all_same_bits
 
+pytestmark = pytest.mark.full
+
 GRAPHS = ROOT / "tests" / "benchmarks" / "step_graphs"
 RATE = np.array(0.01, np.float32)  # of SGD in those graphs
 RATIO = r"\d+\.\d{3} \(\d+\.\d{3} to \d+\.\d{3}\)"

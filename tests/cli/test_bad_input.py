@@ -18,6 +18,8 @@ from tests.cli import bad_graphs
 from tests.cli.command import contents, graphscale
 from tests.conftest import MODELS, ROOT
 
+pytestmark = pytest.mark.static
+
 EXAMPLE = MODELS / "pytorch" / "mse_tanh.onnx"
 EARLIER = b"what an earlier run wrote"
 

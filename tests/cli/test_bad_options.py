@@ -12,6 +12,8 @@ from tests.cli.command import contents, graphscale
 from tests.cli.test_bad_input import EARLIER, EXAMPLE, refused
 from tests.conftest import MODELS
 
+pytestmark = pytest.mark.static
+
 SCALE = ("scale", EXAMPLE, "-o", "scaled.onnx")
 CONFIGS = {
     "not-json": (b"class_name: DynamicLossScale\n", "is not JSON"),

@@ -12,6 +12,8 @@ from tests.cli.command import contents, graphscale
 from tests.conftest import has_cuda
 from tests.training.runs import DIGITS, DIGITS_COMMAND, make_digits, make_step
 
+pytestmark = pytest.mark.static
+
 RATE = ("--learning-rate", "0.05")
 BASE = ("train", "step.onnx", "--data", "data.npz", "--state", "state.npz")
 

@@ -13,6 +13,8 @@ import pytest
 
 from graphscale.demo.training import Training
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("sklearn", reason="the demo needs scikit-learn")
 image = pytest.importorskip("matplotlib.image", reason="the demo needs matplotlib")
 

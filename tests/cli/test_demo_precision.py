@@ -9,6 +9,8 @@ import pytest
 
 from tests.cli.test_demo import near, run_demo
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("sklearn", reason="the demo needs scikit-learn")
 image = pytest.importorskip("matplotlib.image", reason="the demo needs matplotlib")
 

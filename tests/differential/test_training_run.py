@@ -13,6 +13,8 @@ import pytest
 from tests.differential.peers import NEEDS, PEERS, POLICIES
 from tests.differential.training import PARAMETERS, RECORDED, RUNS, STEPS, Result, initial, ours
 
+pytestmark = [pytest.mark.pytorch, pytest.mark.tensorflow]
+
 # Of the largest weight: what 100 steps of float32 leave where sums are taken in another order.
 TOLERANCE = 1e-6
 

@@ -22,6 +22,8 @@ from tests.fuzzing.damage_bytes import damage_bytes
 from tests.fuzzing.damage_models import damage_model, random_model
 from tests.fuzzing.holding import Broken, choices_for, hold
 
+pytestmark = pytest.mark.static
+
 TIMES = int(os.environ.get("GRAPHSCALE_FUZZ_TIMES", "1"))
 # Files of each part; there are PARTS parts of each command, so that several processes can share the work.
 FILES, PARTS = 170, 4

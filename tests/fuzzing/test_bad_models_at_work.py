@@ -21,6 +21,8 @@ from tests.fuzzing.holding import Broken, choices_for, keep
 from tests.fuzzing.test_bad_files import TIMES, assert_nothing, damaged
 from tests.fuzzing.worker import Worker
 
+pytestmark = pytest.mark.static
+
 FILES = 120
 
 

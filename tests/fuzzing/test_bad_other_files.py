@@ -27,6 +27,8 @@ from tests.fuzzing.damage_bytes import damage_bytes
 from tests.fuzzing.holding import Broken, choices_for, hold, keep, limited, summary
 from tests.fuzzing.test_bad_files import TIMES, assert_nothing, damaged
 
+pytestmark = pytest.mark.static
+
 Run = Callable[[Path, str], tuple[int | None, list[Broken]]]
 
 

@@ -13,6 +13,8 @@ from graphscale.errors import ModelFileError
 from graphscale.graph.diagnosis import damage_of, explains_damage
 from tests.conftest import MODELS
 
+pytestmark = pytest.mark.static
+
 STEP = MODELS / "pytorch/mlp_momentum.onnx"
 
 

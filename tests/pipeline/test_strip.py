@@ -29,6 +29,8 @@ from tests.build import FORWARD, linear_step, step
 from tests.conftest import MODEL_NAMES, MODELS
 from tests.passes.test_lower_optimizers import OPTIMIZERS, model_of
 
+pytestmark = pytest.mark.static
+
 EVERYTHING: dict[str, Any] = {"telemetry": True, "expose_scaled_loss": True, "autocast": "float16"}
 
 

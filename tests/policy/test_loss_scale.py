@@ -13,6 +13,8 @@ import graphscale as gs
 from graphscale.errors import InvalidLossScaleError
 from tests.conftest import FLOAT32_MAX, Sequence, each_sequence
 
+pytestmark = pytest.mark.static
+
 GOOD, BAD = [np.ones((2, 3), np.float32)], [np.array([1, np.nan], np.float32)]
 
 

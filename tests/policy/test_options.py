@@ -14,6 +14,8 @@ import pytest
 import graphscale as gs
 from graphscale.errors import InvalidLossScaleError
 
+pytestmark = pytest.mark.static
+
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 

@@ -16,6 +16,8 @@ from tests.policy.cases import DEFAULTS, DRAWS, Case, random_steps
 from tests.policy.forms import BAD, GOOD, GraphForm, Trajectory, eager_trajectory, peer_trajectory
 from tests.policy.peers import FLOAT32_MAX, FLOAT32_TINY
 
+pytestmark = pytest.mark.static
+
 NAMES = [name for name in presets.__all__ if name != "PolicyOptions"]
 SEQUENCES, CONFIGURATIONS = 10_000, 8
 GRAPHS = [

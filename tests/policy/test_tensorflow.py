@@ -14,6 +14,8 @@ from tests.policy import record_tensorflow
 from tests.policy.cases import random_steps
 from tests.policy.forms import GraphForm, eager_trajectory
 
+pytestmark = [pytest.mark.static, pytest.mark.tensorflow]
+
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, np.ndarray]:

@@ -13,6 +13,8 @@ from tests.policy import record_torch
 from tests.policy.cases import random_steps
 from tests.policy.forms import BAD, GOOD, GraphForm, eager_trajectory
 
+pytestmark = [pytest.mark.static, pytest.mark.pytorch]
+
 # GradScaler's arguments, in the words of graphscale.
 WORDS = {"init_scale": "initial_loss_scale", "growth_interval": "increment_period"}
 

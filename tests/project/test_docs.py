@@ -24,6 +24,8 @@ from graphscale.targets import TARGETS
 from tests.conftest import HAS_TRAINING, NEEDS_TRAINING
 from tests.project.test_readme import ROOT, folder
 
+pytestmark = pytest.mark.static
+
 __all__ = ["folder"]  # the fixture
 
 DOCS = ROOT / "docs"
@@ -155,6 +157,7 @@ def calls(path: Path) -> dict[str, list[tuple[int, set[str | None]]]]:
     return found
 
 
+@pytest.mark.pytorch
 @pytest.mark.parametrize("example", RECIPES)
 def test_examples_call_the_exporters_as_the_scripts_of_models_do(example: str) -> None:
     script, names = RECIPES[example]
@@ -166,6 +169,7 @@ def test_examples_call_the_exporters_as_the_scripts_of_models_do(example: str) -
             assert fits, f"{example} calls {name} otherwise than {script}"
 
 
+@pytest.mark.pytorch
 @pytest.mark.parametrize(
     ("example", "made", "like", "needs"),
     [

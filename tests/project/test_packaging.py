@@ -18,7 +18,7 @@ import pytest
 import graphscale as gs
 from tests.conftest import MODELS, ROOT
 
-pytestmark = pytest.mark.packaging
+pytestmark = [pytest.mark.packaging, pytest.mark.full]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 INFO = f"graphscale-{VERSION}.dist-info"
 pytest.importorskip("build", reason="building the wheel needs build")

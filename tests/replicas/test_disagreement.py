@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.replicas.mpi import mpiexec, needs_mpi, program
 
-pytestmark = needs_mpi
+pytestmark = [needs_mpi, pytest.mark.mpi]
 
 
 def told(folder: Path, scenario: str, count: int = 2) -> str:

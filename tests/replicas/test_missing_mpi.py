@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.replicas.steps import scaled
 
+pytestmark = pytest.mark.mpi
+
 # An interpreter in which mpi4py cannot be found, whether it is installed or not.
 _WITHOUT = "import sys\nsys.modules['mpi4py'] = None\n"
 

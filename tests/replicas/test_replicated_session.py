@@ -14,7 +14,7 @@ from tests.conftest import Arrays
 from tests.replicas.mpi import mpiexec, needs_mpi, program
 from tests.replicas.steps import DIGITS, digits_batches, digits_state, scaled
 
-pytestmark = needs_mpi
+pytestmark = [needs_mpi, pytest.mark.mpi]
 
 BATCH = 24
 OVERFLOW = 7  # in the last image of this batch, which the last replica alone has

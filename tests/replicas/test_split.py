@@ -17,6 +17,8 @@ from tests.build import EXACT
 from tests.conftest import MODELS, Arrays, assert_all_same_bits, load_example, make_session, run_session
 from tests.replicas.steps import DIGITS, STEPS, Chain, fed_back, scaled
 
+pytestmark = pytest.mark.mpi
+
 each_step = pytest.mark.parametrize("name", STEPS)
 
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from tests.replicas.mpi import COMMAND, mpiexec, needs_mpi, start, wait_until
 from tests.training.runs import make_digits
 
-pytestmark = needs_mpi
+pytestmark = [needs_mpi, pytest.mark.mpi]
 
 # 300 samples of which two overflow: the batch size divides neither them nor what is left of them.
 TRAIN = (*COMMAND, "train", "step.onnx", "--data", "data.npz", "--state", "state.npz", "--learning-rate", "0.05")

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.replicas.mpi import mpiexec, needs_mpi
 
-pytestmark = needs_mpi
+pytestmark = [needs_mpi, pytest.mark.mpi]
 
 # MPICH over sockets, without shared memory between processes of one machine.
 SOCKETS = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "MPIR_CVAR_NOLOCAL": "1"}

@@ -12,6 +12,8 @@ from graphscale.errors import SessionError
 from tests.conftest import HAS_TRAINING, assert_all_same_bits, assert_same_bits
 from tests.session.digits import BFLOAT16, DIGITS, assert_one_line, batch, first_state, make
 
+pytestmark = pytest.mark.pytorch
+
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 MIXED = {"x": np.ones((8, 4), np.float32), "t": np.ones((8, 3), np.float32)}

@@ -17,6 +17,8 @@ from tests.build import step
 from tests.checks.drawing.graphs import deep_network, scaled_model
 from tests.conftest import MODEL_NAMES, MODELS, load_example
 
+pytestmark = pytest.mark.static
+
 MOMENTUM = "pytorch/mlp_momentum"
 
 

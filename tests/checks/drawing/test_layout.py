@@ -16,6 +16,8 @@ from graphscale.checks.drawing.scene import Scene
 from tests.checks.drawing.graphs import scene_of
 from tests.conftest import MODEL_NAMES
 
+pytestmark = pytest.mark.static
+
 
 def corners(layout: Layout, i: int) -> tuple[float, float, float, float]:
     (x, y), width = layout.centres[i], layout.widths[i]

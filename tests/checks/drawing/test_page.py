@@ -20,6 +20,8 @@ from graphscale.files import model_files
 from tests.checks.drawing.graphs import HOSTILE, hostile_step, scaled_model
 from tests.conftest import MODEL_NAMES, MODELS
 
+pytestmark = pytest.mark.static
+
 VOID = {"meta", "link", "input", "img", "br"}
 
 

@@ -19,6 +19,8 @@ from tests.cli.bad_graphs import inference
 from tests.conftest import MODEL_NAMES, MODELS
 from tests.passes.cases import cross_entropy
 
+pytestmark = pytest.mark.static
+
 
 def named(values: dict[str, str]) -> dict[str, str]:
     return {name: degree for name, degree in values.items() if degree not in ("0", "any")}

@@ -13,6 +13,8 @@ import graphscale as gs
 from tests.checks.linting.test_models import forget, scaled
 from tests.ort.artifacts.training_session import FOLDERS
 
+pytestmark = pytest.mark.static
+
 NAMES = ("pytorch/attention_adamw_clip", "pytorch/clip_by_value", "jax/mlp_adam", "jax/conv", "ort/transformer")
 
 

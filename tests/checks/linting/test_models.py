@@ -16,6 +16,8 @@ from tests.build import step
 from tests.conftest import MODEL_NAMES, MODELS
 from tests.ort.artifacts.training_session import FOLDERS
 
+pytestmark = pytest.mark.static
+
 EMULATED = {"float16": Autocast("float16", emulate=True), "bfloat16": Autocast("bfloat16", emulate=True)}
 VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "onnx": ("dynamic", {}),

@@ -15,6 +15,8 @@ from graphscale.checks.linting.linter import RULES
 from tests.build import parse
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.static
+
 PAGES = ROOT / "docs" / "lint"
 
 

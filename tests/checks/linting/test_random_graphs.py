@@ -6,6 +6,7 @@ import random
 
 import onnx.printer
 import onnx_ir as ir
+import pytest
 from hypothesis import note
 
 import graphscale as gs
@@ -13,6 +14,8 @@ from graphscale.errors import UpdateError
 from tests.checks.linting.test_models import forget
 from tests.random_cases import random_cases
 from tests.random_graphs import random_presentation, tame_step
+
+pytestmark = pytest.mark.static
 
 TARGETS = ("onnx", "ort-training", "ort-training-cuda")
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.checks.linting.hand import GRADIENTS, HALF, STEP, changed, codes, report
 
+pytestmark = pytest.mark.static
+
 CHECK = """    zeroed = Mul(dw, zero)
     probe = ReduceSum<keepdims = 0>(zeroed)
     bad = IsNaN(probe)

@@ -14,6 +14,8 @@ from graphscale.checks.linting.codes import CODES
 from graphscale.checks.linting.sarif import to_sarif, write_sarif
 from tests.checks.linting.hand import GRADIENTS, changed, report
 
+pytestmark = pytest.mark.static
+
 WRONG = changed(GRADIENTS, ("    db = Div(db_scaled, scale)\n", "    db = Identity(db_scaled)\n"))
 # Of the schema: for each kind of object, the properties that must be there, and the types of all that we write.
 SCHEMA: dict[str, tuple[set[str], dict[str, type]]] = {

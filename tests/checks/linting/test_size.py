@@ -16,6 +16,8 @@ import pytest
 import graphscale as gs
 from tests.build import parse
 
+pytestmark = pytest.mark.static
+
 LAYER = """
     z{i} = MatMul(h{i}, w{i})
     a{i} = Tanh(z{i})

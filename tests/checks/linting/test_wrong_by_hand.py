@@ -9,6 +9,8 @@ from tests.build import parse
 from tests.checks.linting.hand import GRADIENTS, HALF, STEP, changed, codes, report
 from tests.checks.linting.test_right_by_hand import CHECK, GUARD, SCALE, UNSCALE
 
+pytestmark = pytest.mark.static
+
 WRONG = {
     "one element is tested": (
         "GS301",

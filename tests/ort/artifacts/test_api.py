@@ -16,7 +16,7 @@ from tests.conftest import assert_same_bits
 from tests.ort.artifacts.conftest import Scaled
 from tests.ort.artifacts.training_session import FOLDERS, STATES, sample
 
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.training, pytest.mark.pytorch]
 SCRIPT = Path(__file__).with_name("train_digits.py")
 
 

@@ -22,6 +22,8 @@ from tests.passes.casting.borders import assert_well_cast, low_nodes
 from tests.passes.casting.rounding import is_rounded, run_all_values
 from tests.passes.casting.test_choice import ops, reasons
 
+pytestmark = pytest.mark.static
+
 RULES = default_rules()
 
 

@@ -24,6 +24,8 @@ from tests.random_graphs import Step, random_presentation, random_step, tame_ste
 from tests.session.test_random_graphs import sample
 from tests.tape.render import Rendered
 
+pytestmark = pytest.mark.static
+
 
 def drawn(choices: random.Random) -> tuple[Step, Rendered, gs.Report]:
     """A step, the model, and what its scaling in float32 found; graphs that are refused there are left out."""

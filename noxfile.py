@@ -1,0 +1,84 @@
+"""Checks of the project, each in an environment of its own: `nox` runs all, `nox -s lint` one, `nox -l` lists them."""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.default_venv_backend = "venv"
+nox.options.sessions = ["quick", "lint", "full", "stock", "pytorch", "mpi", "tensorflow", "docs"]
+
+PYTEST = ("python", "-m", "pytest", "-q")
+TWO_PROCESSES = ("-n", "2")
+
+
+@nox.session
+def quick(session: nox.Session) -> None:
+    """Run the quick tier of the tests, or another selection: `nox -s quick -- -m full`."""
+    session.install("-e", ".[test]")
+    session.run(*PYTEST, *TWO_PROCESSES, *session.posargs)
+
+
+@nox.session(tags=["ci"])
+def lint(session: nox.Session) -> None:
+    """Run the linters, the type checker and the contract of the layers."""
+    session.install("-e", ".[dev]")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy", "--strict", "-p", "graphscale")
+    session.run("lint-imports")
+
+
+@nox.session(tags=["ci"])
+def full(session: nox.Session) -> None:
+    """Run the tests that the quick tier leaves out."""
+    session.install("-e", ".[test]")
+    session.run(*PYTEST, *TWO_PROCESSES, "-m", "full", *session.posargs)
+
+
+@nox.session(tags=["ci"])
+def stock(session: nox.Session) -> None:
+    """Run the tests that run graphs on the newest ONNX Runtime, without onnxruntime-training; and open the pages."""
+    session.install(
+        ".[ort,browser]", "hypothesis", "matplotlib", "pytest", "pytest-xdist", "scikit-learn", "tensorboardX"
+    )
+    portable = "not training and not packaging and not static"
+    session.run(*PYTEST, *TWO_PROCESSES, "-m", portable, *session.posargs)
+
+
+@nox.session(tags=["ci"])
+def pytorch(session: nox.Session) -> None:
+    """Run the tests that need PyTorch, those of the real onnxruntime.training package among them."""
+    session.install(".[training]", "torch==2.13.0", "onnxscript", "hypothesis", "pytest", "scikit-learn")
+    session.run(*PYTEST, "-m", "pytorch", *session.posargs)
+
+
+@nox.session(tags=["ci"])
+def mpi(session: nox.Session) -> None:
+    """Run the tests of replicas, in processes of MPI."""
+    session.install(".[training,mpi]", "hypothesis", "pytest")
+    session.run(*PYTEST, "-m", "mpi", *session.posargs)
+
+
+@nox.session(tags=["ci"])
+def tensorflow(session: nox.Session) -> None:
+    """Run the tests that need TensorFlow."""
+    session.install(".[ort]", "tensorflow-cpu==2.21.0", "hypothesis", "pytest")
+    session.run(*PYTEST, "-m", "tensorflow", *session.posargs)
+
+
+@nox.session(tags=["ci"])
+def docs(session: nox.Session) -> None:
+    """Build the site; nothing that it links to may be missing."""
+    session.install(".[docs]")
+    session.run(
+        *("python", "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", session.create_tmp()),
+        env={"NO_MKDOCS_2_WARNING": "1"},
+    )
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build the wheel and the source distribution into dist/, and try the wheel in an environment of its own."""
+    session.install(".[test]")
+    session.run("python", "-m", "build", "--outdir", "dist")
+    session.run(*PYTEST, "-m", "packaging", *session.posargs)
