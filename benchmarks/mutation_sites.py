@@ -62,9 +62,7 @@ class Damaged:
     ) -> ir.Value:
         """Insert a node after another one; return its output."""
         at = None if after is None else ("after", after)
-        outputs = [(f"mutant.{op_type.lower()}", dtype, None)]
-        node = self.editor.node("mutant", op_type, inputs, outputs, attributes=attributes, at=at)  # type: ignore[arg-type]
-        return node.outputs[0]
+        return self.editor.builder("mutant", "mutant", at=at).op(op_type, inputs, dtype=dtype, **attributes)
 
     def constant(self, array: np.ndarray) -> ir.Value:
         return self.editor.constant("mutant.constant", array)

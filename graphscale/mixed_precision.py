@@ -14,7 +14,7 @@ from graphscale.analysis.report import Report
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError
 from graphscale.files import model_files
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.passes import Autocast
@@ -49,7 +49,7 @@ class AutocastModel:
         model_files.save(self.model if isinstance(self.model, ir.Model) else model_files.from_proto(self.model), path)
 
 
-@explains_damage
+@name_damage
 @paused_collector()
 def autocast(
     model: Model,

@@ -20,8 +20,8 @@ from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError, InvalidLossScaleError, ModelFileError, ProofError
 from graphscale.files import model_files
-from graphscale.graph.builder import PASS_KEY, inserted
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.builder import PASS_KEY, count_inserted
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.graph.values import node_name
@@ -75,7 +75,7 @@ class ScaledModel:
         model_files.save(self.model if isinstance(self.model, ir.Model) else model_files.from_proto(self.model), path)
 
 
-@explains_damage
+@name_damage
 @paused_collector()
 def scale(
     model: Model,
@@ -148,7 +148,7 @@ def scale(
             target=target,
             nodes_before=nodes_before,
             nodes_after=len(work.graph),
-            inserted=inserted(with_mark),
+            inserted=count_inserted(with_mark),
             renamed=dict(rewrite.bound.editor.renamed),
             state=_state(rewrite),
             proved=True,
@@ -158,7 +158,7 @@ def scale(
     return ScaledModel(ir.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
-@explains_damage
+@name_damage
 @paused_collector()
 def inspect(
     model: Model,

@@ -10,14 +10,14 @@ from google.protobuf.message import DecodeError
 
 from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import ORIGINAL_KEY, restore_original
 from graphscale.pipeline import Model, open_copy
 
 __all__ = ["is_rewritten", "strip", "strip_model"]
 
 
-@explains_damage
+@name_damage
 @paused_collector()
 def strip(model: Model) -> ir.Model | onnx.ModelProto:
     """Take the loss scale, or mixed precision, out of a model again. The model given is not changed.

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients
 from graphscale.errors import LossError
-from graphscale.graph.values import constant_tensor, describe, inputs_of, is_float, is_scalar
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, value_label
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
@@ -25,11 +25,11 @@ def resolve_loss(values: Mapping[str, ir.Value], name: str) -> ir.Value:
     if value is None:
         raise LossError(f"--loss {name}: the graph has no value of this name")
     if value.producer() is None:
-        raise LossError(f"--loss {name}: {describe(value)} is an input, not something that the graph computes")
+        raise LossError(f"--loss {name}: {value_label(value)} is an input, not something that the graph computes")
     if value.dtype is not None and not value.dtype.is_floating_point():
-        raise LossError(f"--loss {name}: {describe(value)} is not floating point, and a loss must be")
+        raise LossError(f"--loss {name}: {value_label(value)} is not floating point, and a loss must be")
     if not (is_scalar(value) or (value.shape is None and _reduces_to_scalar(value))):
-        raise LossError(f"--loss {name}: {describe(value)} is not known to be a scalar; name the mean or sum of it")
+        raise LossError(f"--loss {name}: {value_label(value)} is not known to be a scalar; name the mean or sum of it")
     return value
 
 

@@ -19,7 +19,7 @@ from graphscale.graph.values import (
     is_known_zero,
     is_scalar,
     main_node,
-    read,
+    operand_at,
     uses_of,
 )
 from graphscale.graph.walks import source_of
@@ -59,17 +59,19 @@ def find_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[Use,
         return tuple(uses)
     for value in captured_values(node):
         uses.extend(use for use in uses_of(value) if main_node(topology.owners, use.node) is node)
-    candidates = [use for use in uses if topology.is_backward(read(use)) and not _is_saved(topology, read(use))]
-    tail = [use for use in candidates if read(use) in topology.tail_dependent]
+    candidates = [
+        use for use in uses if topology.is_backward(operand_at(use)) and not _is_saved(topology, operand_at(use))
+    ]
+    tail = [use for use in candidates if operand_at(use) in topology.tail_dependent]
     if tail or len(candidates) > 1:
-        return (max(tail or candidates, key=lambda use: _rank(topology, read(use))),)
+        return (max(tail or candidates, key=lambda use: _rank(topology, operand_at(use))),)
     # A loss that is linear in its operands has cotangents of inputs and constants; one that is quadratic has the
     # residual itself, a value of the forward pass.
-    constants = [use for use in uses if _is_constant(topology, read(use)) and not is_scalar(read(use))]
-    residuals = [use for use in uses if _is_residual(topology, _viewed(topology, read(use)))]
+    constants = [use for use in uses if _is_constant(topology, operand_at(use)) and not is_scalar(operand_at(use))]
+    residuals = [use for use in uses if _is_residual(topology, _viewed(topology, operand_at(use)))]
     for group in (candidates, constants, residuals):
         if group:
-            return (max(group, key=lambda use: _rank(topology, read(use))),)
+            return (max(group, key=lambda use: _rank(topology, operand_at(use))),)
     return ()
 
 
@@ -174,7 +176,7 @@ class _Search:
         if any(addend is not None and not is_known_zero(addend) for addend in added):
             return here
         operands = [i for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
-        operands.sort(key=lambda i: _rank(self.topology, read(Use(node, i))), reverse=True)
+        operands.sort(key=lambda i: _rank(self.topology, operand_at(Use(node, i))), reverse=True)
         dependent = [i for i in operands if node.inputs[i] in self.topology.activation_dependent]
         constant = [i for i in operands if (v := node.inputs[i]) is not None and self.is_constant(v)]
         others = [i for i in operands if i not in dependent and i not in constant]

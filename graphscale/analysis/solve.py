@@ -19,7 +19,7 @@ from graphscale.analysis.places import find_cotangents, find_places
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
 from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError
-from graphscale.graph.values import Use, is_known_zero, is_scalar, main_node, node_name, op_name, read, uses_of
+from graphscale.graph.values import Use, is_known_zero, is_scalar, main_node, node_name, op_name, operand_at, uses_of
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
@@ -55,7 +55,7 @@ class Solver:
         self._visits = 0
         self.lost: dict[ir.Value, str] = {}
         self.cotangents = self._find_cotangents(self._behind(self._gradients))
-        self._live = topology.ancestors(read(use) for uses in self.cotangents.values() for use in uses)
+        self._live = topology.ancestors(operand_at(use) for uses in self.cotangents.values() for use in uses)
 
     def solve(self, wanted: Iterable[ir.Value] = ()) -> Plan:
         """Return the plan.
@@ -70,7 +70,7 @@ class Solver:
         for value in self._gradients:
             self.plan.unscale(value).everywhere = True
         if self._seed is not None:
-            self._enter(Place(read(self._seed), self._seed))
+            self._enter(Place(operand_at(self._seed), self._seed))
         for node in self.cotangents:
             self._enqueue(node)
         self._work()
@@ -150,7 +150,7 @@ class Solver:
         """Push the demand for degree 1 up from a cotangent that lacks it, and return whether anything changed."""
         places: dict[Place, None] = {}
         for use in self.cotangents[node]:
-            value = read(use)
+            value = operand_at(use)
             if self.plan.edge(use.node, use.idx) == 0 and not is_known_zero(value):
                 self._refuse_if_lost(node, value)
                 places.update((p, None) for p in find_places(self.topology, self.plan, value, use, force=True))
@@ -192,7 +192,7 @@ class Solver:
 
     def _settle(self, node: ir.Node, conflict: Conflict) -> None:
         if conflict.unknown:
-            names = ", ".join(repr(read(Use(conflict.node, i)).name) for i in conflict.operands)
+            names = ", ".join(repr(operand_at(Use(conflict.node, i)).name) for i in conflict.operands)
             raise UnknownOperatorError(
                 f"operator {op_name(conflict.node)} of node {node_name(conflict.node)!r} reads {names} on the "
                 "gradient path, and graphscale has no rule for it; replace it with operators that have one, or name "
@@ -201,8 +201,8 @@ class Solver:
         if self._seed is None and conflict.others and self._scale_others(conflict):
             return
         uses = [Use(conflict.node, i) for i in conflict.operands]
-        first = min(uses, key=lambda use: self._age(read(use)), default=None)
-        if first is None or self._is_inner(read(first)):
+        first = min(uses, key=lambda use: self._age(operand_at(use)), default=None)
+        if first is None or self._is_inner(operand_at(first)):
             self._unscale_entering(node, conflict)
         else:
             self._unscale(first, conflict)
@@ -216,7 +216,7 @@ class Solver:
         is_cotangent = any(value in self._live for value in node.outputs)
         places: dict[Place, None] = {}
         for i in conflict.others:
-            value, use = read(Use(node, i)), Use(node, i)
+            value, use = operand_at(Use(node, i)), Use(node, i)
             data = value in topology.activation_dependent or value in topology.target_dependent
             if value in self.lost or not (is_cotangent or (data and topology.is_backward(value))):
                 return False
@@ -235,7 +235,7 @@ class Solver:
         if use in self.plan.scaled_edges:
             del self.plan.scaled_edges[use]
             return
-        value = self._source(read(use))
+        value = self._source(operand_at(use))
         unscale = self.plan.unscale(value)
         unscale.reason = unscale.reason or conflict
         whole = conflict.node.outputs[0]
@@ -276,7 +276,7 @@ class Solver:
                 break
             if not self._is_factor_or_view(node, carrying[0]):
                 break
-            above = read(Use(node, carrying[0]))
+            above = operand_at(Use(node, carrying[0]))
             if above in self._live or self._is_inner(above):
                 break
             value = above

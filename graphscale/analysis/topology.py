@@ -9,29 +9,28 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import compress
 
 import onnx_ir as ir
 
 from graphscale.analysis.recomputed import find_recomputed_values
 from graphscale.analysis.updates import Factors, find_coefficients
-from graphscale.errors import ModelFileError
-from graphscale.graph.numbering import Numbering, ValueSet, is_source
+from graphscale.graph.numbering import Numbering, ValueSet
+from graphscale.graph.order import check_order
 from graphscale.graph.values import (
     inputs_of,
     is_float,
     is_scalar,
     main_node,
     main_nodes,
-    node_name,
     operands_of,
     subgraphs,
 )
 from graphscale.graph.walks import ancestors
 from graphscale.operators import OPERATORS, Trait, operators_with, rule_of
 
-__all__ = ["Topology", "check_order", "contains_contraction"]
+__all__ = ["Topology", "contains_contraction"]
 
 
 _MANY = -1
@@ -70,7 +69,7 @@ class Topology:
         self.reads = {node: operands_of(node) if self.owners else inputs_of(node) for node in self.nodes}
         self._numbering = Numbering(graph, self.reads)
         if not self._numbering.ordered:
-            check_order(graph, self.reads)
+            check_order(graph, operands=self.reads.__getitem__)
         self._rows = self._numbering.rows
         self._by_operator: dict[tuple[str, str], list[ir.Node]] = {}
         for node in self.nodes:
@@ -261,36 +260,6 @@ class Topology:
                 mixes = is_forward and root == _MANY and is_float(values[number])
                 activations[number] |= is_activation or mixes
                 tails[number] |= is_tail or (mixes and tail[number])
-
-
-def check_order(graph: ir.Graph, operands: Mapping[ir.Node, Iterable[ir.Value]], name: str = "the graph") -> None:
-    """Refuse a graph that reads a value before it is computed.
-
-    Args:
-        graph: the main graph.
-        operands: what each of its nodes reads, in graph order.
-        name: what to call the graph in messages.
-
-    Raises:
-        ModelFileError: with the first value that nothing computes, or that comes too late.
-    """
-    for value in graph.outputs:
-        if value.producer() is None and not is_source(value):
-            raise ModelFileError(f"output {value.name!r} of {name} is computed by no node")
-    known = {*graph.inputs, *graph.initializers.values()}
-    seen: set[ir.Node] = set()
-    for node, values in operands.items():
-        for value in () if known.issuperset(values) else values:
-            producer = value.producer()
-            if producer is None and not is_source(value):
-                raise ModelFileError(f"node {node_name(node)!r} of {name} reads {value.name!r}, which nothing computes")
-            if producer is not None and producer not in seen:
-                raise ModelFileError(
-                    f"{name} is not in topological order: node {node_name(node)!r} reads {value.name!r} before it is "
-                    "computed; sort the graph first"
-                )
-        seen.add(node)
-        known.update(node.outputs)
 
 
 def contains_contraction(node: ir.Node) -> bool:

@@ -22,7 +22,7 @@ from graphscale.analysis.updates import (
     resolve_updates,
 )
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError, UpdateError
-from graphscale.graph.values import Use, constant_tensor, describe, is_float, is_scalar
+from graphscale.graph.values import Use, constant_tensor, is_float, is_scalar, value_label, values_by_name
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["TrainingGraph", "analyse"]
@@ -92,7 +92,7 @@ def analyse(
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError:
             the message says which value or node, and what to do.
     """
-    values = _values_by_name(graph) if gradients or loss is not None else {}
+    values = values_by_name(graph) if gradients or loss is not None else {}
     named = resolve_updates(graph, updates or {})
     edge = None if seed is None else _seed_edge(graph, seed)
     chosen = [_named_gradient(values, name) for name in gradients]
@@ -279,7 +279,7 @@ def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
         state = next((state for state, c in held.items() if c >= NEXT_STATE), None)
         if state is not None:
             raise UpdateError(
-                f"output {describe(value)} could be the next value of {state.name!r}, or a gradient, and no "
+                f"output {value_label(value)} could be the next value of {state.name!r}, or a gradient, and no "
                 f"contraction tells where the optimizer begins; name the gradient: --gradient {value.name}, or what "
                 "the optimizer reads"
             )
@@ -309,7 +309,7 @@ def _refuse_unpaired(
         match = moments.get((output.dtype, tuple(output.shape)))
         if match is not None:
             raise UpdateError(
-                f"output {describe(output)} could be the next value of input {match.name!r}, but does not depend on "
+                f"output {value_label(output)} could be the next value of input {match.name!r}, but does not depend on "
                 f"it directly; say what it is: --update {output.name}={match.name} or --gradient {output.name}"
             )
 
@@ -329,17 +329,11 @@ def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:
     return found
 
 
-def _values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
-    values = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
-    values.update((v.name, v) for node in graph for v in node.outputs if v.name)
-    return values
-
-
 def _named_gradient(values: Mapping[str, ir.Value], name: str) -> ir.Value:
     if name not in values:
         raise GradientError(f"--gradient {name}: the graph has no value of this name")
     if values[name].producer() is None or not is_float(values[name]):
-        raise GradientError(f"--gradient {name}: {describe(values[name])} is not computed by a floating-point node")
+        raise GradientError(f"--gradient {name}: {value_label(values[name])} is not computed by a floating-point node")
     return values[name]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import UpdateError
-from graphscale.graph.values import constant_tensor, describe, is_scalar
+from graphscale.graph.values import constant_tensor, is_scalar, value_label
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 
@@ -170,8 +170,8 @@ def resolve_updates(graph: ir.Graph, names: Mapping[str, str]) -> list[Update]:
         update = Update(outputs[output_name], inputs[input_name], "named")
         if not same_type(update.output, update.input):
             raise UpdateError(
-                f"--update {output_name}={input_name}: {describe(update.output)} cannot be the next value of "
-                f"{describe(update.input)}: dtypes and shapes must be the same"
+                f"--update {output_name}={input_name}: {value_label(update.output)} cannot be the next value of "
+                f"{value_label(update.input)}: dtypes and shapes must be the same"
             )
         if any(other.input is update.input for other in found):
             raise UpdateError(f"--update {output_name}={input_name}: {input_name!r} is named for two outputs")
@@ -237,7 +237,7 @@ def _candidates(output: ir.Value, states: set[ir.Value], held: Mapping[ir.Value,
     for value, coefficient in coefficients.items():
         if not found and _DECAY < coefficient < NEXT_STATE:
             raise UpdateError(
-                f"output {describe(output)} holds {coefficient:g} times {value.name!r}: the next value of it, or a "
+                f"output {value_label(output)} holds {coefficient:g} times {value.name!r}: the next value of it, or a "
                 f"gradient with decay? Say which: --update {output.name}={value.name} or --gradient {output.name}"
             )
     return found
@@ -249,14 +249,14 @@ def _refuse_ambiguity(candidates: Mapping[ir.Value, Sequence[ir.Value]]) -> None
         if len(inputs) > 1:
             names = ", ".join(repr(v.name) for v in inputs)
             raise UpdateError(
-                f"output {describe(output)} may be the next value of any of {names}; say which: "
+                f"output {value_label(output)} may be the next value of any of {names}; say which: "
                 f"--update {output.name}={inputs[0].name}"
             )
         for value in inputs:
             if value in taken:
                 raise UpdateError(
                     f"outputs {taken[value].name!r} and {output.name!r} may both be the next value of "
-                    f"{describe(value)}; say of each what it is: --update OUT=IN or --gradient OUT"
+                    f"{value_label(value)}; say of each what it is: --update OUT=IN or --gradient OUT"
                 )
             taken[value] = output
 

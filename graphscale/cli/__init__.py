@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import typer.main
 
 from graphscale.errors import GraphscaleError
-from graphscale.graph.diagnosis import damage_in
+from graphscale.graph.diagnosis import find_damage
 
 __all__ = ["COMMANDS", "load_command", "main", "make_group"]
 
@@ -76,7 +76,7 @@ def main() -> None:
         sys.exit(130)
     except Exception:
         # On a sound model, this is a defect of graphscale: show it.
-        damage = damage_in(sys.argv[1:])
+        damage = find_damage(sys.argv[1:])
         if damage is None:
             raise
         _refuse(damage)

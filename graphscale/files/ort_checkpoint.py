@@ -17,30 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError
+from graphscale.files.tensor_files import ARRAY_DTYPES
 
 __all__ = ["Checkpoint", "OptimizerGroup", "is_checkpoint", "read_checkpoint", "write_checkpoint"]
 
 Array = np.ndarray[Any, Any]
 
 _IDENTIFIER = b"ODTC"
-# The numbers are those of ONNX's TensorProto.DataType.
-_DTYPES: dict[int, np.dtype[Any]] = {
-    1: np.dtype(np.float32),
-    2: np.dtype(np.uint8),
-    3: np.dtype(np.int8),
-    4: np.dtype(np.uint16),
-    5: np.dtype(np.int16),
-    6: np.dtype(np.int32),
-    7: np.dtype(np.int64),
-    9: np.dtype(np.bool_),
-    10: np.dtype(np.float16),
-    11: np.dtype(np.float64),
-    12: np.dtype(np.uint32),
-    13: np.dtype(np.uint64),
-}
-_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+_NUMBERS = {dtype.numpy(): int(dtype) for dtype in ARRAY_DTYPES if dtype is not ir.DataType.BFLOAT16}
+_DTYPES = {number: dtype for dtype, number in _NUMBERS.items()}
 # The properties of each kind: where they are in the property bag, the class of one, and its type.
 _PROPERTIES = (("Ints", "IntProperty", int), ("Floats", "FloatProperty", float), ("Strings", "StringProperty", str))
 

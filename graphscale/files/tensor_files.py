@@ -9,31 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files import model_files
 
-__all__ = ["read_npz", "read_safetensors", "write_safetensors"]
+__all__ = ["ARRAY_DTYPES", "read_npz", "read_safetensors", "write_safetensors"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
-_DTYPES: dict[str, Any] = {
-    "BOOL": np.bool_,
-    "U8": np.uint8,
-    "I8": np.int8,
-    "U16": np.uint16,
-    "I16": np.int16,
-    "U32": np.uint32,
-    "I32": np.int32,
-    "U64": np.uint64,
-    "I64": np.int64,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "F32": np.float32,
-    "F64": np.float64,
-}
+# The dtypes of the arrays that files hold and that runtimes are fed; each format has names of its own for them.
+_NAMES = "BOOL UINT8 INT8 UINT16 INT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 FLOAT DOUBLE"
+ARRAY_DTYPES = tuple(ir.DataType[name] for name in _NAMES.split())
+_DTYPES = {"BOOL" if dtype is ir.DataType.BOOL else dtype.short_name().upper(): dtype.numpy() for dtype in ARRAY_DTYPES}
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, str]]:
@@ -59,7 +48,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, st
     for name, entry in found:
         if entry["dtype"] not in _DTYPES:
             raise ModelFileError(f"{path}: the array {name!r} is of dtype {entry['dtype']}, which is not supported")
-        arrays[name] = np.frombuffer(entry["data"], np.dtype(_DTYPES[entry["dtype"]])).reshape(entry["shape"])
+        arrays[name] = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return arrays, dict(metadata)
 
 

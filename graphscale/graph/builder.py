@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -13,14 +14,26 @@ import onnx_ir as ir
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import subgraphs
 
-__all__ = ["PASS_KEY", "Editor", "Position", "inserted", "read_only", "replace_reads", "shape_like"]
+__all__ = [
+    "PASS_KEY",
+    "Builder",
+    "Editor",
+    "Position",
+    "behind",
+    "count_inserted",
+    "replace_inputs",
+    "replace_reads",
+    "shape_like",
+    "unused_name",
+]
 
 # Where to put a new node: after or before another one, or, with None, at the end of the graph.
 Position = tuple[Literal["after", "before"], ir.Node] | None
+_Dims = ir.Shape | Sequence[int | str | None] | None
 
 
 class Editor:
-    """Adds nodes, state and outputs to a main graph.
+    """Adds constants, state and outputs to a main graph; its builders add nodes.
 
     Args:
         graph: the graph to change.
@@ -38,75 +51,27 @@ class Editor:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take note of the names that others have put into the graph since."""
+        """Learn the names that others have put into the graph since."""
         _add_names(self.graph, self._names)
 
     def unique(self, wanted: str, *, report: bool = False) -> str:
-        """Return the wanted name, with a numeric suffix if it is taken."""
-        name, suffix = wanted, 1
-        while name in self._names:
-            name, suffix = f"{wanted}_{suffix}", suffix + 1
+        """Return the wanted name, with a numeric suffix if it is taken, and reserve it."""
+        name = unused_name(wanted, self._names)
         self._names.add(name)
         if report and name != wanted:
             self.renamed.append((wanted, name))
         return name
 
-    def node(
-        self,
-        pass_name: str,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        outputs: Sequence[tuple[str, ir.DataType | None, ir.Shape | Sequence[int] | None]],
-        *,
-        domain: str = "",
-        attributes: Mapping[str, Any] | None = None,
-        at: Position = None,
-    ) -> ir.Node:
-        """Create a node and put it after or before another one, or at the end of the graph.
-
-        Args:
-            pass_name: the pass that inserts it.
-            op_type: the operator.
-            inputs: its inputs.
-            outputs: `(name, dtype, shape)` of each output, None for what is not known; names that are taken get a
-                suffix.
-            domain: the operator's domain; it is added to the graph's opset imports.
-            attributes: the node's attributes.
-            at: `("after", node)` or `("before", node)`.
-        """
-        values = [
-            ir.Value(
-                name=self.unique(name),
-                type=None if dtype is None else ir.TensorType(dtype),
-                shape=None if shape is None else ir.Shape(shape),
-            )
-            for name, dtype, shape in outputs
-        ]
-        node = ir.node(
-            op_type,
-            inputs,
-            domain=domain,
-            attributes=attributes or {},
-            outputs=values,
-            name=self.unique(f"graphscale/{pass_name}/{values[0].name}"),
-            metadata_props={PASS_KEY: pass_name},
-        )
-        if domain:
-            self.graph.opset_imports.setdefault(domain, 1)
-        if at is None:
-            self.graph.append(node)
-        elif at[0] == "after":
-            self.graph.insert_after(at[1], node)
-        else:
-            self.graph.insert_before(at[1], node)
-        return node
+    def builder(self, mark: str, prefix: str = "", **defaults: Any) -> Builder:
+        """Return a builder of nodes in this graph; see `Builder` for the defaults."""
+        return Builder(self, mark, prefix, **defaults)
 
     def constant(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
         """Add an initializer that is no graph input: a constant."""
         return self._initializer(name, array)
 
     def shared_constant(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
-        """The constant of this name, which is added if it is not there. The name must say what it holds."""
+        """Return the constant of this name, and add it if there is none; the name must identify its content."""
         existing = self.graph.initializers.get(name)
         return self.constant(name, array) if existing is None else existing
 
@@ -133,8 +98,8 @@ class Editor:
             value.name = self.unique(wanted, report=True)
         self.graph.outputs.append(value)
 
-    def current(self, value: ir.Value) -> ir.Value:
-        """What stands for a graph output now: the value that took over its name last, or itself."""
+    def current_output(self, value: ir.Value) -> ir.Value:
+        """Return the value that took over the name of a graph output last, or the output itself."""
         while value in self._taken_over:
             value = self._taken_over[value]
         return value
@@ -149,7 +114,7 @@ class Editor:
         return position
 
     def take_over_output(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
-        """Let `new` be the graph output that `old` is, with its name, type and shape; `old` gets a suffix."""
+        """Replace the graph output `old` by `new`, with its name, type and shape; `old` gets a suffix."""
         position = self._output_position(old)
         name = old.name or "output"
         old.name = self.unique(f"{name}.{suffix}")
@@ -160,22 +125,170 @@ class Editor:
         self._taken_over[old] = new
 
 
+@dataclasses.dataclass(frozen=True)
+class Builder:
+    """Creates nodes with unique names, types and the mark of a pass, at one place of a graph or in a body.
+
+    `onnx_ir.tape.Tape` is not its base, since it can only append, does not make names unique, and leaves the dtypes,
+    shapes and marks of all nodes to the caller.
+
+    Attributes:
+        editor: gives the names, and the graph if there is no body.
+        mark: the pass that inserts the nodes.
+        prefix: begins the names of results that are not named: `prefix.operator`.
+        at: the place of the nodes, if not said otherwise: after or before a node, or at the end.
+        dtype: the dtype of results, if not said otherwise.
+        shape: the shape of results, if not said otherwise; None for not known.
+        body: the body to build; None for the editor's graph.
+        is_marked: whether the nodes carry the mark; those of an original do not.
+    """
+
+    editor: Editor
+    mark: str
+    prefix: str = ""
+    at: Position = None
+    dtype: ir.DataType | None = None
+    shape: _Dims = None
+    body: ir.Graph | None = None
+    is_marked: bool = True
+
+    def op(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        *,
+        name: str | None = None,
+        like: ir.Value | None = None,
+        dtype: ir.DataType | None = None,
+        shape: _Dims = None,
+        at: Position = None,
+        domain: str = "",
+        **attributes: Any,
+    ) -> ir.Value:
+        """Add a node with one result, and return the result.
+
+        Args:
+            op_type: the operator.
+            inputs: its inputs.
+            name: the wanted name of the result.
+            like: a value whose shape the result has, and whose dtype unless one is given.
+            dtype: the dtype of the result.
+            shape: the shape of the result.
+            at: the place of the node.
+            domain: the operator's domain.
+            attributes: the node's attributes.
+        """
+        if name is None:
+            name = f"{self.prefix}.{op_type.lower()}" if self.prefix else op_type.lower()
+        dtype = dtype or self.dtype or (None if like is None else like.dtype)
+        if shape is None:
+            shape = self.shape if like is None else shape_like(like)
+        return self.node(op_type, inputs, [(name, dtype, shape)], at=at, domain=domain, attributes=attributes).outputs[
+            0
+        ]
+
+    def cast(self, value: ir.Value, to: ir.DataType, **options: Any) -> ir.Value:
+        """Add a cast of a value, of the value's shape if not said otherwise; the options are those of `op`."""
+        return self.op("Cast", [value], **{"like": value, **options}, dtype=to, to=to)
+
+    def number(self, number: float, dtype: ir.DataType) -> ir.Value:
+        """Add a Constant node that gives a scalar."""
+        tensor = ir.tensor(np.asarray(number, dtype=dtype.numpy()))
+        return self.op("Constant", [], dtype=dtype, shape=(), value=tensor)
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        outputs: Sequence[tuple[str, ir.DataType | None, _Dims]],
+        *,
+        at: Position = None,
+        domain: str = "",
+        attributes: Mapping[str, Any] | None = None,
+    ) -> ir.Node:
+        """Add a node with any number of results.
+
+        Args:
+            op_type: the operator.
+            inputs: its inputs.
+            outputs: `(wanted name, dtype, shape)` of each result, None for what is not known.
+            at: the place of the node.
+            domain: the operator's domain, which is added to the graph's opset imports.
+            attributes: the node's attributes.
+        """
+        graph, unique = self.editor.graph, self.editor.unique
+        values = [
+            ir.Value(
+                name=unique(name),
+                type=None if dtype is None else ir.TensorType(dtype),
+                shape=None if shape is None else ir.Shape(shape),
+            )
+            for name, dtype, shape in outputs
+        ]
+        node = ir.node(
+            op_type,
+            inputs,
+            domain=domain,
+            attributes=attributes or {},
+            outputs=values,
+            name=unique(f"graphscale/{self.mark}/{values[0].name}"),
+            metadata_props={PASS_KEY: self.mark} if self.is_marked else None,
+        )
+        if domain:
+            graph.opset_imports.setdefault(domain, 1)
+        place = at or self.at
+        if place is None:
+            (graph if self.body is None else self.body).append(node)
+            return node
+        side, anchor = place
+        assert anchor.graph is not None
+        (anchor.graph.insert_after if side == "after" else anchor.graph.insert_before)(anchor, node)
+        return node
+
+    def within(self, name: str, nodes: Iterable[ir.Node] = ()) -> Self:
+        """Return a builder of a new body of this name, which begins with some nodes of no graph.
+
+        A body has no inputs, reads the values around it, and has the opset imports of the model.
+        """
+        return dataclasses.replace(self, at=None, body=ir.Graph([], [], nodes=nodes, name=name))
+
+    def closed(self, outputs: Iterable[ir.Value]) -> ir.Graph:
+        """Return the body, complete with its outputs."""
+        assert self.body is not None
+        self.body.outputs.extend(outputs)
+        return self.body
+
+
+def behind(value: ir.Value) -> Position:
+    """Return the place after the node that computes a value; the end of the graph for an input."""
+    producer = value.producer()
+    return None if producer is None else ("after", producer)
+
+
+def unused_name(wanted: str, taken: Collection[str]) -> str:
+    """Return the wanted name, with a numeric suffix if it is taken."""
+    name, suffix = wanted, 1
+    while name in taken:
+        name, suffix = f"{wanted}_{suffix}", suffix + 1
+    return name
+
+
 def replace_reads(old: ir.Value, new: ir.Value, uses: Iterable[Any]) -> None:
-    """Let these readers of `old` read `new`. Take `old.uses()` before the node that makes `new` reads `old`."""
+    """Redirect readers of `old` to `new`. Take `old.uses()` before the node that makes `new` reads `old`."""
     for node, index in uses:
         assert node.inputs[index] is old
         node.replace_input_with(index, new)
 
 
-def read_only(node: ir.Node, values: Sequence[ir.Value]) -> None:
-    """Let a node of any number of inputs read these values, and no other ones."""
+def replace_inputs(node: ir.Node, values: Sequence[ir.Value]) -> None:
+    """Replace all inputs of a node of any number of inputs."""
     node.resize_inputs(len(values))
     for index, value in enumerate(values):
         node.replace_input_with(index, value)
 
 
-def inserted(nodes: Iterable[ir.Node]) -> dict[str, dict[str, int]]:
-    """For each pass, how many of a graph's nodes it put there, by operator."""
+def count_inserted(nodes: Iterable[ir.Node]) -> dict[str, dict[str, int]]:
+    """Count the nodes that each pass inserted, by operator: `{pass: {operator: count}}`."""
     counts: dict[str, Counter[str]] = {}
     for node in nodes:
         name = node.metadata_props.get(PASS_KEY)
@@ -185,7 +298,7 @@ def inserted(nodes: Iterable[ir.Node]) -> dict[str, dict[str, int]]:
 
 
 def shape_like(value: ir.Value) -> ir.Shape | None:
-    """A value's shape for another one, if it is known: a copy, unless nobody can change it."""
+    """Return a value's shape for another one, None if it is not known: a copy, unless nobody can change it."""
     return value.shape if value.shape is None or value.shape.frozen else value.shape.copy()
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a model that made something fail: looked for only then, so that sound models pay nothing.
+"""The damage of a model that made something fail: looked for only then, so that sound models pay nothing.
 
 An unexpected error on a sound model is a defect of graphscale, and stays what it is. On a damaged one it becomes one
 line that says what is damaged.
@@ -23,7 +23,7 @@ from graphscale.errors import GraphscaleError, ModelFileError, one_line
 from graphscale.graph.stamp import read_stamp
 from graphscale.operators import OPERATORS
 
-__all__ = ["damage_in", "damage_of", "explains_damage"]
+__all__ = ["find_damage", "find_model_damage", "name_damage"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -36,8 +36,8 @@ _UNKNOWN = ("No Op registered", "No opset import", "No schema registered")
 _COUNTED = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step", "cause", "offender", "zero_fraction")
 
 
-def explains_damage(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a function that takes models, or paths of models or folders, say of damaged ones what is damaged.
+def name_damage(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a function of models, or of paths of models or folders, so that its errors name their damage.
 
     Raises:
         ModelFileError: an argument is damaged, where the function had raised an error that is none of graphscale's.
@@ -50,7 +50,7 @@ def explains_damage(function: Callable[_P, _T]) -> Callable[_P, _T]:
         except GraphscaleError:
             raise
         except Exception as error:
-            damage = damage_in((*args, *kwargs.values()))
+            damage = find_damage((*args, *kwargs.values()))
             if damage is not None:
                 raise ModelFileError(damage) from error
             raise
@@ -58,17 +58,17 @@ def explains_damage(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return explaining
 
 
-def damage_in(arguments: Iterable[Any]) -> str | None:
-    """What is damaged in the models among some arguments, paths of models and of folders with models included."""
+def find_damage(arguments: Iterable[Any]) -> str | None:
+    """Find the damage of models among some arguments, paths of models and of folders with models included."""
     for name, model in _models(arguments):
-        damage = damage_of(model)
+        damage = find_model_damage(model)
         if damage is not None:
             return f"{name} is damaged: {damage}"
     return None
 
 
 def _models(arguments: Iterable[Any]) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """The models among some arguments, with what to call them in messages."""
+    """Yield the models among some arguments, with their names for messages."""
     for argument in arguments:
         if isinstance(argument, onnx.ModelProto):
             yield "the model", argument
@@ -84,8 +84,8 @@ def _models(arguments: Iterable[Any]) -> Iterator[tuple[str, onnx.ModelProto]]:
             yield from _models((argument.model,))
 
 
-def damage_of(model: onnx.ModelProto) -> str | None:
-    """What is damaged in a model, one line, or None if nothing is seen to be.
+def find_model_damage(model: onnx.ModelProto) -> str | None:
+    """Find the damage of a model, one line, or None if there is none to be seen.
 
     Looked at are, in this order: texts, tensors, operands and results, subgraphs, functions, and what ONNX's checker
     looks at.
@@ -95,7 +95,7 @@ def damage_of(model: onnx.ModelProto) -> str | None:
 
 
 def _messages(message: google.protobuf.message.Message, place: str) -> Iterator[tuple[str, Any]]:
-    """A message and all messages in it, with the innermost name around each."""
+    """Yield a message and all messages in it, with the innermost name around each."""
     place = getattr(message, "name", "") or place
     yield str(place), message
     for field, value in message.ListFields():
@@ -169,7 +169,7 @@ def _nodes(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _ends(model: onnx.ModelProto) -> Iterator[str]:
-    """The inputs and outputs of the graph: their types, and that each is there once."""
+    """Check the inputs and outputs of the graph: their types, and that each is there once."""
     for kind, ends in (("input", model.graph.input), ("output", model.graph.output)):
         seen: set[str] = set()
         for value in ends:
@@ -183,7 +183,7 @@ def _ends(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _references(model: onnx.ModelProto) -> Iterator[str]:
-    """Attributes without a type, and those that refer to attributes of a function, outside of any."""
+    """Find attributes without a type, and those that refer to attributes of a function, outside of any."""
     for place, attribute in _messages(model.graph, "the model"):
         if not isinstance(attribute, onnx.AttributeProto):
             continue
@@ -194,7 +194,7 @@ def _references(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _needed(node: onnx.NodeProto) -> int:
-    """How many operands a node needs at least: by ONNX's definition, else by what its degree rule speaks of."""
+    """Return the least number of operands of a node: by ONNX's definition, else by what its degree rule speaks of."""
     if onnx.defs.has(node.op_type, node.domain):
         return int(onnx.defs.get_schema(node.op_type, node.domain).min_input)
     return int((node.domain, node.op_type) in OPERATORS)
@@ -230,7 +230,7 @@ def _checker(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _stamp(model: onnx.ModelProto) -> Iterator[str]:
-    """Metadata of graphscale's own that names what the graph does not have."""
+    """Find metadata of graphscale's own that name values which the graph lacks."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if "graphscale.version" not in metadata:
         return

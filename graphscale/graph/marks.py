@@ -18,5 +18,5 @@ SELECTION = "graphscale.selection"
 
 
 def is_rounding(node: ir.Node) -> bool:
-    """Whether a node only changes the precision of a value of the original: a cast that mixed precision put in."""
+    """Return whether a node only changes the precision of a value of the original: a cast of mixed precision."""
     return node.metadata_props.get(PASS_KEY) == AUTOCAST and node.op_type == "Cast"

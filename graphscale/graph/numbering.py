@@ -1,6 +1,6 @@
 """The values of a main graph as numbers in graph order, and sets of them as one byte for each.
 
-What goes through all nodes of a large graph is bound by memory: a set of a hundred thousand objects is read here and
+A walk through all nodes of a large graph is bound by memory: a set of a hundred thousand objects is read here and
 there, and each object beside it to know its hash; a row of bytes is read from one end to the other.
 """
 
@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 import onnx_ir as ir
 
-__all__ = ["Numbering", "Row", "ValueSet", "is_source"]
+from graphscale.graph.values import is_source
+
+__all__ = ["Numbering", "Row", "ValueSet"]
 
 # A node in numbers: that of its first result, that after its last result, and those of what it reads.
 Row = tuple[int, int, tuple[int, ...]]
@@ -58,18 +60,13 @@ class Numbering:
             self.rows.append((first, end, operands))
 
     def marks(self, values: Iterable[ir.Value] = ()) -> bytearray:
-        """A byte for each value: 1 for these, and 0; values of subgraphs have none."""
+        """Return a byte for each value: 1 for these, and 0; values of subgraphs have none."""
         found, numbers = bytearray(len(self.values)), self.numbers
         for value in values:
             number = numbers.get(value)
             if number is not None:
                 found[number] = 1
         return found
-
-
-def is_source(value: ir.Value) -> bool:
-    """Whether a value is an input or an initializer, be it another graph's."""
-    return value.producer() is None and (value.is_graph_input() or value.is_initializer())
 
 
 class ValueSet(Set[ir.Value]):

@@ -1,4 +1,4 @@
-"""What a scaled model says of itself, in its `metadata_props`."""
+"""The record of the scaling in a scaled model, in its `metadata_props`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Stamp:
 
 
 def is_scaled(model: ir.Model) -> bool:
-    """Whether graphscale has scaled this model."""
+    """Return whether graphscale has scaled this model."""
     return _VERSION in model.metadata_props
 
 
@@ -93,7 +93,7 @@ def read_stamp(metadata: Mapping[str, str], name: str) -> Stamp:
 
 
 def _wrong_field(stamp: Stamp) -> str | None:
-    """The first field of a stamp that was read whose parts have not their types."""
+    """Return the first field of a stamp whose parts have not their types."""
     for field in ("policy", "state", "names", "report", "telemetry"):
         if not isinstance(getattr(stamp, field), dict):
             return field

@@ -30,7 +30,7 @@ def dtype_of(value: ir.Value) -> ir.DataType:
 
 
 def dtypes_of(nodes: Iterable[ir.Node]) -> dict[ir.Value, ir.DataType]:
-    """The dtypes of all results of some nodes, those that can be told, in one pass.
+    """Return the dtypes of the results of some nodes, as far as they are known, in one pass.
 
     Args:
         nodes: in execution order, those of bodies after the node that has them.
@@ -50,7 +50,7 @@ def dtypes_of(nodes: Iterable[ir.Node]) -> dict[ir.Value, ir.DataType]:
 
 
 def _own_dtype(value: ir.Value) -> ir.DataType | None:
-    """The dtype that a value, its tensor or the attributes of its node declare."""
+    """Return the dtype that a value, its tensor or the attributes of its node declare."""
     node = value.producer()
     if value.dtype is not None:
         return value.dtype
@@ -73,7 +73,7 @@ def _own_dtype(value: ir.Value) -> ir.DataType | None:
 
 
 def _of_the_same_dtype(value: ir.Value) -> Iterator[ir.Value]:
-    """The values whose dtype a value has by its operator's definition."""
+    """Yield the values whose dtype a value has by its operator's definition."""
     node = value.producer()
     body = None if node is None else next(iter(subgraphs(node)), None)
     if node is not None and body is not None:

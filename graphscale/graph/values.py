@@ -14,20 +14,22 @@ __all__ = [
     "Use",
     "captured_values",
     "constant_tensor",
-    "describe",
     "inputs_of",
     "is_float",
     "is_known_zero",
     "is_scalar",
+    "is_source",
     "main_node",
     "main_nodes",
     "node_name",
     "op_name",
+    "operand_at",
     "operands_of",
-    "read",
     "reads_shape",
     "subgraphs",
     "uses_of",
+    "value_label",
+    "values_by_name",
 ]
 
 # A constant is read to see whether it is all zeros only where a gradient is added to it; a weight shows a nonzero
@@ -43,12 +45,12 @@ class Use(NamedTuple):
 
 
 def uses_of(value: ir.Value) -> list[Use]:
-    """All readers of a value, in subgraphs too."""
+    """Return all readers of a value, in subgraphs too."""
     return list(value.uses())  # type: ignore[arg-type]
 
 
-def read(use: Use) -> ir.Value:
-    """The value that a node reads at an input."""
+def operand_at(use: Use) -> ir.Value:
+    """Return the value that a node reads at an input."""
     value = use.node.inputs[use.idx]
     assert value is not None
     return value
@@ -61,20 +63,20 @@ def reads_shape(node: ir.Node) -> bool:
 
 
 def op_name(node: ir.Node) -> str:
-    """The operator with its domain, as in `com.microsoft::ReluGrad`."""
+    """Return the operator with its domain, as in `com.microsoft::ReluGrad`."""
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
 def node_name(node: ir.Node) -> str:
-    """What to call a node in a message: its name, else its operator and first output."""
+    """Return the name of a node for messages: its name, else its operator and first output."""
     if node.name:
         return node.name
     output = next((value.name for value in node.outputs if value.name), "?")
     return f"{op_name(node)} -> {output}"
 
 
-def describe(value: ir.Value) -> str:
-    """A value's name, dtype and shape for messages, as in `fc1.weight FLOAT[10,64]`."""
+def value_label(value: ir.Value) -> str:
+    """Return a value's name, dtype and shape for messages, as in `fc1.weight FLOAT[10,64]`."""
     shape = "[?]" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
     return f"{value.name} {value.dtype.name if value.dtype else '?'}{shape}"
 
@@ -83,24 +85,34 @@ _FLOATING = frozenset(dtype for dtype in ir.DataType if dtype.is_floating_point(
 
 
 def is_float(value: ir.Value) -> bool:
-    """Whether the value's dtype is a floating-point type; unknown dtypes count as one."""
+    """Return whether the value's dtype is a floating-point type; unknown dtypes count as one."""
     dtype = value.dtype
     return dtype is None or dtype in _FLOATING
 
 
 def is_scalar(value: ir.Value) -> bool:
-    """Whether the value is known to hold exactly one element (shape [] or all ones)."""
+    """Return whether the value is known to hold exactly one element (shape [] or all ones)."""
     if value.shape is None:
         tensor = constant_tensor(value)
         return tensor is not None and tensor.size == 1
     return all(isinstance(d, int) and d == 1 for d in value.shape)
 
 
+def is_source(value: ir.Value) -> bool:
+    """Return whether a value is an input or an initializer, be it another graph's."""
+    return value.producer() is None and (value.is_graph_input() or value.is_initializer())
+
+
+def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Return all values of a main graph by name."""
+    return ir.convenience.create_value_mapping(graph, include_subgraphs=False)
+
+
 _GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
 
 
 def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
-    """The graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
+    """Return the graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
     attributes = node.attributes.data  # the dict itself: this is asked more often than anything else
     if not attributes:
         return ()
@@ -113,7 +125,10 @@ def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
 
 
 def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
-    """The values of outer scopes that a node's subgraphs read, each once."""
+    """Return the values of outer scopes that a node's subgraphs read, each once, in order.
+
+    `onnx_ir.analysis.analyze_implicit_usage` gives sets, whose order differs from run to run.
+    """
     bodies = subgraphs(node)
     if not bodies:
         return ()
@@ -140,12 +155,12 @@ def inputs_of(node: ir.Node) -> tuple[ir.Value, ...]:
 
 
 def operands_of(node: ir.Node) -> tuple[ir.Value, ...]:
-    """What a node reads: its inputs, and what its subgraphs capture."""
+    """Return the values that a node reads: its inputs, and the captures of its subgraphs."""
     return (*inputs_of(node), *captured_values(node)) if subgraphs(node) else inputs_of(node)
 
 
 def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
-    """For each graph nested in a main graph, whose nodes are given, the one of them that it belongs to."""
+    """Return the owner of each graph nested in the nodes of a main graph: the one of these nodes that holds it."""
     found: dict[ir.Graph, ir.Node] = {}
 
     def walk(node: ir.Node, owner: ir.Node) -> None:
@@ -161,12 +176,12 @@ def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
 
 
 def main_node(owners: Mapping[ir.Graph, ir.Node], node: ir.Node) -> ir.Node:
-    """The node of the main graph in whose subgraphs a node stands, or the node itself; see `main_nodes`."""
+    """Return the node of the main graph that holds a node in its subgraphs, or the node itself; see `main_nodes`."""
     return owners.get(node.graph, node) if isinstance(node.graph, ir.Graph) else node
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of a constant: an initializer that is no graph input, or the output of a Constant node."""
+    """Return the tensor of a constant: an initializer that is no graph input, or the output of a Constant node."""
     if value is None:
         return None
     if value.is_initializer():
@@ -178,7 +193,7 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def is_known_zero(value: ir.Value | None, depth: int = 16, *, of_finite: bool = True) -> bool:
-    """Whether a value is known to be all zeros: a zero constant, reshaped, expanded or multiplied by anything.
+    """Return whether a value is known to be all zeros: a zero constant, reshaped, expanded or multiplied by anything.
 
     Args:
         value: the value.

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.report import WRITTEN_IN_PLACE
-from graphscale.graph.builder import Editor, Position, shape_like
+from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import constant_tensor
 from graphscale.operators import Optimizer, optimizer_of
@@ -33,22 +33,21 @@ def guard_accumulator(rewrite: Rewrite, node: ir.Node, applies: ir.Value) -> Non
     else:
         name = f"graphscale/negative_zero.{dtype.name.lower()}"
         kept = editor.shared_constant(name, np.asarray(-0.0, dtype=dtype.numpy()))
-    outputs = [(f"{gradient.name}.guarded", dtype, shape_like(gradient))]
-    guarded = editor.node(NAME, "Where", [applies, gradient, kept], outputs, at=("before", node)).outputs[0]
+    build = editor.builder(NAME, at=("before", node))
+    guarded = build.op("Where", [applies, gradient, kept], name=f"{gradient.name}.guarded", like=gradient, dtype=dtype)
     node.replace_input_with(1, guarded)
 
 
 def _set_flag(editor: Editor, node: ir.Node, index: int, applies: ir.Value) -> None:
-    at: Position = ("before", node)
-    skipped = editor.node(NAME, "Not", [applies], [("skipped", ir.DataType.BOOL, ir.Shape([]))], at=at).outputs[0]
+    build = editor.builder(NAME, at=("before", node), dtype=ir.DataType.BOOL)
+    skipped = build.op("Not", [applies], name="skipped", shape=())
     node.resize_inputs(max(len(node.inputs), index + 1))
-    node.replace_input_with(index, _as_vector(editor, skipped, at))
+    node.replace_input_with(index, _as_vector(build, skipped))
 
 
-def _as_vector(editor: Editor, flag: ir.Value, at: Position) -> ir.Value:
-    shape = editor.shared_constant("graphscale/flag_shape", np.asarray([1], dtype=np.int64))
-    outputs = [(f"{flag.name}.vector", ir.DataType.BOOL, ir.Shape([1]))]
-    return editor.node(NAME, "Reshape", [flag, shape], outputs, at=at).outputs[0]
+def _as_vector(build: Builder, flag: ir.Value) -> ir.Value:
+    shape = build.editor.shared_constant("graphscale/flag_shape", np.asarray([1], dtype=np.int64))
+    return build.op("Reshape", [flag, shape], name=f"{flag.name}.vector", shape=[1])
 
 
 def guard_optimizer(rewrite: Rewrite, node: ir.Node, applies: ir.Value) -> None:
@@ -59,15 +58,13 @@ def guard_optimizer(rewrite: Rewrite, node: ir.Node, applies: ir.Value) -> None:
     _protect_states(rewrite, node, optimizer, applies)
     if optimizer.update_signal is None:
         return
-    editor, index = rewrite.bound.editor, optimizer.update_signal
-    signal = applies
-    at: Position = ("before", node)
+    index, signal = optimizer.update_signal, applies
+    build = rewrite.bound.editor.builder(NAME, at=("before", node), dtype=ir.DataType.BOOL)
     given = node.inputs[index] if index < len(node.inputs) else None
     if given is not None:
-        outputs = [("update_signal", ir.DataType.BOOL, shape_like(given))]
-        signal = editor.node(NAME, "And", [given, applies], outputs, at=at).outputs[0]
+        signal = build.op("And", [given, applies], name="update_signal", like=given)
     elif optimizer.signal_shape:
-        signal = _as_vector(editor, applies, at)
+        signal = _as_vector(build, applies)
     node.resize_inputs(max(len(node.inputs), index + 1))
     node.replace_input_with(index, signal)
 
@@ -79,10 +76,10 @@ def _protect_states(rewrite: Rewrite, node: ir.Node, optimizer: Optimizer, appli
         state = node.inputs[i] if i is not None and i < len(node.inputs) else None
         if i is None or state is None:
             continue
-        outputs = [(f"{state.name}.copy", dtype_of(state), shape_like(state))]
         # A select of twice the same copies; Identity would share the buffer.
-        copy = rewrite.bound.editor.node(NAME, "Where", [applies, state, state], outputs, at=("before", node))
-        node.replace_input_with(i, copy.outputs[0])
+        build = rewrite.bound.editor.builder(NAME, at=("before", node), dtype=dtype_of(state))
+        copy = build.op("Where", [applies, state, state], name=f"{state.name}.copy", like=state)
+        node.replace_input_with(i, copy)
 
 
 def guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, applies: ir.Value) -> None:
@@ -90,11 +87,10 @@ def guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, applies
     state, new = node.inputs[i], node.outputs[o] if o < len(node.outputs) else None
     if state is None or new is None or not new.name or not (state.is_graph_input() or state.is_initializer()):
         return
-    editor, dtype, shape = rewrite.bound.editor, dtype_of(state), shape_like(state)
+    build = rewrite.bound.editor.builder(NAME, dtype=dtype_of(state))
     # Sum of one operand copies; Identity would share the buffer.
-    copy = editor.node(NAME, "Sum", [state], [(f"{state.name}.copy", dtype, shape)], at=("before", node)).outputs[0]
+    copy = build.op("Sum", [state], name=f"{state.name}.copy", like=state, at=("before", node))
     node.replace_input_with(i, copy)
-    outputs = [(f"{state.name}.guarded", dtype, shape)]
-    guarded = editor.node(NAME, "Where", [applies, new, state], outputs).outputs[0]
+    guarded = build.op("Where", [applies, new, state], name=f"{state.name}.guarded", like=state)
     rewrite.bound.write_in_place(state, guarded, NAME)
     rewrite.carried.append(Carried(state, guarded, True, WRITTEN_IN_PLACE))

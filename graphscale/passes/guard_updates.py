@@ -7,12 +7,12 @@ import dataclasses
 import onnx_ir as ir
 
 from graphscale.analysis.updates import Update
-from graphscale.graph.builder import Editor, shape_like
+from graphscale.graph.builder import Editor
+from graphscale.graph.order import restore_order
 from graphscale.graph.types import dtype_of
 from graphscale.operators import Trait, has_trait, written_inputs
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.guard_in_place import guard_accumulator, guard_optimizer, guard_written_input
-from graphscale.passes.nodes.write_order import restore_order
 from graphscale.passes.rewrite import Carried, Rewrite, RewritePass
 
 __all__ = ["GuardUpdates"]
@@ -65,7 +65,7 @@ class GuardUpdates(RewritePass):
 
 def _carry(rewrite: Rewrite, update: Update, applies: ir.Value | None) -> bool:
     """Guard one piece of carried state, and write it in place where the target can; whether that changed anything."""
-    editor, state, new = rewrite.bound.editor, update.input, rewrite.bound.editor.current(update.output)
+    editor, state, new = rewrite.bound.editor, update.input, rewrite.bound.editor.current_output(update.output)
     promoted = False
     if state.is_initializer() and not state.is_graph_input():
         editor.graph.inputs.append(state)
@@ -86,16 +86,10 @@ def _carry(rewrite: Rewrite, update: Update, applies: ir.Value | None) -> bool:
 
 def _select(editor: Editor, applies: ir.Value, new: ir.Value, old: ir.Value) -> ir.Value:
     """`new` if the step is applied, else `old`; through a wider type where `Where` has no kernel for theirs."""
-    dtype, shape = dtype_of(new), shape_like(new)
+    build, dtype = editor.builder(NAME), dtype_of(new)
     wide = _WIDER.get(dtype, dtype)
     if wide is dtype:
-        outputs = [(f"{new.name}.guarded", dtype, shape)]
-        return editor.node(NAME, "Where", [applies, new, old], outputs).outputs[0]
-
-    def cast(value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
-        return editor.node(NAME, "Cast", [value], [(name, to, shape)], attributes={"to": to}).outputs[0]
-
-    operands = [cast(value, wide, f"{value.name}.wide") for value in (new, old)]
-    outputs = [(f"{new.name}.selected", wide, shape)]
-    selected = editor.node(NAME, "Where", [applies, *operands], outputs).outputs[0]
-    return cast(selected, dtype, f"{new.name}.guarded")
+        return build.op("Where", [applies, new, old], name=f"{new.name}.guarded", like=new, dtype=dtype)
+    operands = [build.cast(value, wide, name=f"{value.name}.wide", like=new) for value in (new, old)]
+    selected = build.op("Where", [applies, *operands], name=f"{new.name}.selected", like=new, dtype=wide)
+    return build.cast(selected, dtype, name=f"{new.name}.guarded")

@@ -13,7 +13,7 @@ from graphscale.analysis.edits import Place
 from graphscale.analysis.report import make_report
 from graphscale.analysis.training_graph import analyse
 from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
-from graphscale.graph.builder import Editor, Position, replace_reads, shape_like
+from graphscale.graph.builder import Editor, Position, behind, replace_reads
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
@@ -95,7 +95,7 @@ def _enter(editor: Editor, value: ir.Value, places: Sequence[Place], scale: ir.V
     uses = uses_of(value) if everywhere else edges
     producer = value.producer()
     if everywhere and producer is not None:
-        at: Position = ("after", producer)
+        at = behind(value)
     else:
         owners = main_nodes(editor.graph)
         readers = {main_node(owners, edge.node) for edge in edges}
@@ -110,38 +110,17 @@ def _enter(editor: Editor, value: ir.Value, places: Sequence[Place], scale: ir.V
 
 def _multiply(editor: Editor, value: ir.Value, scale: ir.Value, name: str, at: Position) -> ir.Value:
     """`value * scale` in the value's dtype, computed in float32 at least."""
-    dtype, shape = dtype_of(value), shape_like(value)
+    build, dtype = editor.builder(NAME), dtype_of(value)
     wide = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
     operands: list[ir.Value] = []
     for operand, operand_dtype in ((value, dtype), (scale, ir.DataType.FLOAT)):
         if operand_dtype is not wide:
-            cast = editor.node(
-                NAME,
-                "Cast",
-                [operand],
-                [(f"{name}.wide", wide, operand.shape)],
-                attributes={"to": wide},
-                at=at,
-            )
-            at = ("after", cast)
-            operand = cast.outputs[0]
+            operand = build.cast(operand, wide, name=f"{name}.wide", at=at)
+            at = behind(operand)
         operands.append(operand)
-    product = editor.node(NAME, "Mul", operands, [(name, wide, shape)], at=at)
-    if dtype is wide:
-        return product.outputs[0]
-    narrow = editor.node(
-        NAME,
-        "Cast",
-        product.outputs,
-        [(f"{name}.narrow", dtype, shape)],
-        attributes={"to": dtype},
-        at=("after", product),
-    )
-    return narrow.outputs[0]
+    product = build.op("Mul", operands, name=name, like=value, dtype=wide, at=at)
+    return product if dtype is wide else build.cast(product, dtype, name=f"{name}.narrow", at=behind(product))
 
 
 def _expose(editor: Editor, loss: ir.Value, scale: ir.Value) -> None:
-    producer = loss.producer()
-    assert producer is not None
-    product = _multiply(editor, loss, scale, "scaled_loss", ("after", producer))
-    editor.output(product, "scaled_loss")
+    editor.output(_multiply(editor, loss, scale, "scaled_loss", behind(loss)), "scaled_loss")

@@ -9,7 +9,6 @@ import onnx_ir as ir
 
 from graphscale.analysis.report import TELEMETRY
 from graphscale.errors import InvalidLossScaleError
-from graphscale.graph.builder import Editor
 from graphscale.passes.nodes.gradient_statistics import find_offender, zero_fraction
 from graphscale.passes.rewrite import Carried, Rewrite, RewritePass
 from graphscale.passes.update_loss_scale import UpdateLossScale
@@ -69,19 +68,20 @@ def _count(rewrite: Rewrite, applies: ir.Value) -> None:
     states = {role: editor.state(role, np.asarray(0, dtype=dtype)) for role in roles}
     one, zero = (editor.constant(f"graphscale/count.{n}", np.asarray(n, dtype=dtype)) for n in (1, 0))
 
-    def scalar(op_type: str, inputs: list[ir.Value], name: str = "count") -> ir.Value:
-        return _scalar(editor, op_type, inputs, name, kind)
-
+    build = editor.builder(NAME, dtype=kind, shape=())
     # Either way it is one, but it waits for the decision, as all other writes do.
-    steps = scalar("Add", [states["steps"], scalar("Where", [applies, one, one])], "steps.next")
-    skipped = scalar("Where", [applies, zero, one])
+    counted = build.op("Where", [applies, one, one], name="count")
+    steps = build.op("Add", [states["steps"], counted], name="steps.next")
+    skipped = build.op("Where", [applies, zero, one], name="count")
     following = {
         "steps": steps,
-        "skipped_steps": scalar("Add", [states["skipped_steps"], skipped], "skipped_steps.next"),
-        "consecutive_skips": scalar(
-            "Where", [applies, zero, scalar("Add", [states["consecutive_skips"], one])], "consecutive_skips.next"
+        "skipped_steps": build.op("Add", [states["skipped_steps"], skipped], name="skipped_steps.next"),
+        "consecutive_skips": build.op(
+            "Where",
+            [applies, zero, build.op("Add", [states["consecutive_skips"], one], name="count")],
+            name="consecutive_skips.next",
         ),
-        "last_skip_step": scalar("Where", [applies, states["last_skip_step"], steps], "last_skip_step.next"),
+        "last_skip_step": build.op("Where", [applies, states["last_skip_step"], steps], name="last_skip_step.next"),
     }
     for role, value in following.items():
         state = states[role]
@@ -90,7 +90,3 @@ def _count(rewrite: Rewrite, applies: ir.Value) -> None:
             bound.write_in_place(state, value, NAME)
         rewrite.carried.append(Carried(state, value, bound.target.in_place, TELEMETRY, guarded=False))
         rewrite.telemetry[role] = state
-
-
-def _scalar(editor: Editor, op_type: str, inputs: list[ir.Value], name: str, kind: ir.DataType) -> ir.Value:
-    return editor.node(NAME, op_type, inputs, [(name, kind, ir.Shape([]))]).outputs[0]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Unscaling
-from graphscale.graph.builder import Editor, Position, replace_reads, shape_like
+from graphscale.graph.builder import Editor, behind, replace_reads
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, uses_of
 from graphscale.passes.rewrite import Gradient, Rewrite, RewritePass
@@ -45,14 +45,17 @@ class UnscaleGradients(RewritePass):
 
 def _unscale(editor: Editor, unscale: Unscaling, value: ir.Value, scale: ir.Value) -> Gradient:
     name = unscale.value.name or ""
-    dtype, shape = dtype_of(value), shape_like(value)
+    build, dtype = editor.builder(NAME), dtype_of(value)
     uses = [use for use in uses_of(value) if unscale.covers(use)]
     is_output = value.is_graph_output() and (unscale.everywhere or unscale.output)
     wide = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
-    dividend = value if dtype is wide else _cast(editor, value, wide, f"{name}.wide", value)
-    divisor = scale if wide is ir.DataType.FLOAT else _cast(editor, scale, wide, f"{scale.name}.wide", dividend)
-    at = _behind(dividend if divisor is scale else divisor)
-    quotient = editor.node(NAME, "Div", [dividend, divisor], [(f"{name}.unscaled", wide, shape)], at=at).outputs[0]
+    dividend, divisor = value, scale
+    if dtype is not wide:
+        dividend = build.cast(value, wide, name=f"{name}.wide", at=behind(value))
+    if wide is not ir.DataType.FLOAT:
+        divisor = build.cast(scale, wide, name=f"{scale.name}.wide", at=behind(dividend))
+    at = behind(dividend if divisor is scale else divisor)
+    quotient = build.op("Div", [dividend, divisor], name=f"{name}.unscaled", like=value, dtype=wide, at=at)
     if dtype is wide:
         replace_reads(value, quotient, uses)
         result = quotient
@@ -85,17 +88,6 @@ def _hand_out(editor: Editor, value: ir.Value, quotient: ir.Value, uses: Sequenc
             others.append(use)
     if not others and not is_output:
         return quotient
-    narrow = _cast(editor, quotient, dtype, f"{value.name}.narrow", quotient)
+    narrow = editor.builder(NAME).cast(quotient, dtype, name=f"{value.name}.narrow", at=behind(quotient))
     replace_reads(value, narrow, others)
     return narrow
-
-
-def _cast(editor: Editor, value: ir.Value, to: ir.DataType, name: str, behind: ir.Value) -> ir.Value:
-    outputs = [(name, to, shape_like(value))]
-    at = _behind(behind)
-    return editor.node(NAME, "Cast", [value], outputs, attributes={"to": to}, at=at).outputs[0]
-
-
-def _behind(value: ir.Value) -> Position:
-    producer = value.producer()
-    return None if producer is None else ("after", producer)

@@ -9,9 +9,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from graphscale.errors import SplitError, UnsupportedModelError
-from graphscale.graph.builder import Editor, replace_reads
+from graphscale.graph.builder import Editor, behind, replace_reads
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import operands_of, subgraphs, uses_of
+from graphscale.graph.values import operands_of, subgraphs, uses_of, values_by_name
 from graphscale.replicas.buckets import Gradient
 
 __all__ = ["MARK", "REPLICAS_FINITE", "add_common_decision", "extract", "gradients_of", "know_types"]
@@ -28,12 +28,12 @@ def know_types(model: ir.Model, names: Collection[str]) -> None:
     Raises:
         UnsupportedModelError: the dtype of one of them cannot be told.
     """
-    values = _values(model.graph)
+    values = values_by_name(model.graph)
     if all(values[name].dtype is not None and values[name].shape is not None for name in names):
         return
     inferred = model.clone()
     ShapeInferencePass(check_type=False, strict_mode=False)(inferred)
-    found = _values(inferred.graph)
+    found = values_by_name(inferred.graph)
     dtypes = {value.name: dtype for value, dtype in dtypes_of(inferred.graph.all_nodes()).items()}
     for name in names:
         value = values[name]
@@ -50,7 +50,7 @@ def gradients_of(model: ir.Model, names: Iterable[str]) -> list[Gradient]:
     Raises:
         SplitError: the shape of one is not known.
     """
-    values, found = _values(model.graph), []
+    values, found = values_by_name(model.graph), []
     for name in names:
         value = values[name]
         if value.shape is None or not value.shape.is_static() or value.dtype is None:
@@ -81,7 +81,7 @@ def extract(
     graph = work.graph
     everything = list(graph)
     kept = {everything[i] for i in nodes}
-    values = _values(graph)
+    values = values_by_name(graph)
     graph.outputs.clear()
     lacking = dict.fromkeys(
         value
@@ -120,24 +120,17 @@ def add_common_decision(graph: ir.Graph, name: str) -> None:
         name: the name of the decision, a scalar bool value.
     """
     editor = Editor(graph)
-    own = _values(graph)[name]
-    producer = own.producer()
-    assert producer is not None
+    own = values_by_name(graph)[name]
+    assert own.producer() is not None
     uses = uses_of(own)
     flag = editor.state(REPLICAS_FINITE, np.asarray(True))
-    outputs = [(f"{name}.common", ir.DataType.BOOL, ir.Shape([]))]
-    common = editor.node(MARK, "And", [own, flag], outputs, at=("after", producer)).outputs[0]
+    build = editor.builder(MARK, at=behind(own), dtype=ir.DataType.BOOL, shape=())
+    common = build.op("And", [own, flag], name=f"{name}.common")
     replace_reads(own, common, uses)
     if own.is_graph_output():
         editor.take_over_output(own, common, "own")
     else:
         own.name, common.name = editor.unique(f"{name}.own"), name
-
-
-def _values(graph: ir.Graph) -> dict[str, ir.Value]:
-    found = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
-    found.update((value.name or "", value) for node in graph for value in node.outputs)
-    return found
 
 
 def _is_foreign(value: ir.Value, kept: Collection[ir.Node]) -> bool:

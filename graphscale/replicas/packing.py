@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, replace_reads
+from graphscale.graph.builder import Builder, Editor, replace_reads
 from graphscale.graph.values import uses_of
 from graphscale.replicas.buckets import Bucket, Gradient, Segment
 from graphscale.replicas.halves import MARK
@@ -26,14 +26,13 @@ def pack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gra
         buckets: those that it gives.
         gradients: all gradients, by name.
     """
-    editor = Editor(graph)
+    build = Editor(graph).builder(MARK)
     values = {value.name: value for value in graph.outputs}
     flat: dict[str, ir.Value] = {}
     results = []
     for bucket in buckets:
-        parts = [_part(editor, values, flat, gradients[segment.gradient], segment) for segment in bucket.segments]
-        outputs = [(bucket.name, bucket.dtype, ir.Shape([bucket.elements]))]
-        results.append(editor.node(MARK, "Concat", parts, outputs, attributes={"axis": 0}).outputs[0])
+        parts = [_part(build, values, flat, gradients[segment.gradient], segment) for segment in bucket.segments]
+        results.append(build.op("Concat", parts, name=bucket.name, dtype=bucket.dtype, shape=[bucket.elements], axis=0))
     rest = [value for value in graph.outputs if value.name not in flat]
     graph.outputs.clear()
     graph.outputs.extend([*results, *rest])
@@ -51,6 +50,7 @@ def unpack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, G
         gradients: all gradients, by name.
     """
     editor = Editor(graph)
+    build = editor.builder(MARK)
     old = {value.name or "": value for value in graph.inputs if value.name in gradients}
     parts: dict[str, list[ir.Value]] = {}
     inputs = []
@@ -61,7 +61,7 @@ def unpack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, G
         begin = 0
         for segment in bucket.segments:
             end = begin + segment.end - segment.begin
-            part = _slice(editor, whole, begin, end) if end - begin < bucket.elements else whole
+            part = _slice(build, whole, begin, end) if end - begin < bucket.elements else whole
             parts.setdefault(segment.gradient, []).append(part)
             begin = end
     for name, pieces in parts.items():
@@ -69,11 +69,11 @@ def unpack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, G
         uses = uses_of(before)
         flat = pieces[0]
         if len(pieces) > 1:
-            outputs = [(f"{name}.flat", gradient.dtype, ir.Shape([gradient.elements]))]
-            flat = editor.node(MARK, "Concat", pieces, outputs, attributes={"axis": 0}).outputs[0]
-        shape = _numbers(editor, gradient.shape)
-        outputs = [(f"{name}.reduced", gradient.dtype, ir.Shape(gradient.shape))]
-        new = editor.node(MARK, "Reshape", [flat, shape], outputs).outputs[0]
+            flat = build.op(
+                "Concat", pieces, name=f"{name}.flat", dtype=gradient.dtype, shape=[gradient.elements], axis=0
+            )
+        operands = [flat, _numbers(editor, gradient.shape)]
+        new = build.op("Reshape", operands, name=f"{name}.reduced", dtype=gradient.dtype, shape=gradient.shape)
         replace_reads(before, new, uses)
     taken = set(old.values())
     rest = [value for value in graph.inputs if value not in taken]
@@ -83,7 +83,7 @@ def unpack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, G
 
 
 def _part(
-    editor: Editor,
+    build: Builder,
     values: Mapping[str | None, ir.Value],
     flat: dict[str, ir.Value],
     gradient: Gradient,
@@ -91,20 +91,19 @@ def _part(
 ) -> ir.Value:
     row = flat.get(gradient.name)
     if row is None:
-        outputs = [(f"{gradient.name}.flat", gradient.dtype, ir.Shape([gradient.elements]))]
-        row = editor.node(MARK, "Reshape", [values[gradient.name], _numbers(editor, [-1])], outputs).outputs[0]
+        operands = [values[gradient.name], _numbers(build.editor, [-1])]
+        shape = [gradient.elements]
+        row = build.op("Reshape", operands, name=f"{gradient.name}.flat", dtype=gradient.dtype, shape=shape)
         flat[gradient.name] = row
     whole = segment.end - segment.begin == gradient.elements
-    return row if whole else _slice(editor, row, segment.begin, segment.end)
+    return row if whole else _slice(build, row, segment.begin, segment.end)
 
 
-def _slice(editor: Editor, row: ir.Value, begin: int, end: int) -> ir.Value:
-    inputs = [row, _numbers(editor, [begin]), _numbers(editor, [end])]
-    outputs = [(f"{row.name}.{begin}", row.dtype, ir.Shape([end - begin]))]
-    return editor.node(MARK, "Slice", inputs, outputs).outputs[0]
+def _slice(build: Builder, row: ir.Value, begin: int, end: int) -> ir.Value:
+    operands = [row, *(_numbers(build.editor, [place]) for place in (begin, end))]
+    return build.op("Slice", operands, name=f"{row.name}.{begin}", dtype=row.dtype, shape=[end - begin])
 
 
 def _numbers(editor: Editor, numbers: Sequence[int]) -> ir.Value:
     name = f"graphscale/{MARK}.{'x'.join(map(str, numbers))}"
-    existing = editor.graph.initializers.get(name)
-    return existing if existing is not None else editor.constant(name, np.asarray(numbers, dtype=np.int64))
+    return editor.shared_constant(name, np.asarray(numbers, dtype=np.int64))

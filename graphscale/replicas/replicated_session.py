@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ReplicaError, SessionError
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.pipeline import Model, ScaledModel
 from graphscale.replicas.agreement import agree, facts_of
 from graphscale.replicas.buckets import BUCKET_BYTES, bucket_size
@@ -77,7 +77,7 @@ class ReplicatedSession:
         ModelFileError, SessionError: as `Session`; with more than one replica they come as a ReplicaError.
     """
 
-    @explains_damage
+    @name_damage
     def __init__(
         self,
         step: Model | ScaledModel,

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from graphscale.collector import paused_collector
 from graphscale.errors import SplitError
 from graphscale.files import model_files
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import ORIGINAL_KEY
 from graphscale.graph.stamp import Stamp, read_stamp
 from graphscale.pipeline import Model, ScaledModel, open_copy
@@ -118,7 +118,7 @@ def stage_path(path: str | os.PathLike[str], stage: int) -> Path:
     return first if stage == 0 else first.with_name(f"{first.stem}.{stage + 1}{first.suffix}")
 
 
-@explains_damage
+@name_damage
 @paused_collector()
 def split(
     step: Model | ScaledModel, *, bucket_bytes: int | str = BUCKET_BYTES, stages: int = 1, pack_buckets: bool = True

@@ -12,17 +12,18 @@ divided.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, replace_reads
-from graphscale.graph.marks import PASS_KEY, SELECTION
-from graphscale.graph.values import constant_tensor, read, uses_of
+from graphscale.graph.builder import Builder, Editor, replace_reads
+from graphscale.graph.marks import SELECTION
+from graphscale.graph.values import constant_tensor, operand_at, uses_of
 from graphscale.session.gradient_tests import FiniteCheck, GradientTest
 from graphscale.session.terms import Term, count_elements
 from graphscale.session.thresholds import Thresholds
@@ -34,50 +35,27 @@ _SAFE = 1e36  # far enough below 3.4e38 for the rounding of the sums, and for th
 _LARGEST = 126  # the power of two that is the largest one with a normal reciprocal
 
 
-class _Builder:
-    """Creates nodes whose results are scalars, or of the shape of an operand, in a graph or to be put into a branch."""
+class _Builder(Builder):
+    """Creates nodes whose results are float32 scalars, or of the shape of an operand, in a graph or in a branch."""
 
-    def __init__(self, editor: Editor, nodes: list[ir.Node] | None = None) -> None:
-        self.editor, self._nodes = editor, nodes
-
-    def op(
-        self,
-        op_type: str,
-        *inputs: ir.Value,
-        like: ir.Value | None = None,
-        shape: ir.Shape | None = None,
-        dtype: ir.DataType = ir.DataType.FLOAT,
-        **options: Any,
-    ) -> ir.Value:
-        if shape is None:
-            shape = ir.Shape([]) if like is None else like.shape
-        result = ir.Value(name=self.editor.unique(f"bound.{op_type}"), type=ir.TensorType(dtype), shape=shape)
-        node = ir.node(op_type, inputs, outputs=[result], attributes=options, metadata_props={PASS_KEY: NAME})
-        node.name = self.editor.unique(f"graphscale/{NAME}/{result.name}")
-        if self._nodes is None:
-            self.editor.graph.append(node)
-        else:
-            self._nodes.append(node)
-        return result
-
-    def flag(self, op_type: str, *inputs: ir.Value) -> ir.Value:
-        return self.op(op_type, *inputs, dtype=ir.DataType.BOOL)
+    def flag(self, op_type: str, inputs: Sequence[ir.Value]) -> ir.Value:
+        return self.op(op_type, inputs, dtype=ir.DataType.BOOL)
 
     def total(self, terms: Sequence[ir.Value]) -> ir.Value:
         """Add the sum of scalars."""
-        return self.op("Sum", *terms) if len(terms) > 1 else terms[0]
+        return self.op("Sum", terms) if len(terms) > 1 else terms[0]
 
-    def number(self, name: str, value: float) -> ir.Value:
+    def constant(self, name: str, value: float) -> ir.Value:
         with np.errstate(over="ignore"):
             return self.editor.shared_constant(f"graphscale/{NAME}.{name}", np.asarray(value, dtype=np.float32))
 
     @property
     def one(self) -> ir.Value:
-        return self.number("one", 1.0)
+        return self.constant("one", 1.0)
 
     @property
     def limit(self) -> ir.Value:
-        return self.number("limit", _SAFE)
+        return self.constant("limit", _SAFE)
 
 
 def bound_gradients(
@@ -118,29 +96,27 @@ def bound_gradients(
         thresholds: sizes from which a gradient is summed up by rows.
     """
     editor = Editor(graph)
-    make = _Builder(editor)
+    make = _Builder(editor, NAME, "bound", dtype=ir.DataType.FLOAT, shape=())
     outcome = _add_tests(make, scale, tests, thresholds)
     check.remove_probes(tests)
-    at_once = make.flag("And", outcome.fit, check.decision)
+    at_once = make.flag("And", [outcome.fit, check.decision])
     then, keep = (step.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
     apply = then.clone(allow_outer_scope_values=True)
-    otherwise = _make_exact_branch(editor, check, scale, tests, outcome.factors, apply, keep)
+    otherwise = _make_exact_branch(make, check, scale, tests, outcome.factors, apply, keep)
     undivided = [test for test in tests if test.early or test.rate]
     for test in undivided:
         unscaled = test.division.outputs[0]
         replace_reads(unscaled, test.scaled, uses_of(unscaled))
         if test.rate is not None:
             node, index = test.rate
-            node.replace_input_with(index, outcome.rates[read(test.rate)])
-    inside: list[ir.Node] = []
-    then.outputs.insert(0, _Builder(editor, inside).flag("Identity", at_once))
-    then.extend(inside)
+            node.replace_input_with(index, outcome.rates[operand_at(test.rate)])
+    then.outputs.insert(0, dataclasses.replace(make, body=then).flag("Identity", [at_once]))
     outputs = [
-        ("finite", ir.DataType.BOOL, ir.Shape([])),
+        ("finite", ir.DataType.BOOL, ()),
         *((f"{value.name}.bound", value.dtype, value.shape) for value in step.outputs),
     ]
     branches = {"then_branch": then, "else_branch": otherwise}
-    node = editor.node(NAME, "If", [at_once], outputs, attributes=branches)
+    node = make.node("If", [at_once], outputs, attributes=branches)
     node.metadata_props[SELECTION] = NAME
     for old, new in zip(step.outputs, node.outputs[1:], strict=True):
         replace_reads(old, new, uses_of(old))
@@ -169,14 +145,14 @@ class _Outcome(NamedTuple):
 
 def _add_tests(make: _Builder, scale: ir.Value, tests: Sequence[GradientTest], thresholds: Thresholds) -> _Outcome:
     """Compute bounds and sums, and unscale the cotangents of gradients whose bound fits."""
-    inverse, rates = make.one, dict.fromkeys(read(test.rate) for test in tests if test.rate is not None)
+    inverse, rates = make.one, dict.fromkeys(operand_at(test.rate) for test in tests if test.rate is not None)
     is_moved = bool(rates) or any(test.early for test in tests)
     if is_moved:
-        reciprocal = make.op("Reciprocal", scale)
-        quotients = {rate: make.op("Mul", rate, reciprocal, like=rate) for rate in rates}
+        reciprocal = make.op("Reciprocal", [scale])
+        quotients = {rate: make.op("Mul", [rate, reciprocal], like=rate) for rate in rates}
         exact = _add_exactness(make, scale, quotients)
         if any(test.early for test in tests):
-            inverse = make.op("Where", exact, reciprocal, make.one)
+            inverse = make.op("Where", [exact, reciprocal, make.one])
     sums: dict[ir.Value, ir.Value] = {}
     bounds, factors, choice = [], {}, _FactorChoice(make, inverse)
     for test in tests:
@@ -190,16 +166,16 @@ def _add_tests(make: _Builder, scale: ir.Value, tests: Sequence[GradientTest], t
         factors[test.division] = factor = choice.factor(test.terms, parts)
         for use in dict.fromkeys(term.cotangent for term in test.terms):
             assert use is not None
-            (node, index), cotangent = use, read(use)
-            node.replace_input_with(index, make.op("Mul", cotangent, factor, like=cotangent))
+            (node, index), cotangent = use, operand_at(use)
+            node.replace_input_with(index, make.op("Mul", [cotangent, factor], like=cotangent))
     # A sum below the limit has only terms below it; NaN is below nothing.
     if not is_moved:
         # No quotient may overflow, either: a scale below 1 makes numbers larger.
-        is_large = make.flag("Less", make.one, scale)
-        limit = make.op("Mul", make.limit, make.op("Where", is_large, make.one, scale))
-        return _Outcome(make.flag("Less", make.total(bounds), limit), {}, {})
-    fit = make.flag("Less", make.total(bounds), make.limit)
-    return _Outcome(make.flag("And", fit, exact), factors, quotients)
+        is_large = make.flag("Less", [make.one, scale])
+        limit = make.op("Mul", [make.limit, make.op("Where", [is_large, make.one, scale])])
+        return _Outcome(make.flag("Less", [make.total(bounds), limit]), {}, {})
+    fit = make.flag("Less", [make.total(bounds), make.limit])
+    return _Outcome(make.flag("And", [fit, exact]), factors, quotients)
 
 
 class _FactorChoice:
@@ -233,14 +209,14 @@ class _FactorChoice:
             self._before = [make.total([*self._before, *map(self._excess, self._unseen)])]
             self._unseen.clear()
         if not all(term.is_kept for term in terms):
-            fits = make.flag("Less", make.total([*parts, *self._before]), make.limit)
-            return make.op("Where", fits, self._inverse, make.one)
+            fits = make.flag("Less", [make.total([*parts, *self._before]), make.limit])
+            return make.op("Where", [fits, self._inverse, make.one])
         excess = make.total([*map(self._excess, parts), *self._before])
-        return make.op("Clip", excess, self._inverse, make.one)
+        return make.op("Clip", [excess, self._inverse, make.one])
 
     def _excess(self, number: ir.Value) -> ir.Value:
         """Add a node that gives the number if it is too large, else 0."""
-        return self._make.op("ThresholdedRelu", number, alpha=_SAFE)
+        return self._make.op("ThresholdedRelu", [number], alpha=_SAFE)
 
 
 def _add_exactness(make: _Builder, scale: ir.Value, quotients: Mapping[ir.Value, ir.Value]) -> ir.Value:
@@ -262,14 +238,14 @@ def _add_exactness(make: _Builder, scale: ir.Value, quotients: Mapping[ir.Value,
             fed.append(rate)
         else:
             largest = min(largest, _LARGEST + exponent)
-    remainder = make.op("Mod", make.number("largest_scale", 2.0**largest), scale, fmod=1)
-    is_power = make.flag("Less", remainder, make.number("no_remainder", 2.0**-24))
-    exact = make.flag("And", is_power, make.flag("Less", make.number("half", 0.5), scale))
+    remainder = make.op("Mod", [make.constant("largest_scale", 2.0**largest), scale], fmod=1)
+    is_power = make.flag("Less", [remainder, make.constant("no_remainder", 2.0**-24)])
+    exact = make.flag("And", [is_power, make.flag("Less", [make.constant("half", 0.5), scale])])
     for rate in fed:
         # A quotient that is subnormal may be inexact; that of 0 is not.
-        error = make.op("Sub", make.op("Mul", quotients[rate], scale, like=rate), rate, like=rate)
-        is_off = make.flag("Less", make.number("none", 0.0), make.op("ReduceL1", error, keepdims=0))
-        exact = make.flag("And", exact, make.flag("Not", is_off))
+        error = make.op("Sub", [make.op("Mul", [quotients[rate], scale], like=rate), rate], like=rate)
+        is_off = make.flag("Less", [make.constant("none", 0.0), make.op("ReduceL1", [error], keepdims=0)])
+        exact = make.flag("And", [exact, make.flag("Not", [is_off])])
     return exact
 
 
@@ -284,12 +260,12 @@ def _add_bound(make: _Builder, term: Term, sums: dict[ir.Value, ir.Value]) -> ir
     """Add an upper bound of the sum of the absolute values of a term."""
     for value in (*term.operands, *term.factors):
         if value not in sums:
-            sums[value] = make.op("ReduceL1", value, keepdims=0)
+            sums[value] = make.op("ReduceL1", [value], keepdims=0)
     # A factor below 1 must not hide what is too large before it.
     numbers = [sums[value] for value in term.operands]
-    numbers += [make.op("Add", sums[value], make.one) for value in term.factors]
-    numbers += [] if term.largest == 1 else [make.number(f"largest.{term.largest!r}", term.largest)]
-    return functools.reduce(lambda a, b: make.op("Mul", a, b), numbers)
+    numbers += [make.op("Add", [sums[value], make.one]) for value in term.factors]
+    numbers += [] if term.largest == 1 else [make.constant(f"largest.{term.largest!r}", term.largest)]
+    return functools.reduce(lambda a, b: make.op("Mul", [a, b]), numbers)
 
 
 def _add_sum(make: _Builder, value: ir.Value, thresholds: Thresholds) -> ir.Value:
@@ -302,12 +278,12 @@ def _add_sum(make: _Builder, value: ir.Value, thresholds: Thresholds) -> ir.Valu
     size, rank = count_elements(value), len(shape)
     if size >= thresholds.row_sum_elements and size >= thresholds.row_elements * shape.numpy()[0]:
         axes = make.editor.shared_constant(f"graphscale/{NAME}.axes.{rank}", np.arange(1, rank, dtype=np.int64))
-        value = make.op("ReduceSum", value, axes, keepdims=0, shape=ir.Shape(shape[:1]))
-    return make.op("Abs", make.op("ReduceSum", value, keepdims=0))
+        value = make.op("ReduceSum", [value, axes], keepdims=0, shape=ir.Shape(shape[:1]))
+    return make.op("Abs", [make.op("ReduceSum", [value], keepdims=0)])
 
 
 def _make_exact_branch(
-    editor: Editor,
+    main: _Builder,
     check: FiniteCheck,
     scale: ir.Value,
     tests: Sequence[GradientTest],
@@ -316,29 +292,22 @@ def _make_exact_branch(
     keep: ir.Graph,
 ) -> ir.Graph:
     """Make the branch that tests the gradients themselves, and divides those that are still scaled."""
-    nodes: list[ir.Node] = []
-    make = _Builder(editor, nodes)
-    probes = []
+    make, probes = main.within(f"{NAME}.exact"), []
     for test in tests:
         old = unscaled = test.division.outputs[0]
         if test.early or test.rate:
             factor = factors.get(test.division)
-            rest = scale if factor is None else make.op("Mul", scale, factor)
-            unscaled = make.op("Div", test.scaled, rest, like=test.scaled)
+            rest = scale if factor is None else make.op("Mul", [scale, factor])
+            unscaled = make.op("Div", [test.scaled, rest], like=test.scaled)
             replace_reads(old, unscaled, [use for use in uses_of(old) if use.node.graph is apply])
-        probes.append(make.op("ReduceSum", make.op("Mul", unscaled, check.zero, like=unscaled), keepdims=0))
-    bad = make.flag("IsNaN", make.total(probes))
-    finite = make.flag("And", check.decision, make.flag("Not", bad))
+        probes.append(make.op("ReduceSum", [make.op("Mul", [unscaled, check.zero], like=unscaled)], keepdims=0))
+    bad = make.flag("IsNaN", [make.total(probes)])
+    finite = make.flag("And", [check.decision, make.flag("Not", [bad])])
     for copy in apply:
-        copy.name = editor.unique(copy.name or "node")
+        copy.name = make.editor.unique(copy.name or "node")
         for value in copy.outputs:
-            value.name = editor.unique(value.name or "value")
-    results = [
-        ir.Value(name=editor.unique(f"{value.name}.exact"), type=value.type, shape=value.shape)
-        for value in apply.outputs
-    ]
-    attributes = {"then_branch": apply, "else_branch": keep}
-    mark = {PASS_KEY: NAME, SELECTION: NAME}
-    node = ir.node("If", [finite], attributes=attributes, outputs=results, metadata_props=mark)
-    node.name = editor.unique(f"graphscale/{NAME}/exact")
-    return ir.Graph([], [finite, *results], nodes=[*nodes, node], name=f"{NAME}.exact")
+            value.name = make.editor.unique(value.name or "value")
+    outputs = [(f"{value.name}.exact", value.dtype, value.shape) for value in apply.outputs]
+    node = make.node("If", [finite], outputs, attributes={"then_branch": apply, "else_branch": keep})
+    node.metadata_props[SELECTION] = NAME
+    return make.closed([finite, *node.outputs])

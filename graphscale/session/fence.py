@@ -8,7 +8,7 @@ from graphscale.analysis.failures import cannot_fail
 from graphscale.graph.builder import PASS_KEY, Editor, replace_reads
 from graphscale.graph.values import is_scalar, operands_of, subgraphs, uses_of
 from graphscale.graph.walks import descendants, nodes_above, producers_of
-from graphscale.passes.nodes.write_order import glance
+from graphscale.passes.nodes.write_order import add_never, add_reader_flag
 
 __all__ = ["FENCE", "add_fence", "is_inserted"]
 
@@ -45,17 +45,10 @@ def add_fence(graph: ir.Graph, decision: ir.Value, loss: ir.Value | None) -> ir.
     if not (values or last) or len(last) > _MOST_WAITS:
         return decision
     editor = Editor(graph)
-    uses = uses_of(decision)
-
-    def scalar(op_type: str, inputs: list[ir.Value]) -> ir.Value:
-        return editor.node(FENCE, op_type, inputs, [("fence", ir.DataType.BOOL, ir.Shape([]))]).outputs[0]
-
-    flags = [scalar("IsNaN", [value]) for value in values] + [glance(editor, node) for node in last]
-    seen = flags[0]
-    for flag in flags[1:]:
-        seen = scalar("Or", [seen, flag])
-    never = scalar("And", [seen, scalar("Not", [seen])])
-    waits = scalar("Or", [decision, never])
+    uses, build = uses_of(decision), editor.builder(FENCE, dtype=ir.DataType.BOOL, shape=())
+    flags = [build.op("IsNaN", [value], name="fence") for value in values]
+    flags += [add_reader_flag(editor, node) for node in last]
+    waits = build.op("Or", [decision, add_never(build, flags, "fence")], name="fence")
     replace_reads(decision, waits, uses)
     graph.sort()
     return waits

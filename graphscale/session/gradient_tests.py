@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, read_only, replace_reads
+from graphscale.graph.builder import Editor, replace_inputs, replace_reads
 from graphscale.graph.marks import PASS_KEY
-from graphscale.graph.values import Use, captured_values, is_scalar, read, uses_of
+from graphscale.graph.values import Use, captured_values, is_scalar, operand_at, uses_of
 from graphscale.graph.walks import descendants
 from graphscale.passes import UnscaleGradients
 from graphscale.passes.nodes.bound import CHECK
@@ -49,7 +49,7 @@ class GradientTest:
     @property
     def scaled(self) -> ir.Value:
         """The gradient before it is unscaled."""
-        return read(Use(self.division, 0))
+        return operand_at(Use(self.division, 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class FiniteCheck:
         assert isinstance(graph, ir.Graph)
         probes = {test.probe[-1].outputs[0] for test in tests if test.probe}
         kept = [value for value in self.total.inputs if value is not None and value not in probes]
-        read_only(self.total, kept or [self.zero])
+        replace_inputs(self.total, kept or [self.zero])
         graph.remove([node for test in tests for node in test.probe], safe=True)
 
     def redirect_readers(self, editor: Editor, finite: ir.Value, branch: ir.Graph) -> None:
@@ -164,7 +164,7 @@ def _plan_test(
     size, (terms, is_exclusive) = count_elements(gradient), find_terms(division, scaled, thresholds.narrow_ratio)
     read_once = sum(map(count_elements, {value for term in terms for value in (*term.operands, *term.factors)}))
     # An early cotangent is read once more, and written.
-    early = sum(2 * count_elements(read(use)) for use in {term.cotangent for term in terms} if use is not None)
+    early = sum(2 * count_elements(operand_at(use)) for use in {term.cotangent for term in terms} if use is not None)
     is_early = rate is None and only_step and is_exclusive
     if terms and is_early and read_once + early <= thresholds.unbounded_passes * size:
         return GradientTest(division, terms, early=True, probe=probes[0])
@@ -182,7 +182,7 @@ def _find_rate(gradient: ir.Value, then: ir.Graph) -> Use | None:
     if len(uses) != 1 or uses[0].node.op_type != "Mul":
         return None
     use = Use(uses[0].node, 1 - uses[0].idx)
-    rate, node = read(use), read(use).producer()
+    rate, node = operand_at(use), operand_at(use).producer()
     is_outer = node is None or (node.graph is not then and node.metadata_props.get(PASS_KEY) != _UNSCALE)
     return use if is_outer and is_scalar(rate) and rate.dtype is ir.DataType.FLOAT else None
 

@@ -14,11 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import SessionError, one_line
+from graphscale.files.tensor_files import ARRAY_DTYPES
 
 __all__ = ["InputSpec", "check_names", "convert_feed", "fingerprint", "read_specs", "to_native", "to_ort_value"]
 
-_FED = "FLOAT DOUBLE FLOAT16 BFLOAT16 INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL"
-_DTYPES = {f"tensor({name.lower()})": ir.DataType[name].numpy() for name in _FED.split()}
+_DTYPES = {f"tensor({dtype.name.lower()})": dtype.numpy() for dtype in ARRAY_DTYPES}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_in_place_writes
 from graphscale.graph.stamp import Stamp
+from graphscale.graph.values import values_by_name
 from graphscale.policy.loss_scale import LossScale, get
 from graphscale.session.bounds import bound_gradients
 from graphscale.session.factors import has_powers_of_two, is_at_least_one, multiply_first
@@ -39,8 +40,8 @@ def prepare_step(
     """
     outputs, names = dict(stamp.state), stamp.names
     work = source if path is not None and maps_files(source, outputs) else source.clone()
-    values = {value.name: value for node in work.graph for value in node.outputs}
-    decision = values.get(names.get("all_finite"))
+    values = values_by_name(work.graph)
+    decision = values.get(names.get("all_finite", ""))
     if decision is None or work is source:
         return work, decision
     decision = add_fence(work.graph, decision, values.get(names["loss"]))

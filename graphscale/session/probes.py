@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import PASS_KEY, Editor, read_only
+from graphscale.graph.builder import PASS_KEY, Editor, replace_inputs
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import uses_of
 from graphscale.passes.nodes.bound import CHECK
@@ -82,9 +82,9 @@ def _probe(editor: Editor, product: ir.Node, total: ir.Node) -> None:
     dtype = dtype_of(product.outputs[0])
     name = f"graphscale/{NAME}.zeros.{dtype.name.lower()}.{rows}"
     zeros = editor.shared_constant(name, np.zeros((1, rows), dtype.numpy()))
-    outputs = [(f"{gradient.name}.sums", dtype, [1, columns])]
-    sums = editor.node(NAME, "MatMul", [zeros, gradient], outputs, at=("before", product))
-    total.replace_input_with(0, sums.outputs[0])
+    build = editor.builder(NAME, at=("before", product))
+    sums = build.op("MatMul", [zeros, gradient], name=f"{gradient.name}.sums", dtype=dtype, shape=[1, columns])
+    total.replace_input_with(0, sums)
     editor.graph.remove(product, safe=True)
 
 
@@ -103,18 +103,17 @@ def _probe_together(editor: Editor, small: Sequence[tuple[ir.Node, ir.Node]]) ->
         assert gradient is not None
         flat.append(gradient if len(shape) == 1 else _reshape(editor, gradient, [math.prod(shape)], product))
     count = sum(math.prod(_shape(other)) for other, _ in small)
-    outputs = [("small_gradients", ir.DataType.FLOAT, [count])]
-    joined = editor.node(NAME, "Concat", flat, outputs, attributes={"axis": 0}, at=("before", product))
-    product.replace_input_with(0, joined.outputs[0])
+    build = editor.builder(NAME, at=("before", product), dtype=ir.DataType.FLOAT, shape=[count])
+    product.replace_input_with(0, build.op("Concat", flat, name="small_gradients", axis=0))
     product.outputs[0].shape = ir.Shape([count])
     others = [node for pair in small[:-1] for node in pair]
     reader = uses_of(total.outputs[0])[0].node
-    read_only(reader, [value for value in reader.inputs if value is not None and value.producer() not in others])
+    replace_inputs(reader, [value for value in reader.inputs if value is not None and value.producer() not in others])
     editor.graph.remove(others, safe=True)
 
 
 def _reshape(editor: Editor, value: ir.Value, shape: Sequence[int], before: ir.Node) -> ir.Value:
     name = f"graphscale/{NAME}.shape.{'x'.join(map(str, shape))}"
     wanted = editor.shared_constant(name, np.asarray(shape, dtype=np.int64))
-    outputs = [(f"{value.name}.reshaped", value.dtype, shape)]
-    return editor.node(NAME, "Reshape", [value, wanted], outputs, at=("before", before)).outputs[0]
+    build = editor.builder(NAME, at=("before", before), dtype=value.dtype, shape=shape)
+    return build.op("Reshape", [value, wanted], name=f"{value.name}.reshaped")

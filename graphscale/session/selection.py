@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.buffers import is_fresh
-from graphscale.graph.builder import Editor, replace_reads
-from graphscale.graph.marks import PASS_KEY, SELECTION
+from graphscale.graph.builder import Builder, Editor, replace_reads
+from graphscale.graph.marks import SELECTION
 from graphscale.graph.values import subgraphs, uses_of
 from graphscale.operators import Trait, has_trait
 
@@ -46,15 +46,16 @@ def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value 
     if not guards or sum(math.prod(shape.numpy()) for shape in shapes) < least:
         return None
     editor = Editor(graph)
+    build = editor.builder(NAME)
     optimizer = _find_optimizer(graph, guards)
     graph.remove(optimizer)
     branches = {
-        "then_branch": _make_branch(editor, "then_branch", guards, 1, optimizer),
-        "else_branch": _make_branch(editor, "else_branch", guards, 2, []),
+        "then_branch": _make_branch(build, "then_branch", guards, 1, optimizer),
+        "else_branch": _make_branch(build, "else_branch", guards, 2, []),
     }
     results = [node.outputs[0] for node in guards]
     chosen = [(f"{value.name}.chosen", value.dtype, value.shape) for value in results]
-    node = editor.node(NAME, "If", [decision], chosen, attributes=branches)
+    node = build.node("If", [decision], chosen, attributes=branches)
     node.metadata_props[SELECTION] = NAME
     for old, new in zip(results, node.outputs, strict=True):
         replace_reads(old, new, uses_of(old))
@@ -91,18 +92,14 @@ def _find_optimizer(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node]
     return list(reversed(found))
 
 
-def _make_branch(editor: Editor, name: str, guards: Iterable[ir.Node], side: int, nodes: Sequence[ir.Node]) -> ir.Graph:
+def _make_branch(build: Builder, name: str, guards: Iterable[ir.Node], side: int, nodes: Sequence[ir.Node]) -> ir.Graph:
     """Make a branch of some nodes, whose outputs are what the guards read at an input."""
-    own, outputs = {value for node in nodes for value in node.outputs}, []
-    handing_on = []
+    own = {value for node in nodes for value in node.outputs}
+    branch, outputs = build.within(f"{NAME}.{name}", nodes), list[ir.Value]()
     for guard in guards:
         value = guard.inputs[side]
         assert value is not None
         if value not in own or value in outputs:
-            result = ir.Value(name=editor.unique(f"{value.name}.{name}"), type=value.type, shape=value.shape)
-            node = ir.node("Identity", [value], outputs=[result], metadata_props={PASS_KEY: NAME})
-            node.name = editor.unique(f"graphscale/{NAME}/{result.name}")
-            handing_on.append(node)
-            value = result
+            value = branch.op("Identity", [value], name=f"{value.name}.{name}", like=value)
         outputs.append(value)
-    return ir.Graph([], outputs, nodes=[*nodes, *handing_on], name=f"{NAME}.{name}")
+    return branch.closed(outputs)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_in_place_writes, find_late_failures, find_writable_states
 from graphscale.errors import SessionError
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import read_stamp
 from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import CarriedState, check_state, first_values, read_values
@@ -68,7 +68,7 @@ class Session:
         SessionError: the state is incomplete, a provider is missing, or ONNX Runtime cannot load the model.
     """
 
-    @explains_damage
+    @name_damage
     def __init__(
         self,
         model: str | os.PathLike[str] | ScaledModel | ir.Model | onnx.ModelProto,

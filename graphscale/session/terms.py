@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeGuard
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.values import Use, constant_tensor, is_known_zero, read, uses_of
+from graphscale.graph.values import Use, constant_tensor, is_known_zero, operand_at, uses_of
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait, rule_of
 
@@ -88,7 +88,7 @@ def _expand_cotangent(term: Term, scaled: set[ir.Value], narrow: float) -> Term:
     use = term.cotangent
     if use is None:
         return term
-    cotangent = skip_views(read(use))
+    cotangent = skip_views(operand_at(use))
     parts = _Search(scaled, _MOST_OPERAND_READS).follow(use)
     if parts is None or len(parts) != 1 or cotangent not in term.operands:
         return term
@@ -115,7 +115,7 @@ class _Search:
 
     def follow(self, use: Use) -> list[Term] | None:
         """Return the terms of the value that a node reads, or None if it is no sum of terms."""
-        value = read(use)
+        value = operand_at(use)
         self._reads.add(use)
         if value not in self._terms_of:
             node = value.producer()
@@ -145,7 +145,7 @@ class _Search:
         """Return the terms of operands, none of which is repeated to the shape of the others."""
         terms: list[Term] = []
         for use in (Use(node, index) for index in indices):
-            fits = node.op_type == "Concat" or _same_shape(read(use), value)
+            fits = node.op_type == "Concat" or _same_shape(operand_at(use), value)
             part = self.follow(use) if fits else None
             if part is None:
                 return None
@@ -157,8 +157,8 @@ class _Search:
         places = [index for index in (0, 1) if node.inputs[index] in self._scaled]
         if len(places) != 1 or (node.op_type == "Div" and places != [0]):
             return None
-        use, other = Use(node, places[0]), read(Use(node, 1 - places[0]))
-        if not _same_shape(read(use), value):  # it is repeated: its sum is not that of the product
+        use, other = Use(node, places[0]), operand_at(Use(node, 1 - places[0]))
+        if not _same_shape(operand_at(use), value):  # it is repeated: its sum is not that of the product
             return _make_term(node, self._scaled)
         terms = self.follow(use) if other.dtype is ir.DataType.FLOAT else None
         factor = None if terms is None else _find_factor(node, other)
@@ -201,7 +201,7 @@ def _make_term(node: ir.Node, scaled: set[ir.Value]) -> list[Term] | None:
     if len(cotangents) != 1 or any(value.dtype is not ir.DataType.FLOAT for value in operands):
         return None
     use = Use(node, cotangents[0])
-    cotangent = read(use)
+    cotangent = operand_at(use)
     transposition = cotangent.producer()
     if _is(transposition, "Transpose") and len(uses_of(cotangent)) == 1:
         use = Use(transposition, 0)  # ONNX Runtime fuses the transposition with the contraction

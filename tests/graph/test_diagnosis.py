@@ -10,7 +10,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import ModelFileError
-from graphscale.graph.diagnosis import damage_of, explains_damage
+from graphscale.graph.diagnosis import find_model_damage, name_damage
 from tests.conftest import MODELS
 
 pytestmark = pytest.mark.static
@@ -20,13 +20,13 @@ STEP = MODELS / "pytorch/mlp_momentum.onnx"
 
 @pytest.mark.parametrize("path", sorted(MODELS.rglob("*.onnx")), ids=lambda path: path.relative_to(MODELS).as_posix())
 def test_sound_models(path: Path) -> None:
-    assert damage_of(onnx.load(path)) is None
+    assert find_model_damage(onnx.load(path)) is None
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 def test_scaled_models_are_sound(target: str) -> None:
     scaled = gs.scale(onnx.load(STEP), gs.presets.deepspeed(), target=target, telemetry=True, autocast="float16").model
-    assert damage_of(scaled) is None
+    assert find_model_damage(scaled) is None
 
 
 def _node(model: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
@@ -58,14 +58,14 @@ def test_damage(kind: str) -> None:
     model = onnx.load(STEP)
     damage, message = DAMAGE[kind]
     damage(model)
-    found = damage_of(model)
+    found = find_model_damage(model)
     assert found is not None
     assert "\n" not in found
     with pytest.raises(ModelFileError, match=f"the model is damaged: .*{message}"):
         _fails(model)
 
 
-@explains_damage
+@name_damage
 def _fails(model: onnx.ModelProto) -> None:
     raise IndexError(model.graph.name)
 
@@ -84,6 +84,6 @@ def test_paths_and_folders(tmp_path: Path) -> None:
             _of_a_path(argument)
 
 
-@explains_damage
+@name_damage
 def _of_a_path(path: Path) -> None:
     raise KeyError(path)

@@ -23,7 +23,8 @@ from tests.session.test_lowering_terms import ALL_LARGEST, Kind, model_of
 def test_large_gradients_are_summed_up_by_rows(shape: tuple[int, ...], sums: int) -> None:
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 20})
     value = ir.Value(name="dw", shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
-    bounds._add_sum(bounds._Builder(Editor(graph)), value, Thresholds())
+    build = bounds._Builder(Editor(graph), bounds.NAME, dtype=ir.DataType.FLOAT, shape=())
+    bounds._add_sum(build, value, Thresholds())
     assert [node.op_type for node in graph] == [*sums * ["ReduceSum"], "Abs"]
 
 

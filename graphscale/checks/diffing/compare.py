@@ -21,7 +21,7 @@ from graphscale.checks.diffing.match import (
 )
 from graphscale.collector import paused_collector
 from graphscale.graph.builder import PASS_KEY
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.values import node_name, op_name, subgraphs
 from graphscale.pipeline import Model, open_copy
 
@@ -43,7 +43,7 @@ class Comparison:
     added: frozenset[ir.Node]
 
 
-@explains_damage
+@name_damage
 def diff(before: Model, after: Model) -> DiffReport:
     """Tell what changed from one model to another. Neither is changed, and no weight is read.
 

@@ -15,7 +15,7 @@ from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.errors import GraphscaleError
 from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.stamp import is_scaled, read_stamp
-from graphscale.graph.values import Use
+from graphscale.graph.values import Use, values_by_name
 from graphscale.graph.walks import nodes_above
 from graphscale.passes import UnscaleGradients, scale_nodes
 from graphscale.pipeline import prepare
@@ -129,8 +129,8 @@ def make_context(
 
 def _scaled(model: ir.Model, name: str, passes: Mapping[ir.Node, str]) -> DrawingContext:
     names = read_stamp(model.metadata_props, name).names
-    values = {value.name: value for value in _values(model.graph)}
-    scale, loss = values.get(names.get("loss_scale")), values.get(names.get("loss"))
+    values = values_by_name(model.graph)
+    scale, loss = values.get(names.get("loss_scale", "")), values.get(names.get("loss", ""))
     degrees, unclear = dict[ir.Value, Degree](), frozenset[ir.Value]()
     if scale is not None:
         known, conflicts = scale_degrees(model.graph, scale, scale_nodes(model.graph))
@@ -174,7 +174,3 @@ def _phases(
         node: Phase.FORWARD if node in forward else Phase.BACKWARD if node in backward else Phase.UPDATE
         for node in graph
     }
-
-
-def _values(graph: ir.Graph) -> list[ir.Value]:
-    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]

@@ -13,7 +13,7 @@ from graphscale.checks.linting.lint_context import Subject
 from graphscale.checks.linting.lint_report import Finding, LintReport
 from graphscale.collector import paused_collector
 from graphscale.errors import LintError
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.values import node_name
 from graphscale.pipeline import Model, needs_preparation, open_copy, prepare
 
@@ -22,7 +22,7 @@ __all__ = ["RULES", "lint"]
 RULES = (*scaling.RULES, *checking.RULES, *guarding.RULES, *keeping.RULES, *low_precision.RULES)
 
 
-@explains_damage
+@name_damage
 @paused_collector()
 def lint(
     model: Model, *, scale: str | None = None, select: Sequence[str] = (), ignore: Sequence[str] = ()

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.topology import check_order
+from graphscale.graph.order import check_order
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import constant_tensor, operands_of, reads_shape
+from graphscale.graph.values import constant_tensor, operands_of, reads_shape, values_by_name
 from graphscale.graph.walks import ancestors, descendants
 from graphscale.operators import Trait, has_trait
 
@@ -42,7 +42,7 @@ class View:
         self.nodes = tuple(self.graph)
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self._operands = {node: operands_of(node) for node in self.nodes}
-        check_order(self.graph, self._operands, name)
+        check_order(self.graph, name, self.operands)
 
     def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """What a node reads: its inputs, and what its subgraphs capture."""
@@ -57,13 +57,11 @@ class View:
 
     def value(self, name: str | None) -> ir.Value | None:
         """The value of this name, or None."""
-        return self._by_name.get(name or "")
+        return self._values.get(name or "")
 
     @functools.cached_property
-    def _by_name(self) -> dict[str, ir.Value]:
-        found = {value.name: value for value in self.leaves() if value.name}
-        found.update((value.name, value) for node in self.nodes for value in node.outputs if value.name)
-        return found
+    def _values(self) -> dict[str, ir.Value]:
+        return values_by_name(self.graph)
 
     def descendants(
         self, values: Iterable[ir.Value], *, stop: Collection[ir.Value] = (), shapes: bool = True

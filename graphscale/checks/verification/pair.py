@@ -9,7 +9,6 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.analysis.report import GradientReport, PlaceReport, StateReport
-from graphscale.analysis.topology import check_order
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
@@ -21,15 +20,16 @@ from graphscale.errors import (
     VerifyError,
     one_line,
 )
+from graphscale.graph.order import check_order
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
-from graphscale.graph.values import describe, operands_of
+from graphscale.graph.values import value_label, values_by_name
 from graphscale.operators import written_inputs
 from graphscale.passes import Autocast
 from graphscale.passes.lower_precision import AUTOCAST_KEY
 from graphscale.pipeline import Model, open_copy, prepare, run_passes
 from graphscale.policy.loss_scale import LossScale, get
 
-__all__ = ["Pair", "State", "open_pair", "values_by_name"]
+__all__ = ["Pair", "State", "open_pair"]
 
 _SMALL = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -115,7 +115,7 @@ def open_pair(
         )
     policy = _policy(stamp, second_name)
     prepare(first)
-    check_order(second.graph, {node: operands_of(node) for node in second.graph}, second_name)
+    check_order(second.graph, second_name)
     _check_interface(first.graph, second.graph, stamp, (first_name, second_name))
     hints = _hints(second.graph, stamp, loss, gradients, updates)
     alike, notes = _repeat_autocast(first, stamp, hints)
@@ -135,13 +135,6 @@ def open_pair(
         alike=alike,
         notes=(*notes, *more),
     )
-
-
-def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
-    """All values of a main graph by name."""
-    values = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
-    values.update((v.name, v) for node in graph for v in node.outputs if v.name)
-    return values
 
 
 def _check_stamp(stamp: Stamp, name: str) -> None:
@@ -183,18 +176,18 @@ def _misfit(original: ir.Graph, scaled: ir.Graph, stamp: Stamp) -> str | None:
     inputs = {value.name: value for value in scaled.inputs}
     for value in original.inputs:
         if value.name not in inputs:
-            return f"it has no input {describe(value)}"
+            return f"it has no input {value_label(value)}"
         if not same_type(inputs[value.name], value):
-            return f"its input {describe(inputs[value.name])} is {describe(value)} in the original"
+            return f"its input {value_label(inputs[value.name])} is {value_label(value)} in the original"
     outputs = {value.name: value for value in scaled.outputs}
     # What is written in place is no output of the scaled graph.
     in_place = {s["input"] for s in stamp.report.get("state", ()) if s.get("output") is None}
     missing = [value for value in original.outputs if value.name not in outputs]
     if len(missing) > len(in_place):
-        return f"it has no output {describe(missing[0])}"
+        return f"it has no output {value_label(missing[0])}"
     for value in original.outputs:
         if value.name in outputs and not same_type(outputs[value.name], value):
-            return f"its output {describe(outputs[value.name])} is {describe(value)} in the original"
+            return f"its output {value_label(outputs[value.name])} is {value_label(value)} in the original"
     known = {node.op_type for node in scaled}
     strange = next((node.op_type for node in original if node.op_type not in known), None)
     return None if strange is None else f"the original computes {strange}, and it does not"

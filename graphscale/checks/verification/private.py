@@ -11,11 +11,10 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.checks.verification.pair import values_by_name
 from graphscale.errors import SessionError, VerifyError, one_line
-from graphscale.graph.builder import Editor, replace_reads
+from graphscale.graph.builder import Editor, behind, replace_reads
 from graphscale.graph.types import dtype_of
-from graphscale.graph.values import captured_values, uses_of
+from graphscale.graph.values import captured_values, uses_of, values_by_name
 from graphscale.graph.walks import nodes_above
 from graphscale.operators import MICROSOFT, Trait, has_trait
 from graphscale.passes.nodes.finite import all_finite
@@ -97,13 +96,11 @@ class Copy:
         uses = uses_of(value)
         extra = ir.Value(name=self._editor.unique(f"{name}.extra"), type=ir.TensorType(dtype_of(value)))
         self.graph.inputs.append(extra)
-        producer = value.producer()
-        at = None if producer is None else ("after", producer)
-        outputs = [(f"{name}.disturbed", dtype_of(value), value.shape)]
-        node = self._editor.node(PASS, "Add", [value, extra], outputs, at=at)  # type: ignore[arg-type]
-        replace_reads(value, node.outputs[0], uses)
+        build = self._editor.builder(PASS, at=behind(value), dtype=dtype_of(value))
+        disturbed = build.op("Add", [value, extra], name=f"{name}.disturbed", like=value)
+        replace_reads(value, disturbed, uses)
         if value.is_graph_output():
-            self._editor.take_over_output(value, node.outputs[0], "undisturbed")
+            self._editor.take_over_output(value, disturbed, "undisturbed")
         return extra.name or ""
 
     def spell_out_finite_checks(self) -> int:

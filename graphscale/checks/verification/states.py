@@ -8,7 +8,8 @@ import re
 import onnx_ir as ir
 
 from graphscale.checks.patterns import accumulators
-from graphscale.checks.verification.pair import Pair, values_by_name
+from graphscale.checks.verification.pair import Pair
+from graphscale.graph.values import values_by_name
 from graphscale.passes.nodes.update_rule import initial_values
 from graphscale.policy.loss_scale import DynamicLossScale
 

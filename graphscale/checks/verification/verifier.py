@@ -19,13 +19,13 @@ from graphscale.checks.verification.verify_report import Case, VerifyReport
 from graphscale.collector import paused_collector
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import read_npz
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.pipeline import Model
 
 __all__ = ["verify"]
 
 
-@explains_damage
+@name_damage
 @paused_collector()
 def verify(
     original: Model,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, read_folder
 from graphscale.ort.artifacts.output import check_output_folder, new_folder
@@ -28,7 +28,7 @@ from graphscale.targets import get_training_target
 __all__ = ["autocast_artifacts"]
 
 
-@explains_damage
+@name_damage
 def autocast_artifacts(
     folder: str | os.PathLike[str],
     out: str | os.PathLike[str] | None,

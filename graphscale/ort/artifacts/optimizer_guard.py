@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.graph.builder import Editor, Position, shape_like
+from graphscale.graph.builder import Editor
 from graphscale.operators import Optimizer, optimizer_of
 from graphscale.passes import CheckFinite, GraphPass
 from graphscale.passes.nodes.finite import all_finite
@@ -113,29 +114,26 @@ class GuardOptimizer(GraphPass):
 def _element(editor: Editor, sequence: ir.Value, index: int) -> ir.Value:
     position = editor.constant(f"graphscale/index.{index}", np.asarray(index, dtype=np.int64))
     dtype = sequence.dtype or ir.DataType.FLOAT
-    return editor.node(CHECK, "SequenceAt", [sequence, position], [(f"gradient.{index}", dtype, None)]).outputs[0]
+    return editor.builder(CHECK, dtype=dtype).op("SequenceAt", [sequence, position], name=f"gradient.{index}")
 
 
 def _clip_if(editor: Editor, clip: ir.Node, finite: ir.Value) -> None:
     """Let a node that clips in place run on finite gradients alone."""
     sequence, clipped = clip.inputs[0], clip.outputs[0]
     assert sequence is not None and clipped.name is not None
-    uses = tuple(clipped.uses())
+    uses, build = tuple(clipped.uses()), editor.builder(NAME, at=("before", clip))
 
-    def branch(name: str, op_type: str, domain: str, attributes: dict[str, ir.Attr]) -> ir.Graph:
-        output = ir.Value(name=editor.unique(f"{clipped.name}.{name}"), type=clipped.type or sequence.type)
-        node = ir.node(op_type, [sequence], domain=domain, attributes=attributes, outputs=[output])
-        node.name = editor.unique(f"graphscale/{NAME}/{output.name}")
-        # No opset imports of its own: a body has those of the model.
-        return ir.Graph([], [output], nodes=[node], name=f"{clipped.name}.{name}")
+    def branch(name: str, op_type: str, domain: str = "", **attributes: Any) -> ir.Graph:
+        body = editor.builder(NAME, is_marked=False).within(f"{clipped.name}.{name}")
+        output = body.op(op_type, [sequence], name=f"{clipped.name}.{name}", domain=domain, **attributes)
+        output.type = clipped.type or sequence.type
+        return body.closed([output])
 
-    branches = {
-        "then_branch": branch("clip", clip.op_type, clip.domain, dict(clip.attributes)),
-        "else_branch": branch("keep", "Identity", "", {}),
+    branches: dict[str, Any] = {
+        "then_branch": branch("clip", clip.op_type, clip.domain, **clip.attributes),
+        "else_branch": branch("keep", "Identity"),
     }
-    outputs = [(f"{clipped.name}.guarded", ir.DataType.FLOAT, None)]
-    at: Position = ("before", clip)
-    chosen = editor.node(NAME, "If", [finite], outputs, attributes=branches, at=at).outputs[0]
+    chosen = build.op("If", [finite], name=f"{clipped.name}.guarded", **branches)
     chosen.type = clipped.type or sequence.type
     for node, index in uses:
         node.replace_input_with(index, chosen)
@@ -147,14 +145,12 @@ def _clip_if(editor: Editor, clip: ir.Node, finite: ir.Value) -> None:
 def _signal(editor: Editor, node: ir.Node, optimizer: Optimizer, finite: ir.Value) -> None:
     index = optimizer.update_signal
     assert index is not None
-    at: Position = ("before", node)
+    build = editor.builder(NAME, at=("before", node), dtype=ir.DataType.BOOL)
     given = node.inputs[index] if index < len(node.inputs) else None
     if given is not None:
-        outputs = [("update_signal", ir.DataType.BOOL, shape_like(given))]
-        signal = editor.node(NAME, "And", [given, finite], outputs, at=at).outputs[0]
+        signal = build.op("And", [given, finite], name="update_signal", like=given)
     else:
         shape = editor.constant("graphscale/signal_shape", np.asarray(optimizer.signal_shape, dtype=np.int64))
-        outputs = [("update_signal", ir.DataType.BOOL, ir.Shape(optimizer.signal_shape))]
-        signal = editor.node(NAME, "Reshape", [finite, shape], outputs, at=at).outputs[0]
+        signal = build.op("Reshape", [finite, shape], name="update_signal", shape=optimizer.signal_shape)
     node.resize_inputs(max(len(node.inputs), index + 1))
     node.replace_input_with(index, signal)

@@ -9,7 +9,7 @@ from pathlib import Path
 from graphscale.errors import ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import read_stamp
 from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, check_parameters
 from graphscale.ort.artifacts.scale_folder import with_states
@@ -41,7 +41,7 @@ class ResumedArtifacts:
     step: int | None
 
 
-@explains_damage
+@name_damage
 def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLike[str]) -> ResumedArtifacts:
     """Let a scaled artifact folder start from a checkpoint: it becomes the `checkpoint` of the folder.
 

@@ -19,8 +19,8 @@ from graphscale.analysis.report import Report
 from graphscale.errors import InvalidLossScaleError, ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
-from graphscale.graph.builder import inserted
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.builder import count_inserted
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import Stamp
 from graphscale.ort.artifacts.folder import (
@@ -65,7 +65,7 @@ class ScaledArtifacts:
         return self.report.to_dict()
 
 
-@explains_damage
+@name_damage
 def scale_artifacts(
     folder: str | os.PathLike[str],
     out: str | os.PathLike[str] | None,
@@ -170,7 +170,7 @@ def _scale_models(
     if isinstance(policy, DynamicLossScale) or skip_nonfinite:
         count = len(artifacts.checkpoint.trainable)
         GuardOptimizer(count, target, str(artifacts.path / "optimizer_model.onnx"))(artifacts.optimizer)
-    counts = {f"optimizer model: {key}": value for key, value in inserted(artifacts.optimizer.graph).items()}
+    counts = {f"optimizer model: {key}": value for key, value in count_inserted(artifacts.optimizer.graph).items()}
     report = dataclasses.replace(scaled.report, inserted={**scaled.report.inserted, **counts})
     return dataclasses.replace(scaled, report=report)
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphscale.errors import ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, read_checkpoint
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import is_scaled, read_stamp
 from graphscale.ort.artifacts.folder import (
     CHECKPOINT,
@@ -30,7 +30,7 @@ __all__ = ["strip_artifacts"]
 _MODELS = (TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL)
 
 
-@explains_damage
+@name_damage
 def strip_artifacts(
     folder: str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False
 ) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from onnx_ir.passes.common import InlinePass
 from graphscale.analysis.proof import prove
 from graphscale.analysis.report import STATE_OF_SCALE, Report, StateReport
 from graphscale.errors import GradientError, ProofError
-from graphscale.graph.builder import inserted, shape_like
+from graphscale.graph.builder import count_inserted, shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import node_name
 from graphscale.graph.walks import ancestors, descendants
@@ -95,7 +95,7 @@ def scale_training_model(
         target=target,
         nodes_before=nodes_before,
         nodes_after=len(model.graph),
-        inserted=inserted(model.graph),
+        inserted=count_inserted(model.graph),
         renamed=dict(rewrite.bound.editor.renamed),
         state=_state(rewrite, windows.window),
         proved=True,

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import InvalidLossScaleError
-from graphscale.graph.builder import replace_reads, shape_like
+from graphscale.graph.builder import replace_reads, shape_like, unused_name
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import uses_of
 from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD
@@ -21,7 +21,7 @@ from graphscale.passes.nodes.update_rule import add_update_rule, initial_values
 from graphscale.policy.dynamic_rule import DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale
 
-__all__ = ["AccumulationWindow", "Window", "unused"]
+__all__ = ["AccumulationWindow", "Window"]
 
 UPDATE = UpdateLossScale.name
 WINDOW_FINITE = "window_finite"
@@ -94,14 +94,8 @@ class AccumulationWindow(RewritePass):
         replace_reads(bound.loss_scale, window_scale, reads)
         gradients = tuple(_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators)
         checked = all_finite(bound.editor, gradients, bound.target, self.name)
-        number = bound.editor.node(
-            self.name,
-            "Cast",
-            [checked],
-            [(f"{finite.name}.next", ir.DataType.FLOAT, [])],
-            attributes={"to": ir.DataType.FLOAT},
-        )
-        bound.write_in_place(finite, number.outputs[0], UPDATE)
+        number = bound.editor.builder(self.name).cast(checked, ir.DataType.FLOAT, name=f"{finite.name}.next")
+        bound.write_in_place(finite, number, UPDATE)
         bound.graph.sort()
         self.window = Window(states, window_scale, checked, gradients)
         return True
@@ -113,41 +107,32 @@ class AccumulationWindow(RewritePass):
         state.const_value = None
         wanted = state.name
         if wanted in self.taken:
-            state.name = unused(wanted, {*self.taken, *(value.name or "" for value in bound.graph.inputs)})
+            state.name = unused_name(wanted, {*self.taken, *(value.name or "" for value in bound.graph.inputs)})
             bound.editor.refresh()
             bound.editor.renamed.append((wanted, state.name))
-
-
-def unused(wanted: str, taken: Collection[str]) -> str:
-    """The name, with a numeric suffix if it is taken."""
-    name, suffix = wanted, 1
-    while name in taken:
-        name, suffix = f"{wanted}_{suffix}", suffix + 1
-    return name
 
 
 def _begin(bound: BoundLossScale, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
     """Run the update rule if a window begins and there was one before; return the scale of the window."""
     editor, finite = bound.editor, states[WINDOW_FINITE]
 
-    def make(op_type: str, inputs: list[ir.Value], name: str, dtype: ir.DataType) -> ir.Value:
-        return editor.node(UPDATE, op_type, inputs, [(name, dtype, [])]).outputs[0]
-
+    build = editor.builder(UPDATE, shape=())
     resets = next(value for value in bound.graph.inputs if value.name == LAZY_RESET_GRAD)
     shape = editor.constant("graphscale/scalar_shape", np.asarray([], dtype=np.int64))
     zero = editor.constant("graphscale/no_window", np.asarray(0, dtype=np.float32))
     flag, real = ir.DataType.BOOL, ir.DataType.FLOAT
-    begins = make("Reshape", [resets, shape], "window_begins", flag)
-    first = make("Less", [finite, zero], "first_window", flag)
-    updates = make("And", [begins, make("Not", [first], "not_first_window", flag)], "updates_loss_scale", flag)
-    was_finite = make("Greater", [finite, zero], "last_window_finite", flag)
+    begins = build.op("Reshape", [resets, shape], name="window_begins", dtype=flag)
+    first = build.op("Less", [finite, zero], name="first_window", dtype=flag)
+    later = build.op("Not", [first], name="not_first_window", dtype=flag)
+    updates = build.op("And", [begins, later], name="updates_loss_scale", dtype=flag)
+    was_finite = build.op("Greater", [finite, zero], name="last_window_finite", dtype=flag)
     updated = add_update_rule(editor, bound.model, rule, bound.states, was_finite, UPDATE, in_place=True)
     following = dict(updated.next)
     if updated.stuck is not None:
-        number = editor.node(UPDATE, "Cast", [updated.stuck], [("stuck.number", real, [])], attributes={"to": real})
-        following[STUCK] = number.outputs[0]
+        following[STUCK] = build.cast(updated.stuck, real, name="stuck.number")
     window = {
-        role: make("Where", [updates, value, states[role]], f"window_{role}", real) for role, value in following.items()
+        role: build.op("Where", [updates, value, states[role]], name=f"window_{role}", dtype=real)
+        for role, value in following.items()
     }
     for role, value in window.items():
         bound.write_in_place(states[role], value, UPDATE)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import PASS_KEY, Editor, shape_like
+from graphscale.graph.builder import Editor
 from graphscale.ort.fusing.optimizer_model import AdamW
 
 __all__ = ["AdamWRule", "Formula", "clip_by_norm"]
@@ -32,6 +32,8 @@ class Formula:
 
     def __init__(self, editor: Editor) -> None:
         self.editor = editor
+        # The step is an original graph: nodes that scale inserts later are told apart by their mark.
+        self.build = editor.builder("fuse", shape=(), is_marked=False)
         self._numbers: dict[tuple[float, ir.DataType], ir.Value] = {}
 
     def __call__(
@@ -44,12 +46,8 @@ class Formula:
         **attributes: Any,
     ) -> ir.Value:
         """Add a node, and return its output: of the shape of `like`, or a scalar."""
-        shape = ir.Shape([]) if like is None else shape_like(like)
         inputs = [operand if isinstance(operand, ir.Value) else self._number(operand, dtype) for operand in operands]
-        node = self.editor.node("fuse", op_type, inputs, [(name, dtype, shape)], attributes=attributes)
-        # The step is an original graph: what scale inserts later is told apart by this mark.
-        del node.metadata_props[PASS_KEY]
-        return node.outputs[0]
+        return self.build.op(op_type, inputs, name=name, like=like, dtype=dtype, **attributes)
 
     def _number(self, number: float | np.floating[Any], dtype: ir.DataType) -> ir.Value:
         key = (float(number), dtype)

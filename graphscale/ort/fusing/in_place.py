@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.graph.builder import PASS_KEY, Editor
+from graphscale.graph.builder import Editor
 from graphscale.passes.nodes.write_order import order_writes
 
 __all__ = ["write_states_in_place"]
@@ -20,12 +20,12 @@ def write_states_in_place(editor: Editor, states: Mapping[ir.Value, ir.Value]) -
     Raises:
         UnsupportedModelError: a state is not float32, the only type that the operator assigns.
     """
+    build = editor.builder("fuse", is_marked=False)
     overwrite = editor.constant("optimizer/overwrite", np.asarray([True]))
     for state, value in states.items():
         if state.dtype is not ir.DataType.FLOAT:
             raise UnsupportedModelError(f"{state.name!r} is {state.dtype}; only float32 state can be written in place")
         outputs = [(f"{state.name}.written", ir.DataType.BOOL, [1])]
         inputs = [state, value, overwrite]
-        node = editor.node("fuse", "InPlaceAccumulatorV2", inputs, outputs, domain="com.microsoft")
-        del node.metadata_props[PASS_KEY]
+        build.node("InPlaceAccumulatorV2", inputs, outputs, domain="com.microsoft")
     order_writes(editor)

@@ -13,7 +13,7 @@ from graphscale.errors import UnsupportedModelError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint
 from graphscale.graph.builder import Editor, shape_like
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.ort.artifacts.folder import CHECKPOINT, OPTIMIZER_MODEL, TRAINING_MODEL, read_folder
 from graphscale.ort.fusing.formulas import AdamWRule, Formula, clip_by_norm
 from graphscale.ort.fusing.in_place import write_states_in_place
@@ -54,7 +54,7 @@ class FusedStep:
         model_files.save(self.model, path)
 
 
-@explains_damage
+@name_damage
 def fuse(folder: str | os.PathLike[str], *, target: str = "onnx") -> FusedStep:
     """Turn an artifact folder into a single training step for a plain InferenceSession.
 

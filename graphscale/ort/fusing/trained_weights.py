@@ -13,7 +13,7 @@ import onnx_ir as ir
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, OptimizerGroup, is_checkpoint, read_checkpoint, write_checkpoint
-from graphscale.graph.diagnosis import explains_damage
+from graphscale.graph.diagnosis import name_damage
 from graphscale.ort.fusing.step import MOMENTS, STEP
 from graphscale.ort.fusing.weights import read_weights
 
@@ -56,7 +56,7 @@ class ExportedWeights:
             model_files.save(self.destination, path)
 
 
-@explains_damage
+@name_damage
 def export_weights(
     source: str | os.PathLike[str] | Mapping[str, Any], destination: str | os.PathLike[str], *, partial: bool = False
 ) -> ExportedWeights:

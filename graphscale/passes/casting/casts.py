@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, replace_reads, shape_like
+from graphscale.graph.builder import Editor, behind, replace_reads
 from graphscale.graph.marks import AUTOCAST, PASS_KEY, WAS_FLOAT
 from graphscale.graph.values import constant_tensor, uses_of
 from graphscale.operators import Colour
@@ -46,7 +46,7 @@ class CastInserter:
 
     def __post_init__(self) -> None:
         self._editor = Editor(self.graph)
-        self._to = {dtype: ir.AttrInt64("to", dtype) for dtype in (self.dtype, ir.DataType.FLOAT)}
+        self._build = self._editor.builder(NAME)
 
     def insert(self) -> None:
         """Insert all casts, and give the values of chosen nodes their type."""
@@ -148,21 +148,6 @@ class CastInserter:
                 graph.outputs[i] = new
 
     def _cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
-        result = ir.Value(name=self._editor.unique(name), type=ir.TensorType(to), shape=shape_like(value))
-        node = ir.Node(
-            "",
-            "Cast",
-            [value],
-            [self._to[to]],
-            outputs=[result],
-            name=self._editor.unique(f"graphscale/{NAME}/{result.name}"),
-            metadata_props={PASS_KEY: NAME},
-        )
-        producer = value.producer()
-        if producer is not None and producer.graph is not None:
-            producer.graph.insert_after(producer, node)
-        else:
-            owner = value.graph if isinstance(value.graph, ir.Graph) else self.graph
-            owner.insert_before(owner[0], node)
+        owner = value.graph if isinstance(value.graph, ir.Graph) else self.graph
         self.casts += 1
-        return result
+        return self._build.cast(value, to, name=name, at=behind(value) or ("before", owner[0]))

@@ -134,8 +134,7 @@ class BoundLossScale:
         stuck = None if self.updated is None else self.updated.stuck
         if stuck is None or not isinstance(self.policy, DynamicLossScale) or self.policy.rule.on_stuck != "accept":
             return finite
-        outputs = [("applies", ir.DataType.BOOL, ir.Shape([]))]
-        return self.editor.node(UPDATE, "Or", [finite, stuck], outputs).outputs[0]
+        return self.editor.builder(UPDATE).op("Or", [finite, stuck], name="applies", like=finite)
 
     def look_for_names(self) -> None:
         """Take note of the names that others have put into the graph since, if anybody could have."""
@@ -145,8 +144,7 @@ class BoundLossScale:
     def write_in_place(self, state: ir.Value, value: ir.Value, pass_name: str) -> ir.Node:
         """Add a node that assigns a float32 value to a state initializer, within the session."""
         overwrite = self.editor.shared_constant("graphscale/overwrite", np.asarray([True]))
-        return self.editor.node(
-            pass_name,
+        return self.editor.builder(pass_name).node(
             "InPlaceAccumulatorV2",
             [state, value, overwrite],
             [(f"{state.name}.written", ir.DataType.BOOL, [1])],

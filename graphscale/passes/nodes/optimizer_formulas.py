@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, Position, shape_like
+from graphscale.graph.builder import Editor, shape_like
 
 __all__ = ["LOWERINGS", "NAME", "Formula"]
 
@@ -22,6 +22,7 @@ class Formula:
         assert like is not None
         self._editor, self._node, self._like = editor, node, like
         self._dtype = like.dtype or ir.DataType.FLOAT
+        self._build = editor.builder(NAME, str(like.name), at=("before", node), dtype=self._dtype)
 
     def attribute(self, name: str, default: float) -> float:
         attribute = self._node.attributes.get(name)
@@ -33,10 +34,8 @@ class Formula:
 
     def __call__(self, op_type: str, *operands: Any, scalar: bool = False, dtype: Any = None, **attributes: Any) -> Any:
         inputs = [self._value(operand) for operand in operands]
-        shape = ir.Shape([]) if scalar else shape_like(self._like)
-        output = (f"{self._like.name}.{op_type.lower()}", dtype or self._dtype, shape)
-        at: Position = ("before", self._node)
-        return self._editor.node(NAME, op_type, inputs, [output], attributes=attributes, at=at).outputs[0]
+        shape = () if scalar else shape_like(self._like)
+        return self._build.op(op_type, inputs, dtype=dtype, shape=shape, **attributes)
 
     def _value(self, operand: Any) -> ir.Value:
         if isinstance(operand, ir.Value):

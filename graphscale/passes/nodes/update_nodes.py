@@ -104,9 +104,9 @@ class RuleNodes:
         if self.rule.arithmetic == "float32":
             return self._op(op_type, scale, self.attribute(name, factor, _REAL), dtype=_REAL)
         wide = ir.DataType.DOUBLE
-        operand = self.make("Cast", [scale], wide, to=wide)
+        operand = self.make("Cast", [scale], dtype=wide, to=wide)
         result = self._op(op_type, operand, self.attribute(name, factor, wide), dtype=wide)
-        return self.make("Cast", [result], _REAL, to=_REAL)
+        return self.make("Cast", [result], dtype=_REAL, to=_REAL)
 
     def _hysteresis(self, left: ir.Value, lowers: ir.Value, too_few: ir.Value, finite: ir.Value) -> ir.Value:
         count, refill = _dtype(left), self.rule.hysteresis_refill
@@ -150,10 +150,10 @@ class RuleNodes:
         return self._op("Where", condition, chosen, other, dtype=_dtype(chosen))
 
     def _op(self, op_type: str, *inputs: ir.Value, dtype: ir.DataType = _FLAG) -> ir.Value:
-        return self.make(op_type, list(inputs), dtype)
+        return self.make(op_type, inputs, dtype=dtype)
 
     def _constant(self, number: float, dtype: ir.DataType) -> ir.Value:
-        return self.make("Constant", [], dtype, value=ir.tensor(np.asarray(number, dtype=dtype.numpy())))
+        return self.make("Constant", [], dtype=dtype, value=ir.tensor(np.asarray(number, dtype=dtype.numpy())))
 
 
 def _dtype(value: ir.Value) -> ir.DataType:

@@ -6,7 +6,7 @@ As a model-local function `graphscale::UpdateLossScale` it is one node whose att
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,29 +94,19 @@ def _call(
     numbers = _numbers(rule)
     if identifier not in model.functions:
         model.functions[identifier] = _function(rule, states, numbers, model.opset_imports[""])
-    outputs: list[tuple[str, ir.DataType, list[int]]] = [
-        (_next_name(role), _dtype(state), []) for role, state in states.items()
-    ]
+    outputs = [(_next_name(role), _dtype(state), ()) for role, state in states.items()]
     if rule.on_stuck != "hold":
-        outputs.append((STUCK, ir.DataType.BOOL, []))
-    node = editor.node(
-        pass_name, FUNCTION, [*states.values(), finite], outputs, domain=DOMAIN, attributes=dict(numbers)
-    )
+        outputs.append((STUCK, ir.DataType.BOOL, ()))
+    build = editor.builder(pass_name)
+    node = build.node(FUNCTION, [*states.values(), finite], outputs, domain=DOMAIN, attributes=numbers)
     return _updated(rule, states, node, node.outputs)
 
 
 def _inline(
     editor: Editor, rule: DynamicRule, states: Mapping[str, ir.Value], finite: ir.Value, pass_name: str
 ) -> UpdatedScale:
-    def make(op_type: str, inputs: list[ir.Value], dtype: ir.DataType, **attributes: Any) -> ir.Value:
-        name = f"update.{op_type.lower()}"
-        return editor.node(pass_name, op_type, inputs, [(name, dtype, [])], attributes=attributes).outputs[0]
-
-    def attribute(name: str, number: float, dtype: ir.DataType) -> ir.Value:
-        del name
-        return make("Constant", [], dtype, value=ir.tensor(np.asarray(number, dtype=dtype.numpy())))
-
-    results = RuleNodes(make, attribute, rule).results(states, finite)
+    build = editor.builder(pass_name, "update", shape=())
+    results = RuleNodes(build.op, lambda _, number, dtype: build.number(number, dtype), rule).results(states, finite)
     node = results[0].producer()
     assert node is not None
     return _updated(rule, states, node, results)
@@ -161,7 +151,8 @@ def _function(
 ) -> ir.Function:
     nodes: list[ir.Node] = []
 
-    def make(op_type: str, inputs: list[ir.Value], dtype: ir.DataType, **attributes: Any) -> ir.Value:
+    # The nodes of a function carry no mark, and their names need to be unique in it alone.
+    def make(op_type: str, inputs: Sequence[ir.Value], *, dtype: ir.DataType, **attributes: Any) -> ir.Value:
         value = ir.Value(name=f"{op_type.lower()}_{len(nodes)}", type=ir.TensorType(dtype), shape=ir.Shape([]))
         nodes.append(ir.node(op_type, inputs, attributes=attributes, outputs=[value], name=f"{op_type}_{len(nodes)}"))
         return value
@@ -170,12 +161,12 @@ def _function(
         whole = isinstance(numbers[name], int)
         if dtype is ir.DataType.DOUBLE:
             # An attribute holds float32: what that cannot hold is part of the function's body.
-            return make("Constant", [], dtype, value=ir.tensor(np.asarray(number, dtype=np.float64)))
+            return make("Constant", [], dtype=dtype, value=ir.tensor(np.asarray(number, dtype=np.float64)))
         key, kind = ("value_int", ir.AttributeType.INT) if whole else ("value_float", ir.AttributeType.FLOAT)
         held = ir.DataType.INT64 if whole else ir.DataType.FLOAT
-        value = make("Constant", [], held)
+        value = make("Constant", [], dtype=held)
         nodes[-1].attributes[key] = ir.RefAttr(key, name, kind)
-        return value if dtype is held else make("Cast", [value], dtype, to=dtype)
+        return value if dtype is held else make("Cast", [value], dtype=dtype, to=dtype)
 
     inputs = [_scalar(role, _dtype(state)) for role, state in states.items()]
     finite = _scalar("all_finite", ir.DataType.BOOL)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_unordered_readers
-from graphscale.graph.builder import Editor
-from graphscale.graph.values import operands_of
+from graphscale.graph.builder import Builder, Editor
+from graphscale.graph.order import restore_order
 
-__all__ = ["glance", "order_writes", "restore_order"]
+__all__ = ["add_reader_flag", "order_writes"]
 
 NAME = "order-writes"
 
@@ -24,56 +27,43 @@ def order_writes(editor: Editor) -> bool:
     # One look at each reader: its result may be a view of several states, and to look at it is to read them all.
     looks: dict[ir.Node, ir.Value] = {}
     for write, readers in found:
-        looks.update((reader, glance(editor, reader)) for reader in readers if reader not in looks)
+        looks.update((reader, add_reader_flag(editor, reader)) for reader in readers if reader not in looks)
         _order(editor, write, [looks[reader] for reader in readers])
     if found:
         restore_order(editor.graph)
     return bool(found)
 
 
-def restore_order(graph: ir.Graph) -> None:
-    """Sort a graph if a node in it stands before what it reads; to look costs a tenth of sorting."""
-    seen: set[ir.Node] = set()
-    for node in graph:
-        for value in operands_of(node):
-            producer = value.producer()
-            if producer is not None and producer not in seen:
-                graph.sort()
-                return
-        seen.add(node)
-
-
 def _order(editor: Editor, write: ir.Node, flags: list[ir.Value]) -> None:
     state, value = write.inputs[0], write.inputs[1]
     assert state is not None and value is not None
-    never = flags[0]
-    for flag in flags[1:]:
-        never = _bool(editor, "Or", [never, flag])
-    never = _bool(editor, "And", [never, _bool(editor, "Not", [never])])
-    outputs = [(f"{value.name}.ordered", ir.DataType.FLOAT, value.shape)]
-    ordered = editor.node(NAME, "Where", [never, state, value], outputs, at=("before", write)).outputs[0]
+    never = add_never(editor.builder(NAME), flags, "order.flag")
+    build = editor.builder(NAME, at=("before", write))
+    ordered = build.op(
+        "Where", [never, state, value], name=f"{value.name}.ordered", like=value, dtype=ir.DataType.FLOAT
+    )
     write.replace_input_with(1, ordered)
 
 
-def glance(editor: Editor, reader: ir.Node) -> ir.Value:
+def add_never(build: Builder, flags: Sequence[ir.Value], name: str) -> ir.Value:
+    """Add a flag that is always false, and depends on some flags."""
+    build = dataclasses.replace(build, dtype=ir.DataType.BOOL, shape=())
+    seen = flags[0]
+    for flag in flags[1:]:
+        seen = build.op("Or", [seen, flag], name=name)
+    return build.op("And", [seen, build.op("Not", [seen], name=name)], name=name)
+
+
+def add_reader_flag(editor: Editor, reader: ir.Node) -> ir.Value:
     """A scalar bool value that depends on a node's first output, at the cost of one element."""
     value = next(output for output in reader.outputs if output.name)
     flat, one, zero = (_indices(editor, name, [n]) for name, n in (("flat", -1), ("one", 1), ("zero", 0)))
-    outputs = [("order.flat", value.dtype, None)]
-    row = editor.node(NAME, "Reshape", [value, flat], outputs).outputs[0]
-    outputs = [("order.first", value.dtype, None)]
-    first = editor.node(NAME, "Slice", [row, zero, one], outputs).outputs[0]
-    to = {"to": ir.DataType.FLOAT}
-    real = editor.node(NAME, "Cast", [first], [("order.real", ir.DataType.FLOAT, None)], attributes=to).outputs[0]
-    keep = {"keepdims": 0}
-    total = editor.node(NAME, "ReduceSum", [real], [("order.scalar", ir.DataType.FLOAT, [])], attributes=keep).outputs[
-        0
-    ]
-    return _bool(editor, "IsNaN", [total])
-
-
-def _bool(editor: Editor, op_type: str, inputs: list[ir.Value]) -> ir.Value:
-    return editor.node(NAME, op_type, inputs, [("order.flag", ir.DataType.BOOL, [])]).outputs[0]
+    build = editor.builder(NAME)
+    row = build.op("Reshape", [value, flat], name="order.flat", dtype=value.dtype)
+    first = build.op("Slice", [row, zero, one], name="order.first", dtype=value.dtype)
+    real = build.cast(first, ir.DataType.FLOAT, name="order.real")
+    total = build.op("ReduceSum", [real], name="order.scalar", dtype=ir.DataType.FLOAT, shape=(), keepdims=0)
+    return build.op("IsNaN", [total], name="order.flag", dtype=ir.DataType.BOOL, shape=())
 
 
 def _indices(editor: Editor, name: str, numbers: list[int]) -> ir.Value:
