@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from tests.operators.cases import Case
 from tests.operators.claims import CHECKED_TRAITS, cannot_fail, keeps_degree, traits_of, written_inputs
@@ -40,8 +41,8 @@ class Findings:
 class _Probe:
     """A case with its results, and runs of it with other operands."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
+    def __init__(self, case: Case, never_fails: Callable[[ir.Node], bool]) -> None:
+        self.case, self.never_fails = case, never_fails
         self.run: Run = open_case(case)
         self.outputs = self.run(case.feeds)
         self.node = build_node(case, self.outputs, typed=True)
@@ -198,7 +199,7 @@ def _check_commutative(probe: _Probe) -> Iterator[str]:
 
 
 def _check_total(probe: _Probe) -> Iterator[str]:
-    if not cannot_fail(probe.node):
+    if not probe.never_fails(probe.node):
         return
     for numbers, integers in ((np.nan, 0), (np.inf, -1), (-1e30, 127), (0.0, -128), (1e-30, 1)):
         feeds = {name: _fill(value, numbers, integers) for name, value in probe.case.feeds.items()}
@@ -244,14 +245,21 @@ _EXACT = frozenset({"RESHAPE", "CAST", "PERMUTE", "REPEAT", "SIGN"})
 assert _CHECKS.keys() | {"RANDOM", "WRITES_INPUT"} == CHECKED_TRAITS
 
 
-def try_traits(case: Case) -> Findings:
+def try_traits(
+    case: Case, claimed: frozenset[str] | None = None, never_fails: Callable[[ir.Node], bool] = cannot_fail
+) -> Findings:
     """Hold the traits of a case's operator against a runtime.
+
+    Args:
+        case: the case.
+        claimed: the traits; None for those of the table.
+        never_fails: says of a node that it gives a result for all operands of its types and shapes.
 
     Raises:
         RefusedError: no runtime runs the case.
     """
-    findings, probe = Findings(), _Probe(case)
-    traits = traits_of(case.operator)
+    findings, probe = Findings(), _Probe(case, never_fails)
+    traits = traits_of(case.operator) if claimed is None else claimed
     if "CAST" in traits and not keeps_degree(probe.node):
         traits = traits & {"ELEMENTWISE", "TOTAL"}  # a cast to integers, or to a type without infinity
     checks = [(trait, _CHECKS[trait]) for trait in sorted(traits & _CHECKS.keys())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.operators.recipes.draw import Call, Draw, recipe
-from tests.operators.recipes.products import convolution_call
+from tests.operators.recipes.products import convolution_call, convolution_shape
 
 MICROSOFT = "com.microsoft"
 
@@ -147,13 +147,7 @@ def draw_convolution_gradient(draw: Draw) -> Call:
     forward = convolution_call(draw, auto=False, spatial=draw.pick(1, 2))
     x, w, _ = forward.operands
     attributes = {"kernel_shape": list(w.shape[2:]), **forward.attributes}
-    strides, dilations = (attributes.get(name, [1] * (x.ndim - 2)) for name in ("strides", "dilations"))
-    pads = attributes.get("pads", [0] * 2 * (x.ndim - 2))
-    sizes = [
-        (x.shape[i + 2] + pads[i] + pads[i + x.ndim - 2] - dilations[i] * (w.shape[i + 2] - 1) - 1) // strides[i] + 1
-        for i in range(x.ndim - 2)
-    ]
-    return Call([draw.floats((x.shape[0], w.shape[0], *sizes)), x, w], attributes, draw.size(1, 3))
+    return Call([draw.floats(convolution_shape(forward)), x, w], attributes, draw.size(1, 3))
 
 
 @recipe("GatherGrad", MICROSOFT)

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.operators.recipes.draw import Call, Draw, recipe
 from tests.operators.recipes.layout import draw_concat, draw_trilu
-from tests.operators.recipes.products import convolution_call, gemm_call
+from tests.operators.recipes.products import convolution_call, convolution_shape, gemm_call
 from tests.operators.recipes.reductions import reduction_call
 
 MICROSOFT = "com.microsoft"
@@ -38,7 +38,9 @@ def draw_fused_gemm(draw: Draw) -> Call:
 @recipe("FusedConv", MICROSOFT)
 def draw_fused_conv(draw: Draw) -> Call:
     draw.dtype = np.float32
-    call = convolution_call(draw, spatial=2)
+    call = convolution_call(draw, auto=False, spatial=2)
+    if draw.chance():
+        call.operands.append(draw.floats(convolution_shape(call)))
     call.attributes |= draw.options(activation=("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid"))
     parameters = {"LeakyRelu": [0.25], "Clip": [-0.5, 1.5], "HardSigmoid": [0.25, 0.5]}
     if call.attributes.get("activation") in parameters:

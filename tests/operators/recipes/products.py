@@ -80,6 +80,19 @@ def convolution_call(draw: Draw, *, transposed: bool = False, auto: bool = True,
     return Call([x, w, bias], {**attributes, **({"group": group} if group > 1 or draw.chance() else {})})
 
 
+def convolution_shape(call: Call) -> tuple[int, ...]:
+    """Return the shape of the result of a convolution whose padding is given in numbers."""
+    x, w, *_ = call.operands
+    spatial = x.ndim - 2
+    strides, dilations = (call.attributes.get(name, [1] * spatial) for name in ("strides", "dilations"))
+    pads = call.attributes.get("pads", [0] * 2 * spatial)
+    sizes = (
+        (x.shape[i + 2] + pads[i] + pads[i + spatial] - dilations[i] * (w.shape[i + 2] - 1) - 1) // strides[i] + 1
+        for i in range(spatial)
+    )
+    return (x.shape[0], w.shape[0], *sizes)
+
+
 @recipe("DeformConv")
 def draw_deform(draw: Draw) -> Call:
     kernel, group = [draw.size(1, 2), draw.size(1, 2)], draw.pick(1, 2)
