@@ -13,7 +13,7 @@ import onnx_ir as ir
 from graphscale.analysis.report import Report
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError
-from graphscale.files import model_files
+from graphscale.files.model_files import ModelResult
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
@@ -27,7 +27,7 @@ __all__ = ["AutocastModel", "autocast"]
 
 
 @dataclasses.dataclass(frozen=True)
-class AutocastModel:
+class AutocastModel(ModelResult):
     """The result of `autocast`.
 
     Attributes:
@@ -36,17 +36,8 @@ class AutocastModel:
         scaling: the report of the loss scaling, if it was asked for.
     """
 
-    model: ir.Model | onnx.ModelProto
     report: AutocastReport
     scaling: Report | None = None
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model atomically.
-
-        Raises:
-            OutputError: the folder does not exist, or cannot be written.
-        """
-        model_files.save(self.model if isinstance(self.model, ir.Model) else model_files.from_proto(self.model), path)
 
 
 @name_damage

@@ -20,6 +20,7 @@ from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError, InvalidLossScaleError, ModelFileError, ProofError
 from graphscale.files import model_files
+from graphscale.files.model_files import ModelResult
 from graphscale.graph.builder import PASS_KEY, count_inserted
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
@@ -55,7 +56,7 @@ Model = str | os.PathLike[str] | ir.Model | onnx.ModelProto
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaledModel:
+class ScaledModel(ModelResult):
     """The result of `scale`.
 
     Attributes:
@@ -63,16 +64,7 @@ class ScaledModel:
         report: what was found and done.
     """
 
-    model: ir.Model | onnx.ModelProto
     report: Report
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model atomically.
-
-        Raises:
-            OutputError: the folder does not exist, or cannot be written.
-        """
-        model_files.save(self.model if isinstance(self.model, ir.Model) else model_files.from_proto(self.model), path)
 
 
 @name_damage

@@ -20,7 +20,7 @@ from graphscale.cli.options import (
     parse_updates,
 )
 from graphscale.cli.show_autocast import show_autocast
-from graphscale.files import model_files
+from graphscale.files import writing
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
 from graphscale.ort.artifacts.folder import holds_artifacts
 
@@ -89,7 +89,7 @@ def autocast(
         show_autocast(report, json, title)
         return
     if output is not None:
-        model_files.check_output(output)
+        writing.check_output(output)
     result = mixed_precision.autocast(
         model,
         dtype,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from graphscale.cli.options import Json
 from graphscale.cli.show import print_json
-from graphscale.files import model_files
+from graphscale.files import writing
 from graphscale.ort.fusing import export_weights as export
 
 __all__ = ["export_weights"]
@@ -39,7 +39,7 @@ def export_weights(
     json: Json = False,
 ) -> None:
     """Write trained weights into an inference model or a checkpoint, by name. Neither file given is changed."""
-    model_files.check_output(output)
+    writing.check_output(output)
     result = export(source, destination, partial=partial)
     result.save(output)
     if json:

@@ -13,7 +13,7 @@ from graphscale import pipeline
 from graphscale.cli.options import IncrementPeriod, InitialLossScale, Json, Multiplier, parse_loss_scale
 from graphscale.cli.show import show_report
 from graphscale.errors import InvalidLossScaleError
-from graphscale.files import model_files
+from graphscale.files import writing
 from graphscale.ort.fusing import FusedStep
 from graphscale.ort.fusing import fuse as fuse_folder
 
@@ -40,7 +40,7 @@ def fuse(
     json: Json = False,
 ) -> None:
     """Turn an artifact folder into one training step for a plain InferenceSession, scaled or not."""
-    model_files.check_output(output)
+    writing.check_output(output)
     if loss_scale is None:
         options = {"initial-loss-scale": initial_loss_scale, "increment-period": increment_period}
         given = [name for name, value in {**options, "multiplier": multiplier}.items() if value is not None]

@@ -9,7 +9,7 @@ import typer
 
 from graphscale.cli.options import Json, ModelPath
 from graphscale.cli.show_lint import show_lint
-from graphscale.files import model_files
+from graphscale.files import writing
 
 __all__ = ["lint"]
 
@@ -37,7 +37,7 @@ def lint(
     from graphscale.checks.linting.sarif import write_sarif
 
     if sarif is not None:
-        model_files.check_output(sarif)
+        writing.check_output(sarif)
     report = find(model, scale=scale, select=select or (), ignore=ignore or ())
     if sarif is not None:
         write_sarif(report, model, sarif)

@@ -23,7 +23,7 @@ from graphscale.cli.options import (
     parse_updates,
 )
 from graphscale.cli.show import show_report
-from graphscale.files import model_files
+from graphscale.files import writing
 from graphscale.ort.artifacts.folder import holds_artifacts
 from graphscale.ort.artifacts.scale_folder import scale_artifacts
 
@@ -96,7 +96,7 @@ def scale(
         show_report(artifacts.report, json, title)
         return
     if output is not None:
-        model_files.check_output(output)
+        writing.check_output(output)
     result = pipeline.scale(
         model,
         policy,

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphscale.cli.show import print_json
-from graphscale.files import model_files
+from graphscale.files import writing
 from graphscale.replicas import split as split_step
 from graphscale.replicas.buckets import BUCKET_BYTES
 from graphscale.replicas.splitting import SplitReport, stage_path
@@ -47,7 +47,7 @@ def split(
     scale and applies the guarded update. Run one after the other they are the step, bit for bit.
     """
     for path in output:
-        model_files.check_output(path)
+        writing.check_output(path)
     result = split_step(step, bucket_bytes=bucket_size, stages=stages)
     result.save(*output)
     if json:

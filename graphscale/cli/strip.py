@@ -8,7 +8,7 @@ from typing import Annotated
 import onnx_ir as ir
 import typer
 
-from graphscale.files import model_files
+from graphscale.files import model_files, writing
 from graphscale.ort.artifacts.folder import holds_artifacts
 from graphscale.ort.artifacts.strip_folder import strip_artifacts
 from graphscale.stripping import strip as strip_model
@@ -32,7 +32,7 @@ def strip(
     if holds_artifacts(scaled):
         strip_artifacts(scaled, output, force=force)
     else:
-        model_files.check_output(output)
+        writing.check_output(output)
         stripped = strip_model(scaled)
         assert isinstance(stripped, ir.Model)
         model_files.save(stripped, output)

@@ -11,7 +11,7 @@ from graphscale.checks.verification import verify as verify_graphs
 from graphscale.checks.verification.counterexample import save_case
 from graphscale.cli.options import Gradient, Json, Loss, Update, parse_updates
 from graphscale.cli.show_verify import replay_command, show_differences, show_verification
-from graphscale.files import model_files
+from graphscale.files import writing
 
 __all__ = ["verify"]
 
@@ -77,7 +77,7 @@ def verify(
         target = replay
         if target is None:
             target = save_counterexample or scaled.with_name(f"{scaled.name}.counterexample.npz")
-            model_files.check_output(target)
+            writing.check_output(target)
             save_case(report.counterexample, target)
         command = replay_command(original, scaled, target)
     show_verification(report, json, f"{scaled} against {original}", command)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.demo.precision import Run
-from graphscale.files import model_files
+from graphscale.files import writing
 from graphscale.training.run_plot import BLUE, GRID, ORANGE, RED, STYLE, check_picture
 
 __all__ = ["draw"]
@@ -43,7 +43,7 @@ def draw(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
     from matplotlib.figure import Figure
 
     columns = list(dict.fromkeys(run.task.name for run in runs))
-    with model_files.replacing(path) as temporary, rc_context(STYLE):
+    with writing.write_file(path) as temporary, rc_context(STYLE):
         figure = Figure(figsize=(5.6 * len(columns), 8.4), layout="constrained")
         panels = figure.subplots(3, len(columns), sharex=True, squeeze=False, height_ratios=(3.4, 2.4, 2.4))
         for column, name in zip(panels.T, columns, strict=True):

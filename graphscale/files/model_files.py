@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import google.protobuf.message
@@ -15,12 +16,13 @@ import onnx_ir as ir
 
 from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError, one_line
+from graphscale.files.writing import check_output, write_file
 
-__all__ = ["check_output", "from_proto", "load", "load_with_proto", "replaced_tensors", "replacing", "save"]
+__all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_tensors", "save"]
 
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27
-_PIECE = 2**30  # bytes
+_PIECE = 2**27  # bytes
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
@@ -95,97 +97,32 @@ def from_proto(proto: onnx.ModelProto, name: str = "the model") -> ir.Model:
         raise ModelFileError(f"{name} is damaged: {str(cause).splitlines()[0]}") from error
 
 
-def check_output(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of an output file.
-
-    Raises:
-        OutputError: its folder does not exist, or the path is a folder, or the file system refuses the name.
-    """
-    target = Path(path).absolute()
-    try:
-        if target.is_dir():
-            raise OutputError(f"{path} is a folder; name the file to write")
-        if not target.parent.is_dir():
-            raise OutputError(f"the folder {target.parent} does not exist; create it, or write somewhere else")
-        if target.exists() and not target.is_file():
-            raise OutputError(f"{path} is no regular file, and would be replaced by one; name a file to write")
-    except (OSError, ValueError) as error:  # a name with a NUL byte is a ValueError
-        raise OutputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
-    return target
-
-
-@contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give the path of a temporary file beside `path`, which becomes `path` when the block ends without an error.
-
-    Its content is on the disk before it takes the name: after a power cut there is the old file or the new one.
-
-    Raises:
-        OutputError: the folder does not exist or cannot be written, or there was an OSError in the block; an existing
-            file is as it was.
-    """
-    target = check_output(path)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".graphscale-", suffix=".tmp", dir=target.parent) as folder:
-            temporary = Path(folder, target.name)
-            yield temporary
-            os.chmod(temporary, _mode_for(target))
-            _sync(temporary)
-            os.replace(temporary, target)
-            _sync(target.parent)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _mode_for(target: Path) -> int:
-    """The mode of the file that is replaced, else that of any new file."""
-    if target.exists():
-        return target.stat().st_mode & 0o7777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @paused_collector(builds=False)
-def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
-    """Write a model atomically: an existing file is replaced only by a complete one.
+def save(model: ir.Model | onnx.ModelProto, path: str | os.PathLike[str]) -> None:
+    """Write a model atomically: an existing file, and its weights, are replaced only by complete ones.
 
     Weights in external files stay there if the model is written into the same folder; elsewhere they are copied to
-    `NAME.data` beside it, and so are weights in memory that are too large for one file.
+    `NAME.data` beside it, and so are weights in memory that are too large for one file. Where `NAME.data` holds weights
+    of the file that is replaced, `NAME.data.new` is the new file's until it has been copied over them.
 
     Raises:
         OutputError: the folder does not exist, or cannot be written.
     """
+    model = from_proto(model) if isinstance(model, onnx.ModelProto) else model
     target = check_output(path)
-    folder = target.parent.resolve()
-    data = f"{target.name}.data"
-    moves = any(Path(tensor.base_dir).resolve() != folder for tensor in _external_tensors(model))
-    moves = moves or _bytes_in_memory(model) > _LARGEST
+    weights = target.with_name(f"{target.name}.data")
+    spare = weights.with_name(f"{weights.name}.new")
     try:
-        with tempfile.TemporaryDirectory(prefix=".graphscale-", dir=folder) as temporary:
-            written = Path(temporary, "model.onnx")
-            source = _one_file_of_weights(model) if moves else None
-            if source is not None:
-                # As a whole: faster than tensor by tensor.
-                _copy(source, Path(temporary, data))
-                with replaced_tensors(_located_in(model, folder, data)):
-                    written.write_bytes(ir.to_proto(model).SerializeToString())
-            elif moves:
-                ir.save(model, written, format="protobuf", external_data=data)
-            else:
-                written.write_bytes(ir.to_proto(model).SerializeToString())
-            weights = Path(temporary, data)
-            if weights.exists() and weights.stat().st_size > 0:
-                os.replace(weights, folder / data)
-            os.replace(written, target)
+        if not _weights_move(model, target.parent.resolve()):
+            _write_model(model, target)
+        elif weights.name not in _find_locations(target):
+            _write_pair(model, target, weights)
+            spare.unlink(missing_ok=True)
+        else:
+            # Until the second model is in place, the first one needs weights of its own.
+            _write_pair(model, target, spare)
+            _write_pair(load(target), target, weights)
+            spare.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
     except ir.serde.SerdeError as error:
@@ -193,8 +130,47 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
         raise ModelFileError(f"cannot write {path}: the model cannot be serialized: {cause}") from error
 
 
-def _one_file_of_weights(model: ir.Model) -> Path | None:
-    """The file that holds all external weights of a model, if it is one and holds little else."""
+def _weights_move(model: ir.Model, folder: Path) -> bool:
+    """Return whether weights of a model go to a file beside it."""
+    elsewhere = any(Path(tensor.base_dir).resolve() != folder for tensor in _external_tensors(model))
+    return elsewhere or _bytes_in_memory(model) > _LARGEST
+
+
+def _find_locations(path: Path) -> set[str]:
+    """Find the names of the files that hold the weights of a model file; none if there is no such file."""
+    try:
+        proto = onnx.ModelProto.FromString(path.read_bytes())
+    except (FileNotFoundError, google.protobuf.message.DecodeError):
+        return set()
+    entries = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
+    return {entry.value for entry in entries if entry.key == "location"}
+
+
+def _write_model(model: ir.Model, target: Path) -> None:
+    with write_file(target) as written:
+        written.write_bytes(ir.to_proto(model).SerializeToString())
+
+
+def _write_pair(model: ir.Model, target: Path, weights: Path) -> None:
+    """Write the weights of a model, then the model that refers to them."""
+    source = _find_only_source(model)
+    if source is not None:
+        # As a whole: faster than tensor by tensor.
+        with write_file(weights) as written:
+            _copy(source, written)
+        with replaced_tensors(_located_in(model, target.parent, weights.name)):
+            _write_model(model, target)
+        return
+    with write_file(target) as written:
+        ir.save(model, written, format="protobuf", external_data=weights.name)
+        content = written.with_name(weights.name)
+        if content.exists() and content.stat().st_size > 0:
+            with write_file(weights) as moved:
+                os.replace(content, moved)
+
+
+def _find_only_source(model: ir.Model) -> Path | None:
+    """Find the file that holds all external weights of a model, if it is one and holds little else."""
     tensors = _external_tensors(model)
     files = {Path(tensor.base_dir, tensor.location) for tensor in tensors}
     if len(files) != 1 or _bytes_in_memory(model) > _LARGEST:
@@ -205,17 +181,43 @@ def _one_file_of_weights(model: ir.Model) -> Path | None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Let the system copy a file: where the file system can, both then share their blocks."""
+    """Let the system copy a file: where the file system can, both then share their blocks.
+
+    Pieces go to the disk while others are copied.
+    """
     with (
         contextlib.suppress(AttributeError, OSError),  # not on every system, nor between all file systems
         source.open("rb") as content,
         target.open("wb") as file,
+        ThreadPoolExecutor(1) as disk,
     ):
+        written = []
         while os.copy_file_range(content.fileno(), file.fileno(), _PIECE):
-            pass
+            written.append(disk.submit(os.fdatasync, file.fileno()))
+        for piece in written:
+            piece.result()
         if os.fstat(file.fileno()).st_size == os.fstat(content.fileno()).st_size:
             return
     shutil.copyfile(source, target)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelResult:
+    """A model that a function has made.
+
+    Attributes:
+        model: a ModelProto if one was given, else an onnx_ir model.
+    """
+
+    model: ir.Model | onnx.ModelProto
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model atomically, as `graphscale.files.model_files.save` does.
+
+        Raises:
+            OutputError: the folder does not exist, or cannot be written.
+        """
+        save(self.model, path)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import dataclasses
 import importlib
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError
+from graphscale.errors import ModelFileError, UnsupportedModelError
 from graphscale.files.tensor_files import ARRAY_DTYPES
+from graphscale.files.writing import write_file
 
 __all__ = ["Checkpoint", "OptimizerGroup", "is_checkpoint", "read_checkpoint", "write_checkpoint"]
 
@@ -110,14 +110,8 @@ def write_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> No
         UnsupportedModelError: onnxruntime is not installed.
     """
     data = _Writer(_Classes()).checkpoint(checkpoint)
-    target = Path(path).absolute()
-    try:
-        with tempfile.TemporaryDirectory(prefix=".graphscale-", dir=target.parent) as temporary:
-            written = Path(temporary, "checkpoint")
-            written.write_bytes(data)
-            os.replace(written, target)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    with write_file(path) as temporary:
+        temporary.write_bytes(data)
 
 
 class _Buffer(bytes):

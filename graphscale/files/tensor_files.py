@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ModelFileError
-from graphscale.files import model_files
+from graphscale.files import writing
 
 __all__ = ["ARRAY_DTYPES", "read_npz", "read_safetensors", "write_safetensors"]
 
@@ -64,7 +64,7 @@ def write_safetensors(
     from safetensors.numpy import save_file
 
     whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    with model_files.replacing(path) as temporary:
+    with writing.write_file(path) as temporary:
         try:
             save_file(whole, temporary, dict(metadata))
         except SafetensorError as error:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from graphscale.collector import paused_collector
 from graphscale.errors import SplitError
-from graphscale.files import model_files
+from graphscale.files import model_files, writing
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import ORIGINAL_KEY
 from graphscale.graph.stamp import Stamp, read_stamp
@@ -82,7 +82,7 @@ class SplitStep:
         """
         paths = [stage_path(gradients, i) for i in range(len(self.gradients))]
         for path in (*paths, update):
-            model_files.check_output(path)
+            writing.check_output(path)
         if len({Path(path).absolute() for path in (*paths, update)}) <= len(paths):
             raise SplitError(f"the two halves cannot both be written to {os.fspath(update)}; give them two names")
         for model, path in zip((*self.gradients, self.update), (*paths, update), strict=True):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from graphscale.errors import OutputError, TrainingError
-from graphscale.files.model_files import check_output
+from graphscale.files.writing import check_output
 from graphscale.training.record import StepRecord
 
 __all__ = ["MetricsFile", "check_metrics", "read_metrics"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import TrainingError
-from graphscale.files import model_files
+from graphscale.files import model_files, writing
 from graphscale.graph.stamp import read_stamp
 from graphscale.training.arrays import Arrays, load_arrays
 from graphscale.training.batch_feeds import check_fed, find_rate_input, parse_feeds
@@ -232,7 +232,7 @@ def _check_options(options: Options) -> None:
         option = "--resume" if options.resume else "--checkpoint-every"
         raise TrainingError(f"{option} goes with --checkpoint-dir")
     if options.output is not None:
-        model_files.check_output(options.output)
+        writing.check_output(options.output)
     if options.metrics is not None:
         check_metrics(options.metrics)
     if options.logdir is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import TrainingError
-from graphscale.files import model_files
+from graphscale.files import writing
 from graphscale.training.record import StepRecord
 
 __all__ = ["Curve", "check_picture", "draw"]
@@ -57,7 +57,7 @@ def check_picture(path: str | os.PathLike[str]) -> Path:
         TrainingError: the suffix is not one of a picture, or matplotlib is not installed.
         OutputError: the folder does not exist, or the path is a folder.
     """
-    target = model_files.check_output(path)
+    target = writing.check_output(path)
     if target.suffix not in SUFFIXES:
         raise TrainingError(f"{path}: expected a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     try:
@@ -96,7 +96,7 @@ def draw(
         raise TrainingError("there are no steps to draw")
     from matplotlib import rc_context
 
-    with model_files.replacing(path) as temporary, rc_context(STYLE):
+    with writing.write_file(path) as temporary, rc_context(STYLE):
         figure = _figure(records, [*curves, *_recorded(records)], notes or {})
         if title:
             figure.suptitle(title, x=0.012, ha="left", fontsize=12, fontweight="bold")

@@ -14,7 +14,7 @@ from graphscale.checks.drawing.scene import Scene, make_scene
 from graphscale.checks.drawing.tables import diff_tables, report_tables
 from graphscale.collector import paused_collector
 from graphscale.errors import OutputError
-from graphscale.files import model_files
+from graphscale.files import writing
 from graphscale.pipeline import Model, open_copy
 
 __all__ = ["check_page", "comparison_page", "inspection_page", "write_page"]
@@ -95,7 +95,7 @@ def check_page(path: str | os.PathLike[str], *models: str | os.PathLike[str]) ->
     Raises:
         OutputError: it cannot be written there.
     """
-    target = model_files.check_output(path)
+    target = writing.check_output(path)
     if target.exists() and any(Path(model).exists() and target.samefile(model) for model in models):
         raise OutputError(f"{path} is the model itself, and would be replaced by the page; name another file")
 
@@ -106,5 +106,5 @@ def write_page(page: str, path: str | os.PathLike[str]) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    with model_files.replacing(path) as temporary:
+    with writing.write_file(path) as temporary:
         temporary.write_text(page, encoding="utf-8")

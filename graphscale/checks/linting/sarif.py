@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from graphscale.checks.linting.codes import CODES, Code
 from graphscale.checks.linting.lint_report import Finding, LintReport
-from graphscale.files.model_files import replacing
+from graphscale.files.writing import write_file
 
 __all__ = ["to_sarif", "write_sarif"]
 
@@ -47,7 +47,7 @@ def write_sarif(report: LintReport, path: str | os.PathLike[str], out: str | os.
         OutputError: the folder does not exist, or cannot be written.
     """
     text = json.dumps(to_sarif(report, path), indent=2, ensure_ascii=False)
-    with replacing(out) as temporary:
+    with write_file(out) as temporary:
         temporary.write_text(f"{text}\n", encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from graphscale.checks.verification.verify_report import Case
 from graphscale.errors import ModelFileError
-from graphscale.files import model_files
+from graphscale.files import writing
 from graphscale.files.tensor_files import read_npz
 
 __all__ = ["load_case", "save_case"]
@@ -29,7 +29,7 @@ def save_case(case: Case, path: str | os.PathLike[str]) -> None:
     small = [name for name, array in case.feeds.items() if array.dtype == ml_dtypes.bfloat16]
     arrays: dict[str, Any] = {f"{_FEED}{name}": _plain(array) for name, array in case.feeds.items()}
     arrays[_CASE] = np.asarray(json.dumps({**case.to_dict(), "bfloat16": small}))
-    with model_files.replacing(path) as temporary, temporary.open("wb") as file:
+    with writing.write_file(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
 
 

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, read_folder
-from graphscale.ort.artifacts.output import check_output_folder, new_folder
 from graphscale.ort.artifacts.scale_folder import (
     repair_versions,
     scale_artifacts,
     sort_others,
-    write_folder,
+    write_artifacts,
 )
 from graphscale.passes import Autocast
 from graphscale.passes.casting.cast_report import AutocastReport
@@ -86,6 +86,6 @@ def autocast_artifacts(
     assert mixed.report is not None
     others, left_out = sort_others(artifacts, {})
     if written is not None:
-        with new_folder(written) as temporary:
-            write_folder(artifacts, {}, others, temporary, unchanged)
+        with write_folder(written) as temporary:
+            write_artifacts(artifacts, {}, others, temporary, unchanged)
     return dataclasses.replace(mixed.report, warnings=(*warnings, *left_out, *mixed.report.warnings))

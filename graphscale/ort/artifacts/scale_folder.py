@@ -19,6 +19,7 @@ from graphscale.analysis.report import Report
 from graphscale.errors import InvalidLossScaleError, ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
+from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
@@ -30,7 +31,6 @@ from graphscale.ort.artifacts.folder import (
     read_folder,
 )
 from graphscale.ort.artifacts.optimizer_guard import GuardOptimizer
-from graphscale.ort.artifacts.output import check_output_folder, new_folder
 from graphscale.ort.artifacts.training_scaling import ScaledTraining, scale_training_model
 from graphscale.passes import Autocast
 from graphscale.pipeline import prepare, run_passes
@@ -44,7 +44,7 @@ __all__ = [
     "scale_artifacts",
     "sort_others",
     "with_states",
-    "write_folder",
+    "write_artifacts",
 ]
 
 
@@ -122,8 +122,8 @@ def scale_artifacts(
         )
         _stamp(artifacts, scaled, policy, report)
     if written is not None:
-        with new_folder(written) as temporary:
-            write_folder(artifacts, scaled.states, others, temporary)
+        with write_folder(written) as temporary:
+            write_artifacts(artifacts, scaled.states, others, temporary)
     return ScaledArtifacts(written, report)
 
 
@@ -219,7 +219,7 @@ def further_checkpoint(artifacts: ArtifactFolder, file: Path) -> Checkpoint | No
     return checkpoint if same else None
 
 
-def write_folder(
+def write_artifacts(
     artifacts: ArtifactFolder,
     states: Mapping[str, float],
     others: Mapping[Path, Checkpoint | None],

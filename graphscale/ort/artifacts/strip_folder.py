@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphscale.errors import ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, read_checkpoint
+from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import is_scaled, read_stamp
 from graphscale.ort.artifacts.folder import (
@@ -21,8 +22,7 @@ from graphscale.ort.artifacts.folder import (
     ArtifactFolder,
     check_parameters,
 )
-from graphscale.ort.artifacts.output import check_output_folder, new_folder
-from graphscale.ort.artifacts.scale_folder import further_checkpoint, write_folder
+from graphscale.ort.artifacts.scale_folder import further_checkpoint, write_artifacts
 from graphscale.stripping import is_rewritten, strip_model
 
 __all__ = ["strip_artifacts"]
@@ -68,8 +68,8 @@ def strip_artifacts(
         further = further_checkpoint(found, file) if states else None
         others[file] = None if further is None else _without(further, states)
     unchanged = {name for name in _MODELS if name not in rewritten} | (set() if states else {CHECKPOINT})
-    with new_folder(target) as temporary:
-        write_folder(found, {}, others, temporary, unchanged)
+    with write_folder(target) as temporary:
+        write_artifacts(found, {}, others, temporary, unchanged)
     return rewritten
 
 

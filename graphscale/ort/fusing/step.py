@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.files import model_files
+from graphscale.files.model_files import ModelResult
 from graphscale.files.ort_checkpoint import Checkpoint
 from graphscale.graph.builder import Editor, shape_like
 from graphscale.graph.diagnosis import name_damage
@@ -29,7 +29,7 @@ MOMENTS = ("momentum0", "momentum1")
 
 
 @dataclasses.dataclass(frozen=True)
-class FusedStep:
+class FusedStep(ModelResult):
     """The result of `fuse`.
 
     Attributes:
@@ -44,14 +44,6 @@ class FusedStep:
     loss: str
     updates: dict[str, str]
     renamed: dict[str, str]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model atomically.
-
-        Raises:
-            OutputError: the folder does not exist, or cannot be written.
-        """
-        model_files.save(self.model, path)
 
 
 @name_damage

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ModelFileError
-from graphscale.files import model_files
+from graphscale.files import model_files, writing
 from graphscale.files.ort_checkpoint import Checkpoint, OptimizerGroup, is_checkpoint, read_checkpoint, write_checkpoint
 from graphscale.graph.diagnosis import name_damage
 from graphscale.ort.fusing.step import MOMENTS, STEP
@@ -51,7 +51,7 @@ class ExportedWeights:
             OutputError: the folder does not exist, or cannot be written.
         """
         if isinstance(self.destination, Checkpoint):
-            write_checkpoint(model_files.check_output(path), self.destination)
+            write_checkpoint(writing.check_output(path), self.destination)
         else:
             model_files.save(self.destination, path)
 

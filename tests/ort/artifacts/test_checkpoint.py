@@ -143,7 +143,7 @@ def test_a_random_byte_is_refused_or_read(tmp_path: Path) -> None:
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="No such file"):
         read_checkpoint(tmp_path / "checkpoint")
-    with pytest.raises(OutputError, match="No such file"):
+    with pytest.raises(OutputError, match="missing does not exist; create it"):
         write_checkpoint(tmp_path / "missing" / "checkpoint", read_checkpoint(DIGITS))
 
 

@@ -1,0 +1,144 @@
+"""Writing files and folders so that they are there as a whole or not at all, whenever the process or the power ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from graphscale.errors import OutputError
+
+__all__ = ["check_output", "check_output_folder", "write_file", "write_folder"]
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+
+
+def check_output(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of an output file.
+
+    Raises:
+        OutputError: its folder does not exist, or the path is a folder, or the file system refuses the name.
+    """
+    target = Path(path).absolute()
+    try:
+        if target.is_dir():
+            raise OutputError(f"{path} is a folder; name the file to write")
+        if not target.parent.is_dir():
+            raise OutputError(f"the folder {target.parent} does not exist; create it, or write somewhere else")
+        if target.exists() and not target.is_file():
+            raise OutputError(f"{path} is no regular file, and would be replaced by one; name a file to write")
+    except (OSError, ValueError) as error:  # a name with a NUL byte is a ValueError
+        raise OutputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+    return target
+
+
+@contextlib.contextmanager
+def write_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write a file by way of a temporary one beside it, which takes its name when the block ends without an error.
+
+    Its content is on the disk before it takes the name: after a power cut there is the old file or the new one.
+
+    Yields:
+        The path of the temporary file.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or there was an OSError in the block; an existing
+            file is as it was.
+    """
+    target = check_output(path)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".graphscale-", suffix=".tmp", dir=target.parent) as folder:
+            temporary = Path(folder, target.name)
+            yield temporary
+            os.chmod(temporary, _find_mode(target))
+            _sync(temporary)
+            os.replace(temporary, target)
+            _sync(target.parent)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _find_mode(target: Path) -> int:
+    """Return the mode of the file that is replaced, else that of any new file."""
+    if target.exists():
+        return target.stat().st_mode & 0o7777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_output_folder(source: Path, out: str | os.PathLike[str], force: bool) -> Path:
+    """Return the absolute path of a folder to be written.
+
+    Raises:
+        OutputError: it is there and not empty, without `force`; it is a file; it holds the source.
+    """
+    target = Path(out).absolute()
+    try:
+        if target.resolve() in (source.resolve(), *source.resolve().parents):
+            raise OutputError(f"{out} holds the folder that is read; write the new folder somewhere else")
+        if not target.parent.is_dir():
+            raise OutputError(f"the folder {target.parent} does not exist; create it, or write somewhere else")
+        if os.path.lexists(target) and not target.is_dir():
+            raise OutputError(f"{out} is a file; name a folder to write")
+        if target.is_symlink():
+            raise OutputError(f"{out} is a link; name the folder it leads to")
+        if target.is_dir() and any(target.iterdir()) and not force:
+            raise OutputError(f"{out} is not empty; write somewhere else, or replace it with --force (force=True)")
+    except OSError as error:
+        raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
+    return target
+
+
+@contextlib.contextmanager
+def write_folder(target: Path) -> Iterator[Path]:
+    """Write a folder by way of a new one, which takes its name when the block ends without an error.
+
+    Yields:
+        The path of the new folder, which is empty.
+
+    Raises:
+        OutputError: the file system refuses.
+    """
+    try:
+        # Beside the target, since a rename must not cross file systems.
+        with tempfile.TemporaryDirectory(prefix=".graphscale-", dir=target.parent) as temporary:
+            folder = Path(temporary, "folder")
+            folder.mkdir()
+            yield folder
+            for file in folder.iterdir():
+                _sync(file)
+            _sync(folder)
+            if target.is_dir() and any(target.iterdir()):
+                _exchange(folder, target)
+            else:
+                os.replace(folder, target)
+            _sync(target.parent)
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two folders, in one step where the system can."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) == 0:
+            return
+    aside = new.with_name("old")
+    os.rename(old, aside)
+    try:
+        os.rename(new, old)
+    except BaseException:
+        os.rename(aside, old)
+        raise

@@ -1,0 +1,110 @@
+"""Files are there as a whole or not at all, a model and its weights together, whenever the process is killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from graphscale.errors import OutputError
+from graphscale.files import model_files, writing
+
+NAMES = ["step.onnx", "step.onnx.data"]
+# The sizes of the weights: within the model, in a file that is copied as a whole, and in two files.
+SMALL, COPIED, TENSORS = (1,), (200, 200), (200, 200, 200)
+PAIR = (300, 300)
+
+
+def make(path: Path, name: str, *sizes: int) -> None:
+    """Write a model whose weights all hold the length of its name, the third and further ones in a second file."""
+    path.parent.mkdir(parents=True)
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 20]> {name} (float[1] x) => (float[1] x) {{ }}'
+    )
+    for i, size in enumerate(sizes):
+        array = np.full(size, len(name), np.float32)
+        tensor = onnx.numpy_helper.from_array(array, f"w{i}")
+        if size > 1:
+            location = f"{path.name}.data" if i < 2 else "more.data"
+            with (path.parent / location).open("ab") as file:
+                onnx.external_data_helper.set_external_data(tensor, location, file.tell(), array.nbytes)
+                file.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
+        proto.graph.initializer.append(tensor)
+    onnx.save(proto, path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [((), SMALL), (SMALL, SMALL), ((), COPIED), (PAIR, COPIED), (PAIR, TENSORS)],
+    ids=["a new file", "over a file", "a new pair", "over a pair", "over a pair, by tensors"],
+)
+def test_killed_at_any_step(old: tuple[int, ...], new: tuple[int, ...], tmp_path: Path) -> None:
+    if old:
+        make(tmp_path / "old" / "step.onnx", "old", *old)
+    else:
+        (tmp_path / "old").mkdir()
+    make(tmp_path / "new" / "step.onnx", "another", *new)
+    command = [sys.executable, Path(__file__).with_name("killed_writer.py"), tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    states, names = zip(*json.loads(done.stdout), strict=True)
+    assert len(states) > 5
+    before, *after = (state for state, _ in itertools.groupby(states))
+    if old:
+        assert before == "old"
+    else:
+        assert "cannot read" in before and "No such file" in before
+    assert after == ["another"]
+    # And each time, the files that were written next are all that there is.
+    assert {tuple(found) for found in names} == {tuple(NAMES if len(new) > 1 else NAMES[:1])}
+
+
+def test_names_are_the_same_when_a_pair_is_replaced(tmp_path: Path) -> None:
+    make(tmp_path / "new" / "step.onnx", "another", 200, 200)
+    for _ in range(3):
+        model_files.save(model_files.load(tmp_path / "new" / "step.onnx"), tmp_path / "step.onnx")
+        assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == NAMES
+    locations = {tensor.location for tensor in external(tmp_path / "step.onnx")}
+    assert locations == {"step.onnx.data"}
+
+
+def external(path: Path) -> list[ir.ExternalTensor]:
+    tensors = [value.const_value for value in model_files.load(path).graph.initializers.values()]
+    return [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
+
+
+def test_weights_beside_a_file_that_is_no_model(tmp_path: Path) -> None:
+    make(tmp_path / "new" / "step.onnx", "another", 200, 200)
+    (tmp_path / "step.onnx").write_bytes(b"\xff\xff\xff\xff")
+    model_files.save(model_files.load(tmp_path / "new" / "step.onnx"), tmp_path / "step.onnx")
+    assert len(external(tmp_path / "step.onnx")) == 2
+
+
+def fail(path: Path, error: type[Exception]) -> None:
+    with writing.write_file(path) as temporary:
+        temporary.write_text("half")
+        raise error
+
+
+def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o640)
+    for error, expected in ((RuntimeError, RuntimeError), (OSError, OutputError)):
+        with pytest.raises(expected):
+            fail(path, error)
+        assert [file.name for file in tmp_path.iterdir()] == ["file"]
+        assert path.read_text() == "old"
+    with writing.write_file(path) as temporary:
+        temporary.write_text("new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o640
