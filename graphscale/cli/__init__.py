@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import typer.main
 
 from graphscale.errors import GraphscaleError
-from graphscale.graph.diagnosis import find_damage
 
 __all__ = ["COMMANDS", "load_command", "main", "make_group"]
 
@@ -75,6 +74,8 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except Exception:
+        from graphscale.graph.diagnosis import find_damage
+
         # On a sound model, this is a defect of graphscale: show it.
         damage = find_damage(sys.argv[1:])
         if damage is None:

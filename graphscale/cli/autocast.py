@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from graphscale import mixed_precision
 from graphscale.cli.options import (
+    LOSS_SCALE,
+    DryRun,
+    Force,
     Gradient,
     Json,
     Loss,
@@ -16,91 +16,94 @@ from graphscale.cli.options import (
     Seed,
     Target,
     Update,
+    is_folder,
+    option,
     parse_loss_scale,
     parse_updates,
 )
-from graphscale.cli.show_autocast import show_autocast
-from graphscale.files import writing
-from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
-from graphscale.ort.artifacts.folder import holds_artifacts
+
+if TYPE_CHECKING:
+    from graphscale.passes.casting.cast_report import AutocastReport
 
 __all__ = ["autocast"]
 
 
 def autocast(
     model: ModelPath,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="Where to write the graph or folder.", show_default=False),
-    ] = None,
-    dtype: Annotated[str, typer.Option(metavar="float16|bfloat16", help="The small type.")] = "float16",
+    output: Annotated[Path | None, option("-o", "--output", help="Where to write the graph or folder.")] = None,
+    dtype: Annotated[str, option(metavar="float16|bfloat16", help="The small type.", show_default=True)] = "float16",
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Round in float32: what float16 does, faithfully on a CPU.")
+        bool, option("--emulate", help="Round in float32: what float16 does, faithfully on a CPU.")
     ] = False,
-    allow: Annotated[
-        list[str] | None, typer.Option(metavar="OP", help="Run this operator in the small type.", show_default=False)
-    ] = None,
-    deny: Annotated[
-        list[str] | None, typer.Option(metavar="OP", help="Never run it in the small type.", show_default=False)
-    ] = None,
-    keep: Annotated[
-        list[str] | None, typer.Option(metavar="NODE", help="Keep this node in float32.", show_default=False)
-    ] = None,
-    lists: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Lists of operators.", show_default=False)
-    ] = None,
-    loss_scale: Annotated[
-        str | None,
-        typer.Option(metavar="dynamic|NUMBER|PRESET|FILE.json", help="Scale the result, too.", show_default=False),
-    ] = None,
+    allow: Annotated[list[str] | None, option(metavar="OP", help="Run this operator in the small type.")] = None,
+    deny: Annotated[list[str] | None, option(metavar="OP", help="Never run it in the small type.")] = None,
+    keep: Annotated[list[str] | None, option(metavar="NODE", help="Keep this node in float32.")] = None,
+    lists: Annotated[Path | None, option(metavar="FILE.json", help="Lists of operators.")] = None,
+    loss_scale: Annotated[str | None, option(metavar=LOSS_SCALE, help="Scale the result, too.")] = None,
     loss: Loss = None,
     seed: Seed = None,
     gradient: Gradient = None,
     update: Update = None,
     target: Target = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an output folder that is not empty.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
+    force: Force = False,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Put a training graph into mixed precision: contractions and what is safe between them in float16 or bfloat16.
 
     MODEL may also be a folder of artifacts of an ONNX Runtime training session; then OUT is a folder, too.
     """
-    if output is None and not dry_run:
-        raise typer.BadParameter("name the file to write with -o, or pass --dry-run")
-    policy = None if loss_scale is None else parse_loss_scale(loss_scale, None, None, None)
-    title = f"{model} in mixed precision" + (" (dry run)" if dry_run else f" -> {output}")
-    lists_of = {"emulate": emulate, "allow": allow or (), "deny": deny or (), "keep": keep or (), "lists": lists}
-    if holds_artifacts(model):
-        for option, value in {"--seed": seed, "--gradient": gradient, "--update": update}.items():
-            if value:
-                raise typer.BadParameter(f"{option} is for a single graph; {model} is a folder of artifacts")
+    from graphscale import mixed_precision
+    from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
+
+    folder = is_folder(model, output, dry_run, {"--seed": seed, "--gradient": gradient, "--update": update})
+    options = {
+        "loss_scale": None if loss_scale is None else parse_loss_scale(loss_scale),
+        "loss": loss,
+        "target": target or ("ort-training" if folder else "onnx"),
+        "emulate": emulate,
+        "allow": allow or (),
+        "deny": deny or (),
+        "keep": keep or (),
+        "lists": lists,
+    }
+    if folder:
         written = None if dry_run else output
-        report = autocast_artifacts(
-            model,
-            written,
-            dtype,
-            loss_scale=policy,
-            loss=loss,
-            target=target or "ort-training",
-            force=force,
-            **lists_of,  # type: ignore[arg-type]
-        )
-        show_autocast(report, json, title)
+        report = autocast_artifacts(model, written, dtype, force=force, **options)  # type: ignore[arg-type]
+    else:
+        hints = {"seed": seed, "gradients": gradient, "updates": parse_updates(update)}
+        result = mixed_precision.autocast(model, dtype, **hints, **options)  # type: ignore[arg-type]
+        report = result.report
+        if output is not None and not dry_run:
+            result.save(output)
+    _show(report, json, f"{model} in mixed precision" + (" (dry run)" if dry_run else f" -> {output}"))
+
+
+def _show(report: AutocastReport, as_json: bool, title: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from graphscale.cli.show import make_table, print_json, say, warn
+
+    if as_json:
+        print_json(report.to_dict())
         return
-    if output is not None:
-        writing.check_output(output)
-    result = mixed_precision.autocast(
-        model,
-        dtype,
-        loss_scale=policy,
-        loss=loss,
-        seed=seed,
-        gradients=gradient,
-        updates=parse_updates(update),
-        target=target or "onnx",
-        **lists_of,  # type: ignore[arg-type]
+    say(title)
+    table = make_table(report.dtype, "float32", left="operator")
+    table.add_column("why it stays float32", overflow="fold")
+    for op in report.ops:
+        why = "\n".join(f"{count}: {reason}" for reason, count in op.reasons.items())
+        table.add_row(Text(op.op), str(op.low or ""), str(op.kept or ""), Text(why))
+    Console(highlight=False).print(table)
+    if report.emulate:
+        casts = f"{report.casts // 2} pairs of casts round to it"
+    else:
+        casts = f"{report.casts} casts stand at the borders"
+    before, after = report.activation_bytes_before, report.activation_bytes_after
+    say(
+        f"{report.low_nodes} of {report.low_nodes + report.kept_nodes} nodes run in {report.dtype}; "
+        f"{casts}; activations for the backward pass: {before:,} -> {after:,} bytes"
     )
-    if output is not None and not dry_run:
-        result.save(output)
-    show_autocast(result.report, json, title)
+    for constant in report.constants:
+        say(f"kept in float32: {constant}")
+    warn(report.warnings)

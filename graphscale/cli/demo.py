@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-from rich.console import Console
-from rich.markup import escape
+from graphscale.cli.options import option
 
-from graphscale.cli.demo_precision import compare
-from graphscale.cli.progress import Tally, show_table
-from graphscale.demo.demo_plot import draw
-from graphscale.demo.training import Training, require
-from graphscale.training.record import StepRecord
-from graphscale.training.run_plot import check_picture
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from graphscale.training.record import StepRecord
 
 __all__ = ["demo"]
 
@@ -23,32 +19,27 @@ __all__ = ["demo"]
 def demo(
     precision: Annotated[
         bool,
-        typer.Option(
-            "--precision",
-            help="Compare float32 with float16 without, with a fixed, and with a dynamic loss scale.",
+        option(
+            "--precision", help="Compare float32 with float16 without, with a fixed, and with a dynamic loss scale."
         ),
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="Where to draw. Default: demo.png; with --precision precision.png.",
-            show_default=False,
-        ),
+        option("-o", "--output", help="Where to draw. Default: demo.png; with --precision precision.png."),
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(
-            min=100,
-            max=1_000_000,
-            help="Training steps. Default: 2000; with --precision 300 in each run.",
-            show_default=False,
-        ),
+        option(min=100, max=1_000_000, help="Training steps. Default: 2000; with --precision 300 in each run."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of split, weights and batches.")] = 0,
+    seed: Annotated[int, option(min=0, help="Of split, weights and batches.", show_default=True)] = 0,
 ) -> None:
     """Train a digit classifier from a scaled training step, with one overflow on the way, and draw the run."""
+    from rich.console import Console
+
+    from graphscale.cli.demo_precision import compare
+    from graphscale.demo.training import require
+    from graphscale.training.run_plot import check_picture
+
     require()
     picture = output or Path("precision.png" if precision else "demo.png")
     check_picture(picture)
@@ -60,6 +51,12 @@ def demo(
 
 
 def _overflow(output: Path, steps: int, seed: int, console: Console) -> None:
+    from rich.markup import escape
+
+    from graphscale.cli.progress import Tally, show_table
+    from graphscale.demo.demo_plot import draw
+    from graphscale.demo.training import Training
+
     training = Training(steps, seed)
     report = training.scaled.report
     console.print(

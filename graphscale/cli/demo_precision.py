@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from graphscale.cli.show import make_table
 from graphscale.demo import precision
 from graphscale.demo.precision_plot import draw
 
@@ -18,13 +19,13 @@ __all__ = ["compare"]
 
 
 def compare(output: Path, steps: int, seed: int, console: Console) -> None:
-    """Train everything, draw it, and print what it came to.
+    """Train everything, draw it, and print the results.
 
     Args:
         output: where to draw.
         steps: of each run.
         seed: of data, initial weights and batches.
-        console: where bars and table go.
+        console: the terminal.
 
     Raises:
         OutputError: the picture cannot be written.
@@ -53,10 +54,8 @@ def _train(steps: int, seed: int, console: Console) -> list[precision.Run]:
 
 
 def _table(runs: Sequence[precision.Run]) -> Table:
-    table = Table(show_edge=False, pad_edge=False, title="What happened", title_justify="left")
-    table.add_column("", no_wrap=True)
-    for header in ("loss", "right", "zeros", "scale", "skipped"):
-        table.add_column(header, justify="right", no_wrap=True)
+    headers = ("loss", "right", "zeros", "scale", "skipped")
+    table = make_table(*headers, left="", title="What happened", title_justify="left")
     for name in dict.fromkeys(run.task.name for run in runs):
         table.add_row(f"[bold]{name}[/]")
         for run in (run for run in runs if run.task.name == name):

@@ -6,13 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from graphscale.cli.options import Json
-from graphscale.cli.show import print_json
-from graphscale.files import writing
-from graphscale.ort.fusing import export_weights as export
+from graphscale.cli.options import Json, option
 
 __all__ = ["export_weights"]
 
@@ -32,22 +27,24 @@ def export_weights(
             help="The model, or the checkpoint, whose weights of the same names get replaced.",
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.", show_default=False)],
+    output: Annotated[Path, option("-o", "--output", help="Where to write it.")],
     partial: Annotated[
-        bool, typer.Option("--partial", help="Keep weights that the source does not have, instead of refusing.")
+        bool, option("--partial", help="Keep weights that the source does not have, instead of refusing.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Write trained weights into an inference model or a checkpoint, by name. Neither file given is changed."""
+    from graphscale.cli.show import print_json, say
+    from graphscale.files import writing
+    from graphscale.ort.fusing import export_weights as export
+
     writing.check_output(output)
     result = export(source, destination, partial=partial)
     result.save(output)
     if json:
-        found = {"written": result.written, "kept": result.kept, "unused": result.unused}
-        print_json(found)
+        print_json({"written": result.written, "kept": result.kept, "unused": result.unused})
         return
-    console = Console(highlight=False)
-    console.print(Text(f"{len(result.written)} weights from {source} -> {output}"), soft_wrap=True)
+    say(f"{len(result.written)} weights from {source} -> {output}")
     for verb, names in (("kept", result.kept), ("not used", result.unused)):
         if names:
-            console.print(Text(f"{verb}: {', '.join(names)}"), soft_wrap=True)
+            say(f"{verb}: {', '.join(names)}")

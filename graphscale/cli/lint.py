@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphscale.cli.options import Json, ModelPath
-from graphscale.cli.show_lint import show_lint
-from graphscale.files import writing
+from graphscale.cli.options import Json, ModelPath, option
+
+if TYPE_CHECKING:
+    from graphscale.checks.linting import Finding, LintReport
 
 __all__ = ["lint"]
+
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def lint(
     model: ModelPath,
-    scale: Annotated[str | None, typer.Option(help="The loss scale. Default: found.", show_default=False)] = None,
+    scale: Annotated[str | None, option(help="The loss scale. Default: found.")] = None,
     select: Annotated[
         list[str] | None,
-        typer.Option(metavar="CODE", help="Report this code alone (GS201), or these (GS2). May be repeated."),
+        option(metavar="CODE", help="Report this code alone (GS201), or these (GS2). May be repeated."),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Do not report this code. May be repeated.")
+        list[str] | None, option(metavar="CODE", help="Do not report this code. May be repeated.")
     ] = None,
-    sarif: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the findings in SARIF 2.1.0.", show_default=False)
-    ] = None,
+    sarif: Annotated[Path | None, option(metavar="FILE", help="Write the findings in SARIF 2.1.0.")] = None,
     json: Json = False,
 ) -> None:
     """Look for mistakes in the loss scaling of a training graph, scaled or not, by graphscale or by hand.
@@ -35,12 +36,55 @@ def lint(
     """
     from graphscale.checks.linting import lint as find
     from graphscale.checks.linting.sarif import write_sarif
+    from graphscale.files import writing
 
     if sarif is not None:
         writing.check_output(sarif)
     report = find(model, scale=scale, select=select or (), ignore=ignore or ())
     if sarif is not None:
         write_sarif(report, model, sarif)
-    show_lint(report, json, str(model))
+    _show(report, json, str(model))
     if not report.clean:
         raise typer.Exit(1)
+
+
+def _show(report: LintReport, as_json: bool, title: str) -> None:
+    """Print the findings by code, with the reason why each matters, and its remedy."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from graphscale.checks.linting.codes import CODES
+    from graphscale.cli.show import print_json, say
+
+    if as_json:
+        print_json(report.to_dict())
+        return
+    say(title)
+    table = Table(show_header=False, show_edge=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    by_code: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        by_code.setdefault(finding.code, []).append(finding)
+    for name, findings in by_code.items():
+        code = CODES[name]
+        text = Text(f"{code.severity}: {code.title}\n", style=_STYLES[code.severity])
+        lines = [(f"{finding.node}: " if finding.node else "") + finding.message for finding in findings]
+        table.add_row(
+            Text(name, style=_STYLES[code.severity]),
+            Text.assemble(text, "\n".join([*lines, f"why: {code.why}", f"fix: {code.fix}"])),
+        )
+    if by_code:
+        Console(highlight=False).print(table)
+    say(_summarize(report))
+
+
+def _summarize(report: LintReport) -> str:
+    counts = [(report.count(severity), severity) for severity in ("error", "warning", "note")]
+    found = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for count, severity in counts if count)
+    scale = f"loss scale {report.loss_scale}" if report.loss_scale else "no loss scale"
+    check = f"finite check {report.check}" if report.check else "no finite check"
+    size = f"{report.nodes} node{'s' * (report.nodes != 1)}"
+    states = f"{report.states} state{'s' * (report.states != 1)}"
+    return f"{found or 'nothing found'} ({size}, {scale}, {check}, {states})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,10 @@ from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
 from graphscale.targets import target_names
 
 __all__ = [
+    "BUCKET_SIZE",
+    "LOSS_SCALE",
+    "DryRun",
+    "Force",
     "Gradient",
     "IncrementPeriod",
     "InitialLossScale",
@@ -24,41 +29,73 @@ __all__ = [
     "Seed",
     "Target",
     "Update",
+    "argument",
+    "is_folder",
+    "option",
     "parse_loss_scale",
     "parse_updates",
 ]
 
-ModelPath = Annotated[Path, typer.Argument(help="An ONNX training graph.", show_default=False)]
-Loss = Annotated[str | None, typer.Option(help="The loss. Default: found.", show_default=False)]
-Seed = Annotated[
-    str | None,
-    typer.Option(metavar="NODE:INDEX", help="Where the scale enters. Default: found.", show_default=False),
-]
-Gradient = Annotated[
-    list[str] | None, typer.Option(help="A value that is a gradient. May be repeated.", show_default=False)
-]
+LOSS_SCALE = "dynamic|NUMBER|PRESET|FILE.json"
+BUCKET_SIZE = "25MiB"
+
+
+def option(*names: str, help: str, **more: Any) -> Any:
+    """Declare an option whose default is not shown, unless asked for."""
+    return typer.Option(*names, help=help, **{"show_default": False, **more})
+
+
+def argument(help: str, **more: Any) -> Any:
+    """Declare an argument without a default."""
+    return typer.Argument(help=help, show_default=False, **more)
+
+
+ModelPath = Annotated[Path, argument("An ONNX training graph.")]
+Loss = Annotated[str | None, option(help="The loss. Default: found.")]
+Seed = Annotated[str | None, option(metavar="NODE:INDEX", help="Where the scale enters. Default: found.")]
+Gradient = Annotated[list[str] | None, option(help="A value that is a gradient. May be repeated.")]
 Update = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="OUT=IN",
-        help="Output OUT is the next value of input IN. May be repeated.",
-        show_default=False,
-    ),
+    option(metavar="OUT=IN", help="Output OUT is the next value of input IN. May be repeated."),
 ]
+InitialLossScale = Annotated[float | None, option(help="The dynamic scale at the beginning. Default: 32768.")]
+IncrementPeriod = Annotated[int | None, option(help="Good steps before it grows. Default: 2000.")]
+Multiplier = Annotated[float | None, option(help="The factor of growth and decrease. Default: 2.")]
 Target = Annotated[
     str | None,
-    typer.Option(help=f"The runtime: {target_names()}. Default: onnx; for a folder ort-training.", show_default=False),
+    option(help=f"The runtime: {target_names()}. Default: onnx; for a folder ort-training."),
 ]
-InitialLossScale = Annotated[
-    float | None, typer.Option(help="The dynamic scale at the beginning. Default: 32768.", show_default=False)
-]
-IncrementPeriod = Annotated[
-    int | None, typer.Option(help="Good steps before it grows. Default: 2000.", show_default=False)
-]
-Multiplier = Annotated[
-    float | None, typer.Option(help="The factor of growth and decrease. Default: 2.", show_default=False)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[bool, option("--force", help="Replace an output folder that is not empty.")]
+DryRun = Annotated[bool, option("--dry-run", help="Write nothing.")]
+Json = Annotated[bool, option("--json", help="Print JSON.")]
+
+
+def is_folder(model: Path, output: Path | None, dry_run: bool, graph_options: Mapping[str, object]) -> bool:
+    """Return whether a model is a folder of artifacts, and check the options that depend on it.
+
+    Args:
+        model: a file or a folder.
+        output: the path to write.
+        dry_run: nothing is to be written: an output is not needed.
+        graph_options: the options that go with a single graph alone, by name.
+
+    Raises:
+        BadParameter: the output is missing, or an option does not go with a folder.
+        OutputError: the output file cannot be written.
+    """
+    from graphscale.files import writing
+    from graphscale.ort.artifacts.folder import holds_artifacts
+
+    if output is None and not dry_run:
+        raise typer.BadParameter("name the file to write with -o, or pass --dry-run")
+    if not holds_artifacts(model):
+        if output is not None:
+            writing.check_output(output)
+        return False
+    for name, value in graph_options.items():
+        if value:
+            raise typer.BadParameter(f"{name} is for a single graph; {model} is a folder of artifacts")
+    return True
 
 
 def parse_updates(updates: list[str] | None) -> dict[str, str]:
@@ -79,7 +116,7 @@ def parse_updates(updates: list[str] | None) -> dict[str, str]:
 
 
 def parse_loss_scale(
-    text: str, initial: float | None, increment_period: int | None, multiplier: float | None
+    text: str, initial: float | None = None, increment_period: int | None = None, multiplier: float | None = None
 ) -> LossScale:
     """Turn the loss-scale options into a loss scale.
 

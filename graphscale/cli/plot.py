@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-from rich.console import Console
-from rich.text import Text
-
+from graphscale.cli.options import argument, option
 from graphscale.errors import TrainingError
-from graphscale.training.metrics import read_metrics
-from graphscale.training.run_plot import Curve, check_picture, draw
+
+if TYPE_CHECKING:
+    from graphscale.training.run_plot import Curve
 
 __all__ = ["plot"]
 
 
 def plot(
-    metrics: Annotated[Path, typer.Argument(help="What graphscale train --metrics wrote.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="A .png, .svg or .pdf file.", show_default=False)],
-    title: Annotated[str | None, typer.Option(help="Above the picture.", show_default=False)] = None,
+    metrics: Annotated[Path, argument("What graphscale train --metrics wrote.")],
+    output: Annotated[Path, option("-o", "--output", help="A .png, .svg or .pdf file.")],
+    title: Annotated[str | None, option(help="Above the picture.")] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Another output of the step, drawn in a panel of its own. May be repeated.", show_default=False
-        ),
+        option(help="Another output of the step, drawn in a panel of its own. May be repeated."),
     ] = None,
 ) -> None:
     """Draw the loss, the loss scale with its growths and decreases, and the skipped steps of a run."""
+    from graphscale.cli.show import say
+    from graphscale.training.metrics import read_metrics
+    from graphscale.training.run_plot import check_picture, draw
+
     check_picture(output)
     records = read_metrics(metrics)
     if not records:
@@ -39,9 +39,10 @@ def plot(
             raise TrainingError(f"--column {name}: {metrics} does not have it; {there}")
     draw(records, output, title=title, curves=[_curve(name) for name in column or []])
     skipped = sum(not record.applied for record in records)
-    text = f"{len(records)} steps, {skipped} of them skipped -> {output}"
-    Console(highlight=False).print(Text(text), soft_wrap=True)
+    say(f"{len(records)} steps, {skipped} of them skipped -> {output}")
 
 
 def _curve(name: str) -> Curve:
+    from graphscale.training.run_plot import Curve
+
     return Curve(name, lambda record: record.outputs.get(name))

@@ -1,4 +1,4 @@
-"""A training run in the terminal: the bar while it goes on, and the table of what happened."""
+"""A training run in the terminal: the bar while it goes on, and the table of its results."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from graphscale.cli.show import make_table
 from graphscale.training.record import StepRecord
 
 __all__ = ["Tally", "show_table"]
 
 
 class Tally:
-    """What a run comes to, record by record.
+    """The counts of a run, record by record.
 
     Attributes:
         first: the first record; None before it.
         last: the last one.
-        steps: how many there were.
-        skipped: how many of them were skipped.
-        grown: how often the loss scale grew.
-        lowered: how often it fell.
+        steps: the number of records.
+        skipped: the number of skipped steps.
+        grown: the number of times that the loss scale grew.
+        lowered: the number of times that it fell.
         seconds: from the first request for a record to the end of the last one.
     """
 
@@ -68,7 +68,7 @@ class Tally:
         return self.steps / self.seconds if self.seconds else 0.0
 
     def rows(self) -> list[tuple[str, str]]:
-        """Steps, loss and loss scale, as rows of a table; none where there were no steps."""
+        """Return rows of a table: steps, loss and loss scale; none where there were no steps."""
         if self.first is None or self.last is None:
             return []
         first, last = self.first, self.last
@@ -103,9 +103,7 @@ def _times(count: int) -> str:
 
 def show_table(console: Console, rows: Sequence[tuple[str, str]]) -> None:
     """Print rows under the title "What happened"."""
-    table = Table(show_header=False, show_edge=False, pad_edge=False, title="What happened", title_justify="left")
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = make_table(title="What happened", title_justify="left")
     for name, text in rows:
         table.add_row(name, text)
     console.print(table)

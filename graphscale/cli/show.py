@@ -1,24 +1,71 @@
-"""Reports as tables in the terminal."""
+"""Reports in the terminal: texts, tables, JSON."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from graphscale.analysis.report import Report
+if TYPE_CHECKING:
+    from graphscale.analysis.report import Report
 
-__all__ = ["print_json", "show_report"]
+__all__ = ["make_table", "print_json", "say", "shorten", "show_report", "show_rows", "warn"]
 
 _SHOWN = 12
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """Print a report on stdout as JSON, whole or, if a part of it cannot be told in JSON, not at all."""
+    """Print a report on stdout as JSON, whole or, if JSON cannot hold a part of it, not at all."""
     print(json.dumps(data, indent=2))
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a text on stdout, in one line unless it has more."""
+    Console(highlight=False).print(Text(text, style), soft_wrap=True)
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Print warnings on stderr."""
+    for warning in warnings:
+        Console(stderr=True, highlight=False).print(Text(f"warning: {warning}"))
+
+
+def make_table(*right: str, left: str | None = None, **options: Any) -> Table:
+    """Make a table without a frame.
+
+    Args:
+        right: the headers of its columns of numbers, behind a column of names.
+        left: the header of that one; None for a table of names and texts, without headers.
+        options: more options of the table.
+    """
+    table = Table(show_header=left is not None, show_edge=False, pad_edge=False, **options)
+    if left is None:
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+    else:
+        table.add_column(left, no_wrap=True)
+    for header in right:
+        table.add_column(header, justify="right", no_wrap=True)
+    return table
+
+
+def show_rows(rows: Iterable[tuple[str, Sequence[str]]]) -> None:
+    """Print a table of names and lines."""
+    table = make_table()
+    for name, lines in rows:
+        table.add_row(name, Text("\n".join(lines)))
+    Console(highlight=False).print(table)
+
+
+def shorten(lines: Sequence[str]) -> list[str]:
+    """Return the first of many lines, and the number of the others."""
+    if len(lines) <= _SHOWN:
+        return [*lines]
+    return [*lines[:_SHOWN], f"... and {len(lines) - _SHOWN} more (--json shows all)"]
 
 
 def show_report(report: Report, as_json: bool, title: str) -> None:
@@ -26,16 +73,9 @@ def show_report(report: Report, as_json: bool, title: str) -> None:
     if as_json:
         print_json(report.to_dict())
         return
-    table = Table(show_header=False, show_edge=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, lines in _rows(report):
-        table.add_row(name, Text("\n".join(lines)))
-    console = Console(highlight=False)
-    console.print(Text(title), soft_wrap=True)
-    console.print(table)
-    for warning in report.warnings:
-        Console(stderr=True, highlight=False).print(Text(f"warning: {warning}"))
+    say(title)
+    show_rows(_rows(report))
+    warn(report.warnings)
 
 
 def _rows(report: Report) -> list[tuple[str, list[str]]]:
@@ -45,16 +85,16 @@ def _rows(report: Report) -> list[tuple[str, list[str]]]:
     covered = report.contractions - len(report.missed)
     rows = [
         ("loss", [f"{report.loss} ({report.loss_found})"]),
-        ("scale enters", _short(places)),
+        ("scale enters", shorten(places)),
         (
             "coverage",
             [f"{100 * report.coverage:.0f} % ({covered} of {report.contractions} backward contractions)"],
         ),
-        (f"gradients ({len(gradients)})", _short(gradients)),
-        (f"carried state ({len(state)})", _short(state) or ["none"]),
+        (f"gradients ({len(gradients)})", shorten(gradients)),
+        (f"carried state ({len(state)})", shorten(state) or ["none"]),
     ]
     if report.accumulators:
-        rows.append((f"accumulators ({len(report.accumulators)})", _short(list(report.accumulators))))
+        rows.append((f"accumulators ({len(report.accumulators)})", shorten(report.accumulators)))
     if report.policy is not None:
         config = ", ".join(f"{key}={value}" for key, value in report.policy["config"].items())
         rows.append(("loss scale", [f"{report.policy['class_name']}({config})"]))
@@ -69,9 +109,3 @@ def _rows(report: Report) -> list[tuple[str, list[str]]]:
         rows.append(("proof", ["every output and carried state is free of the scale"]))
     rows.extend(("renamed", [f"{wanted} was taken: {given}"]) for wanted, given in report.renamed.items())
     return rows
-
-
-def _short(lines: list[str]) -> list[str]:
-    if len(lines) <= _SHOWN:
-        return lines
-    return [*lines[:_SHOWN], f"... and {len(lines) - _SHOWN} more (--json shows all)"]

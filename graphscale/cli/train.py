@@ -3,83 +3,141 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.markup import escape
-
-from graphscale.cli import train_options as opt
-from graphscale.cli.progress import Tally, show_table
+from graphscale.cli.options import BUCKET_SIZE, argument, option
 from graphscale.errors import TrainingError
-from graphscale.replicas.launch import launched_size
-from graphscale.training.interrupt import Interruption
-from graphscale.training.record import StepRecord
-from graphscale.training.schedules import LearningRate
+from graphscale.training.schedules import SCHEDULES, LearningRate
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from graphscale.training.loop import Trainer
+    from graphscale.training.record import StepRecord
     from graphscale.training.run import Options, Run
 
 __all__ = ["train"]
 
+_data = functools.partial(option, rich_help_panel="Data")
+_rate = functools.partial(option, rich_help_panel="Learning rate")
+_files = functools.partial(option, rich_help_panel="Checkpoints, logs, output")
+_replicas = functools.partial(option, rich_help_panel="Replicas (mpiexec -n N graphscale train ...)")
+
 
 def train(
-    step: opt.Step,
-    data: opt.Data,
-    epochs: opt.Epochs = None,
-    max_steps: opt.MaxSteps = None,
-    batch_size: opt.BatchSize = None,
-    seed: opt.Seed = 0,
-    no_shuffle: opt.NoShuffle = False,
-    feed: opt.Feed = None,
-    state: opt.State = None,
-    ignore_extra: opt.IgnoreExtra = False,
-    learning_rate: opt.LearningRateValue = None,
-    learning_rate_input: opt.LearningRateInput = None,
-    schedule: opt.Schedule = "constant",
-    warmup: opt.Warmup = 0,
-    final_learning_rate: opt.FinalLearningRate = None,
-    decay_steps: opt.DecaySteps = None,
-    decay_rate: opt.DecayRate = None,
-    power: opt.Power = None,
-    checkpoint_dir: opt.CheckpointDir = None,
-    checkpoint_every: opt.CheckpointEvery = None,
-    keep: opt.Keep = 3,
-    resume: opt.Resume = False,
-    metrics: opt.Metrics = None,
-    logdir: opt.Logdir = None,
-    output: opt.Output = None,
-    provider: opt.Provider = None,
-    quiet: opt.Quiet = False,
-    replicas: opt.Replicas = None,
-    bucket_size: opt.BucketSize = "25MiB",
-    stages: opt.Stages = 1,
-    sharded: opt.Sharded = False,
-    timeout: opt.Timeout = 300.0,
+    step: Annotated[Path, argument("A scaled training step.", metavar="STEP.onnx")],
+    data: Annotated[
+        Path,
+        _data(
+            metavar="FILE.npz", help="Arrays named like the inputs of the step; the first axis of each is the samples."
+        ),
+    ],
+    epochs: Annotated[int | None, _data(help="Times through the data. Default: 1.")] = None,
+    max_steps: Annotated[
+        int | None, _data(metavar="N", help="The last step at the latest; skipped ones count.")
+    ] = None,
+    batch_size: Annotated[int | None, _data(help="Samples in a step. Default: what the step fixes, or 32.")] = None,
+    seed: Annotated[int, _data(help="Of the shuffling.", show_default=True)] = 0,
+    no_shuffle: Annotated[bool, _data("--no-shuffle", help="Take the samples in their order.")] = False,
+    feed: Annotated[
+        list[str] | None,
+        _data(
+            metavar="NAME=VALUE",
+            help="An input that is the same in every step: a number, true, false, or an .npy file. May be repeated.",
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        _data(metavar="FILE", help="First values of carried inputs (weights, moments): .npz or .safetensors."),
+    ] = None,
+    ignore_extra: Annotated[
+        bool, _data("--ignore-extra", help="Ignore arrays in --data and --state that the step has no input for.")
+    ] = False,
+    learning_rate: Annotated[float | None, _rate("--learning-rate", help="Fed to the step.")] = None,
+    learning_rate_input: Annotated[
+        str | None, _rate(metavar="NAME", help="The input that takes it. Default: learning_rate or lr.")
+    ] = None,
+    schedule: Annotated[
+        str,
+        _rate(metavar="NAME", help=f"{', '.join(SCHEDULES)}. A skipped step does not advance it.", show_default=True),
+    ] = "constant",
+    warmup: Annotated[int, _rate(metavar="STEPS", help="Applied steps of linear growth at the beginning.")] = 0,
+    final_learning_rate: Annotated[float | None, _rate(help="The last, or lowest, one. Default: 0.")] = None,
+    decay_steps: Annotated[
+        int | None,
+        _rate(
+            metavar="STEPS",
+            help="Applied steps of the decay (default: the rest of the run); of one round for step and exponential.",
+        ),
+    ] = None,
+    decay_rate: Annotated[
+        float | None, _rate(help="The factor of each round: step and exponential. Default: 0.1.")
+    ] = None,
+    power: Annotated[float | None, _rate(help="Of the polynomial. Default: 1.")] = None,
+    checkpoint_dir: Annotated[Path | None, _files(metavar="DIR", help="Where checkpoints go.")] = None,
+    checkpoint_every: Annotated[
+        int | None, _files(metavar="STEPS", help="Steps between them. Default: an epoch.")
+    ] = None,
+    keep: Annotated[int, _files(metavar="N", help="So many of the newest stay.", show_default=True)] = 3,
+    resume: Annotated[
+        bool, _files("--resume", help="Go on from the newest checkpoint; begin where there is none yet.")
+    ] = False,
+    metrics: Annotated[Path | None, _files(metavar="FILE", help="One row a step: .jsonl or .csv.")] = None,
+    logdir: Annotated[Path | None, _files(metavar="DIR", help="Event files for TensorBoard.")] = None,
+    output: Annotated[
+        Path | None, _files("-o", "--output", metavar="FILE.onnx", help="The step with its trained weights in it.")
+    ] = None,
+    provider: Annotated[
+        list[str] | None,
+        option(help="An execution provider. May be repeated. Default: the CPU."),
+    ] = None,
+    quiet: Annotated[bool, option("--quiet", help="Print errors and interruptions only.")] = False,
+    replicas: Annotated[
+        int | None,
+        _replicas(metavar="N", help="Refuse another number of processes. Default: as many as mpiexec starts."),
+    ] = None,
+    bucket_size: Annotated[
+        str, _replicas(metavar="SIZE", help="Of a message at most: bytes, or like 25MiB.", show_default=True)
+    ] = BUCKET_SIZE,
+    stages: Annotated[
+        int, _replicas(metavar="N", help="Parts of the backward pass that overlap with messages.", show_default=True)
+    ] = 1,
+    sharded: Annotated[
+        bool,
+        _replicas("--sharded", help="Each replica keeps and updates a share of weights and moments (ZeRO, stage 1)."),
+    ] = False,
+    timeout: Annotated[
+        float, _replicas(metavar="SECONDS", help="To wait for the other replicas.", show_default=True)
+    ] = 300.0,
 ) -> None:
     """Train from a scaled step: batches, learning rate, checkpoints, metrics. Ctrl-C saves and stops.
 
     Started by mpiexec, each process trains one replica on its share of every batch.
     """
+    from rich.console import Console
+
+    from graphscale.replicas.launch import launched_size
     from graphscale.training.run import Options, Run
 
     rate = None
     if learning_rate is not None:
         rate = LearningRate(learning_rate, schedule, warmup, final_learning_rate, decay_steps, decay_rate, power)
     else:
-        _refuse_without_rate(
-            {
-                "--schedule": schedule if schedule != "constant" else None,
-                "--warmup": warmup or None,
-                "--final-learning-rate": final_learning_rate,
-                "--decay-steps": decay_steps,
-                "--decay-rate": decay_rate,
-                "--power": power,
-                "--learning-rate-input": learning_rate_input,
-            }
-        )
+        for name, given in {
+            "--schedule": schedule != "constant",
+            "--warmup": warmup != 0,
+            "--final-learning-rate": final_learning_rate is not None,
+            "--decay-steps": decay_steps is not None,
+            "--decay-rate": decay_rate is not None,
+            "--power": power is not None,
+            "--learning-rate-input": learning_rate_input is not None,
+        }.items():
+            if given:
+                raise TrainingError(f"{name} goes with --learning-rate")
     options = Options(
         step=step,
         data=data,
@@ -113,13 +171,12 @@ def train(
         _run(options, Run(options), Console(highlight=False, quiet=quiet or not world.is_first))
 
 
-def _refuse_without_rate(options: dict[str, object]) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise TrainingError(f"{option} goes with --learning-rate")
-
-
 def _run(options: Options, run: Run, console: Console) -> None:
+    from rich.markup import escape
+
+    from graphscale.cli.progress import Tally, show_table
+    from graphscale.training.interrupt import Interruption
+
     done = run.resumed.steps if run.resumed else 0
     if done:
         console.print(f"resumed at step {done} of {run.total}")

@@ -2,54 +2,51 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphscale.checks.verification import verify as verify_graphs
-from graphscale.checks.verification.counterexample import save_case
-from graphscale.cli.options import Gradient, Json, Loss, Update, parse_updates
-from graphscale.cli.show_verify import replay_command, show_differences, show_verification
-from graphscale.files import writing
+from graphscale.cli.options import Gradient, Json, Loss, Update, argument, option, parse_updates
+
+if TYPE_CHECKING:
+    from graphscale.checks.verification.verify_report import Difference, VerifyReport
 
 __all__ = ["verify"]
 
+_STYLES = {"holds": "green", "fails": "bold red", "skipped": "dim"}
+_SHOWN = 6
+
 
 def verify(
-    original: Annotated[Path, typer.Argument(help="The training graph before scaling.", show_default=False)],
-    scaled: Annotated[Path, typer.Argument(help="The training graph after scaling.", show_default=False)],
-    runs: Annotated[int, typer.Option(min=0, help="How many random feeds to try; 0 for the proof alone.")] = 3,
+    original: Annotated[Path, argument("The training graph before scaling.")],
+    scaled: Annotated[Path, argument("The training graph after scaling.")],
+    runs: Annotated[
+        int, option(min=0, help="How many random feeds to try; 0 for the proof alone.", show_default=True)
+    ] = 3,
     tolerance: Annotated[
         float,
-        typer.Option(help="How far values may be off, relative to the largest element of a tensor; 0: the same bits."),
+        option(
+            help="How far values may be off, relative to the largest element of a tensor; 0: the same bits.",
+            show_default=True,
+        ),
     ] = 0.0,
     providers: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Execution providers, such as CUDAExecutionProvider. Default: CPU.",
-            show_default=False,
-        ),
+        option(metavar="NAME,...", help="Execution providers, such as CUDAExecutionProvider. Default: CPU."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random feeds.")] = 0,
-    feeds: Annotated[
-        Path | None, typer.Option(metavar="FILE.npz", help="Arrays for inputs, by name.", show_default=False)
-    ] = None,
+    seed: Annotated[int, option(min=0, help="Of the random feeds.", show_default=True)] = 0,
+    feeds: Annotated[Path | None, option(metavar="FILE.npz", help="Arrays for inputs, by name.")] = None,
     dim: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=SIZE", help="The size of a symbolic axis. May be repeated.", show_default=False),
+        list[str] | None, option(metavar="NAME=SIZE", help="The size of a symbolic axis. May be repeated.")
     ] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.npz", help="Run this counterexample alone.", show_default=False),
-    ] = None,
+    replay: Annotated[Path | None, option(metavar="FILE.npz", help="Run this counterexample alone.")] = None,
     save_counterexample: Annotated[
         Path | None,
-        typer.Option(
+        option(
             metavar="FILE.npz",
             help="Where to write the first counterexample. Default: SCALED.counterexample.npz.",
-            show_default=False,
         ),
     ] = None,
     loss: Loss = None,
@@ -58,6 +55,10 @@ def verify(
     json: Json = False,
 ) -> None:
     """Prove a scaled graph right, and run it against the original: exit code 0 if all holds, 1 if not."""
+    from graphscale.checks.verification import verify as verify_graphs
+    from graphscale.checks.verification.counterexample import save_case
+    from graphscale.files import writing
+
     report = verify_graphs(
         original,
         scaled,
@@ -74,25 +75,83 @@ def verify(
     )
     command = None
     if report.counterexample is not None:
-        target = replay
-        if target is None:
-            target = save_counterexample or scaled.with_name(f"{scaled.name}.counterexample.npz")
-            writing.check_output(target)
-            save_case(report.counterexample, target)
-        command = replay_command(original, scaled, target)
-    show_verification(report, json, f"{scaled} against {original}", command)
+        case = replay
+        if case is None:
+            case = save_counterexample or scaled.with_name(f"{scaled.name}.counterexample.npz")
+            writing.check_output(case)
+            save_case(report.counterexample, case)
+        command = shlex.join(["graphscale", "verify", str(original), str(scaled), "--replay", str(case)])
+    _show(report, json, f"{scaled} against {original}", command)
     if replay is not None and not json:
-        show_differences(report)
+        _show_differences(report)
     if not report.ok:
         raise typer.Exit(1)
 
 
 def _parse_dims(options: list[str] | None) -> dict[str, int]:
     """Turn `NAME=SIZE` options into `{name: size}`."""
-    found: dict[str, int] = {}
-    for option in options or []:
-        name, separator, size = option.rpartition("=")
+    sizes: dict[str, int] = {}
+    for given in options or []:
+        name, separator, size = given.rpartition("=")
         if not (name and separator and size.isascii() and size.isdecimal() and 0 < int(size) < 2**31):
-            raise typer.BadParameter(f"--dim {option}: expected NAME=SIZE, the name of an axis and a whole number")
-        found[name] = int(size)
-    return found
+            raise typer.BadParameter(f"--dim {given}: expected NAME=SIZE, the name of an axis and a whole number")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _show(report: VerifyReport, as_json: bool, title: str, command: str | None) -> None:
+    """Print a report, and the command that runs its counterexample again, if it has one."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from graphscale.cli.show import print_json, say
+
+    if as_json:
+        print_json({**report.to_dict(), "replay": command})
+        return
+    say(title)
+    table = Table(show_edge=False, pad_edge=False, box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in report.checks:
+        kind = Text("proof  " if check.proof else "measure", "dim")
+        table.add_row(kind, Text(check.name), Text(check.status, _STYLES[check.status]) + f": {check.detail}")
+    Console(highlight=False).print(table)
+    for note in report.notes:
+        say(f"note: {note}")
+    failed = len(report.failures)
+    verdict = "verified" if report.ok else f"{failed} check{'s' if failed > 1 else ''} failed"
+    say(f"{verdict} ({report.runs} runs of the scaled graph)", "bold")
+    if command is not None:
+        say(f"the first counterexample again: {command}")
+
+
+def _show_differences(report: VerifyReport) -> None:
+    """Print the expected values of a case, and those that it gave."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("value", "source", "expected", "got"):
+        table.add_column(column, overflow="fold")
+    for difference in report.differences:
+        expected, got = _describe(difference)
+        table.add_row(Text(difference.name), difference.source, Text(expected), Text(got))
+    if report.differences:
+        Console(highlight=False).print(table)
+
+
+def _describe(difference: Difference) -> tuple[str, str]:
+    """Return the elements that differ, or the types."""
+    import numpy as np
+
+    expected, got = np.asarray(difference.expected), np.asarray(difference.got)
+    if (expected.shape, expected.dtype) != (got.shape, got.dtype):
+        return f"{expected.dtype.name}{list(expected.shape)}", f"{got.dtype.name}{list(got.shape)}"
+    wrong = difference.places()
+    more = f" ... ({wrong.size} of {expected.size})" if wrong.size > _SHOWN else ""
+    flat = [", ".join(str(number) for number in array.reshape(-1)[wrong[:_SHOWN]]) for array in (expected, got)]
+    return flat[0] + more, flat[1] + more
