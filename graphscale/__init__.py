@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphscale.mixed_precision import AutocastModel, autocast
     from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
     from graphscale.ort.fusing import export_weights, fuse
-    from graphscale.passes.nodes.bound import BoundLossScale
+    from graphscale.passes.bound import BoundLossScale
     from graphscale.pipeline import ScaledModel, inspect, scale
     from graphscale.replicas import ReplicatedSession, split
     from graphscale.session import Session, StepResult
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
 def _bind(loss_scale: LossScale, graph: ir.Graph | ir.Model, target: str) -> BoundLossScale:
     """Put a loss scale into a graph; policies leave this to the package, since they need numpy alone."""
-    from graphscale.passes.nodes.bound import BoundLossScale
+    from graphscale.passes.bound import BoundLossScale
 
     return BoundLossScale(loss_scale, graph, target)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from graphscale.graph.builder import Builder
+from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.rewrite import Rewrite, RewritePass
 from graphscale.passes.unscale_gradients import UnscaleGradients
 
@@ -25,8 +27,8 @@ class CheckFinite(RewritePass):
     sign = "∞?"
     after = UnscaleGradients
 
-    def rewrite(self, rewrite: Rewrite) -> bool:
+    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
         if rewrite.is_fixed and not rewrite.skip_nonfinite:
             return False
-        rewrite.all_finite = rewrite.bound.check(rewrite.checked)
+        rewrite.all_finite = all_finite(build, rewrite.checked, rewrite.bound.target)
         return True

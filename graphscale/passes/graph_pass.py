@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass
 
+from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.marks import PASS_KEY
 
 __all__ = ["GraphPass"]
@@ -26,6 +27,11 @@ class GraphPass(InPlacePass):
     sign: ClassVar[str] = "+"
     optional: ClassVar[bool] = False
     renews_scale: ClassVar[bool] = False
+
+    @classmethod
+    def builder(cls, editor: Editor, **defaults: Any) -> Builder:
+        """Return a builder of this pass's nodes; see `Builder` for the defaults."""
+        return editor.builder(cls.name, **defaults)
 
     @classmethod
     def inserted(cls, node: ir.Node) -> bool:

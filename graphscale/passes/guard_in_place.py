@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.report import WRITTEN_IN_PLACE
-from graphscale.graph.builder import Builder, Editor
+from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import constant_tensor
 from graphscale.operators import Optimizer, optimizer_of
-from graphscale.passes.rewrite import Carried, Rewrite
+from graphscale.passes.rewrite import Rewrite, StatePair
 
 __all__ = ["guard_accumulator", "guard_optimizer", "guard_written_input"]
 
-NAME = "guard-updates"
 
-
-def guard_accumulator(rewrite: Rewrite, node: ir.Node, applies: ir.Value) -> None:
+def guard_accumulator(build: Builder, node: ir.Node, applies: ir.Value) -> None:
     """Let an accumulator add nothing on a skipped step: -0.0, since x + -0.0 is x, bit for bit."""
     buffer, gradient = node.inputs[0], node.inputs[1]
     assert buffer is not None and gradient is not None
-    editor, dtype = rewrite.bound.editor, dtype_of(gradient)
+    build, dtype = dataclasses.replace(build, at=("before", node)), dtype_of(gradient)
     given = node.inputs[2] if len(node.inputs) > 2 else None
     overwrite = constant_tensor(given)
     if overwrite is not None and overwrite.numpy().all():
@@ -29,47 +29,45 @@ def guard_accumulator(rewrite: Rewrite, node: ir.Node, applies: ir.Value) -> Non
     elif given is None and node.op_type == "InPlaceAccumulatorV2":
         # This kernel turns -0.0 into 0.0 when it adds: overwrite the buffer with itself instead.
         kept = buffer
-        _set_flag(editor, node, 2, applies)
+        _set_flag(build, node, 2, applies)
     else:
         name = f"graphscale/negative_zero.{dtype.name.lower()}"
-        kept = editor.shared_constant(name, np.asarray(-0.0, dtype=dtype.numpy()))
-    build = editor.builder(NAME, at=("before", node))
+        kept = build.editor.shared_constant(name, np.asarray(-0.0, dtype=dtype.numpy()))
     guarded = build.op("Where", [applies, gradient, kept], name=f"{gradient.name}.guarded", like=gradient, dtype=dtype)
     node.replace_input_with(1, guarded)
 
 
-def _set_flag(editor: Editor, node: ir.Node, index: int, applies: ir.Value) -> None:
-    build = editor.builder(NAME, at=("before", node), dtype=ir.DataType.BOOL)
-    skipped = build.op("Not", [applies], name="skipped", shape=())
+def _set_flag(build: Builder, node: ir.Node, index: int, applies: ir.Value) -> None:
+    skipped = build.op("Not", [applies], name="skipped", dtype=ir.DataType.BOOL, shape=())
     node.resize_inputs(max(len(node.inputs), index + 1))
     node.replace_input_with(index, _as_vector(build, skipped))
 
 
 def _as_vector(build: Builder, flag: ir.Value) -> ir.Value:
     shape = build.editor.shared_constant("graphscale/flag_shape", np.asarray([1], dtype=np.int64))
-    return build.op("Reshape", [flag, shape], name=f"{flag.name}.vector", shape=[1])
+    return build.op("Reshape", [flag, shape], name=f"{flag.name}.vector", dtype=ir.DataType.BOOL, shape=[1])
 
 
-def guard_optimizer(rewrite: Rewrite, node: ir.Node, applies: ir.Value) -> None:
+def guard_optimizer(build: Builder, node: ir.Node, applies: ir.Value) -> None:
     """Tell an optimizer operator to do nothing on a skipped step; kernels may write its states in place."""
     optimizer = optimizer_of(node)
     if optimizer is None:
         return
-    _protect_states(rewrite, node, optimizer, applies)
+    build = dataclasses.replace(build, at=("before", node))
+    _protect_states(build, node, optimizer, applies)
     if optimizer.update_signal is None:
         return
     index, signal = optimizer.update_signal, applies
-    build = rewrite.bound.editor.builder(NAME, at=("before", node), dtype=ir.DataType.BOOL)
     given = node.inputs[index] if index < len(node.inputs) else None
     if given is not None:
-        signal = build.op("And", [given, applies], name="update_signal", like=given)
+        signal = build.op("And", [given, applies], name="update_signal", like=given, dtype=ir.DataType.BOOL)
     elif optimizer.signal_shape:
         signal = _as_vector(build, applies)
     node.resize_inputs(max(len(node.inputs), index + 1))
     node.replace_input_with(index, signal)
 
 
-def _protect_states(rewrite: Rewrite, node: ir.Node, optimizer: Optimizer, applies: ir.Value) -> None:
+def _protect_states(build: Builder, node: ir.Node, optimizer: Optimizer, applies: ir.Value) -> None:
     """Give an optimizer copies of its states: CPU kernels overwrite what they read, and the guard needs the old."""
     for o in range(len(node.outputs)):
         i = optimizer.source(o)
@@ -77,20 +75,19 @@ def _protect_states(rewrite: Rewrite, node: ir.Node, optimizer: Optimizer, appli
         if i is None or state is None:
             continue
         # A select of twice the same copies; Identity would share the buffer.
-        build = rewrite.bound.editor.builder(NAME, at=("before", node), dtype=dtype_of(state))
-        copy = build.op("Where", [applies, state, state], name=f"{state.name}.copy", like=state)
+        copy = build.op("Where", [applies, state, state], name=f"{state.name}.copy", like=state, dtype=dtype_of(state))
         node.replace_input_with(i, copy)
 
 
-def guard_written_input(rewrite: Rewrite, node: ir.Node, i: int, o: int, applies: ir.Value) -> None:
+def guard_written_input(rewrite: Rewrite, build: Builder, node: ir.Node, i: int, o: int, applies: ir.Value) -> None:
     """Let the operator write into a copy, and write the copy back if the step is applied."""
     state, new = node.inputs[i], node.outputs[o] if o < len(node.outputs) else None
     if state is None or new is None or not new.name or not (state.is_graph_input() or state.is_initializer()):
         return
-    build = rewrite.bound.editor.builder(NAME, dtype=dtype_of(state))
+    build = dataclasses.replace(build, dtype=dtype_of(state))
     # Sum of one operand copies; Identity would share the buffer.
     copy = build.op("Sum", [state], name=f"{state.name}.copy", like=state, at=("before", node))
     node.replace_input_with(i, copy)
     guarded = build.op("Where", [applies, new, state], name=f"{state.name}.guarded", like=state)
-    rewrite.bound.write_in_place(state, guarded, NAME)
-    rewrite.carried.append(Carried(state, guarded, True, WRITTEN_IN_PLACE))
+    rewrite.bound.write_in_place(build, state, guarded)
+    rewrite.carried.append(StatePair(state, guarded, True, WRITTEN_IN_PLACE))

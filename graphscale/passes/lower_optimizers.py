@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
 from graphscale.errors import ModelFileError
-from graphscale.graph.builder import Editor
+from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.values import node_name
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.optimizer_formulas import LOWERINGS, Formula
@@ -34,18 +34,18 @@ class LowerOptimizers(GraphPass):
 
     @staticmethod
     def applies(model: ir.Model) -> bool:
-        """Whether a model has such operators."""
+        """Return whether a model has such operators."""
         return bool(_optimizers(model))
 
     def call(self, model: ir.Model) -> PassResult:
         nodes = _optimizers(model)
-        editor = Editor(model.graph) if nodes else None
+        if not nodes:
+            return PassResult(model, modified=False)
+        build = self.builder(Editor(model.graph))
         for node in nodes:
-            assert editor is not None
-            _lower(editor, node)
-        if nodes:
-            model.opset_imports.pop(DOMAIN, None)
-        return PassResult(model, modified=bool(nodes))
+            _lower(build, node)
+        model.opset_imports.pop(DOMAIN, None)
+        return PassResult(model, modified=True)
 
 
 def _optimizers(model: ir.Model) -> list[ir.Node]:
@@ -54,7 +54,7 @@ def _optimizers(model: ir.Model) -> list[ir.Node]:
     return [node for node in model.graph if node.domain == DOMAIN and node.op_type in LOWERINGS]
 
 
-def _lower(editor: Editor, node: ir.Node) -> None:
+def _lower(build: Builder, node: ir.Node) -> None:
     rate, count, *tensors = node.inputs
     groups, lowering = LOWERINGS[node.op_type]
     n = len(tensors) // groups
@@ -65,10 +65,10 @@ def _lower(editor: Editor, node: ir.Node) -> None:
         )
     for i in range(n):
         operands = [tensors[i + n * k] for k in range(groups)]
-        results = lowering(Formula(editor, node, operands[0]), rate, count, *operands)
+        results = lowering(Formula(build, node, operands[0]), rate, count, *operands)
         for k, new in enumerate(results):
-            _replace(editor, node.outputs[i + n * k], new)
-    editor.graph.remove(node, safe=True)
+            _replace(build.editor, node.outputs[i + n * k], new)
+    build.editor.graph.remove(node, safe=True)
 
 
 def _replace(editor: Editor, old: ir.Value, new: ir.Value) -> None:

@@ -12,10 +12,11 @@ from onnx_ir.passes import PassResult
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError, TargetError
+from graphscale.graph.marks import AUTOCAST
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.passes.casting.cast_report import AutocastReport, make_cast_report
-from graphscale.passes.casting.casts import NAME, CastInserter
+from graphscale.passes.casting.casts import CastInserter
 from graphscale.passes.casting.precision_plan import plan_precision
 from graphscale.passes.casting.settings import Settings, make_settings
 from graphscale.passes.graph_pass import GraphPass
@@ -50,7 +51,7 @@ class Autocast(GraphPass):
         report: what was done, after the pass has run.
     """
 
-    name = NAME
+    name = AUTOCAST
     sign = "f16"
     optional = True
 
@@ -67,11 +68,13 @@ class Autocast(GraphPass):
     @paused_collector()
     def call(self, model: ir.Model) -> PassResult:
         if not isinstance(self.dtype, str) or self.dtype not in _DTYPES:
-            raise AutocastError(f"{NAME}: the type is float16 or bfloat16; got {self.dtype!r}")
+            raise AutocastError(f"{AUTOCAST}: the type is float16 or bfloat16; got {self.dtype!r}")
         if Rewrite.under_way(model) or is_scaled(model):
-            raise AutocastError(f"{NAME}: the model carries a loss scale already; autocast the original, then scale it")
+            raise AutocastError(
+                f"{AUTOCAST}: the model carries a loss scale already; autocast the original, then scale it"
+            )
         if AUTOCAST_KEY in model.metadata_props:
-            raise AutocastError(f"{NAME}: the model is in mixed precision already; autocast the original graph")
+            raise AutocastError(f"{AUTOCAST}: the model is in mixed precision already; autocast the original graph")
         with record_original(model):
             self._rewrite(model)
         return PassResult(model, modified=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from graphscale.graph.builder import Builder
 from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.nodes.write_order import order_writes
 from graphscale.passes.rewrite import Rewrite, RewritePass
@@ -28,5 +29,5 @@ class OrderWrites(RewritePass):
     renews_scale = True
     after = GuardUpdates
 
-    def rewrite(self, rewrite: Rewrite) -> bool:
-        return order_writes(rewrite.bound.editor)
+    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
+        return order_writes(build)

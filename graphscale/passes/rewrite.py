@@ -12,11 +12,12 @@ from onnx_ir.passes import PassResult
 from graphscale.analysis.report import Report
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.errors import PassOrderError
+from graphscale.graph.builder import Builder
 from graphscale.passes.graph_pass import GraphPass
-from graphscale.passes.nodes.bound import BoundLossScale
+from graphscale.passes.nodes.graph_scale import GraphScale
 from graphscale.policy.loss_scale import FixedLossScale
 
-__all__ = ["Carried", "Gradient", "Rewrite", "RewritePass"]
+__all__ = ["Gradient", "Rewrite", "RewritePass", "StatePair"]
 
 _KEY = "graphscale.rewrite"
 
@@ -39,7 +40,7 @@ class Gradient:
 
 
 @dataclasses.dataclass(frozen=True)
-class Carried:
+class StatePair:
     """A piece of carried state in the rewritten graph.
 
     Attributes:
@@ -80,13 +81,13 @@ class Rewrite:
     model: ir.Model
     training_graph: TrainingGraph
     report: Report
-    bound: BoundLossScale
+    bound: GraphScale
     skip_nonfinite: bool
     scaled: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
     gradients: list[Gradient] = dataclasses.field(default_factory=list)
     all_finite: ir.Value | None = None
     applies: ir.Value | None = None
-    carried: list[Carried] = dataclasses.field(default_factory=list)
+    carried: list[StatePair] = dataclasses.field(default_factory=list)
     telemetry: dict[str, ir.Value] = dataclasses.field(default_factory=dict)
     done: set[type[GraphPass]] = dataclasses.field(default_factory=set)
 
@@ -135,8 +136,8 @@ class RewritePass(GraphPass):
             raise PassOrderError(f"{self.name} has run on this model already; run it once")
         rewrite.done.add(type(self))
         rewrite.bound.look_for_names()
-        return PassResult(model, modified=self.rewrite(rewrite))
+        return PassResult(model, modified=self.rewrite(rewrite, self.builder(rewrite.bound.editor)))
 
     @abc.abstractmethod
-    def rewrite(self, rewrite: Rewrite) -> bool:
-        """Change the graph of `rewrite`, and return whether that changed anything."""
+    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
+        """Change the graph of `rewrite` with a builder of this pass's nodes, and return whether anything changed."""

@@ -13,19 +13,17 @@ from graphscale.analysis.edits import Place
 from graphscale.analysis.report import make_report
 from graphscale.analysis.training_graph import analyse
 from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
-from graphscale.graph.builder import Editor, Position, behind, replace_reads
+from graphscale.graph.builder import Builder, Position, behind, replace_reads
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import main_node, main_nodes, uses_of
 from graphscale.passes.graph_pass import GraphPass
-from graphscale.passes.nodes.bound import BoundLossScale
+from graphscale.passes.nodes.graph_scale import GraphScale
 from graphscale.passes.rewrite import Rewrite
 from graphscale.policy.loss_scale import LossScale, get
 
 __all__ = ["ScaleLoss"]
-
-NAME = "scale-loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +39,15 @@ class ScaleLoss(GraphPass):
     Attributes:
         loss_scale: what `graphscale.get` accepts.
         loss: the name of the loss, or None to find it.
-        seed: `NODE:INDEX`, the edge where the scale shall enter, or None to find the places.
+        seed: `NODE:INDEX`, the edge where the scale enters, or None to find the places.
         gradients: names of values that are gradients.
         updates: `{output name: input name}` of carried state.
-        target: the runtime that shall execute the graph.
+        target: the runtime that executes the graph.
         skip_nonfinite: check and guard the step for a fixed loss scale as well.
         expose_scaled_loss: append the output `scaled_loss`, the loss times the scale, to the graph.
     """
 
-    name = NAME
+    name = "scale-loss"
     sign = "×S"  # noqa: RUF001
 
     loss_scale: Any = "dynamic"
@@ -74,21 +72,22 @@ class ScaleLoss(GraphPass):
 
     def _rewrite(self, model: ir.Model, policy: LossScale, alone: bool) -> None:
         graph = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
-        bound = BoundLossScale(policy, model, self.target)
+        bound = GraphScale(policy, model, self.target)
         bound.alone = alone
         rewrite = Rewrite(model, graph, make_report(graph), bound, self.skip_nonfinite)
-        by_value: dict[ir.Value, list[Place]] = {}
+        build, by_value = self.builder(bound.editor), dict[ir.Value, list[Place]]()
         for place in graph.places:
             by_value.setdefault(place.value, []).append(place)
         for value, places in by_value.items():
-            rewrite.scaled[value] = _enter(bound.editor, value, places, bound())
+            rewrite.scaled[value] = _enter(build, value, places, bound())
         if self.expose_scaled_loss:
-            _expose(bound.editor, graph.loss, bound())
+            exposed = _multiply(build, graph.loss, bound(), "scaled_loss", behind(graph.loss))
+            bound.editor.output(exposed, "scaled_loss")
         rewrite.done.add(ScaleLoss)
         rewrite.attach()
 
 
-def _enter(editor: Editor, value: ir.Value, places: Sequence[Place], scale: ir.Value) -> ir.Value:
+def _enter(build: Builder, value: ir.Value, places: Sequence[Place], scale: ir.Value) -> ir.Value:
     """Multiply one value for its readers, or for those on the edges where the scale enters."""
     edges = [place.edge for place in places if place.edge is not None]
     everywhere = len(edges) < len(places)
@@ -97,20 +96,20 @@ def _enter(editor: Editor, value: ir.Value, places: Sequence[Place], scale: ir.V
     if everywhere and producer is not None:
         at = behind(value)
     else:
-        owners = main_nodes(editor.graph)
+        owners = main_nodes(build.editor.graph)
         readers = {main_node(owners, edge.node) for edge in edges}
-        at = ("before", next(node for node in editor.graph if node in readers))
+        at = ("before", next(node for node in build.editor.graph if node in readers))
     is_output = everywhere and value.is_graph_output()
-    scaled = _multiply(editor, value, scale, f"{value.name}.scaled", at)
+    scaled = _multiply(build, value, scale, f"{value.name}.scaled", at)
     replace_reads(value, scaled, uses)
     if is_output:
-        editor.take_over_output(value, scaled, "unscaled")
+        build.editor.take_over_output(value, scaled, "unscaled")
     return scaled
 
 
-def _multiply(editor: Editor, value: ir.Value, scale: ir.Value, name: str, at: Position) -> ir.Value:
-    """`value * scale` in the value's dtype, computed in float32 at least."""
-    build, dtype = editor.builder(NAME), dtype_of(value)
+def _multiply(build: Builder, value: ir.Value, scale: ir.Value, name: str, at: Position) -> ir.Value:
+    """Add `value * scale` in the value's dtype, computed in float32 at least."""
+    dtype = dtype_of(value)
     wide = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
     operands: list[ir.Value] = []
     for operand, operand_dtype in ((value, dtype), (scale, ir.DataType.FLOAT)):
@@ -120,7 +119,3 @@ def _multiply(editor: Editor, value: ir.Value, scale: ir.Value, name: str, at: P
         operands.append(operand)
     product = build.op("Mul", operands, name=name, like=value, dtype=wide, at=at)
     return product if dtype is wide else build.cast(product, dtype, name=f"{name}.narrow", at=behind(product))
-
-
-def _expose(editor: Editor, loss: ir.Value, scale: ir.Value) -> None:
-    editor.output(_multiply(editor, loss, scale, "scaled_loss", behind(loss)), "scaled_loss")

@@ -1,4 +1,4 @@
-"""telemetry: count steps and skips, and tell why a step was skipped and whether the scale is too low."""
+"""telemetry: count steps and skips, and show the cause of a skip and the share of gradients that underflow."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import onnx_ir as ir
 
 from graphscale.analysis.report import TELEMETRY
 from graphscale.errors import InvalidLossScaleError
+from graphscale.graph.builder import Builder
 from graphscale.passes.nodes.gradient_statistics import find_offender, zero_fraction
-from graphscale.passes.rewrite import Carried, Rewrite, RewritePass
+from graphscale.passes.rewrite import Rewrite, RewritePass, StatePair
 from graphscale.passes.update_loss_scale import UpdateLossScale
 
 __all__ = ["AddTelemetry"]
 
-NAME = "telemetry"
-
 
 @dataclasses.dataclass(frozen=True)
 class AddTelemetry(RewritePass):
-    """Add counters to the carried state, and outputs that say what happened.
+    """Add counters to the carried state, and outputs that describe the step.
 
     After:  `steps.next = Add(steps, 1); skipped_steps.next = Add(skipped_steps, Cast(Not(all_finite)))`
             `consecutive_skips.next = Where(all_finite, 0, Add(consecutive_skips, 1))`
@@ -32,43 +31,41 @@ class AddTelemetry(RewritePass):
     to 2**24 steps. The cause is 0 for none, 1 for NaN, 2 for infinity; the offender is an index into the gradients.
     """
 
-    name = NAME
+    name = "telemetry"
     sign = "#"
     optional = True
     after = UpdateLossScale
 
-    def rewrite(self, rewrite: Rewrite) -> bool:
+    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
         finite, applies, gradients = rewrite.all_finite, rewrite.applies, rewrite.checked
         if finite is None or applies is None:
             raise InvalidLossScaleError(
-                "telemetry tells of skipped steps, and a fixed loss scale skips none; add skip_nonfinite "
+                "telemetry describes skipped steps, and a fixed loss scale skips none; add skip_nonfinite "
                 "(--skip-nonfinite), or choose a dynamic one"
             )
-        editor = rewrite.bound.editor
-        _count(rewrite, applies)
+        _count(rewrite, build, applies)
         if gradients:
-            found = find_offender(editor, gradients, finite, rewrite.bound.target, NAME)
-            for role, value in zip(("cause", "offender"), found, strict=True):
-                _tell(rewrite, role, value)
-            _tell(rewrite, "zero_fraction", zero_fraction(editor, gradients, NAME))
+            cause, offender = find_offender(build, gradients, finite, rewrite.bound.target)
+            _expose(rewrite, {"cause": cause, "offender": offender})
+            _expose(rewrite, {"zero_fraction": zero_fraction(build, gradients)})
         return True
 
 
-def _tell(rewrite: Rewrite, role: str, value: ir.Value) -> None:
-    rewrite.bound.editor.output(value, value.name or role)
-    rewrite.telemetry[role] = value
+def _expose(rewrite: Rewrite, values: dict[str, ir.Value]) -> None:
+    for role, value in values.items():
+        rewrite.bound.editor.output(value, value.name or role)
+    rewrite.telemetry.update(values)
 
 
-def _count(rewrite: Rewrite, applies: ir.Value) -> None:
-    bound = rewrite.bound
-    editor = bound.editor
+def _count(rewrite: Rewrite, build: Builder, applies: ir.Value) -> None:
+    bound, editor = rewrite.bound, build.editor
     dtype = np.float32 if bound.target.in_place else np.int64
     kind = ir.DataType.FLOAT if bound.target.in_place else ir.DataType.INT64
     roles = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
     states = {role: editor.state(role, np.asarray(0, dtype=dtype)) for role in roles}
     one, zero = (editor.constant(f"graphscale/count.{n}", np.asarray(n, dtype=dtype)) for n in (1, 0))
 
-    build = editor.builder(NAME, dtype=kind, shape=())
+    build = dataclasses.replace(build, dtype=kind, shape=())
     # Either way it is one, but it waits for the decision, as all other writes do.
     counted = build.op("Where", [applies, one, one], name="count")
     steps = build.op("Add", [states["steps"], counted], name="steps.next")
@@ -87,6 +84,6 @@ def _count(rewrite: Rewrite, applies: ir.Value) -> None:
         state = states[role]
         editor.output(value, f"{state.name}.next")
         if bound.target.in_place:
-            bound.write_in_place(state, value, NAME)
-        rewrite.carried.append(Carried(state, value, bound.target.in_place, TELEMETRY, guarded=False))
+            bound.write_in_place(build, state, value)
+        rewrite.carried.append(StatePair(state, value, bound.target.in_place, TELEMETRY, guarded=False))
         rewrite.telemetry[role] = state

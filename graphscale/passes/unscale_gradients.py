@@ -8,15 +8,13 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Unscaling
-from graphscale.graph.builder import Editor, behind, replace_reads
+from graphscale.graph.builder import Builder, behind, replace_reads
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, uses_of
 from graphscale.passes.rewrite import Gradient, Rewrite, RewritePass
 from graphscale.passes.scale_loss import ScaleLoss
 
 __all__ = ["UnscaleGradients"]
-
-NAME = "unscale-gradients"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,22 +28,22 @@ class UnscaleGradients(RewritePass):
     to float32 gets the float32 quotient, any other reader gets it cast back.
     """
 
-    name = NAME
+    name = "unscale-gradients"
     sign = "÷S"
     after = ScaleLoss
 
-    def rewrite(self, rewrite: Rewrite) -> bool:
+    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
         for unscale in rewrite.training_graph.unscalings:
             # Where the scale enters at a gradient itself, its readers read the product already.
             value = rewrite.scaled.get(unscale.value, unscale.value)
-            gradient = _unscale(rewrite.bound.editor, unscale, value, rewrite.bound())
+            gradient = _unscale(build, unscale, value, rewrite.bound())
             rewrite.gradients.append(gradient)
         return bool(rewrite.gradients)
 
 
-def _unscale(editor: Editor, unscale: Unscaling, value: ir.Value, scale: ir.Value) -> Gradient:
+def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Value) -> Gradient:
     name = unscale.value.name or ""
-    build, dtype = editor.builder(NAME), dtype_of(value)
+    dtype = dtype_of(value)
     uses = [use for use in uses_of(value) if unscale.covers(use)]
     is_output = value.is_graph_output() and (unscale.everywhere or unscale.output)
     wide = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
@@ -60,16 +58,16 @@ def _unscale(editor: Editor, unscale: Unscaling, value: ir.Value, scale: ir.Valu
         replace_reads(value, quotient, uses)
         result = quotient
     else:
-        result = _hand_out(editor, value, quotient, uses, is_output)
+        result = _hand_out(build, value, quotient, uses, is_output)
     if is_output:
-        editor.take_over_output(value, result, "scaled")
+        build.editor.take_over_output(value, result, "scaled")
     wholes = tuple(sorted(unscale.wholes, key=lambda whole: whole.name or ""))
     only_a_share = len(wholes) == 1 and not is_output and _leads_only_to(uses, wholes[0])
     return Gradient(name, value, quotient, wholes if only_a_share else (quotient, *wholes))
 
 
 def _leads_only_to(uses: Sequence[Use], whole: ir.Value) -> bool:
-    """Whether all that reads a gradient, past factors and views, is the sum that it is a share of."""
+    """Return whether a gradient, past factors and views, is read by the sum that it is a share of alone."""
     readers = [use.node for use in uses]
     while len(readers) == 1 and readers[0].outputs[0] is not whole:
         value = readers[0].outputs[0]
@@ -77,7 +75,7 @@ def _leads_only_to(uses: Sequence[Use], whole: ir.Value) -> bool:
     return len(readers) == 1
 
 
-def _hand_out(editor: Editor, value: ir.Value, quotient: ir.Value, uses: Sequence[Use], is_output: bool) -> ir.Value:
+def _hand_out(build: Builder, value: ir.Value, quotient: ir.Value, uses: Sequence[Use], is_output: bool) -> ir.Value:
     """Give readers that cast the gradient to the quotient's dtype the quotient, and the others a narrow copy."""
     dtype, wide = dtype_of(value), quotient.dtype
     others = []
@@ -88,6 +86,6 @@ def _hand_out(editor: Editor, value: ir.Value, quotient: ir.Value, uses: Sequenc
             others.append(use)
     if not others and not is_output:
         return quotient
-    narrow = editor.builder(NAME).cast(quotient, dtype, name=f"{value.name}.narrow", at=behind(quotient))
+    narrow = build.cast(quotient, dtype, name=f"{value.name}.narrow", at=behind(quotient))
     replace_reads(value, narrow, others)
     return narrow

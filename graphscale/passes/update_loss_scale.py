@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from graphscale.analysis.report import STATE_OF_SCALE
+from graphscale.graph.builder import Builder
 from graphscale.passes.check_finite import CheckFinite
-from graphscale.passes.rewrite import Carried, Rewrite, RewritePass
+from graphscale.passes.rewrite import Rewrite, RewritePass, StatePair
 
 __all__ = ["UpdateLossScale"]
 
@@ -26,16 +27,16 @@ class UpdateLossScale(RewritePass):
     renews_scale = True
     after = CheckFinite
 
-    def rewrite(self, rewrite: Rewrite) -> bool:
+    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
         if rewrite.is_fixed:
             rewrite.applies = rewrite.all_finite
             return False
         assert rewrite.all_finite is not None
-        rewrite.bound.write(rewrite.all_finite)
-        rewrite.applies = rewrite.bound.applies(rewrite.all_finite)
+        rewrite.bound.write(build, rewrite.all_finite)
+        rewrite.applies = rewrite.bound.applies(build, rewrite.all_finite)
         in_place = rewrite.bound.target.in_place
         rewrite.carried += [
-            Carried(state, value, in_place, STATE_OF_SCALE, guarded=False)
+            StatePair(state, value, in_place, STATE_OF_SCALE, guarded=False)
             for state, value in rewrite.bound.next_state.items()
         ]
         return True

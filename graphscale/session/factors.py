@@ -11,16 +11,13 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import PASS_KEY, replace_reads
+from graphscale.graph.builder import replace_reads
 from graphscale.graph.values import Use, constant_tensor, uses_of
-from graphscale.passes import UnscaleGradients
-from graphscale.passes.nodes.bound import CHECK
+from graphscale.passes import CheckFinite, UnscaleGradients
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 from graphscale.session.terms import skip_views
 
 __all__ = ["has_powers_of_two", "is_at_least_one", "multiply_first"]
-
-_UNSCALE = UnscaleGradients.name
 
 
 def has_powers_of_two(policy: LossScale | None) -> bool:
@@ -65,7 +62,7 @@ def multiply_first(graph: ir.Graph) -> None:
 
 
 def _unscales(node: ir.Node) -> bool:
-    return node.metadata_props.get(PASS_KEY) == _UNSCALE and node.op_type == "Div"
+    return UnscaleGradients.inserted(node) and node.op_type == "Div"
 
 
 def _find_only_factor(division: ir.Node) -> Use | None:
@@ -73,7 +70,7 @@ def _find_only_factor(division: ir.Node) -> Use | None:
     if not _unscales(division):
         return None
     gradient = division.outputs[0]
-    uses = [use for use in uses_of(gradient) if use.node.metadata_props.get(PASS_KEY) != CHECK]
+    uses = [use for use in uses_of(gradient) if not CheckFinite.inserted(use.node)]
     if len(uses) != 1 or gradient.is_graph_output() or gradient.dtype is not ir.DataType.FLOAT:
         return None
     node = uses[0].node

@@ -8,6 +8,7 @@ from graphscale.analysis.failures import cannot_fail
 from graphscale.graph.builder import PASS_KEY, Editor, replace_reads
 from graphscale.graph.values import is_scalar, operands_of, subgraphs, uses_of
 from graphscale.graph.walks import descendants, nodes_above, producers_of
+from graphscale.passes import OrderWrites
 from graphscale.passes.nodes.write_order import add_never, add_reader_flag
 
 __all__ = ["FENCE", "add_fence", "is_inserted"]
@@ -47,7 +48,7 @@ def add_fence(graph: ir.Graph, decision: ir.Value, loss: ir.Value | None) -> ir.
     editor = Editor(graph)
     uses, build = uses_of(decision), editor.builder(FENCE, dtype=ir.DataType.BOOL, shape=())
     flags = [build.op("IsNaN", [value], name="fence") for value in values]
-    flags += [add_reader_flag(editor, node) for node in last]
+    flags += [add_reader_flag(OrderWrites.builder(editor), node) for node in last]
     waits = build.op("Or", [decision, add_never(build, flags, "fence")], name="fence")
     replace_reads(decision, waits, uses)
     graph.sort()

@@ -12,15 +12,12 @@ from graphscale.graph.builder import Editor, replace_inputs, replace_reads
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import Use, captured_values, is_scalar, operand_at, uses_of
 from graphscale.graph.walks import descendants
-from graphscale.passes import UnscaleGradients
-from graphscale.passes.nodes.bound import CHECK
+from graphscale.passes import CheckFinite, UnscaleGradients
 from graphscale.session.probes import NAME as PROBES
 from graphscale.session.terms import Term, count_elements, find_terms
 from graphscale.session.thresholds import Thresholds
 
 __all__ = ["FiniteCheck", "GradientTest", "find_check", "plan_tests"]
-
-_UNSCALE = UnscaleGradients.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +104,7 @@ def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> FiniteChec
         decision: whether the step is applied, a scalar bool value.
         step: the If that applies it.
     """
-    total = next((n for n in graph if n.op_type == "Sum" and n.metadata_props.get(PASS_KEY) == CHECK), None)
+    total = next((n for n in graph if n.op_type == "Sum" and CheckFinite.inserted(n)), None)
     zero = graph.initializers.get("graphscale/zero.float")
     if total is None or zero is None:
         return None
@@ -136,8 +133,8 @@ def plan_tests(
         thresholds: sizes from which a bound pays.
         exact: whether the scale is a power of two, so that gradients that the step alone reads may be unscaled early.
     """
-    divisions = [node for node in graph if node.metadata_props.get(PASS_KEY) == _UNSCALE]
-    scaled = descendants((node for node in graph if node.metadata_props.get(PASS_KEY) != _UNSCALE), [scale])
+    divisions = [node for node in graph if UnscaleGradients.inserted(node)]
+    scaled = descendants((node for node in graph if not UnscaleGradients.inserted(node)), [scale])
     tests = (_plan_test(node, check, scaled, step, thresholds, exact=exact) for node in divisions)
     return [test for test in tests if test is not None]
 
@@ -183,14 +180,14 @@ def _find_rate(gradient: ir.Value, then: ir.Graph) -> Use | None:
         return None
     use = Use(uses[0].node, 1 - uses[0].idx)
     rate, node = operand_at(use), operand_at(use).producer()
-    is_outer = node is None or (node.graph is not then and node.metadata_props.get(PASS_KEY) != _UNSCALE)
+    is_outer = node is None or (node.graph is not then and not UnscaleGradients.inserted(node))
     return use if is_outer and is_scalar(rate) and rate.dtype is ir.DataType.FLOAT else None
 
 
 def _find_probe(node: ir.Node, check: FiniteCheck) -> tuple[ir.Node, ...] | None:
     """Return the nodes from a reader of a gradient to the sum of all probes, if they are a probe and nothing else."""
     path = [node]
-    while path[-1].metadata_props.get(PASS_KEY) in (PROBES, CHECK) and len(path) < 5:
+    while path[-1].metadata_props.get(PASS_KEY) in (PROBES, CheckFinite.name) and len(path) < 5:
         uses = uses_of(path[-1].outputs[0])
         if len(uses) != 1:
             return None

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import PASS_KEY, Editor, replace_inputs
+from graphscale.graph.builder import Editor, replace_inputs
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import uses_of
-from graphscale.passes.nodes.bound import CHECK
+from graphscale.passes import CheckFinite
 
 __all__ = ["simplify_probes"]
 
@@ -49,7 +49,7 @@ def simplify_probes(graph: ir.Graph, least: int) -> None:
 
 def _find_total(product: ir.Node) -> ir.Node | None:
     """Return the sum of a product with zero that the finite check has put into the graph."""
-    if product.metadata_props.get(PASS_KEY) != CHECK or product.op_type != "Mul":
+    if not CheckFinite.inserted(product) or product.op_type != "Mul":
         return None
     gradient, uses = product.inputs[0], uses_of(product.outputs[0])
     if gradient is None or gradient.shape is None or not gradient.shape.is_static() or len(uses) != 1:
@@ -63,7 +63,7 @@ def _find_total(product: ir.Node) -> ir.Node | None:
 def _is_only_summed(total: ir.Node) -> bool:
     """Return whether only the sum of all probes reads a probe: telemetry may read it, too."""
     uses = uses_of(total.outputs[0])
-    return len(uses) == 1 and uses[0].node.op_type == "Sum" and uses[0].node.metadata_props.get(PASS_KEY) == CHECK
+    return len(uses) == 1 and uses[0].node.op_type == "Sum" and CheckFinite.inserted(uses[0].node)
 
 
 def _shape(product: ir.Node) -> tuple[int, ...]:

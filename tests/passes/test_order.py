@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
+import graphscale
 from graphscale.passes import (
     ORDER,
     AddTelemetry,
@@ -47,3 +51,14 @@ def test_standard_passes() -> None:
     assert chosen[0] is mixed
     assert chosen[1] is scale_loss
     assert kinds.index(AddTelemetry) == kinds.index(UpdateLossScale) + 1
+
+
+def test_no_other_module_spells_a_name_out() -> None:
+    names = {kind.name for kind in ORDER if "-" in kind.name}
+    places = Counter(
+        node.value
+        for path in Path(graphscale.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    )
+    assert places == dict.fromkeys(names, 1)

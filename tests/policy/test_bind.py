@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.passes.nodes.bound import BoundLossScale
+from graphscale.passes.bound import BoundLossScale
 from tests.conftest import (
     OPTIMIZATION_LEVELS,
     Arrays,

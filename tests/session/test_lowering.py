@@ -170,7 +170,7 @@ def test_probes_are_exact(kind: str, dtype: type) -> None:
         for i, array in enumerate(good)
     ]
     graph = ir.Graph(values, [], nodes=[], opset_imports={"": 20}, name="check")
-    graph.outputs.append(all_finite(Editor(graph), values, get_target("onnx"), "check-finite"))
+    graph.outputs.append(all_finite(Editor(graph).builder("check-finite"), values, get_target("onnx")))
     probes.simplify_probes(graph, Thresholds().probe_elements)
     assert "MatMul" in [node.op_type for node in graph]
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()

@@ -108,7 +108,7 @@ class Copy:
         nodes = [n for n in self.graph if (n.domain, n.op_type) == (MICROSOFT, "IsAllFinite")]
         for node in nodes:
             flag, gradients = node.outputs[0], [value for value in node.inputs if value is not None]
-            finite = all_finite(self._editor, gradients, get_target("onnx"), PASS)
+            finite = all_finite(self._editor.builder(PASS), gradients, get_target("onnx"))
             is_output = flag.is_graph_output()
             replace_reads(flag, finite, uses_of(flag))
             if is_output:

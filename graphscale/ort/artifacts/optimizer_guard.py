@@ -18,8 +18,6 @@ from graphscale.targets import Target
 
 __all__ = ["GuardOptimizer"]
 
-NAME = "guard-optimizer"
-CHECK = CheckFinite.name
 MICROSOFT = "com.microsoft"
 GRADIENTS = "gradients"
 
@@ -46,7 +44,7 @@ class GuardOptimizer(GraphPass):
         where: what to call the model in messages.
     """
 
-    name = NAME
+    name = "guard-optimizer"
 
     count: int
     target: Target
@@ -64,7 +62,7 @@ class GuardOptimizer(GraphPass):
             )
         editor = Editor(graph)
         values = [_element(editor, gradients, i) for i in range(self.count)]
-        finite = all_finite(editor, values, self.target, CHECK)
+        finite = all_finite(CheckFinite.builder(editor), values, self.target)
         for clip in clips:
             _clip_if(editor, clip, finite)
         _signal(editor, node, optimizer, finite)
@@ -114,17 +112,17 @@ class GuardOptimizer(GraphPass):
 def _element(editor: Editor, sequence: ir.Value, index: int) -> ir.Value:
     position = editor.constant(f"graphscale/index.{index}", np.asarray(index, dtype=np.int64))
     dtype = sequence.dtype or ir.DataType.FLOAT
-    return editor.builder(CHECK, dtype=dtype).op("SequenceAt", [sequence, position], name=f"gradient.{index}")
+    return CheckFinite.builder(editor, dtype=dtype).op("SequenceAt", [sequence, position], name=f"gradient.{index}")
 
 
 def _clip_if(editor: Editor, clip: ir.Node, finite: ir.Value) -> None:
     """Let a node that clips in place run on finite gradients alone."""
     sequence, clipped = clip.inputs[0], clip.outputs[0]
     assert sequence is not None and clipped.name is not None
-    uses, build = tuple(clipped.uses()), editor.builder(NAME, at=("before", clip))
+    uses, build = tuple(clipped.uses()), GuardOptimizer.builder(editor, at=("before", clip))
 
     def branch(name: str, op_type: str, domain: str = "", **attributes: Any) -> ir.Graph:
-        body = editor.builder(NAME, is_marked=False).within(f"{clipped.name}.{name}")
+        body = GuardOptimizer.builder(editor, is_marked=False).within(f"{clipped.name}.{name}")
         output = body.op(op_type, [sequence], name=f"{clipped.name}.{name}", domain=domain, **attributes)
         output.type = clipped.type or sequence.type
         return body.closed([output])
@@ -145,7 +143,7 @@ def _clip_if(editor: Editor, clip: ir.Node, finite: ir.Value) -> None:
 def _signal(editor: Editor, node: ir.Node, optimizer: Optimizer, finite: ir.Value) -> None:
     index = optimizer.update_signal
     assert index is not None
-    build = editor.builder(NAME, at=("before", node), dtype=ir.DataType.BOOL)
+    build = GuardOptimizer.builder(editor, at=("before", node), dtype=ir.DataType.BOOL)
     given = node.inputs[index] if index < len(node.inputs) else None
     if given is not None:
         signal = build.op("And", [given, finite], name="update_signal", like=given)

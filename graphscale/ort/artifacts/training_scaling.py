@@ -19,8 +19,9 @@ from graphscale.graph.walks import ancestors, descendants
 from graphscale.operators import written_inputs
 from graphscale.ort.artifacts.folder import buffer_of
 from graphscale.ort.artifacts.window import AccumulationWindow, Window
-from graphscale.passes import CheckFinite, Rewrite, ScaleLoss, UnscaleGradients, scale_nodes
+from graphscale.passes import CheckFinite, GuardUpdates, OrderWrites, Rewrite, ScaleLoss, UnscaleGradients, scale_nodes
 from graphscale.passes.guard_in_place import guard_written_input
+from graphscale.passes.nodes.write_order import order_writes
 from graphscale.policy.loss_scale import LossScale
 
 __all__ = ["ScaledTraining", "scale_training_model"]
@@ -81,12 +82,15 @@ def scale_training_model(
     windows = AccumulationWindow(taken)
     windows(model)
     Rewrite.detach(model)
+    editor = rewrite.bound.editor
     if rewrite.all_finite is not None:
+        guard = GuardUpdates.builder(editor)
         for node in statistics:
             for i, o in written_inputs(node).items():
-                guard_written_input(rewrite, node, i, o, rewrite.all_finite)
+                guard_written_input(rewrite, guard, node, i, o, rewrite.all_finite)
         model.graph.sort()
-    rewrite.bound.order_writes()
+    rewrite.bound.look_for_names()
+    order_writes(OrderWrites.builder(editor))
     _prove(model.graph, rewrite, windows.window)
     report = dataclasses.replace(
         rewrite.report,
@@ -96,7 +100,7 @@ def scale_training_model(
         nodes_before=nodes_before,
         nodes_after=len(model.graph),
         inserted=count_inserted(model.graph),
-        renamed=dict(rewrite.bound.editor.renamed),
+        renamed=dict(editor.renamed),
         state=_state(rewrite, windows.window),
         proved=True,
     )

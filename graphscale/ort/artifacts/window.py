@@ -9,13 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import InvalidLossScaleError
-from graphscale.graph.builder import replace_reads, shape_like, unused_name
+from graphscale.graph.builder import Builder, replace_reads, shape_like, unused_name
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import uses_of
 from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD
 from graphscale.passes import Rewrite, RewritePass, UnscaleGradients, UpdateLossScale
-from graphscale.passes.nodes.bound import BoundLossScale
 from graphscale.passes.nodes.finite import all_finite
+from graphscale.passes.nodes.graph_scale import GraphScale
 from graphscale.passes.nodes.update_nodes import LOSS_SCALE, STUCK
 from graphscale.passes.nodes.update_rule import add_update_rule, initial_values
 from graphscale.policy.dynamic_rule import DynamicRule
@@ -23,7 +23,6 @@ from graphscale.policy.loss_scale import DynamicLossScale
 
 __all__ = ["AccumulationWindow", "Window"]
 
-UPDATE = UpdateLossScale.name
 WINDOW_FINITE = "window_finite"
 
 
@@ -70,7 +69,7 @@ class AccumulationWindow(RewritePass):
     taken: Collection[str] = ()
     window: Window | None = None
 
-    def rewrite(self, rewrite: Rewrite) -> bool:
+    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
         """Rewrite the training model, in which the loss scale is bound and the gradients are unscaled."""
         bound = rewrite.bound
         policy = bound.policy
@@ -90,17 +89,18 @@ class AccumulationWindow(RewritePass):
             states[STUCK] = (bound.editor.state(STUCK, np.asarray(0, dtype=np.float32)), 0.0)
         for state, _ in states.values():
             self._make_plain(bound, state)
-        window_scale = _begin(bound, policy.rule, {role: state for role, (state, _) in states.items()})
+        updating = UpdateLossScale.builder(bound.editor, shape=())
+        window_scale = _begin(updating, bound, policy.rule, {role: state for role, (state, _) in states.items()})
         replace_reads(bound.loss_scale, window_scale, reads)
         gradients = tuple(_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators)
-        checked = all_finite(bound.editor, gradients, bound.target, self.name)
-        number = bound.editor.builder(self.name).cast(checked, ir.DataType.FLOAT, name=f"{finite.name}.next")
-        bound.write_in_place(finite, number, UPDATE)
+        checked = all_finite(build, gradients, bound.target)
+        number = build.cast(checked, ir.DataType.FLOAT, name=f"{finite.name}.next")
+        bound.write_in_place(updating, finite, number)
         bound.graph.sort()
         self.window = Window(states, window_scale, checked, gradients)
         return True
 
-    def _make_plain(self, bound: BoundLossScale, state: ir.Value) -> None:
+    def _make_plain(self, bound: GraphScale, state: ir.Value) -> None:
         """Leave the state's value to the checkpoint."""
         assert state.name is not None
         del bound.graph.initializers[state.name]
@@ -112,11 +112,10 @@ class AccumulationWindow(RewritePass):
             bound.editor.renamed.append((wanted, state.name))
 
 
-def _begin(bound: BoundLossScale, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
+def _begin(build: Builder, bound: GraphScale, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
     """Run the update rule if a window begins and there was one before; return the scale of the window."""
     editor, finite = bound.editor, states[WINDOW_FINITE]
 
-    build = editor.builder(UPDATE, shape=())
     resets = next(value for value in bound.graph.inputs if value.name == LAZY_RESET_GRAD)
     shape = editor.constant("graphscale/scalar_shape", np.asarray([], dtype=np.int64))
     zero = editor.constant("graphscale/no_window", np.asarray(0, dtype=np.float32))
@@ -126,7 +125,7 @@ def _begin(bound: BoundLossScale, rule: DynamicRule, states: Mapping[str, ir.Val
     later = build.op("Not", [first], name="not_first_window", dtype=flag)
     updates = build.op("And", [begins, later], name="updates_loss_scale", dtype=flag)
     was_finite = build.op("Greater", [finite, zero], name="last_window_finite", dtype=flag)
-    updated = add_update_rule(editor, bound.model, rule, bound.states, was_finite, UPDATE, in_place=True)
+    updated = add_update_rule(build, bound.model, rule, bound.states, was_finite, in_place=True)
     following = dict(updated.next)
     if updated.stuck is not None:
         following[STUCK] = build.cast(updated.stuck, real, name="stuck.number")
@@ -135,7 +134,7 @@ def _begin(bound: BoundLossScale, rule: DynamicRule, states: Mapping[str, ir.Val
         for role, value in following.items()
     }
     for role, value in window.items():
-        bound.write_in_place(states[role], value, UPDATE)
+        bound.write_in_place(build, states[role], value)
     return window[LOSS_SCALE]
 
 

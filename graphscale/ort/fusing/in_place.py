@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.builder import Editor
+from graphscale.passes import OrderWrites
 from graphscale.passes.nodes.write_order import order_writes
 
 __all__ = ["write_states_in_place"]
@@ -28,4 +29,4 @@ def write_states_in_place(editor: Editor, states: Mapping[ir.Value, ir.Value]) -
         outputs = [(f"{state.name}.written", ir.DataType.BOOL, [1])]
         inputs = [state, value, overwrite]
         build.node("InPlaceAccumulatorV2", inputs, outputs, domain="com.microsoft")
-    order_writes(editor)
+    order_writes(OrderWrites.builder(editor))

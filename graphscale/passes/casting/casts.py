@@ -14,13 +14,11 @@ from graphscale.operators import Colour
 from graphscale.passes.casting.precision_plan import PrecisionPlan, takes_any_type
 from graphscale.passes.casting.settings import default_rules
 
-__all__ = ["NAME", "CastInserter"]
+__all__ = ["CastInserter"]
 
 # Operators that give the numbers that they get, elsewhere: whatever list a user puts them on.
 _MOVES = frozenset(operator for operator, rule in default_rules().items() if rule.colour is Colour.CLEAR)
 _MOST = 2**12  # elements of a constant that is rounded at once: larger ones are cast in the graph
-
-NAME = AUTOCAST
 
 
 @dataclasses.dataclass
@@ -46,7 +44,7 @@ class CastInserter:
 
     def __post_init__(self) -> None:
         self._editor = Editor(self.graph)
-        self._build = self._editor.builder(NAME)
+        self._build = self._editor.builder(AUTOCAST)
 
     def insert(self) -> None:
         """Insert all casts, and give the values of chosen nodes their type."""
@@ -76,7 +74,7 @@ class CastInserter:
         producer = value.producer()
         if producer is not None and self._may_cast_lower(producer, value, len(uses)):
             producer.attributes["to"] = ir.AttrInt64("to", self.dtype)
-            producer.metadata_props[WAS_FLOAT] = NAME
+            producer.metadata_props[WAS_FLOAT] = AUTOCAST
             value.type = ir.TensorType(self.dtype)
             return
         if not self.emulate and len(uses) == len(uses_of(value)) and self._make_constant_low(value):

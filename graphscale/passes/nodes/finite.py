@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Builder, Editor
+from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
 from graphscale.targets import Target
 
 __all__ = ["all_finite"]
 
 
-def all_finite(editor: Editor, gradients: Sequence[ir.Value], target: Target, pass_name: str) -> ir.Value:
+def all_finite(build: Builder, gradients: Sequence[ir.Value], target: Target) -> ir.Value:
     """Add nodes that test gradients for finiteness; the result is a scalar bool value, true for no gradients.
 
     Args:
-        editor: where to add them.
+        build: the builder of the nodes.
         gradients: floating-point values.
         target: decides between `com.microsoft.IsAllFinite` and standard ops.
-        pass_name: the mark of the nodes.
     """
-    build = editor.builder(pass_name, shape=())
+    build = dataclasses.replace(build, shape=())
     if not gradients:
         truth = ir.tensor(np.asarray(True))
         return build.op("Constant", [], name="all_finite", dtype=ir.DataType.BOOL, value=truth)
@@ -36,7 +36,7 @@ def _by_standard_ops(build: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
     for gradient in gradients:
         dtype, value = dtype_of(gradient), gradient
         if dtype is not ir.DataType.DOUBLE and dtype is not ir.DataType.FLOAT:
-            # Small types have few kernels on the CPU; what is finite stays finite in float32.
+            # Small types have few kernels on the CPU; finite numbers stay finite in float32.
             value = build.cast(value, ir.DataType.FLOAT, name=f"{gradient.name}.wide")
             dtype = ir.DataType.FLOAT
         zero = build.editor.shared_constant(f"graphscale/zero.{dtype.name.lower()}", np.zeros((), dtype=dtype.numpy()))

@@ -1,7 +1,8 @@
-"""What a step can tell of its gradients: which one was not finite and why, and how many elements are zero."""
+"""Statistics of a step's gradients: the first that is not finite, the cause, and the share of zeros."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,9 +18,9 @@ _FLAG, _REAL, _INDEX = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 _NAN, _INF = 1, 2  # the causes; 0 is none
 
 
-def zero_fraction(editor: Editor, gradients: Sequence[ir.Value], pass_name: str) -> ir.Value:
+def zero_fraction(build: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
     """Add nodes that give the share of gradient elements that are zero, a float32 scalar from 0 to 1."""
-    build = editor.builder(pass_name, "zeros", dtype=_REAL, shape=())
+    build = dataclasses.replace(build, prefix="zeros", dtype=_REAL, shape=())
 
     def count(flags: ir.Value) -> ir.Value:
         return build.op("ReduceSum", [build.cast(flags, _REAL)], keepdims=0)
@@ -27,17 +28,17 @@ def zero_fraction(editor: Editor, gradients: Sequence[ir.Value], pass_name: str)
     # A cast to bool gives true for all that is not zero, NaN too.
     flags = [build.cast(gradient, _FLAG) for gradient in gradients]
     nonzero = build.op("Sum", [count(flag) for flag in flags])
-    total = _known_total(editor, gradients)
+    total = _known_total(build.editor, gradients)
     if total is None:
         zeros = [count(build.op("Not", [flag], like=flag, dtype=_FLAG)) for flag in flags]
         total = build.op("Sum", [nonzero, *zeros])
     share = build.op("Div", [nonzero, total])
-    one = editor.constant("graphscale/telemetry.one", np.asarray(1, dtype=np.float32))
+    one = build.editor.constant("graphscale/telemetry.one", np.asarray(1, dtype=np.float32))
     return build.op("Sub", [one, share], name="zero_fraction")
 
 
 def _known_total(editor: Editor, gradients: Sequence[ir.Value]) -> ir.Value | None:
-    """How many elements there are, at least 1, where all shapes are known."""
+    """Add the number of elements, at least 1, as a constant, if all shapes are known."""
     known = [g.shape for g in gradients if g.shape is not None and g.shape.is_static()]
     if len(known) < len(gradients):
         return None
@@ -46,7 +47,7 @@ def _known_total(editor: Editor, gradients: Sequence[ir.Value]) -> ir.Value | No
 
 
 def find_offender(
-    editor: Editor, gradients: Sequence[ir.Value], all_finite: ir.Value, target: Target, pass_name: str
+    build: Builder, gradients: Sequence[ir.Value], all_finite: ir.Value, target: Target
 ) -> tuple[ir.Value, ir.Value]:
     """Add nodes that find the first gradient that is not finite.
 
@@ -58,26 +59,24 @@ def find_offender(
         an int64 scalar, -1 for none.
     """
     if target.cuda:
-        return _on_device(editor, gradients, all_finite, pass_name)
-    finite = editor.builder(pass_name, "finite").within(f"{pass_name}.finite")
-    offender = editor.builder(pass_name, "offender", dtype=_REAL, shape=()).within(f"{pass_name}.offender")
+        return _on_device(build, gradients, all_finite)
+    finite = dataclasses.replace(build, prefix="finite").within(f"{build.mark}.finite")
+    offender = dataclasses.replace(build, prefix="offender", dtype=_REAL, shape=()).within(f"{build.mark}.offender")
     branches = {
         "then_branch": finite.closed([finite.number(0, _INDEX), finite.number(-1, _INDEX)]),
         "else_branch": offender.closed(_search(offender, gradients)),
     }
     outputs = [(name, _INDEX, ()) for name in ("skip_cause", "first_offender")]
-    node = editor.builder(pass_name).node("If", [all_finite], outputs, attributes=branches)
+    node = build.node("If", [all_finite], outputs, attributes=branches)
     return node.outputs[0], node.outputs[1]
 
 
-def _on_device(
-    editor: Editor, gradients: Sequence[ir.Value], all_finite: ir.Value, pass_name: str
-) -> tuple[ir.Value, ir.Value]:
-    build = editor.builder(pass_name, "telemetry", dtype=_REAL, shape=())
+def _on_device(build: Builder, gradients: Sequence[ir.Value], all_finite: ir.Value) -> tuple[ir.Value, ir.Value]:
+    build = dataclasses.replace(build, prefix="telemetry", dtype=_REAL, shape=())
     found = _search(build, gradients)
     results = []
     for name, value, nothing in zip(("skip_cause", "first_offender"), found, (0, -1), strict=True):
-        constant = editor.constant(f"graphscale/telemetry.no_{name}", np.asarray(nothing, dtype=np.int64))
+        constant = build.editor.constant(f"graphscale/telemetry.no_{name}", np.asarray(nothing, dtype=np.int64))
         results.append(build.op("Where", [all_finite, constant, value], name=name, dtype=_INDEX))
     return results[0], results[1]
 

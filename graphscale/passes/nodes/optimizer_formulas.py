@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, shape_like
+from graphscale.graph.builder import Builder, shape_like
 
-__all__ = ["LOWERINGS", "NAME", "Formula"]
-
-NAME = "lower-optimizers"
+__all__ = ["LOWERINGS", "Formula"]
 
 
 class Formula:
     """Writes arithmetic on one weight as nodes before the optimizer's node."""
 
-    def __init__(self, editor: Editor, node: ir.Node, like: ir.Value | None) -> None:
+    def __init__(self, build: Builder, node: ir.Node, like: ir.Value | None) -> None:
         assert like is not None
-        self._editor, self._node, self._like = editor, node, like
+        self._node, self._like = node, like
         self._dtype = like.dtype or ir.DataType.FLOAT
-        self._build = editor.builder(NAME, str(like.name), at=("before", node), dtype=self._dtype)
+        self._build = dataclasses.replace(build, prefix=str(like.name), at=("before", node), dtype=self._dtype)
 
     def attribute(self, name: str, default: float) -> float:
         attribute = self._node.attributes.get(name)
@@ -40,19 +39,19 @@ class Formula:
     def _value(self, operand: Any) -> ir.Value:
         if isinstance(operand, ir.Value):
             return operand
-        return self._editor.constant(f"{self._like.name}.number", np.asarray(operand, dtype=self._dtype.numpy()))
+        return self._build.editor.constant(f"{self._like.name}.number", np.asarray(operand, dtype=self._dtype.numpy()))
 
     def regularized(self, weight: ir.Value, gradient: ir.Value) -> ir.Value:
-        """The gradient with the L2 penalty of the attribute `norm_coefficient`."""
+        """Add the L2 penalty of the attribute `norm_coefficient` to a gradient."""
         coefficient = self.attribute("norm_coefficient", 0.0)
         return gradient if coefficient == 0.0 else self("Add", self("Mul", weight, coefficient), gradient)
 
     def counted(self, count: ir.Value) -> ir.Value:
-        """The update count in the weight's dtype."""
+        """Cast the update count to the weight's dtype."""
         return self("Cast", count, scalar=True, to=self._dtype)  # type: ignore[no-any-return]
 
     def started(self, count: ir.Value, then: Any, otherwise: Any) -> ir.Value:
-        """`then` if the update count is above 0, else `otherwise`."""
+        """Select `then` if the update count is above 0, else `otherwise`."""
         above = self("Greater", self.counted(count), 0.0, scalar=True, dtype=ir.DataType.BOOL)
         return self("Where", above, then, otherwise, scalar=True)  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""The rule of the dynamic loss scale as ONNX nodes; `graphscale.policy.dynamic_rule` says what it does.
+"""The rule of the dynamic loss scale as ONNX nodes; `graphscale.policy.dynamic_rule` defines it.
 
 As a model-local function `graphscale::UpdateLossScale` it is one node whose attributes show the policy's numbers.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor
+from graphscale.graph.builder import Builder
 from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE, STUCK, RuleNodes
 from graphscale.policy import dynamic_rule
 from graphscale.policy.dynamic_rule import DynamicRule, ScaleState
@@ -27,7 +27,7 @@ _FUNCTION_IR_VERSION, _FUNCTION_OPSET = 8, 12
 
 @dataclasses.dataclass(frozen=True)
 class UpdatedScale:
-    """What the rule gives in a graph.
+    """The results of the rule in a graph.
 
     Attributes:
         node: the node that computes it.
@@ -41,7 +41,7 @@ class UpdatedScale:
 
 
 def initial_values(rule: DynamicRule, state: ScaleState) -> dict[str, float]:
-    """The state that a rule carries from step to step in a graph, by its role, with its present value."""
+    """Return the state that a rule carries from step to step in a graph, by its role, with its present value."""
     values = {LOSS_SCALE: float(state.loss_scale), GOOD_STEPS: float(state.good_steps)}
     if rule.counts_hysteresis:
         values[HYSTERESIS_LEFT] = float(state.hysteresis_left)
@@ -51,44 +51,35 @@ def initial_values(rule: DynamicRule, state: ScaleState) -> dict[str, float]:
 
 
 def add_update_rule(
-    editor: Editor,
+    build: Builder,
     model: ir.Model | None,
     rule: DynamicRule,
     states: Mapping[str, ir.Value],
     finite: ir.Value,
-    pass_name: str,
     *,
     in_place: bool,
 ) -> UpdatedScale:
     """Add the rule to a graph: as one node that calls a function of the model, or spelled out in nodes.
 
     Args:
-        editor: of the main graph.
+        build: the builder of nodes in the main graph.
         model: gets the function, if its IR version and opset have functions; None for a bare graph.
         rule: the rule.
-        states: the present values of what `initial_values` names; scalars, float32 the scale, int64 or float32 the
-            counts.
+        states: the present values of the roles of `initial_values`: scalars, float32 the scale, int64 or float32
+            the counts.
         finite: whether all gradients of the step are finite, a scalar bool value.
-        pass_name: the mark of the nodes.
         in_place: the states will be written in place. Then nothing that reads them may hide in a function's body,
-            where order-writes does not look: of what tells that the scale is stuck, the next state need not depend.
+            where order-writes does not look: the next state need not depend on the flag that the scale is stuck.
     """
+    if model is None or model.ir_version < _FUNCTION_IR_VERSION or model.opset_imports.get("", 0) < _FUNCTION_OPSET:
+        return _inline(build, rule, states, finite)
     if in_place and rule.on_stuck != "hold":
-        return _inline(editor, rule, states, finite, pass_name)
-    if model is None or model.ir_version < _FUNCTION_IR_VERSION:
-        return _inline(editor, rule, states, finite, pass_name)
-    if model.opset_imports.get("", 0) < _FUNCTION_OPSET:
-        return _inline(editor, rule, states, finite, pass_name)
-    return _call(editor, model, rule, states, finite, pass_name)
+        return _inline(build, rule, states, finite)
+    return _call(build, model, rule, states, finite)
 
 
 def _call(
-    editor: Editor,
-    model: ir.Model,
-    rule: DynamicRule,
-    states: Mapping[str, ir.Value],
-    finite: ir.Value,
-    pass_name: str,
+    build: Builder, model: ir.Model, rule: DynamicRule, states: Mapping[str, ir.Value], finite: ir.Value
 ) -> UpdatedScale:
     identifier = (DOMAIN, FUNCTION, "")
     numbers = _numbers(rule)
@@ -97,15 +88,12 @@ def _call(
     outputs = [(_next_name(role), _dtype(state), ()) for role, state in states.items()]
     if rule.on_stuck != "hold":
         outputs.append((STUCK, ir.DataType.BOOL, ()))
-    build = editor.builder(pass_name)
     node = build.node(FUNCTION, [*states.values(), finite], outputs, domain=DOMAIN, attributes=numbers)
     return _updated(rule, states, node, node.outputs)
 
 
-def _inline(
-    editor: Editor, rule: DynamicRule, states: Mapping[str, ir.Value], finite: ir.Value, pass_name: str
-) -> UpdatedScale:
-    build = editor.builder(pass_name, "update", shape=())
+def _inline(build: Builder, rule: DynamicRule, states: Mapping[str, ir.Value], finite: ir.Value) -> UpdatedScale:
+    build = dataclasses.replace(build, prefix="update", shape=())
     results = RuleNodes(build.op, lambda _, number, dtype: build.number(number, dtype), rule).results(states, finite)
     node = results[0].producer()
     assert node is not None
@@ -127,7 +115,7 @@ def _dtype(value: ir.Value) -> ir.DataType:
 
 
 def _numbers(rule: DynamicRule) -> dict[str, int | float]:
-    """The numbers of the policy that the rule needs, as attributes of the node."""
+    """Return the numbers of the policy that the rule needs, as attributes of the node."""
     found: dict[str, int | float] = {"increment_period": rule.increment_period, "multiplier": rule.multiplier}
     if rule.growth_factor is not None:
         found["growth_factor"] = rule.growth_factor
@@ -160,7 +148,7 @@ def _function(
     def attribute(name: str, number: float, dtype: ir.DataType) -> ir.Value:
         whole = isinstance(numbers[name], int)
         if dtype is ir.DataType.DOUBLE:
-            # An attribute holds float32: what that cannot hold is part of the function's body.
+            # An attribute holds float32: a float64 number is part of the function's body.
             return make("Constant", [], dtype=dtype, value=ir.tensor(np.asarray(number, dtype=np.float64)))
         key, kind = ("value_int", ir.AttributeType.INT) if whole else ("value_float", ir.AttributeType.FLOAT)
         held = ir.DataType.INT64 if whole else ir.DataType.FLOAT

@@ -1,4 +1,4 @@
-"""Putting the readers of a state before the write that overwrites it."""
+"""Order of the readers of a state before the write that overwrites it."""
 
 from __future__ import annotations
 
@@ -9,39 +9,35 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_unordered_readers
-from graphscale.graph.builder import Builder, Editor
+from graphscale.graph.builder import Builder
 from graphscale.graph.order import restore_order
 
 __all__ = ["add_reader_flag", "order_writes"]
 
-NAME = "order-writes"
 
-
-def order_writes(editor: Editor) -> bool:
-    """Make each value that is written in place depend on all readers of the old value; whether any did not.
+def order_writes(build: Builder) -> bool:
+    """Make each value that is written in place depend on all readers of the old value; return whether any did not.
 
     One element of a reader's result is led to the written value in a way that cannot change it:
     `seen = IsNaN(first element of r); never = And(seen, Not(seen)); w.ordered = Where(never, state, w)`.
     """
-    found = list(find_unordered_readers(editor.graph))
+    found = list(find_unordered_readers(build.editor.graph))
     # One look at each reader: its result may be a view of several states, and to look at it is to read them all.
     looks: dict[ir.Node, ir.Value] = {}
     for write, readers in found:
-        looks.update((reader, add_reader_flag(editor, reader)) for reader in readers if reader not in looks)
-        _order(editor, write, [looks[reader] for reader in readers])
+        looks.update((reader, add_reader_flag(build, reader)) for reader in readers if reader not in looks)
+        _order(build, write, [looks[reader] for reader in readers])
     if found:
-        restore_order(editor.graph)
+        restore_order(build.editor.graph)
     return bool(found)
 
 
-def _order(editor: Editor, write: ir.Node, flags: list[ir.Value]) -> None:
+def _order(build: Builder, write: ir.Node, flags: list[ir.Value]) -> None:
     state, value = write.inputs[0], write.inputs[1]
     assert state is not None and value is not None
-    never = add_never(editor.builder(NAME), flags, "order.flag")
-    build = editor.builder(NAME, at=("before", write))
-    ordered = build.op(
-        "Where", [never, state, value], name=f"{value.name}.ordered", like=value, dtype=ir.DataType.FLOAT
-    )
+    never = add_never(build, flags, "order.flag")
+    name, dtype = f"{value.name}.ordered", ir.DataType.FLOAT
+    ordered = build.op("Where", [never, state, value], name=name, like=value, dtype=dtype, at=("before", write))
     write.replace_input_with(1, ordered)
 
 
@@ -54,17 +50,15 @@ def add_never(build: Builder, flags: Sequence[ir.Value], name: str) -> ir.Value:
     return build.op("And", [seen, build.op("Not", [seen], name=name)], name=name)
 
 
-def add_reader_flag(editor: Editor, reader: ir.Node) -> ir.Value:
-    """A scalar bool value that depends on a node's first output, at the cost of one element."""
+def add_reader_flag(build: Builder, reader: ir.Node) -> ir.Value:
+    """Add a scalar bool value that depends on a node's first output, at the cost of one element."""
     value = next(output for output in reader.outputs if output.name)
-    flat, one, zero = (_indices(editor, name, [n]) for name, n in (("flat", -1), ("one", 1), ("zero", 0)))
-    build = editor.builder(NAME)
+    flat, one, zero = (
+        build.editor.shared_constant(f"graphscale/{name}", np.asarray([n], dtype=np.int64))
+        for name, n in (("flat", -1), ("one", 1), ("zero", 0))
+    )
     row = build.op("Reshape", [value, flat], name="order.flat", dtype=value.dtype)
     first = build.op("Slice", [row, zero, one], name="order.first", dtype=value.dtype)
     real = build.cast(first, ir.DataType.FLOAT, name="order.real")
     total = build.op("ReduceSum", [real], name="order.scalar", dtype=ir.DataType.FLOAT, shape=(), keepdims=0)
     return build.op("IsNaN", [total], name="order.flag", dtype=ir.DataType.BOOL, shape=())
-
-
-def _indices(editor: Editor, name: str, numbers: list[int]) -> ir.Value:
-    return editor.shared_constant(f"graphscale/{name}", np.asarray(numbers, dtype=np.int64))

@@ -1,46 +1,35 @@
-"""A loss scale in graph mode: its state, the finite check and the update rule as nodes of an ONNX graph.
-
-`BoundLossScale` is what `LossScale.bind(graph)` returns: people who build their own training graphs use it directly,
-and the passes are built on it.
-"""
+"""A loss scale as values of a graph: its state, and the update rule that writes the next one."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor
-from graphscale.passes.nodes.finite import all_finite
+from graphscale.graph.builder import Builder, Editor
 from graphscale.passes.nodes.update_nodes import GOOD_STEPS, LOSS_SCALE, STUCK
 from graphscale.passes.nodes.update_rule import UpdatedScale, add_update_rule, initial_values
-from graphscale.passes.nodes.write_order import order_writes
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from graphscale.targets import get_target
 
-__all__ = ["BoundLossScale"]
-
-CHECK, UPDATE = "check-finite", "update-loss-scale"
+__all__ = ["GraphScale"]
 
 
-class BoundLossScale:
+class GraphScale:
     """A loss scale whose state lives in a graph.
 
     Args:
         policy: a `FixedLossScale` or a `DynamicLossScale`; its current state becomes the initial state.
         graph: the main graph, or a model: then the update rule is a model-local function of it, one node in the
             graph, where the model's IR version has functions. In a bare graph the rule is spelled out in nodes.
-        target: the runtime that shall execute the graph.
+        target: the runtime that executes the graph.
 
     Attributes:
         loss_scale: the scale: a scalar float32 initializer, for a dynamic scale also a graph input.
         states: all state by its role, `loss_scale` among them; counts are int64, float32 where the target writes
             them in place. Empty for a fixed loss scale.
         next_state: after `write`, the next values: `{state value: next value}`.
-        updated: after `write`, what the update rule gives.
-        alone: whether nobody else puts anything into the graph meanwhile, so that no names need be looked for again.
+        updated: after `write`, the results of the update rule.
+        alone: whether nobody else puts nodes into the graph meanwhile, so that no names need be looked for again.
     """
 
     def __init__(self, policy: LossScale, graph: ir.Graph | ir.Model, target: str = "onnx") -> None:
@@ -73,49 +62,16 @@ class BoundLossScale:
         """Return the current loss scale, a scalar float32 value of the graph."""
         return self.loss_scale
 
-    def update(self, grads: Any) -> tuple[ir.Node | None, ir.Value | bool]:
-        """Add the nodes that update the loss scale from unscaled gradients.
-
-        Args:
-            grads: floating-point values of the graph, already divided by the loss scale, nested in sequences and
-                mappings in any way. None is ignored.
-
-        Returns:
-            `(update_op, should_apply_gradients)`: the node that gives the new state, and a scalar bool value of the
-            graph. A fixed loss scale has nothing to update: `(None, True)`. On targets with explicit state the new
-            state is also a graph output, `current_loss_scale.next` and `good_steps.next`, to be fed back.
-            On targets that write state in place, call `order_writes` after adding further readers of the scale.
-        """
-        if isinstance(self.policy, FixedLossScale):
-            return None, True
-        finite = self.check(grads)
-        node = self.write(finite)
-        applies = self.applies(finite)
-        self.order_writes()
-        return node, applies
-
-    def order_writes(self) -> bool:
-        """Make in-place writes wait for all readers of the old values; whether any had to be told to."""
-        self.look_for_names()
-        return order_writes(self.editor)
-
-    def check(self, grads: Any) -> ir.Value:
-        """Add the nodes that test all gradients for finiteness, and return the result, a scalar bool value."""
-        self.look_for_names()
-        return all_finite(self.editor, list(_flatten(grads)), self.target, CHECK)
-
-    def write(self, finite: ir.Value) -> ir.Node:
+    def write(self, build: Builder, finite: ir.Value) -> ir.Node:
         """Add the update rule, and write the new state: to graph outputs, or in place.
 
         Args:
+            build: the builder of the nodes.
             finite: whether all gradients of the step are finite, a scalar bool value.
         """
-        self.look_for_names()
         assert isinstance(self.policy, DynamicLossScale)
         in_place = self.target.in_place
-        self.updated = add_update_rule(
-            self.editor, self.model, self.policy.rule, self.states, finite, UPDATE, in_place=in_place
-        )
+        self.updated = add_update_rule(build, self.model, self.policy.rule, self.states, finite, in_place=in_place)
         self.next_state = {self.states[role]: value for role, value in self.updated.next.items()}
         for state, value in self.next_state.items():
             self.editor.output(value, f"{state.name}.next")
@@ -123,45 +79,30 @@ class BoundLossScale:
             self.editor.output(self.updated.stuck, STUCK)
         if not self.target.in_place:
             return self.updated.node
-        writes = [self.write_in_place(state, value, UPDATE) for state, value in self.next_state.items()]
+        writes = [self.write_in_place(build, state, value) for state, value in self.next_state.items()]
         return writes[0]
 
-    def applies(self, finite: ir.Value) -> ir.Value:
-        """Whether the step is to be applied, a scalar bool value: after `write`, if the gradients are finite.
+    def applies(self, build: Builder, finite: ir.Value) -> ir.Value:
+        """Return whether the step is applied, a scalar bool value: after `write`, if the gradients are finite.
 
-        Also if they are not, where the scale is stuck and the policy accepts that.
+        It is also applied where the scale is stuck and the policy accepts that.
         """
         stuck = None if self.updated is None else self.updated.stuck
         if stuck is None or not isinstance(self.policy, DynamicLossScale) or self.policy.rule.on_stuck != "accept":
             return finite
-        return self.editor.builder(UPDATE).op("Or", [finite, stuck], name="applies", like=finite)
+        return build.op("Or", [finite, stuck], name="applies", like=finite)
 
     def look_for_names(self) -> None:
         """Take note of the names that others have put into the graph since, if anybody could have."""
         if not self.alone:
             self.editor.refresh()
 
-    def write_in_place(self, state: ir.Value, value: ir.Value, pass_name: str) -> ir.Node:
+    def write_in_place(self, build: Builder, state: ir.Value, value: ir.Value) -> ir.Node:
         """Add a node that assigns a float32 value to a state initializer, within the session."""
         overwrite = self.editor.shared_constant("graphscale/overwrite", np.asarray([True]))
-        return self.editor.builder(pass_name).node(
+        return build.node(
             "InPlaceAccumulatorV2",
             [state, value, overwrite],
             [(f"{state.name}.written", ir.DataType.BOOL, [1])],
             domain="com.microsoft",
         )
-
-
-def _flatten(grads: Any) -> Iterator[ir.Value]:
-    if grads is None:
-        return
-    if isinstance(grads, ir.Value):
-        yield grads
-    elif isinstance(grads, Mapping):
-        for item in grads.values():
-            yield from _flatten(item)
-    elif isinstance(grads, Sequence) and not isinstance(grads, str):
-        for item in grads:
-            yield from _flatten(item)
-    else:
-        raise TypeError(f"gradients in graph mode are onnx_ir values; got {grads!r}")
