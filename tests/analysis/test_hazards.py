@@ -158,6 +158,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, name: str, level: Leve
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.training
 @each_level
 @each_loss_scale
@@ -179,6 +180,7 @@ def test_weights_in_place_take_the_same_way_as_weights_fed_back(
     assert min(losses) < 0.95 * losses[0]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.training
 @each_level
 @each_loss_scale
@@ -249,6 +251,7 @@ def unordered(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
                 yield write.input[0], f"{node.op_type} {node.name}"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.training
 @each_loss_scale
 @pytest.mark.parametrize("name", STEPS_WITH_OPTIMIZER)

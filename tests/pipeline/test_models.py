@@ -26,6 +26,8 @@ from tests.conftest import (
     run_session,
 )
 
+pytestmark = pytest.mark.sample(12)
+
 HALF_PRECISION = "pytorch/mlp_float16"
 TARGETS = ["onnx", pytest.param("ort-training", marks=pytest.mark.training)]
 CONTRACTIONS = {"Conv", "ConvTranspose", "Einsum", "FusedMatMul", "Gemm", "MatMul"}

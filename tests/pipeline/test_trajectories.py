@@ -25,6 +25,8 @@ from tests.conftest import (
     with_initializers,
 )
 
+pytestmark = pytest.mark.sample(8)
+
 each_level = pytest.mark.parametrize("level", OPTIMIZATION_LEVELS, ids=lambda level: level.name)
 # Overflows come singly and in rows; the scale grows, overflows right after growth, and falls to the floor.
 FIFTY = "TTTTFTTTTTTTFFTTTFTTTTTTTTTFFFFFFFFTTTTFTTTTTTTTTT"

@@ -23,6 +23,8 @@ from tests.session.plain import (
     session_and_plain,
 )
 
+pytestmark = pytest.mark.sample(10)
+
 STEPS = 30
 # So large that scaled gradients overflow in truth, again and again, for the scale grows after every other good step.
 LARGE, HALF_PRECISION = 2.0**126, "pytorch/mlp_float16"

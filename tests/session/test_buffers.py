@@ -18,6 +18,8 @@ from tests.conftest import OPTIMIZATION_LEVELS, Arrays, Level, assert_same_bits,
 from tests.session.dangerous import CASES, Case
 from tests.session.plain import PlainLoop, buffers, first_state, options, shared_states
 
+pytestmark = pytest.mark.sample(20)
+
 STEPS = 6
 TARGETS = ["onnx", pytest.param("ort-training", marks=pytest.mark.training)]
 

@@ -22,6 +22,8 @@ from tests.conftest import Arrays, assert_all_same_bits
 from tests.session.digits import assert_one_line
 from tests.session.plain import PlainLoop, options
 
+pytestmark = pytest.mark.sample(8)
+
 TARGETS = ["onnx", pytest.param("ort-training", marks=pytest.mark.training)]
 # A table that no step changes, besides the weights: the session of ONNX Runtime maps it from the file.
 FROZEN = """

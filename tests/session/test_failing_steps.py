@@ -14,6 +14,8 @@ from tests.build import linear_step
 from tests.conftest import assert_all_same_bits, with_initializers
 from tests.session.digits import assert_one_line, batch, make
 
+pytestmark = pytest.mark.sample(10)
+
 TARGETS = ["onnx", pytest.param("ort-training", marks=pytest.mark.training)]
 SGD = "u = Mul(rate, dw)  w_next = Sub(w, u)"
 # Each looks something up at `index`, which can be out of range: the forward pass or a metric, of the weight or not.

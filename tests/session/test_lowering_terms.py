@@ -15,6 +15,8 @@ from tests.conftest import Arrays
 from tests.session.test_lowering import F32_MAX, assert_same_steps
 from tests.session.test_lowering_more import plain_and_lowered
 
+pytestmark = pytest.mark.sample(20)
+
 BACKWARD = "dy = Mul(d, two_over_n) xt = Transpose <perm = [1, 0]> (x) "
 SGD = "u = Mul(rate, dw) w_next = Sub(w, u)"
 NUMBERS = (

@@ -20,6 +20,8 @@ from tests.session.test_lowering import assert_same_steps
 from tests.session.test_lowering_more import plain_and_lowered
 from tests.session.test_lowering_terms import POLICIES, spoiled
 
+pytestmark = pytest.mark.sample(12)
+
 SGD = "u = Mul(rate, dw1) w1_next = Sub(w1, u)"
 BACKWARD = """
     dy = Mul(d, two_over_n) w2t = Transpose <perm = [1, 0]> (w2) xt = Transpose <perm = [1, 0]> (x)

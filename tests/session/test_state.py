@@ -21,6 +21,8 @@ from tests.session.dangerous import CASES
 from tests.session.plain import batches, carried_inputs, first_state
 from tests.session.test_against_plain_loop import MIXED
 
+pytestmark = pytest.mark.sample(12)
+
 AFTER = 6
 TARGETS = ["onnx", pytest.param("ort-training", marks=pytest.mark.training)]
 # Counts of bad steps and of what is left of the hysteresis are state too.

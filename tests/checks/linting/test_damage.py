@@ -152,6 +152,7 @@ DAMAGE: dict[str, tuple[Callable[[ir.Model], None], set[str]]] = {
 }
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_is_named(name: str, kind: str) -> None:

@@ -80,6 +80,7 @@ def test_exported_graphs(name: str) -> None:
     assert (report.loss_scale, report.gradients) == (None, 0)
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_scaled_graphs(name: str, variant: str) -> None:
@@ -95,6 +96,7 @@ def test_scaled_graphs(name: str, variant: str) -> None:
     assert (by_hand.check is None) == (report.check is None)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("variant", MORE)
 @pytest.mark.parametrize("name", SOME)
 def test_policies_and_options(name: str, variant: str) -> None:

@@ -33,6 +33,7 @@ def require(name: str, target: str) -> None:
         pytest.skip(NEEDS_TRAINING)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("target", ["onnx", "ort-cuda", *IN_PLACE])
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_graph_and_target(name: str, target: str) -> None:
@@ -49,6 +50,7 @@ def test_every_graph_and_target(name: str, target: str) -> None:
     assert len(replaced) == (target == "ort-training-cuda")
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     ("name", "target"),
@@ -69,6 +71,7 @@ def test_variants(name: str, target: str, variant: str) -> None:
     assert any("float16" in note for note in report.notes) == (variant == "float16")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "pytorch/attention_adamw_clip"])
 @pytest.mark.parametrize("emulate", [False, True], ids=["real", "emulated"])
 @pytest.mark.parametrize("settings", [{}, {"deny": ["Transpose", "Add"]}], ids=["default", "own-settings"])
@@ -88,6 +91,7 @@ def test_mixed_precision(name: str, emulate: bool, settings: dict[str, Any]) -> 
     assert any("within" in note for note in report.notes)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_graph_in_float16(name: str) -> None:
     """Gradients that are zero but for rounding, such as those of the keys' biases in attention, are no differences."""
@@ -99,6 +103,7 @@ def test_every_graph_in_float16(name: str) -> None:
     assert any("4e-06, which may underflow" in note for note in report.notes)
 
 
+@pytest.mark.full
 @pytest.mark.training
 def test_a_gradient_that_keeps_the_scale_is_seen_in_float16() -> None:
     """One that is zero but for rounding, too."""

@@ -22,6 +22,7 @@ def kinds_for(name: str, target: str) -> list[Kind]:
     return [kind for kind in KINDS if any(text in kind.name for text in GRAPHS[name, target])]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.training
 @pytest.mark.parametrize(("name", "target"), GRAPHS, ids=lambda value: value)
 def test_nothing_survives(name: str, target: str) -> None:

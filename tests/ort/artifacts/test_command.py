@@ -66,6 +66,7 @@ def test_force_replaces_a_folder(tmp_path: Path) -> None:
     assert onnx.load(tmp_path / "out" / "training_model.onnx").graph.node
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("module", ["onnxruntime", "flatbuffers", "torch"])
 def test_the_package_is_imported_without(module: str) -> None:
     import subprocess

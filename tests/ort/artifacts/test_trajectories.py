@@ -81,6 +81,7 @@ def assert_close(actual: Arrays, expected: Arrays, step: int) -> None:
         assert error < 1e-5, f"{name} after step {step}: {error:.1e}"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_training_is_that_of_the_reference(folder: Path, window: int, tmp_path: Path) -> None:
     session = TrainingSession(folder)
@@ -108,6 +109,7 @@ def test_training_is_that_of_the_reference(folder: Path, window: int, tmp_path: 
     assert np.abs(session.weights()["fc1.weight"] - start["fc1.weight"]).max() > 1e-3
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_saving_and_loading_between_windows_changes_nothing(folder: Path, window: int, tmp_path: Path) -> None:
     whole, pieces = TrainingSession(folder), TrainingSession(folder)
