@@ -28,6 +28,7 @@ from graphscale.operators.table import (
     operators_of_kind,
     operators_with,
     optimizer_of,
+    overwritten_inputs,
     rule_of,
     written_inputs,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "operators_of_kind",
     "operators_with",
     "optimizer_of",
+    "overwritten_inputs",
     "rule_of",
     "written_inputs",
 ]

@@ -12,7 +12,7 @@ _STEPS = deny("rounding adds up over the time steps")
 
 # Statistics stay float32: the running ones, those that are saved for the backward pass, and the sums that give them.
 _statistics = infer(wide_inputs=(1, 2, 3, 4), wide_outputs=(1, 2, 3, 4))
-row("BatchNormalization", NONLINEAR, casting=_statistics)
+row("BatchNormalization", NONLINEAR, casting=_statistics, overwritten=(3, 4))
 # ONNX Runtime has the second in the domain of ONNX, too.
 row("LayerNormalization SimplifiedLayerNormalization", NONLINEAR, casting=infer(wide_outputs=(1, 2)))
 row("GroupNormalization RMSNormalization", NONLINEAR, casting=INFER)

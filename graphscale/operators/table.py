@@ -26,6 +26,7 @@ __all__ = [
     "operators_of_kind",
     "operators_with",
     "optimizer_of",
+    "overwritten_inputs",
     "row",
     "rule_of",
     "written_inputs",
@@ -77,6 +78,8 @@ class Operator:
         dtype: the type of its results, where it follows from the operator alone.
         optimizer: the roles of its inputs and outputs, if it updates weights.
         written: `{input: output}`: the running statistics that it writes into the buffer of an input.
+        overwritten: the inputs where kernels of ONNX Runtime put running statistics if `training_mode` is set, though
+            the operator's definition says nothing of it.
         class_axis: for a loss whose second input holds class numbers: the axis of the first input that they index.
     """
 
@@ -87,6 +90,7 @@ class Operator:
     dtype: ir.DataType | None = None
     optimizer: Optimizer | None = None
     written: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    overwritten: tuple[int, ...] = ()
     class_axis: int | None = None
 
 
@@ -151,6 +155,14 @@ def written_inputs(node: ir.Node) -> Mapping[int, int]:
     """Return `{input: output}` of the running statistics that a node writes into the buffer of an input."""
     operator = OPERATORS.get((node.domain, node.op_type))
     return {} if operator is None else operator.written
+
+
+def overwritten_inputs(node: ir.Node) -> tuple[int, ...]:
+    """Return the inputs whose buffers a kernel of a node may overwrite with running statistics."""
+    operator = OPERATORS.get((node.domain, node.op_type))
+    if operator is None or not (operator.written or operator.overwritten):
+        return ()
+    return (*operator.written, *(operator.overwritten if attribute(node, "training_mode", 0) else ()))
 
 
 def attribute(node: ir.Node, name: str, default: Any) -> Any:

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.analysis.buffers import is_fresh
 from graphscale.analysis.report import WRITTEN_IN_PLACE
 from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
@@ -14,7 +15,7 @@ from graphscale.graph.values import constant_tensor
 from graphscale.operators import Optimizer, optimizer_of
 from graphscale.passes.rewrite import Rewrite, StatePair
 
-__all__ = ["guard_accumulator", "guard_optimizer", "guard_written_input"]
+__all__ = ["copy_overwritten_input", "guard_accumulator", "guard_optimizer", "guard_written_input"]
 
 
 def guard_accumulator(build: Builder, node: ir.Node, applies: ir.Value) -> None:
@@ -79,15 +80,23 @@ def _protect_states(build: Builder, node: ir.Node, optimizer: Optimizer, applies
         node.replace_input_with(i, copy)
 
 
+def copy_overwritten_input(build: Builder, node: ir.Node, i: int) -> None:
+    """Let the operator overwrite a copy, unless its operand has a buffer of its own."""
+    state = node.inputs[i]
+    if state is not None and not is_fresh(state):
+        build = dataclasses.replace(build, dtype=dtype_of(state))
+        # Sum of one operand copies; Identity would share the buffer.
+        copy = build.op("Sum", [state], name=f"{state.name}.copy", like=state, at=("before", node))
+        node.replace_input_with(i, copy)
+
+
 def guard_written_input(rewrite: Rewrite, build: Builder, node: ir.Node, i: int, o: int, applies: ir.Value) -> None:
     """Let the operator write into a copy, and write the copy back if the step is applied."""
     state, new = node.inputs[i], node.outputs[o] if o < len(node.outputs) else None
     if state is None or new is None or not new.name or not (state.is_graph_input() or state.is_initializer()):
         return
+    copy_overwritten_input(build, node, i)
     build = dataclasses.replace(build, dtype=dtype_of(state))
-    # Sum of one operand copies; Identity would share the buffer.
-    copy = build.op("Sum", [state], name=f"{state.name}.copy", like=state, at=("before", node))
-    node.replace_input_with(i, copy)
     guarded = build.op("Where", [applies, new, state], name=f"{state.name}.guarded", like=state)
     rewrite.bound.write_in_place(build, state, guarded)
     rewrite.carried.append(StatePair(state, guarded, True, WRITTEN_IN_PLACE))

@@ -10,9 +10,14 @@ from graphscale.analysis.updates import Update
 from graphscale.graph.builder import Builder
 from graphscale.graph.order import restore_order
 from graphscale.graph.types import dtype_of
-from graphscale.operators import Trait, has_trait, written_inputs
+from graphscale.operators import overwritten_inputs, written_inputs
 from graphscale.passes.check_finite import CheckFinite
-from graphscale.passes.guard_in_place import guard_accumulator, guard_optimizer, guard_written_input
+from graphscale.passes.guard_in_place import (
+    copy_overwritten_input,
+    guard_accumulator,
+    guard_optimizer,
+    guard_written_input,
+)
 from graphscale.passes.rewrite import Rewrite, RewritePass, StatePair
 
 __all__ = ["GuardUpdates"]
@@ -36,7 +41,8 @@ class GuardUpdates(RewritePass):
 
     Readers of `w.next` inside the graph read the unguarded value. Where the target writes state in place,
     float32 state that has an initializer is written there, and its output is gone. An in-place accumulator gets
-    `Where(all_finite, gradient, -0.0)`: x + -0.0 is x, bit for bit.
+    `Where(all_finite, gradient, -0.0)`: x + -0.0 is x, bit for bit. Where a kernel overwrites the statistics that it
+    reads, it reads a copy.
     """
 
     name = "guard-updates"
@@ -51,10 +57,14 @@ class GuardUpdates(RewritePass):
         if applies is not None and rewrite.all_finite is not None:
             for node in graph.accumulators:
                 guard_accumulator(build, node, applies)
-            for node in [node for node in graph.graph if has_trait(node, Trait.WRITES_INPUT)]:
+            for node in tuple(graph.graph):
                 guard_optimizer(build, node, applies)
-                for i, o in written_inputs(node).items():
-                    guard_written_input(rewrite, build, node, i, o, applies)
+                written = written_inputs(node)
+                for i in overwritten_inputs(node):
+                    if i in written:
+                        guard_written_input(rewrite, build, node, i, written[i], applies)
+                    else:
+                        copy_overwritten_input(build, node, i)
             # Guards that stand before what they read, and the check at the end: restore the order.
             restore_order(graph.graph)
             rewrite.bound.editor.output(rewrite.all_finite, "all_finite")

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degree, Degrees, evaluate
 from graphscale.analysis.failures import cannot_fail
-from graphscale.operators import OPERATORS, Kind, rule_of, written_inputs
+from graphscale.operators import OPERATORS, Kind, overwritten_inputs, rule_of
 
 __all__ = [
     "CHECKED_TRAITS",
@@ -19,10 +19,10 @@ __all__ = [
     "cannot_fail",
     "claim_degrees",
     "keeps_degree",
+    "overwritten_inputs",
     "ruled_operators",
     "traited_operators",
     "traits_of",
-    "written_inputs",
 ]
 
 # The traits that `properties` holds against a runtime.

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tests.operators.cases import Case
-from tests.operators.claims import CHECKED_TRAITS, cannot_fail, keeps_degree, traits_of, written_inputs
+from tests.operators.claims import CHECKED_TRAITS, cannot_fail, keeps_degree, overwritten_inputs, traits_of
 from tests.operators.runtimes import Run, open_case, run_in_place, run_with_seed
 from tests.operators.scaling import build_node
 from tests.operators.values import Data, is_float_data
@@ -299,5 +299,5 @@ def _try_writing(probe: _Probe, writes: bool, findings: Findings) -> None:
     written = {i for i, name in enumerate(probe.names) if name in after and not _equal(after[name], feeds[name])}
     if written:
         findings.shown.add("WRITES_INPUT")
-    if not writes and written - written_inputs(probe.node).keys():
+    if not writes and written - set(overwritten_inputs(probe.node)):
         findings.wrong.append(f"{probe.case.name} WRITES_INPUT: inputs {sorted(written)} are written")

@@ -15,11 +15,6 @@ from tests.operators.suite import suite_cases
 
 # Traits that say what may happen: some node shows it.
 _MAY = {"RANDOM", "WRITES_INPUT"}
-# Known to be wrong in the table: each must be seen to fail.
-_KNOWN_WRONG = {
-    "test_batchnorm_epsilon_training_mode WRITES_INPUT: inputs [3, 4] are written",
-    "test_batchnorm_example_training_mode WRITES_INPUT: inputs [3, 4] are written",
-}
 
 
 @each_operator
@@ -45,4 +40,4 @@ def test_traits_hold_on_the_suite() -> None:
             wrong += try_traits(case).wrong
         except RefusedError:
             continue
-    assert set(wrong) == _KNOWN_WRONG
+    assert not wrong

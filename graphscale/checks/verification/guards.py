@@ -10,7 +10,7 @@ import onnx_ir as ir
 from graphscale.analysis.buffers import is_fresh
 from graphscale.checks.patterns import assigns, input_at, skip_ordering
 from graphscale.graph.values import constant_tensor, node_name
-from graphscale.operators import optimizer_of, written_inputs
+from graphscale.operators import optimizer_of, overwritten_inputs
 
 __all__ = ["find_guard_fault", "find_unprotected_operands", "find_write_fault"]
 
@@ -59,7 +59,7 @@ def find_write_fault(node: ir.Node, conditions: Collection[ir.Value]) -> str | N
 def find_unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
     """Find operands that a kernel overwrites as it computes, and that are no copies."""
     for node in graph:
-        written = list(written_inputs(node))
+        written = list(overwritten_inputs(node))
         optimizer = optimizer_of(node)
         if optimizer is not None:
             sources = (optimizer.source(o) for o, value in enumerate(node.outputs) if value.name)
