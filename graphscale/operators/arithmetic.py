@@ -19,7 +19,7 @@ _FEW_EXPONENTS = deny("its exponent is all that float16 has")
 _POWER = deny("powers leave the range of float16")
 
 
-def _clip(node: ir.Node, rule: Rule) -> Rule:
+def _resolve_clip(node: ir.Node, rule: Rule) -> Rule:
     """Return Clip's rule: below opset 11 its bounds are attributes, of degree 0."""
     bounds = (attribute(node, "min", -math.inf), attribute(node, "max", math.inf))
     return rule if all(bound == 0 or abs(bound) >= _FLOAT_MAX for bound in bounds) else NONLINEAR
@@ -43,7 +43,7 @@ row("Max", LINEAR, _EXTREME, CLEAR)
 row("Min", LINEAR, _EXTREME | Trait.LOSES_INFINITY, CLEAR)
 _CLIP = Trait.ELEMENTWISE | Trait.BOUND | Trait.MOVE | Trait.LOSES_INFINITY | Trait.REMOVABLE
 # clip(S*x, S*low, S*high) = S*clip(x, low, high): the bounds are operands like x.
-row("Clip", Rule(Kind.LINEAR, data=(0, 1, 2)), _CLIP, CLEAR, resolve=_clip)
+row("Clip", Rule(Kind.LINEAR, data=(0, 1, 2)), _CLIP, CLEAR, resolve=_resolve_clip)
 _WHERE = _BINARY | Trait.MOVE | Trait.READS_FIRST | Trait.REMOVABLE_BY_CONDITION
 row("Where", Rule(Kind.LINEAR, data=(1, 2)), _WHERE, CLEAR)
 

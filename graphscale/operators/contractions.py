@@ -12,12 +12,12 @@ from graphscale.operators.traits import Trait
 _POWER = deny("powers leave the range of float16")
 
 
-def _gemm(node: ir.Node, rule: Rule) -> Rule:
+def _resolve_gemm(node: ir.Node, rule: Rule) -> Rule:
     """Return Gemm's rule: a beta of zero leaves the third operand out."""
     return rule if attribute(node, "beta", 1.0) else _without_addend
 
 
-def _resize(node: ir.Node, rule: Rule) -> Rule:
+def _resolve_resize(node: ir.Node, rule: Rule) -> Rule:
     """Return Resize's rule: cropping fills the outside of the image with a number of degree 0."""
     crops = attribute(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     return NONLINEAR if crops and attribute(node, "extrapolation_value", 0.0) else rule
@@ -26,7 +26,7 @@ def _resize(node: ir.Node, rule: Rule) -> Rule:
 row("MatMul Einsum", Rule(Kind.PRODUCT, contraction=True), casting=ALLOW)
 _convolution = Rule(Kind.PRODUCT, data=(0, 1), addends=(2,), contraction=True)
 _without_addend = Rule(Kind.PRODUCT, data=(0, 1), ignored=(2,), contraction=True)
-row("Gemm", _convolution, casting=ALLOW, resolve=_gemm)
+row("Gemm", _convolution, casting=ALLOW, resolve=_resolve_gemm)
 row("Conv ConvTranspose", _convolution, casting=ALLOW)
 # Operand 4 is a mask that multiplies; operand 2 says where to sample.
 row("DeformConv", Rule(Kind.PRODUCT, data=(0, 1, 4), addends=(3,), contraction=True))
@@ -35,6 +35,6 @@ row("AveragePool GlobalAveragePool", FIRST, casting=INFER)
 row("MaxPool", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.LOSES_NAN, CLEAR)
 row("GlobalMaxPool", FIRST, Trait.LOSES_NAN, CLEAR)
 row("LpPool GlobalLpPool", FIRST, casting=_POWER)
-row("Resize", FIRST, casting=infer(wide_inputs=(1, 2)), resolve=_resize)
+row("Resize", FIRST, casting=infer(wide_inputs=(1, 2)), resolve=_resolve_resize)
 row("Upsample RoiAlign GridSample AffineGrid DFT STFT", FIRST)
 row("MaxRoiPool", NONLINEAR)

@@ -16,13 +16,13 @@ _DEGREE_0 = Rule(Kind.DEGREE_0)
 _HOMOGENEOUS = ("", "Relu", "LeakyRelu")
 
 
-def _activated(node: ir.Node, rule: Rule) -> Rule:
+def _resolve_activation(node: ir.Node, rule: Rule) -> Rule:
     """Return the rule of a product before its activation."""
     homogeneous = attribute(node, "activation", "") in _HOMOGENEOUS
     return rule if homogeneous else dataclasses.replace(rule, kind=Kind.NONLINEAR)
 
 
-def _scale(node: ir.Node, rule: Rule) -> Rule:
+def _resolve_scale(node: ir.Node, rule: Rule) -> Rule:
     """Return the rule of Scale, which an attribute makes a division."""
     return Rule(Kind.QUOTIENT, data=(0, 1)) if attribute(node, "scale_down", 0) else rule
 
@@ -42,9 +42,9 @@ _product = Rule(Kind.PRODUCT, data=(0, 1), contraction=True)
 _biased = Rule(Kind.PRODUCT, data=(0, 1), addends=(2,), contraction=True)
 _fused_convolution = Rule(Kind.PRODUCT, data=(0, 1), addends=(2, 3), contraction=True)
 row("FusedMatMul TransposeMatMul", _product, casting=ALLOW, domain=MICROSOFT)
-row("FusedGemm", _biased, casting=ALLOW, domain=MICROSOFT, resolve=_activated)
-row("FusedConv", _fused_convolution, casting=ALLOW, domain=MICROSOFT, resolve=_activated)
-row("Scale", Rule(Kind.PRODUCT, data=(0, 1)), casting=INFER, domain=MICROSOFT, resolve=_scale)
+row("FusedGemm", _biased, casting=ALLOW, domain=MICROSOFT, resolve=_resolve_activation)
+row("FusedConv", _fused_convolution, casting=ALLOW, domain=MICROSOFT, resolve=_resolve_activation)
+row("Scale", Rule(Kind.PRODUCT, data=(0, 1)), casting=INFER, domain=MICROSOFT, resolve=_resolve_scale)
 row("BatchScale", FIRST, casting=INFER, domain=MICROSOFT)
 row("ScaledSum", LINEAR, casting=INFER, domain=MICROSOFT)
 row("ReduceSumTraining", FIRST, Trait.REDUCTION, INFER, domain=MICROSOFT)

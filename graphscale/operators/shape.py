@@ -20,23 +20,23 @@ _FLOAT8 = (
 )
 
 
-def _cast(node: ir.Node, rule: Rule) -> Rule:
+def _resolve_cast(node: ir.Node, rule: Rule) -> Rule:
     """Return the rule of a cast to the type that the attribute `to` names."""
     dtype = attribute(node, "to", 0)
-    return rule if dtype in _FLOATS else _converted(node, rule, ir.DataType(dtype))
+    return rule if dtype in _FLOATS else _resolve_conversion(node, rule, ir.DataType(dtype))
 
 
-def _cast_like(node: ir.Node, rule: Rule) -> Rule:
+def _resolve_cast_like(node: ir.Node, rule: Rule) -> Rule:
     """Return the rule of a cast to the type of the second operand, which may not be known."""
     for value in (node.outputs[0], node.inputs[1]):
         tensor = None if value is None else ir.convenience.get_const_tensor(value)
         dtype = None if value is None else value.dtype or (None if tensor is None else tensor.dtype)
         if dtype is not None:
-            return _converted(node, rule, dtype)
+            return _resolve_conversion(node, rule, dtype)
     return NONLINEAR
 
 
-def _converted(node: ir.Node, rule: Rule, dtype: ir.DataType) -> Rule:
+def _resolve_conversion(node: ir.Node, rule: Rule, dtype: ir.DataType) -> Rule:
     """Return the rule of a cast: integers, text and saturated numbers have no degree, flags have degree 0."""
     if dtype is ir.DataType.BOOL:
         return Rule(Kind.DEGREE_0, ignored=rule.ignored)
@@ -45,13 +45,13 @@ def _converted(node: ir.Node, rule: Rule, dtype: ir.DataType) -> Rule:
     return NONLINEAR
 
 
-def _pad(node: ir.Node, rule: Rule) -> Rule:
+def _resolve_pad(node: ir.Node, rule: Rule) -> Rule:
     """Return Pad's rule: below opset 11 its number is an attribute, of degree 0."""
     fills = attribute(node, "mode", "constant") == "constant"
     return NONLINEAR if fills and attribute(node, "value", 0.0) else rule
 
 
-def _scatter(node: ir.Node, rule: Rule) -> Rule:
+def _resolve_scatter(node: ir.Node, rule: Rule) -> Rule:
     """Return the rule of scattering: by a product the factors have degree 0, else the numbers that of the data."""
     return FIRST if attribute(node, "reduction", "none") == "mul" else rule
 
@@ -65,8 +65,8 @@ row("DepthToSpace SpaceToDepth", FIRST, Trait.PERMUTE | _KEPT, CLEAR)
 row("ReverseSequence", FIRST, Trait.PERMUTE | _KEPT, CLEAR)
 row("Expand Tile", FIRST, Trait.REPEAT | Trait.REMOVABLE | _KEPT, CLEAR)
 _CAST = Trait.CAST | Trait.ELEMENTWISE | Trait.TOTAL | _KEPT
-row("Cast", FIRST, _CAST | Trait.REMOVABLE, resolve=_cast)
-row("CastLike", Rule(Kind.LINEAR, data=(0,), ignored=(1,)), _CAST | Trait.REMOVABLE, resolve=_cast_like)
+row("Cast", FIRST, _CAST | Trait.REMOVABLE, resolve=_resolve_cast)
+row("CastLike", Rule(Kind.LINEAR, data=(0,), ignored=(1,)), _CAST | Trait.REMOVABLE, resolve=_resolve_cast_like)
 row("BitCast", NONLINEAR)
 
 # --- parts and wholes -------------------------------------------------------------------------------------------------
@@ -78,14 +78,14 @@ row("CenterCropPad", FIRST, Trait.PART | Trait.MOVE)
 row("Unique", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.MOVE)
 row("TopK", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.PART | Trait.LOSES_NAN, CLEAR)
 row("Concat", LINEAR, Trait.MOVE | Trait.NONFINITE_OF_ALL | Trait.REMOVABLE, CLEAR)
-row("Pad", Rule(Kind.LINEAR, data=(0, 2)), Trait.MOVE | Trait.REMOVABLE, CLEAR, resolve=_pad)
+row("Pad", Rule(Kind.LINEAR, data=(0, 2)), Trait.MOVE | Trait.REMOVABLE, CLEAR, resolve=_resolve_pad)
 
 # --- by index ---------------------------------------------------------------------------------------------------------
 row("Gather GatherElements", FIRST, Trait.PART | Trait.MOVE | Trait.INDEXES_AXIS, CLEAR)
 row("GatherND", FIRST, Trait.PART | Trait.MOVE | Trait.INDEXES_AXES, CLEAR)
 _scattered = Rule(Kind.LINEAR, data=(0, 2))
-row("ScatterElements Scatter", _scattered, Trait.INDEXES_AXIS, _CONTRIBUTIONS, resolve=_scatter)
-row("ScatterND", _scattered, Trait.INDEXES_AXES, _CONTRIBUTIONS, resolve=_scatter)
+row("ScatterElements Scatter", _scattered, Trait.INDEXES_AXIS, _CONTRIBUTIONS, resolve=_resolve_scatter)
+row("ScatterND", _scattered, Trait.INDEXES_AXES, _CONTRIBUTIONS, resolve=_resolve_scatter)
 row("TensorScatter", Rule(Kind.LINEAR, data=(0, 1)))
 row("OneHot", Rule(Kind.LINEAR, data=(2,)))
 row("MaxUnpool Col2Im", FIRST, casting=_CONTRIBUTIONS)
