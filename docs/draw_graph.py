@@ -18,7 +18,7 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
 
 import graphscale as gs
-from graphscale.checks.drawing import inspection_page
+from graphscale.checks.drawing import draw_inspection
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "pytorch" / "mlp_momentum.onnx"
@@ -58,7 +58,7 @@ def main() -> None:
     scaled = gs.scale(MODEL).model
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "page.html")
-        page.write_text(inspection_page(scaled, gs.inspect(scaled), MODEL.name), encoding="utf-8")
+        page.write_text(draw_inspection(scaled, gs.inspect(scaled), MODEL.name), encoding="utf-8")
         image = picture(page, f"{folder}/profile")
     target = Path(__file__).with_name("graph.png")
     image.quantize(128, dither=Image.Dither.NONE).save(target, optimize=True)

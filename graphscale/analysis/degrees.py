@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from graphscale.graph.values import is_float, is_known_zero, node_name, op_name, subgraphs
 from graphscale.operators import ALL, UNRULED, Kind, Rule, rule_of
 
-__all__ = ["ZERO", "Conflict", "Degree", "Degrees", "evaluate"]
+__all__ = ["ZERO", "Conflict", "Degree", "Degrees", "agree", "combine", "evaluate"]
 
 # The degree of a value: the power of S it scales with, or ZERO for a value known to be all zeros, which has every
-# degree at once.
-Degree = int | None
+# degree at once. It is 0 or 1 wherever this analysis decides; lint allows every power, roots included.
+Degree = float | None
 ZERO: Degree = None
 
 
@@ -52,12 +52,14 @@ class Conflict:
         operands: the input indices of `node` whose degree must become 0.
         others: for a sum, the indices of the operands of degree 0, which could be scaled instead.
         unknown: the operator has no rule.
+        degree: the degree of the result, apart from the conflict.
     """
 
     node: ir.Node
     operands: tuple[int, ...]
     others: tuple[int, ...] = ()
     unknown: bool = False
+    degree: Degree = 0
 
     def __str__(self) -> str:
         if self.unknown:
@@ -104,54 +106,79 @@ def _apply(
     # the gradient is finite, so that it is unscaled, and checked, as for a non-linear use.
     if rule.kind in (Kind.NONLINEAR, Kind.DEGREE_0):
         return Conflict(node, carrying) if carrying else 0
+    return combine(node, rule, degrees, known.is_symbol)
+
+
+def combine(
+    node: ir.Node,
+    rule: Rule,
+    degrees: Mapping[int, Degree],
+    divides: Callable[[ir.Value | None], bool] | None,
+    is_zero: Callable[[ir.Value | None], bool] = is_known_zero,
+) -> Degree | Conflict:
+    """Return the degree of a homogeneous node's result, or the conflict of its operands.
+
+    Args:
+        node: the node.
+        rule: its rule.
+        degrees: the degrees of its operands by their indices.
+        divides: whether a value may be divided by: the results are then of degree 0 or 1; None to allow every power.
+        is_zero: whether a value is known to be all zeros.
+    """
+    carrying = tuple([i for i, degree in degrees.items() if degree])
     data = tuple(degrees) if rule.data == ALL else tuple([i for i in rule.data if i in degrees])
     stray = tuple([i for i in carrying if i not in data and i not in rule.addends])
     if stray:
-        return Conflict(node, stray)
+        return Conflict(node, stray, degree=_largest(degrees, carrying))
     if rule.kind in (Kind.LINEAR, Kind.COMPARE):
-        agreed = _agree(node, data, degrees)
-        if rule.kind is Kind.COMPARE and agreed not in (0, ZERO) and not isinstance(agreed, Conflict):
-            return Conflict(node, carrying)
-        return agreed
+        agreed = agree(node, data, degrees, is_zero)
+        if rule.kind is Kind.LINEAR or isinstance(agreed, Conflict) or not agreed:
+            return agreed
+        return 0 if divides is None else Conflict(node, carrying)
     if any(degrees[i] is ZERO for i in data):
         added = [i for i in rule.addends if i in degrees]
-        return _agree(node, added, degrees) if added else ZERO
+        return agree(node, added, degrees, is_zero) if added else ZERO
     if rule.kind is Kind.QUOTIENT:
-        if degrees[data[1]] and not known.is_symbol(node.inputs[data[1]]):
-            return Conflict(node, carrying)
-        difference = (degrees[data[0]] or 0) - (degrees[data[1]] or 0)
-        return difference if difference in (0, 1) else Conflict(node, carrying)
-    total = sum(degrees[i] or 0 for i in data)
-    if total > 1:
-        return Conflict(node, tuple(i for i in data if degrees[i]))
-    return _with_addend(node, rule, degrees, data, total)
+        divisor = degrees[data[1]] or 0
+        difference = (degrees[data[0]] or 0) - divisor
+        if divides is None or (difference in (0, 1) and (not divisor or divides(node.inputs[data[1]]))):
+            return difference
+        return Conflict(node, carrying)
+    factors, total = tuple(i for i in data if degrees[i]), sum(degrees[i] or 0 for i in data)
+    if divides is not None and total > 1:
+        return Conflict(node, factors)
+    added = [i for i in rule.addends if i in degrees and degrees[i] not in (ZERO, total)]
+    added = [i for i in added if not is_zero(node.inputs[i])]
+    if not added:
+        return total
+    if total == 0:
+        return Conflict(node, tuple(added), others=data, degree=_largest(degrees, added))
+    return Conflict(node, factors, others=tuple(added), degree=total)
 
 
-def _agree(node: ir.Node, data: Sequence[int], degrees: Mapping[int, Degree]) -> Degree | Conflict:
+def agree(
+    node: ir.Node,
+    data: Sequence[int],
+    degrees: Mapping[int, Degree],
+    is_zero: Callable[[ir.Value | None], bool] = is_known_zero,
+) -> Degree | Conflict:
+    """Return the one degree of some operands of a node, or the conflict between them; see `combine`."""
     present = {degrees[i] for i in data}
     present.discard(ZERO)
     if not present:
         return ZERO if data else 0
     if len(present) == 1:
         return present.pop()
-    nonzero = [i for i in data if degrees[i] or (degrees[i] == 0 and not is_known_zero(node.inputs[i]))]
+    nonzero = [i for i in data if degrees[i] or (degrees[i] == 0 and not is_zero(node.inputs[i]))]
     present = {degrees[i] for i in nonzero}
     if len(present) == 1:
         return present.pop()
     high = tuple(i for i in nonzero if degrees[i])
-    return Conflict(node, high, others=tuple(i for i in nonzero if degrees[i] == 0))
+    return Conflict(node, high, tuple(i for i in nonzero if degrees[i] == 0), degree=_largest(degrees, high))
 
 
-def _with_addend(
-    node: ir.Node, rule: Rule, degrees: Mapping[int, Degree], data: tuple[int, ...], total: int
-) -> Degree | Conflict:
-    added = [i for i in rule.addends if i in degrees and degrees[i] not in (ZERO, total)]
-    added = [i for i in added if not is_known_zero(node.inputs[i])]
-    if not added:
-        return total
-    if total == 0:
-        return Conflict(node, tuple(added), others=data)
-    return Conflict(node, tuple(i for i in data if degrees[i]), others=tuple(added))
+def _largest(degrees: Mapping[int, Degree], indices: Iterable[int]) -> Degree:
+    return max((degrees[i] or 0 for i in indices), key=abs, default=0)
 
 
 def _evaluate_bodies(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:

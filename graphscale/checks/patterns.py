@@ -1,4 +1,4 @@
-"""Patterns of nodes that verify, lint and diff look for in a graph, whoever scaled it."""
+"""Patterns of nodes that verify, lint and diff look for in a graph, scaled by graphscale or not."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def diff(
     report = comparison.report
     if html is not None:
         names = [before.name, after.name] if before.name != after.name else [str(before), str(after)]
-        drawing.write_page(drawing.comparison_page(comparison, *names), html)
+        drawing.write_page(drawing.draw_comparison(comparison, *names), html)
     if json:
         print_json(report.to_dict())
     else:
@@ -50,7 +50,7 @@ def diff(
 def _show(report: DiffReport, title: str) -> None:
     from rich.console import Console
 
-    from graphscale.checks.drawing.pages import unrelated
+    from graphscale.checks.drawing.pages import describe_unrelated
     from graphscale.cli.show import say, shorten, show_rows
 
     say(title)
@@ -58,7 +58,7 @@ def _show(report: DiffReport, title: str) -> None:
         say("no difference")
         return
     if not report.related:
-        say(unrelated(report.matched, report.nodes_before, report.nodes_after))
+        say(describe_unrelated(report.matched, report.nodes_before, report.nodes_after))
     Console(highlight=False).print(_operators(report))
     show_rows((f"{name} ({len(lines)})", shorten(lines)) for name, lines in _rows(report) if lines)
 

@@ -29,5 +29,5 @@ def inspect(
         drawing.check_page(html, model)
     report = pipeline.inspect(model, **hints)
     if html is not None:
-        drawing.write_page(drawing.inspection_page(model, report, model.name, **hints), html)
+        drawing.write_page(drawing.draw_inspection(model, report, model.name, **hints), html)
     show_report(report, json, f"{model}" if html is None else f"{model} drawn -> {html}")

@@ -1,4 +1,4 @@
-"""What changed from one model to another."""
+"""The differences between two models."""
 
 from graphscale.checks.diffing.compare import diff
 from graphscale.checks.diffing.diff_report import DiffReport

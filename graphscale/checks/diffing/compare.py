@@ -52,7 +52,7 @@ def diff(before: Model, after: Model) -> DiffReport:
 
     Args:
         before: a path, an onnx_ir model or a ModelProto.
-        after: likewise.
+        after: another one.
 
     Raises:
         ModelFileError: a file cannot be read, or is no model.
@@ -132,7 +132,7 @@ def _added(matching: Matching) -> Iterator[tuple[str, ir.Node]]:
 
 
 def _inside(scope: str, nodes: Iterable[ir.Node]) -> Iterator[tuple[str, ir.Node]]:
-    """Nodes with their scope, those of their bodies after them."""
+    """Yield nodes with their scope, those of their bodies after them."""
     for node in nodes:
         yield scope, node
         for body in subgraphs(node):

@@ -1,4 +1,4 @@
-"""What changed from one model to another, as data."""
+"""The differences between two models, as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Change", "DiffReport", "NodeEntry", "OpCount", "Rewiring", "ValueEnt
 
 @dataclasses.dataclass(frozen=True)
 class OpCount:
-    """How many nodes of an operator there are, those in subgraphs and functions included."""
+    """The numbers of nodes of an operator, those in subgraphs and functions included."""
 
     op: str
     before: int
@@ -18,7 +18,7 @@ class OpCount:
 
     @property
     def difference(self) -> int:
-        """How many more there are afterwards."""
+        """The growth of the number."""
         return self.after - self.before
 
 
@@ -49,7 +49,7 @@ class Rewiring:
         reader: the node that reads, by its name in the second model; for a graph output, the output's name.
         input: the index of the node's input; None for a graph output.
         before: the name of the value read; for a graph output, the node that computed it.
-        after: likewise, in the second model.
+        after: the same of the second model.
         scope: as of `NodeEntry`.
     """
 
@@ -80,7 +80,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class DiffReport:
-    """What changed from a first model to a second one.
+    """The differences between a first model and a second one.
 
     Attributes:
         nodes_before: the nodes of the first model's main graph.
@@ -89,14 +89,14 @@ class DiffReport:
         related: whether that is at least half of the smaller graph; else the models have little to do with each other.
         ops: every operator of either model, by name.
         inserted: the added nodes by the pass that each says inserted it.
-        added: the added nodes that name no pass; those of an added function are told as that function.
-        removed: the nodes of the first model only; likewise.
+        added: the added nodes that name no pass; those of an added function count as that function.
+        removed: the nodes of the first model only; those of a removed function count as that function.
         attributes: attributes of matched nodes that changed, named `node.attribute`.
         rewired: edges that come from somewhere else.
         renamed: values with another name: `before` and `after` are names, `name` is the node that gives them.
         retyped: values of another dtype or shape, where both are known.
         reordered: whether matched nodes of the main graph stand in another order.
-        inputs_added: graph inputs of the second model only; likewise the following.
+        inputs_added: graph inputs of the second model only.
         inputs_removed: graph inputs of the first model only.
         outputs_added: graph outputs of the second model only.
         outputs_removed: graph outputs of the first model only.
@@ -137,13 +137,13 @@ class DiffReport:
 
     @property
     def different(self) -> bool:
-        """Whether anything at all was found."""
+        """True if the models differ in anything."""
         numbers = ("nodes_before", "nodes_after", "matched", "related", "ops")
         found = (getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in numbers)
         return any(found) or any(op.difference for op in self.ops)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts, lists, strings and numbers; `different` and each `difference` among them."""
+        """Return the report as plain dicts, lists, strings and numbers, with `different` and each `difference`."""
         found = dataclasses.asdict(self)
         found["ops"] = [{**dataclasses.asdict(op), "difference": op.difference} for op in self.ops]
         return {"different": self.different, **found}

@@ -1,4 +1,4 @@
-"""Which node of one model is which node of another.
+"""The matching of two models' nodes.
 
 Nodes are matched by name first: transformations keep the names of what they keep. Then by operator and the names of
 their outputs, for nodes without names; then by operator, attributes and what they read, for what was renamed. Each
@@ -41,7 +41,7 @@ class Scope:
 
 @dataclasses.dataclass
 class Matching:
-    """What corresponds.
+    """The nodes, values and graphs of two models that correspond.
 
     Attributes:
         scopes: the graphs, main graphs first.
@@ -135,7 +135,7 @@ def _by_outputs(node: ir.Node) -> Hashable | None:
 
 
 def _same_shapes(one: ir.Node, other: ir.Node) -> bool:
-    """Whether the outputs have the same shapes where known: exporters number their nodes afresh in every graph."""
+    """Return whether outputs have the same known shapes: exporters number their nodes afresh in every graph."""
     pairs = zip(one.outputs, other.outputs, strict=False)
     return all(a.shape is None or b.shape is None or a.shape == b.shape for a, b in pairs)
 
@@ -154,7 +154,7 @@ def _match_by_inputs(before: Graph, after: Graph, matching: Matching) -> None:
 
 
 def _origin(value: ir.Value, matching: Matching) -> ir.Value | None:
-    """The value of the first model that a value of the second is, looking through what a pass inserted."""
+    """Return the first model's value that a value of the second one is, looking through inserted nodes."""
     seen = {value}  # nodes of a damaged model may be a cycle
     while value not in matching.values_back:
         node = value.producer()
@@ -178,14 +178,14 @@ def _signature(node: ir.Node, origin: Callable[[ir.Value], ir.Value | None]) -> 
     # A guard gives an optimizer its signal; inputs and outputs may be left out at the end.
     reads = [(i, v) for i, v in enumerate(node.inputs) if v is not None and v is not update_signal(node)]
     operands = tuple((i, origin(value)) for i, value in reads)
-    # A node of which nothing is known is like no other.
+    # A node without any known operand is like no other.
     known = not reads or any(value is not None for _, value in operands)
     count = sum(bool(value.name) for value in node.outputs)
     return node.op_identifier(), attributes, count, operands, None if known else id(node)
 
 
 def attribute_text(attribute: ir.Attr) -> str:
-    """An attribute's value as text; of a large tensor and of a graph only what kind it is."""
+    """Return an attribute's value as text, of a large tensor and of a graph only its kind."""
     if attribute.is_ref():
         return f"@{attribute.ref_attr_name}"
     value = attribute.value
@@ -198,7 +198,7 @@ def attribute_text(attribute: ir.Attr) -> str:
 
 
 def tensor_text(tensor: ir.TensorProtocol) -> str | None:
-    """A small tensor's elements as text; None for what is large, stands in another file, or is damaged."""
+    """Return a small tensor's elements as text, None for a large, external or damaged one."""
     if tensor.size > _TINY or isinstance(tensor, ir.ExternalTensor):
         return None
     try:
@@ -208,7 +208,7 @@ def tensor_text(tensor: ir.TensorProtocol) -> str | None:
 
 
 def same_attribute(one: ir.Attr | None, other: ir.Attr | None) -> bool:
-    """Whether two attributes are the same, as far as `attribute_text` tells."""
+    """Return whether two attributes have one type and text."""
     if one is None or other is None:
         return one is other
     return one.type == other.type and attribute_text(one) == attribute_text(other)

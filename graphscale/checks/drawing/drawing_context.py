@@ -1,4 +1,4 @@
-"""What a drawing says of each node and value: its phase, the pass that inserted it, its degree in the loss scale."""
+"""The facts about nodes and values in a drawing: the phase, the inserting pass, the degree in the loss scale."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.analysis.edits import Place, Unscaling
 from graphscale.analysis.proof import scale_degrees
 from graphscale.analysis.training_graph import TrainingGraph, analyse
+from graphscale.checks.scaled_graph import ScaledGraph, read_scaled_graph
 from graphscale.errors import GraphscaleError
 from graphscale.graph.builder import PASS_KEY
-from graphscale.graph.stamp import is_scaled, read_stamp
-from graphscale.graph.values import Use, values_by_name
+from graphscale.graph.stamp import is_scaled
+from graphscale.graph.values import Use
 from graphscale.graph.walks import nodes_above
 from graphscale.passes import UnscaleGradients, scale_nodes
 from graphscale.pipeline import prepare
@@ -24,7 +25,7 @@ __all__ = ["DrawingContext", "Phase", "make_context"]
 
 
 class Phase(enum.Enum):
-    """Which part of a training step a node belongs to."""
+    """The parts of a training step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -37,7 +38,7 @@ class DrawingContext:
     """A model, and what the drawing says of it.
 
     Attributes:
-        model: the model, as it is drawn.
+        model: the model that is drawn.
         phases: the phase of each node of the main graph.
         passes: the pass of each inserted node of the main graph; "added" where the node names none.
         degrees: the degree of each value in the loss scale, where it is not 0.
@@ -64,11 +65,11 @@ class DrawingContext:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the model carries a loss scale."""
+        """True if the model carries a loss scale."""
         return self.scale is not None
 
     def degree_read(self, value: ir.Value, reader: ir.Node | None) -> Degree:
-        """The degree with which a node reads a value, or with None the graph's output; ZERO where it does not follow.
+        """Return the degree with which a node, or with None the graph's output, reads a value; ZERO if unknown.
 
         Before scaling, that is the degree which the node would see.
         """
@@ -103,9 +104,9 @@ def make_context(
         added: nodes to be marked as added, where they name no pass.
         strict: raise what the analysis raises; else draw the graph without phases, and note why.
         loss: as for `graphscale.inspect`.
-        seed: likewise.
-        gradients: likewise.
-        updates: likewise.
+        seed: as for `graphscale.inspect`.
+        gradients: as for `graphscale.inspect`.
+        updates: as for `graphscale.inspect`.
 
     Raises:
         GraphscaleError: the stamp of a scaled model is damaged, or, if strict, the analysis found no training graph.
@@ -114,7 +115,7 @@ def make_context(
     passes |= {node: node.metadata_props[PASS_KEY] for node in model.graph if PASS_KEY in node.metadata_props}
     try:
         if is_scaled(model):
-            return _scaled(model, name, passes)
+            return _scaled(model, read_scaled_graph(model, name), passes)
         prepare(model)
         found = analyse(model.graph, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates)
         # What was inlined is new in the graph, and no part of the comparison.
@@ -127,10 +128,8 @@ def make_context(
         return DrawingContext(model, dict.fromkeys(model.graph, Phase.UNKNOWN), passes, note=str(error))
 
 
-def _scaled(model: ir.Model, name: str, passes: Mapping[ir.Node, str]) -> DrawingContext:
-    names = read_stamp(model.metadata_props, name).names
-    values = values_by_name(model.graph)
-    scale, loss = values.get(names.get("loss_scale", "")), values.get(names.get("loss", ""))
+def _scaled(model: ir.Model, read: ScaledGraph, passes: Mapping[ir.Node, str]) -> DrawingContext:
+    scale, loss = read.loss_scale, read.loss
     degrees, unclear = dict[ir.Value, Degree](), frozenset[ir.Value]()
     if scale is not None:
         known, conflicts = scale_degrees(model.graph, scale, scale_nodes(model.graph))

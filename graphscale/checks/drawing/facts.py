@@ -1,4 +1,4 @@
-"""What is shown of a box when it is pointed at, as JSON for the page's script."""
+"""The facts about a box that the page shows when it is pointed at, as JSON for its script."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.scene import Box, Scene
 from graphscale.graph.values import constant_tensor, node_name, op_name, subgraphs
 
-__all__ = ["embedded_json", "facts"]
+__all__ = ["embed_json", "list_facts"]
 
 _LONGEST = 200
 
 
-def facts(scene: Scene) -> list[dict[str, Any]]:
-    """For each box: operator, name, phase, pass, attributes, and what it reads and gives with type and degree."""
+def list_facts(scene: Scene) -> list[dict[str, Any]]:
+    """Return for each box: operator, name, phase, pass, attributes, operands and results with type and degree."""
     return [_box(scene, box) for box in scene.boxes]
 
 
-def embedded_json(data: Any) -> str:
-    """JSON that can stand in a `<script>` element: no `<`, `>` or `&` that could end it or begin another."""
+def embed_json(data: Any) -> str:
+    """Return JSON for a `<script>` element: no `<`, `>` or `&` that could end it or begin another."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -71,7 +71,7 @@ _NOTES = {
 
 
 def _value(scene: Scene, value: ir.Value) -> list[Any]:
-    """Name, type, degree in the loss scale, the box that gives it (or None), and what it is otherwise."""
+    """Return name, type, degree in the loss scale, the box that gives it (or None), and its origin otherwise."""
     context = scene.context
     producer = value.producer()
     origin = None if producer is None else scene.box_of.get(producer)
@@ -79,14 +79,14 @@ def _value(scene: Scene, value: ir.Value) -> list[Any]:
 
 
 def type_of(value: ir.Value) -> str:
-    """Dtype and shape, as in `float32 [8, 10]`."""
+    """Return dtype and shape, as in `float32 [8, 10]`."""
     dtype = "?" if value.dtype is None else value.dtype.name.lower()
     dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
     return f"{dtype} {'[?]' if value.shape is None else '[' + ', '.join(str(d) for d in value.shape) + ']'}"
 
 
 def degree_of(context: DrawingContext, value: ir.Value) -> str:
-    """The degree in the loss scale as text; empty where none is known."""
+    """Return the degree in the loss scale as text, empty where none is known."""
     if context.note is not None or (context.scale is None and not context.places):
         return ""
     if value in context.unclear:
@@ -116,7 +116,7 @@ def _attribute(attribute: ir.Attr) -> str:
 
 
 def _inside(context: DrawingContext, node: ir.Node) -> list[tuple[str, int]]:
-    """The operators in a node's subgraphs, or in the body of the function that it calls."""
+    """Count the operators in a node's subgraphs, or in the body of the function that it calls."""
     function = context.model.functions.get(node.op_identifier())
     counts: Counter[str] = Counter(op_name(inner) for inner in function or ())
 

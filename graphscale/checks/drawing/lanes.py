@@ -1,4 +1,4 @@
-"""Where each box goes: the forward pass down on the left, the backward pass up beside it, the update to the right.
+"""The place of each box: the forward pass down on the left, the backward pass up beside it, the update to the right.
 
 A backward node stands beside, or below, what it reads of the forward pass; the forward pass is spread so that the two
 keep step. So gradients leave at the height of the weights they belong to.
@@ -37,14 +37,14 @@ class Lane:
 
 
 def short(text: str, longest: int = _LONGEST) -> str:
-    """A text that fits into a box: the end of a long name tells more than its middle."""
+    """Shorten a text to fit into a box: the end of a long name tells more than its middle."""
     if len(text) <= longest:
         return text
     return f"{text[: longest // 3]}…{text[-(longest - longest // 3 - 1) :]}"
 
 
 def width_of(box: Box) -> float:
-    """The width of a box, by what is written in it."""
+    """Return the width of a box, by its texts."""
     chip = 30.0 if box.mark else 0.0
     texts = max(len(short(box.title)) * _CHARACTER, len(short(box.subtitle)) * _SMALL_CHARACTER)
     return max(64.0, texts + 24.0 + chip)
@@ -203,7 +203,7 @@ class Layout:
             x, y = self.centres[source]
             # Several in one channel run beside each other.
             channel = y - ROW / 2 + 4 * (source % 5 - 2)
-            # Whatever rises or falls does so between the lanes, where no boxes are.
+            # Links rise and fall between the lanes, where no boxes are.
             edge = ends[self._lane[source]][1] + 10
             if any(self.centres[i][0] > x for i in rows[self._lane[source], self._row[source]]):
                 points = [(x + self.widths[source] / 2 + _GAP_X - 4, channel), (edge, channel), *points]

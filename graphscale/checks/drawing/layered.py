@@ -132,7 +132,7 @@ class Layering:
 
 
 def _isotonic(wanted: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The non-decreasing sequence nearest to one, in weighted least squares: pool adjacent violators."""
+    """Return the non-decreasing sequence nearest to one, in weighted least squares: pool adjacent violators."""
     blocks: list[tuple[float, float, int]] = []
     for value, weight in zip(wanted, weights, strict=True):
         mean, total, count = value, weight, 1

@@ -11,7 +11,7 @@ from html import escape
 from importlib import resources
 
 from graphscale.checks.drawing.drawing_context import Phase
-from graphscale.checks.drawing.facts import embedded_json, facts
+from graphscale.checks.drawing.facts import embed_json, list_facts
 from graphscale.checks.drawing.lanes import Layout
 from graphscale.checks.drawing.scene import Scene
 from graphscale.checks.drawing.svg import CHIPS, draw, identifier
@@ -98,7 +98,7 @@ def render(scene: Scene, title: str, lead: str, tables: Iterable[Table], notes: 
 <button type="button" id="fit">Show all</button></div>
 <div id="tip" role="tooltip" hidden></div>
 </main>
-<script type="application/json" id="facts">{embedded_json(facts(scene))}</script>
+<script type="application/json" id="facts">{embed_json(list_facts(scene))}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -111,7 +111,7 @@ def _resource(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """What a Content-Security-Policy calls an inline style or script: nothing else on the page is run."""
+    """Return the name of an inline style or script in a Content-Security-Policy: nothing else on the page is run."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
@@ -145,7 +145,7 @@ def _cells(row: Sequence[Cell], has_head: bool) -> Iterator[str]:
 
 
 def _is_number(cell: Cell) -> bool:
-    """Whether a cell is a number, or a change of one, such as +3."""
+    """Return whether a cell is a number, or a change of one, such as +3."""
     return isinstance(cell, int) or (isinstance(cell, str) and cell[:1] in ("+", "-") and cell[1:].isdigit())
 
 

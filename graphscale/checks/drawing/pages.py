@@ -11,17 +11,17 @@ from graphscale.checks.diffing.compare import Comparison
 from graphscale.checks.drawing.drawing_context import make_context
 from graphscale.checks.drawing.page import render
 from graphscale.checks.drawing.scene import Scene, make_scene
-from graphscale.checks.drawing.tables import diff_tables, report_tables
+from graphscale.checks.drawing.tables import make_diff_tables, make_report_tables
 from graphscale.collector import paused_collector
 from graphscale.errors import OutputError
 from graphscale.files import writing
 from graphscale.pipeline import Model, open_copy
 
-__all__ = ["check_page", "comparison_page", "inspection_page", "write_page"]
+__all__ = ["check_page", "draw_comparison", "draw_inspection", "write_page"]
 
 
 @paused_collector()
-def inspection_page(
+def draw_inspection(
     model: Model,
     report: Report,
     title: str,
@@ -31,16 +31,16 @@ def inspection_page(
     gradients: Sequence[str] | None = None,
     updates: Mapping[str, str] | None = None,
 ) -> str:
-    """The page of one model, as HTML.
+    """Draw the page of one model, as HTML.
 
     Args:
         model: a path, an onnx_ir model or a ModelProto.
         report: what `graphscale.inspect` says of it, with the same arguments.
         title: what to call the model.
         loss: as for `graphscale.inspect`.
-        seed: likewise.
-        gradients: likewise.
-        updates: likewise.
+        seed: as for `graphscale.inspect`.
+        gradients: as for `graphscale.inspect`.
+        updates: as for `graphscale.inspect`.
 
     Raises:
         GraphscaleError: what `graphscale.inspect` raises.
@@ -51,12 +51,12 @@ def inspection_page(
     notes = [*_notes(scene), *report.warnings]
     policy = "without a loss scale" if report.policy is None else f"with a {report.policy['class_name']}"
     lead = f"Training graph {policy}" + (f", for target {report.target}" if report.target else "")
-    return render(scene, title, lead, report_tables(scene, report), notes)
+    return render(scene, title, lead, make_report_tables(scene, report), notes)
 
 
 @paused_collector()
-def comparison_page(comparison: Comparison, before: str, after: str) -> str:
-    """The page of what changed from a model to another, as HTML: the second one is drawn.
+def draw_comparison(comparison: Comparison, before: str, after: str) -> str:
+    """Draw the page of two models' differences, as HTML: the second one is drawn.
 
     Args:
         comparison: the comparison; its second model may be changed by this.
@@ -68,12 +68,12 @@ def comparison_page(comparison: Comparison, before: str, after: str) -> str:
     scene = make_scene(context)
     notes = list(_notes(scene))
     if not report.related:
-        notes.insert(0, unrelated(report.matched, report.nodes_before, report.nodes_after))
-    return render(scene, after, f"What changed from {before}", diff_tables(scene, report), notes)
+        notes.insert(0, describe_unrelated(report.matched, report.nodes_before, report.nodes_after))
+    return render(scene, after, f"What changed from {before}", make_diff_tables(scene, report), notes)
 
 
-def unrelated(matched: int, before: int, after: int) -> str:
-    """What to say of two models of which less than half is in both."""
+def describe_unrelated(matched: int, before: int, after: int) -> str:
+    """Return a sentence on two models that have less than half in common."""
     return f"the models have little to do with each other: {matched} nodes are in both, of {before} and {after}"
 
 

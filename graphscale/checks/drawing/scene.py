@@ -1,4 +1,4 @@
-"""What is drawn: boxes and the links between them, without positions."""
+"""The contents of a drawing: boxes and the links between them, without positions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.checks.diffing.match import tensor_text
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
-from graphscale.checks.drawing.select import Wiring, chosen_boxes
+from graphscale.checks.drawing.select import Wiring, choose_boxes
 from graphscale.graph.values import constant_tensor, subgraphs
 
 __all__ = ["Box", "Link", "Scene", "make_scene"]
@@ -45,7 +45,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What one box gives to another.
+    """The values that one box gives to another.
 
     Attributes:
         source: the index of the box that gives.
@@ -71,7 +71,7 @@ class Scene:
 def make_scene(context: DrawingContext) -> Scene:
     """Choose the boxes of a drawing and link them."""
     wiring = Wiring.of(context.model.graph)
-    folded = chosen_boxes(context, wiring)
+    folded = choose_boxes(context, wiring)
     boxes = [_box(context, wiring, nodes) for nodes in folded]
     box_of = {node: i for i, nodes in enumerate(folded) for node in nodes}
     degrees: dict[tuple[int, int], list[Degree]] = {}
@@ -157,7 +157,7 @@ def _operands(context: DrawingContext, node: ir.Node) -> str:
 
 
 def _number(value: ir.Value) -> str:
-    """A floating-point constant by its number, an input or a weight by its name, an index or a shape by nothing."""
+    """Return a floating-point constant's number, the name of an input or a weight, nothing for an index or a shape."""
     tensor = constant_tensor(value)
     if tensor is None:
         return value.name or ""

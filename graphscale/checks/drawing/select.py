@@ -1,4 +1,4 @@
-"""Which nodes of a large graph are drawn one by one, and which are folded into one box."""
+"""The choice of the nodes of a large graph that are drawn one by one; others are folded into boxes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphscale.graph.values import captured_values
 from graphscale.graph.walks import reach
 from graphscale.passes import ScaleLoss, UnscaleGradients, UpdateLossScale
 
-__all__ = ["Wiring", "chosen_boxes", "is_constant"]
+__all__ = ["Wiring", "choose_boxes", "is_constant"]
 
 # Graphs up to this size are drawn whole; of larger ones at most about the second number of boxes.
 _WHOLE, _LIMIT = 300, 420
@@ -29,7 +29,7 @@ _SAMPLES = 6
 
 @dataclasses.dataclass(frozen=True)
 class Wiring:
-    """Which nodes of a main graph read which.
+    """The links between the nodes of a main graph.
 
     Attributes:
         nodes: the nodes that a drawing may show, in graph order.
@@ -63,7 +63,7 @@ class Wiring:
 
 
 def is_constant(node: ir.Node) -> bool:
-    """Whether a node is a mere constant, which is shown in its readers."""
+    """Return whether a node is a mere constant, which is shown in its readers."""
     return (
         node.op_type == "Constant"
         and node.domain in ("", "ai.onnx")
@@ -71,8 +71,8 @@ def is_constant(node: ir.Node) -> bool:
     )
 
 
-def chosen_boxes(context: DrawingContext, wiring: Wiring) -> list[tuple[ir.Node, ...]]:
-    """What to draw: boxes of one node each, and boxes of many nodes of one phase, in graph order.
+def choose_boxes(context: DrawingContext, wiring: Wiring) -> list[tuple[ir.Node, ...]]:
+    """Choose the boxes: of one node each, or of many nodes of one phase, in graph order.
 
     A graph of up to 300 nodes is drawn whole. Of a larger one: what the loss scaling put in, or would touch, with its
     neighbours, as far around as there is room for; the rest in sections of the forward and the backward pass and in
@@ -95,7 +95,7 @@ def chosen_boxes(context: DrawingContext, wiring: Wiring) -> list[tuple[ir.Node,
 
 
 def _landmarks(context: DrawingContext) -> set[ir.Node]:
-    """The loss, and where the scale enters: shown in any case."""
+    """Return the loss and the places where the scale enters: shown in any case."""
     values = [context.loss, *(place.value for place in context.places if place.edge is None)]
     found = {node for value in values if value is not None and (node := value.producer()) is not None}
     found |= {place.edge.node for place in context.places if place.edge is not None}
@@ -143,7 +143,7 @@ class _Folding:
         self.samples = self._samples()
 
     def _samples(self) -> dict[ir.Node, int]:
-        """The nodes of the update of some gradients, evenly chosen, with the number of the gradient."""
+        """Choose the nodes of the update of some gradients, evenly, with the number of the gradient."""
         after: dict[ir.Node, list[ir.Node]] = defaultdict(list)
         for source, target in self.ties:
             after[source].append(target)
@@ -183,7 +183,7 @@ class _Folding:
     def _merged(
         self, pieces: Sequence[list[ir.Node]], kept: set[ir.Node], kinds: Mapping[ir.Node, tuple[object, ...]]
     ) -> list[tuple[ir.Node, ...]]:
-        """If there are too many pieces still, all of one kind become one."""
+        """Merge all pieces of one kind if there are too many still."""
         if len(pieces) > _LIMIT:
             merged: dict[object, list[ir.Node]] = defaultdict(list)
             for piece in pieces:
@@ -195,7 +195,7 @@ class _Folding:
 
 
 def _sections(context: DrawingContext, wiring: Wiring) -> dict[ir.Node, int]:
-    """A section of each node: the forward and the backward pass cut by depth; the optimizer is one."""
+    """Return the section of each node: the forward and the backward pass cut by depth; the optimizer is one."""
     depth: dict[ir.Node, int] = {}
     for node in wiring.nodes:
         phase = context.phases[node]

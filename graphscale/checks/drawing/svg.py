@@ -27,19 +27,19 @@ _MARGIN = 46.0
 
 
 def identifier(mark: str | None) -> str:
-    """The pass as part of a class name: one of the known ones, or "other"."""
+    """Return the pass as part of a class name: one of the known ones, or "other"."""
     return "none" if mark is None else mark if mark in CHIPS else "other"
 
 
 def kind_of(box: Box) -> str:
-    """What a box is, as its class name."""
+    """Return the class name of a box."""
     if box.output is not None:
         return "output"
     return "group" if len(box.nodes) > 1 else "node"
 
 
 def label_of(box: Box) -> str:
-    """A sentence that says what a box is, for those who hear it."""
+    """Return a sentence on a box for screen readers."""
     origin = f"inserted by {box.mark}" if box.mark and box.mark != "added" else "added" if box.mark else ""
     phase = (
         "" if box.phase is Phase.UNKNOWN else f"{box.phase.value} pass" if box.phase is not Phase.UPDATE else "update"
@@ -115,7 +115,7 @@ def _heading(scene: Scene, phase: Phase) -> str:
 
 
 def _side(scene: Scene, link: Link) -> str:
-    """How a link runs: down, up, or to the right."""
+    """Return the direction of a link: down, up, or right."""
     source, target = scene.boxes[link.source].phase, scene.boxes[link.target].phase
     if source is target and source in (Phase.FORWARD, Phase.UNKNOWN):
         return "down"
@@ -123,7 +123,7 @@ def _side(scene: Scene, link: Link) -> str:
 
 
 def _ports(scene: Scene, layout: Layout) -> list[tuple[float, float]]:
-    """Where links leave and enter along a box's side, so that they neither overlap nor cross there."""
+    """Return the points where links leave and enter a box's side, so that they neither overlap nor cross there."""
     ends: dict[tuple[int, str, bool], list[tuple[float, int]]] = {}
     for n, link in enumerate(scene.links):
         side = _side(scene, link)
@@ -166,7 +166,7 @@ def _link(scene: Scene, layout: Layout, link: Link, ports: tuple[float, float]) 
 
 
 def _path(start: Point, bends: list[Point], end: Point, horizontal: bool) -> str:
-    """A smooth curve that leaves, passes its bends and arrives in the direction of flow."""
+    """Return a smooth curve that leaves, passes its bends and arrives in the direction of flow."""
     points = [start, *bends, end]
     parts = [f"M{start[0]:.1f} {start[1]:.1f}"]
     for (x0, y0), (x1, y1) in pairwise(points):

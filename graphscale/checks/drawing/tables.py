@@ -10,7 +10,7 @@ from graphscale.checks.drawing.page import Cell, Jump, Table
 from graphscale.checks.drawing.scene import Scene
 from graphscale.graph.values import node_name
 
-__all__ = ["diff_tables", "report_tables"]
+__all__ = ["make_diff_tables", "make_report_tables"]
 
 _LONGEST = 160
 
@@ -39,8 +39,8 @@ class _Finder:
         return Jump(name, self._values[name]) if name in self._values else name
 
 
-def report_tables(scene: Scene, report: Report) -> Iterator[Table]:
-    """The report of an analysis or of a scaling."""
+def make_report_tables(scene: Scene, report: Report) -> Iterator[Table]:
+    """Yield the report of an analysis or of a scaling."""
     find = _Finder(scene)
     covered = report.contractions - len(report.missed)
     rows: list[tuple[Cell, ...]] = [("loss", find.value(report.loss)), ("found as", report.loss_found)]
@@ -81,8 +81,8 @@ def _inserted(scene: Scene) -> Iterator[Table]:
         yield Table(f"Inserted by {mark}" if mark != "added" else "Added", rows, ("operator", "node"), len(rows))
 
 
-def diff_tables(scene: Scene, report: DiffReport) -> Iterator[Table]:
-    """What changed from one model to another."""
+def make_diff_tables(scene: Scene, report: DiffReport) -> Iterator[Table]:
+    """Yield the differences between two models."""
     find = _Finder(scene)
     new = sum(map(len, report.inserted.values())) + len(report.added)
     rows: list[tuple[Cell, ...]] = [

@@ -1,43 +1,19 @@
-"""The finite check of a graph: which value it is, and what it sees of which gradient."""
+"""The search for the finite check of a graph."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
+from graphscale.checks.linting.check import Check, is_comparison
 from graphscale.checks.linting.state_search import State
-from graphscale.checks.linting.tested import BOTH, INF, NAN, Walk, is_comparison
 from graphscale.checks.linting.view import View, number_of
 from graphscale.checks.patterns import is_contradiction, update_signal
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["INF", "NAN", "Check", "find_check"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """The finite check.
-
-    Attributes:
-        value: its result.
-        fails_as: the value of the result if a gradient is not finite: False for `all_finite`, True for `overflow`.
-        sees: what it sees of values: NaN, infinity, or both.
-        lost: for values of which it does not see all, `{NaN or infinity: the node where that is lost}`.
-        dependent: the values that depend on the result, itself among them.
-    """
-
-    value: ir.Value
-    fails_as: bool
-    sees: Mapping[ir.Value, frozenset[str]]
-    lost: Mapping[ir.Value, Mapping[str, ir.Node]]
-    dependent: frozenset[ir.Value]
-
-    def covers(self, value: ir.Value) -> bool:
-        """Whether a value is tested for NaN and infinity."""
-        return self.sees.get(value) == BOTH
+__all__ = ["find_check"]
 
 
 def find_check(
@@ -57,16 +33,11 @@ def find_check(
         numbers: the next values of the loss scale's state.
     """
     value = given if given is not None else _Search(view, sources).best(list(states), list(numbers))
-    if value is None:
-        return None
-    walk = Walk(view, value, sources)
-    walk.run()
-    dependent = frozenset(view.descendants([value]))
-    return Check(value, walk.fails_as, walk.sees, walk.lost, dependent)
+    return None if value is None else Check(view, value, sources)
 
 
 class _Search:
-    """Which flag decides whether a step is taken."""
+    """The search for the flag that decides about a step."""
 
     def __init__(self, view: View, sources: Collection[ir.Value]) -> None:
         self.view = view
@@ -99,7 +70,7 @@ class _Search:
         return None
 
     def _root(self, value: ir.Value) -> ir.Value | None:
-        """The flag that a condition is made of, past views, negations and what else it depends on."""
+        """Return the flag at the root of a condition, past views, negations and other flags."""
         while value in self.flags:
             node = value.producer()
             if node is None or _is_test(node):
@@ -130,7 +101,7 @@ def _tests(value: ir.Value) -> bool:
 
 
 def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Value]:
-    """The condition of a node that selects between a state and something else, or switches an optimizer."""
+    """Yield the condition of a node that selects between a state and something else, or switches an optimizer."""
     if node.op_type == "Where" and node.inputs[0] is not None:
         branches = [source_by_trait(value, Trait.VIEW) for value in node.inputs[1:] if value is not None]
         if not is_contradiction(node.inputs[0]) and any(value in states for value in branches):
@@ -146,7 +117,7 @@ def _is_test(node: ir.Node) -> bool:
 
 
 def _is_logic(node: ir.Node, operands: list[ir.Value], flags: Collection[ir.Value]) -> bool:
-    """Whether a node computes with flags alone: logic, counting, selecting between constants."""
+    """Return whether a node computes with flags alone: logic, counting, selecting between constants."""
     if node.op_type in ("Not", "And", "Or", "Xor") or has_trait(node, Trait.VIEW) or is_comparison(node):
         return True
     if has_trait(node, Trait.REDUCTION) or node.op_type in ("Add", "Sum", "Mul", "Max", "Min", "Concat", "Where"):

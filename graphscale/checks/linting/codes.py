@@ -166,7 +166,7 @@ _TABLE = (
         "unknown-operator",
         "warning",
         "A scaled value enters an operator whose effect on it is not known",
-        "Whether the scale comes out again behind it cannot be told.",
+        "It is unknown whether the scale comes out again behind it.",
         "Unscale before the operator, or replace it by operators of ai.onnx or com.microsoft.",
     ),
     # --- the finite check ---
@@ -216,7 +216,7 @@ _TABLE = (
         "GS401",
         "update-not-guarded",
         "error",
-        "Carried state changes on a step that shall be skipped",
+        "Carried state changes on a step that is to be skipped",
         "A step with a gradient that is not finite writes NaN or infinity into a weight or a moment, or lets it "
         "drift from the others.",
         "Select the old value where the finite check fails: Where(all_finite, new, old).",
@@ -257,7 +257,7 @@ _TABLE = (
         "GS406",
         "update-signal-ignored",
         "warning",
-        "An optimizer operator is told to skip by an input that its CPU kernel ignores",
+        "An optimizer operator is to skip by an input that its CPU kernel ignores",
         "ONNX Runtime's CPU kernel of AdamOptimizer takes the step whatever update_signal says, and does not divide by "
         "its input loss_scale.",
         "Select its outputs with Where and give it copies of its states, or use AdamWOptimizer.",

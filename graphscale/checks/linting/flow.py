@@ -1,21 +1,22 @@
-"""How the loss scale flows through a graph as it is: every value's degree, and where degrees do not go together.
+"""The flow of the loss scale through a graph: every value's degree, and the nodes where degrees do not go together.
 
-The work goes on behind every fault, with the degree of the larger operand; what follows from a fault is not told again.
+The work goes on behind every fault, with the degree of the larger operand; its consequences are not reported again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO
-from graphscale.checks.linting.algebra import Degree, Mismatch, evaluate
+from graphscale.analysis.degrees import ZERO, Conflict, Degree
+from graphscale.checks.linting.algebra import evaluate_powers
 from graphscale.checks.linting.scalars import Scalars
 from graphscale.checks.linting.view import View
-from graphscale.graph.values import is_float, subgraphs
+from graphscale.checks.patterns import input_at
+from graphscale.graph.values import is_float, reads_shape, subgraphs
 from graphscale.operators import Kind, rule_of
 
 __all__ = ["Event", "Fault", "Flow"]
@@ -25,7 +26,7 @@ _ROUNDS = 4
 
 
 class Fault(enum.Enum):
-    """What can go wrong with degrees."""
+    """The kinds of faults in degrees."""
 
     MIXED = "operands of different degrees"
     TWICE = "multiplied by the scale again"
@@ -77,7 +78,7 @@ class Flow:
         events: what is wrong.
     """
 
-    def __init__(self, view: View, scalars: Scalars, exempt: Sequence[ir.Value]) -> None:
+    def __init__(self, view: View, scalars: Scalars, exempt: Container[ir.Value]) -> None:
         self.view = view
         self.scalars = scalars
         self.degrees: dict[ir.Value, Degree] = {}
@@ -93,11 +94,11 @@ class Flow:
 
     @property
     def events(self) -> list[Event]:
-        """What is certainly wrong, in graph order."""
+        """The certain faults, in graph order."""
         return [event for event in self._events.values() if event.certain]
 
     def degree(self, value: ir.Value | None) -> Degree:
-        """The degree of a value."""
+        """Return the degree of a value."""
         if value is None:
             return 0
         if value in self.scalars.values:
@@ -109,9 +110,7 @@ class Flow:
             return
         operands = list(self.view.operands(node))
         if any(operand in self.touched or self._is_scale(operand) for operand in operands):
-            rule = rule_of(node)
-            if rule is None or rule.kind is not Kind.SHAPE:
-                self.touched.update(node.outputs)
+            self.touched.update(() if reads_shape(node) else node.outputs)
         elif not any(operand in self.scalars.bent for operand in operands):
             return
         if any(subgraphs(node)):
@@ -126,9 +125,9 @@ class Flow:
         degrees = [self.degree(value) for value in node.inputs]
         taints = [taint for v in node.inputs if v is not None and (taint := self._taint.get(v)) is not None]
         event = self._other_scale(node, degrees)
-        result = evaluate(node, degrees)
-        if isinstance(result, Mismatch):
-            event = self._mismatch(node, result) or event
+        result = evaluate_powers(node, degrees)
+        if isinstance(result, Conflict):
+            event = self._conflict(node, result) or event
             result = [result.degree if is_float(value) else 0 for value in node.outputs]
         elif event is None:
             event = self._by_scale(node, degrees, result)
@@ -141,27 +140,19 @@ class Flow:
             # Where the scale has come out again, nothing is wrong any more.
             if taint is not None and (degree != 0 or event is not None):
                 self._taint[value] = taint
-        self._note_unscaled(node, degrees)
-
-    def _note_unscaled(self, node: ir.Node, degrees: Sequence[Degree]) -> None:
-        rule = rule_of(node)
-        if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or self.degree(node.outputs[0]) != 0:
-            return
-        first = next(
-            (v for v, d in zip(node.inputs, degrees, strict=True) if v is not None and d not in (0, ZERO)), None
-        )
-        if first is not None and self._by(node) is not None:
+        if any(degrees) and self._by(node) is not None and self.degree(node.outputs[0]) == 0:
             self.unscaled[node.outputs[0]] = node
 
     def _by(self, node: ir.Node) -> int | None:
-        """The index of the operand of a product or quotient that is the scale, or its reciprocal."""
-        indices = [i for i, value in enumerate(node.inputs) if value is not None and self._is_scale(value)]
-        return indices[0] if indices else None
+        """Return the index of the operand of a product or quotient that is the scale, or its reciprocal."""
+        if not _multiplies(node):
+            return None
+        return next((i for i, v in enumerate(node.inputs) if v is not None and self._is_scale(v)), None)
 
     def _by_scale(self, node: ir.Node, degrees: Sequence[Degree], result: Sequence[Degree]) -> Event | None:
-        """A product or quotient with the scale that leads away from degrees 0 and 1."""
+        """Return the event of a product or quotient with the scale that leads away from degrees 0 and 1."""
         rule, index, degree = rule_of(node), self._by(node), result[0]
-        if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or index is None or degree is None:
+        if rule is None or index is None or degree is None:
             return None
         data = tuple(v for i, v in enumerate(node.inputs) if i != index and v is not None)
         others = [degrees[i] or 0 for i, v in enumerate(node.inputs) if i != index and v is not None]
@@ -178,25 +169,23 @@ class Flow:
         return None
 
     def _other_scale(self, node: ir.Node, degrees: Sequence[Degree]) -> Event | None:
-        rule = rule_of(node)
-        if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT):
+        if not _multiplies(node):
             return None
         bent = tuple(value for value in node.inputs if value is not None and value in self.scalars.bent)
         data = tuple(v for v, d in zip(node.inputs, degrees, strict=True) if v is not None and d not in (0, ZERO))
         return Event(Fault.OTHER_SCALE, node, data, bent) if bent and data else None
 
-    def _mismatch(self, node: ir.Node, mismatch: Mismatch) -> Event | None:
-        scaled = tuple(v for i in mismatch.scaled if (v := node.inputs[i]) is not None)
-        others = tuple(v for i in mismatch.others if (v := node.inputs[i]) is not None)
+    def _conflict(self, node: ir.Node, conflict: Conflict) -> Event | None:
+        scaled = tuple(v for i in conflict.operands if (v := node.inputs[i]) is not None)
+        others = tuple(v for i in conflict.others if (v := node.inputs[i]) is not None)
         known = [self._taint[value] for value in scaled if value in self._taint]
         if scaled and len(known) == len(scaled):
             self._confirm(known)
             return None
-        for value in others:
-            # An unscaled branch that was divided all the same.
-            self._confirm([self._taint[value]] if value in self._taint else [])
-        fault = Fault.UNKNOWN if mismatch.unknown else Fault.MIXED if others else Fault.NONLINEAR
-        return Event(fault, node, scaled, others, mismatch.degree)
+        # An unscaled branch that was divided all the same.
+        self._confirm([self._taint[value] for value in others if value in self._taint])
+        fault = Fault.UNKNOWN if conflict.unknown else Fault.MIXED if others else Fault.NONLINEAR
+        return Event(fault, node, scaled, others, conflict.degree)
 
     def _leave(self, value: ir.Value) -> None:
         degree = self.degree(value)
@@ -216,37 +205,35 @@ class Flow:
 
     def _evaluate_bodies(self, node: ir.Node) -> None:
         leaving: list[list[Degree]] = []
+        # A Loop's body has the iteration and the condition before the carried values, and gives the condition first.
+        first, given = (2, 1) if node.op_type == "Loop" else (0, 0)
         for body in subgraphs(node):
-            self._enter(node, body)
-            self._evaluate_body(node, body)
-            own = [self.degree(value) for value in body.outputs]
-            leaving.append(own[1:] if node.op_type == "Loop" else own)
+            for i, value in enumerate(body.inputs):
+                start = self.degree(input_at(node, i)) if i >= first else 0
+                if start != 0:
+                    self.degrees[value] = start
+                    self.touched.add(value)
+            self._evaluate_body(body, body.inputs[first:] if node.op_type != "If" else [], given)
+            leaving.append([self.degree(value) for value in body.outputs][given:])
         for i, value in enumerate(node.outputs):
-            present = [column[i] for column in leaving if i < len(column) and column[i] is not ZERO]
-            degree = max((d for d in present if d is not None), key=abs, default=0)
+            degree = max((column[i] or 0 for column in leaving if i < len(column)), key=abs, default=0)
             if degree != 0:
                 self.degrees[value] = degree
 
-    def _enter(self, node: ir.Node, body: ir.Graph) -> None:
-        first = 2 if node.op_type == "Loop" else 0
-        for i, value in enumerate(body.inputs):
-            start = self.degree(node.inputs[i]) if first <= i < len(node.inputs) else 0
-            if start != 0:
-                self.degrees[value] = start
-                self.touched.add(value)
-
-    def _evaluate_body(self, node: ir.Node, body: ir.Graph) -> None:
-        carried = list(body.inputs[2 if node.op_type == "Loop" else 0 :]) if node.op_type != "If" else []
+    def _evaluate_body(self, body: ir.Graph, carried: Sequence[ir.Value], given: int) -> None:
         for _ in range(_ROUNDS):
             for inner in body:
                 if any(subgraphs(inner)):
                     self._evaluate_bodies(inner)
                 else:
                     self._evaluate(inner)
-            after: Mapping[ir.Value, Degree] = dict(
-                zip(carried, [self.degree(v) for v in body.outputs][1 if node.op_type == "Loop" else 0 :], strict=False)
-            )
-            changed = [value for value, degree in after.items() if degree not in (0, ZERO, self.degree(value))]
+            after = zip(carried, [self.degree(value) for value in body.outputs][given:], strict=False)
+            changed = {value: degree for value, degree in after if degree not in (0, ZERO, self.degree(value))}
             if not changed:
                 return
-            self.degrees.update((value, after[value]) for value in changed)
+            self.degrees.update(changed)
+
+
+def _multiplies(node: ir.Node) -> bool:
+    rule = rule_of(node)
+    return rule is not None and rule.kind in (Kind.PRODUCT, Kind.QUOTIENT)

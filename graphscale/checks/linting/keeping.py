@@ -7,38 +7,41 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_unordered_readers
-from graphscale.checks.linting.lint_context import Rule, Subject
-from graphscale.checks.linting.lint_report import Finding, found
+from graphscale.checks.linting.lint_context import LintContext, rule
+from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry
 from graphscale.graph.values import node_name
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["RULES"]
+__all__: list[str] = []
 
 
-def _foldable(subject: Subject) -> Iterator[Finding]:
-    carried = [(state.value, state.node) for state in subject.states if state.carry is not Carry.STATISTIC]
-    if subject.scale is not None:
-        carried += [(value, None) for value in subject.scale.nexts]
+@rule("GS501")
+def _foldable(context: LintContext) -> Iterator[Finding]:
+    carried = [(state.value, state.node) for state in context.states if state.carry is not Carry.STATISTIC]
+    if context.scale is not None:
+        carried += [(value, None) for value in context.scale.nexts]
     for value, node in carried:
         if not value.is_initializer() or value.is_graph_input():
             continue
         if any(use.node is not node for use in value.uses()):
-            yield found("GS501", f"{value.name!r} changes from step to step, and is an initializer only", value=value)
+            yield report("GS501", f"{value.name!r} changes from step to step, and is an initializer only", value=value)
 
 
-def _hazards(subject: Subject) -> Iterator[Finding]:
-    for write, readers in find_unordered_readers(subject.view.graph):
+@rule("GS502")
+def _hazards(context: LintContext) -> Iterator[Finding]:
+    for write, readers in find_unordered_readers(context.view.graph):
         state = write.inputs[0]
         names = ", ".join(repr(node_name(node)) for node in readers[:3]) + (" ..." if len(readers) > 3 else "")
         name = "?" if state is None else state.name
-        yield found("GS502", f"{names} may read {name!r} after it was overwritten", write, state)
+        yield report("GS502", f"{names} may read {name!r} after it was overwritten", write, state)
 
 
-def _metadata(subject: Subject) -> Iterator[Finding]:
-    if subject.stamp is None:
+@rule("GS503")
+def _metadata(context: LintContext) -> Iterator[Finding]:
+    if context.stamp is None:
         return
-    view, stamp = subject.view, subject.stamp
+    view, stamp = context.view, context.stamp
     outputs = {value.name for value in view.graph.outputs}
     named = [name for name in stamp.names.values() if name]
     # The models of an artifact folder share one stamp; the optimizer model has nothing that it names.
@@ -47,18 +50,18 @@ def _metadata(subject: Subject) -> Iterator[Finding]:
     missing = [name for name in [*named, *stamp.state] if view.value(name) is None]
     missing += [name for name in stamp.state.values() if name not in outputs]
     for name in dict.fromkeys(missing):
-        yield found("GS503", f"the metadata name {name!r}, which the graph does not have{_where(view.value(name))}")
-    for value in _forgotten(subject, stamp.state) if stamp.state else ():
-        yield found(
+        yield report("GS503", f"the metadata name {name!r}, which the graph does not have{_where(view.value(name))}")
+    for value in _forgotten(context, stamp.state) if stamp.state else ():
+        yield report(
             "GS503", f"{value.name!r} is carried, and the metadata do not say what its next value is", value=value
         )
 
 
-def _forgotten(subject: Subject, state: Mapping[str, str]) -> Iterator[ir.Value]:
-    """The state that a graph carries through an output, and its metadata do not name."""
-    check, graph = subject.check, subject.view.graph
+def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Value]:
+    """Return the state that a graph carries through an output, and that its metadata do not name."""
+    check, graph = context.check, context.view.graph
     in_place = {node.inputs[0] for node in graph if has_trait(node, Trait.ACCUMULATOR)}
-    own = () if subject.scale is None else subject.scale.scalars.leaves
+    own = () if context.scale is None else context.scale.scalars.leaves
     found_values = dict.fromkeys(value for value in graph.inputs if value in own and value.uses())
     for output in graph.outputs if check is not None else ():
         node = output.producer()
@@ -72,10 +75,3 @@ def _forgotten(subject: Subject, state: Mapping[str, str]) -> Iterator[ir.Value]
 
 def _where(value: ir.Value | None) -> str:
     return "" if value is None else " as an output"
-
-
-RULES = (
-    Rule(("GS501",), _foldable),
-    Rule(("GS502",), _hazards),
-    Rule(("GS503",), _metadata),
-)

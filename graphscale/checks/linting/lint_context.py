@@ -1,10 +1,11 @@
-"""Everything the rules of lint ask of a model, worked out once."""
+"""The facts about a model that the rules of lint share, each found once."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -15,21 +16,20 @@ from graphscale.analysis.training_graph import analyse
 from graphscale.checks.linting.check_search import find_check
 from graphscale.checks.linting.flow import Flow
 from graphscale.checks.linting.lint_report import Finding
-from graphscale.checks.linting.scale_search import find_scale, named_scale
+from graphscale.checks.linting.scale_search import find_named_scale, find_scale
 from graphscale.checks.linting.state_search import find_states
 from graphscale.checks.linting.steps import Outcomes
 from graphscale.checks.linting.view import View
+from graphscale.checks.patterns import input_at
+from graphscale.checks.scaled_graph import read_scaled_graph
 from graphscale.errors import GraphscaleError
-from graphscale.graph.stamp import is_scaled, read_stamp
+from graphscale.graph.stamp import is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 
-__all__ = ["Rule", "Subject", "is_backward_operator"]
-
-# What a stamp names that is no state of the loss scale.
-_OUTPUTS = frozenset({"loss", "loss_scale", "all_finite", "stuck", "cause", "offender", "zero_fraction"})
+__all__ = ["RULES", "LintContext", "Rule", "rule"]
 
 
-class Subject:
+class LintContext:
     """A model under lint.
 
     Args:
@@ -44,6 +44,7 @@ class Subject:
         scale_states: the state of the loss scale.
         scale: the loss scale, or None.
         flow: how the scale flows; None without one.
+        exempt: the values that may carry the scale where they leave the graph.
         roots: what gradients begin with: the scale; without one, what backward contractions give.
         sources: what depends on these.
         check: the finite check, or None.
@@ -52,36 +53,44 @@ class Subject:
 
     def __init__(self, model: ir.Model, name: str, scale: str | None = None) -> None:
         self.view = View(model, name)
-        self.stamp = read_stamp(model.metadata_props, name) if is_scaled(model) else None
-        stamped = None if self.stamp is None else self.stamp.state
-        self._losses = self._named("loss") or self._loss_candidates()
-        found = find_states(self.view, stamped, self._named("loss", "all_finite"), self._losses)
-        given = named_scale(self.view, scale) if scale is not None else next(iter(self._named("loss_scale")), None)
+        scaled = read_scaled_graph(model, name) if is_scaled(model) else None
+        self.stamp = None if scaled is None else scaled.stamp
+        named = {} if scaled is None else scaled.named
+        counts = [] if scaled is None else scaled.counts
+        self._losses = [named["loss"]] if "loss" in named else find_loss_candidates(self.view.graph, set())
+        not_states = [named[role] for role in ("loss", "all_finite") if role in named]
+        pairs = None if scaled is None else scaled.pairs()
+        found = find_states(self.view, pairs, not_states, self._losses)
+        given = named.get("loss_scale") if scale is None else find_named_scale(self.view, scale)
         self.scale = None
         if given is not None or self.stamp is None or "loss_scale" not in self.stamp.names:
-            self.scale = find_scale(self.view, found, given, self._roles(), self._losses)
-        own = set() if self.scale is None else {*self.scale.nexts, *self._roles()}
+            self.scale = find_scale(self.view, found, given, counts, self._losses)
+        own = set() if self.scale is None else {*self.scale.nexts, *counts}
         self.states = [state for state in found if state.value not in own]
         self.scale_states = [state for state in found if state.value in own]
-        self.flow = None
-        if self.scale is not None:
-            self.flow = Flow(self.view, self.scale.scalars, self._exempt())
+        # Outputs that may carry the scale: its next values, and the scaled loss where it is called that.
+        self.exempt = {v for v in self.view.graph.outputs if v.name and v.name.startswith("scaled_loss")}
+        self.exempt.update(() if self.scale is None else self.scale.nexts.values())
+        self.flow = None if self.scale is None else Flow(self.view, self.scale.scalars, self.exempt)
         self.roots = self._find_roots()
-        self.sources = self._find_sources()
+        self.sources = self.flow.touched if self.flow else self.view.descendants(self.roots, shapes=False)
         numbers = () if self.scale is None else tuple(self.scale.nexts.values())
-        given = next(iter(self._named("all_finite")), None)
-        self.check = find_check(self.view, given, self.sources, found, numbers)
+        self.check = find_check(self.view, named.get("all_finite"), self.sources, found, numbers)
         self.window_check = None
         if self.check is not None and numbers and not self.check.dependent.intersection(numbers):
             self.window_check = find_check(self.view, None, self.sources, (), numbers)
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
-        """The dtype of a value, if it can be told."""
+        """Return the dtype of a value, None if unknown."""
         return None if value is None else self.view.dtypes.get(value)
 
     def carries_scale(self, value: ir.Value | None) -> bool:
-        """Whether a value is multiplied by the loss scale."""
+        """Return whether a value is multiplied by the loss scale."""
         return self.flow is not None and self.flow.degree(value) not in (0, ZERO)
+
+    def is_bookkeeping(self, value: ir.Value) -> bool:
+        """Return whether a value is computed from the state of the loss scale, from constants and flags alone."""
+        return self.scale is not None and value in self.scale.scalars.values
 
     @functools.cached_property
     def topology(self) -> Topology | None:
@@ -92,47 +101,33 @@ class Subject:
     @functools.cached_property
     def loss(self) -> ir.Value | None:
         """The loss: that of the metadata, or of the analysis, or a scalar output that the scale does not reach."""
-        if self.stamp is not None or self.flow is not None:
-            reached = set() if self.flow is None else self.flow.touched
-            losses = [loss for loss in self._losses if self.stamp is not None or loss not in reached]
-            if losses:
-                return losses[0]
-            return next((loss for loss in self._losses), None)
-        return self._analysed_loss()
+        if self.stamp is None and self.flow is None:
+            return self._analysed_loss()
+        reached = set() if self.flow is None or self.stamp is not None else self.flow.touched
+        return next((loss for loss in self._losses if loss not in reached), next(iter(self._losses), None))
+
+    @functools.cached_property
+    def backward_operators(self) -> list[ir.Node]:
+        """The contractions and gradient operators of the backward pass that read something of the forward pass."""
+        topology = self.topology
+        if topology is None:
+            return []
+        return [
+            node
+            for node in topology.nodes
+            if node in topology.backward and _is_backward_operator(node)
+            if any(operand in topology.activation_dependent for operand in topology.operands(node))
+        ]
 
     @functools.cached_property
     def good(self) -> Outcomes | None:
         """The step on which the check holds."""
-        return self._outcomes(fails=False)
+        return None if self.check is None else Outcomes(self.view, self.check.value, not self.check.fails_as, ())
 
     @functools.cached_property
     def bad(self) -> Outcomes | None:
         """The step on which the check fails."""
-        return self._outcomes(fails=True)
-
-    def _outcomes(self, fails: bool) -> Outcomes | None:
-        if self.check is None:
-            return None
-        holds = self.check.fails_as if fails else not self.check.fails_as
-        return Outcomes(self.view, self.check.value, holds, self.sources if fails else ())
-
-    def _named(self, *roles: str) -> list[ir.Value]:
-        names = {} if self.stamp is None else self.stamp.names
-        values = (self.view.value(names.get(role)) for role in roles)
-        return [value for value in values if value is not None]
-
-    def _roles(self) -> list[ir.Value]:
-        names = {} if self.stamp is None else self.stamp.names
-        return [v for role in names if role not in _OUTPUTS for v in self._named(role)]
-
-    def _exempt(self) -> list[ir.Value]:
-        """Outputs that may carry the scale: its next values, and the scaled loss where it is called that."""
-        assert self.scale is not None
-        nexts = list(self.scale.nexts.values())
-        return nexts + [v for v in self.view.graph.outputs if v.name and v.name.startswith("scaled_loss")]
-
-    def _loss_candidates(self) -> list[ir.Value]:
-        return find_loss_candidates(self.view.graph, set())
+        return None if self.check is None else Outcomes(self.view, self.check.value, self.check.fails_as, self.sources)
 
     def _analysed_loss(self) -> ir.Value | None:
         try:
@@ -145,43 +140,33 @@ class Subject:
         if self.scale is not None:
             scalars = self.scale.scalars
             return {value for value in scalars.values if scalars.degree(value) not in (0, ZERO)}
-        topology = self.topology if self._may_concern else None
-        if topology is None:
-            return self._gradient_inputs()
-        return {
-            value
-            for node in topology.nodes
-            if node in topology.backward and is_backward_operator(node)
-            if any(operand in topology.activation_dependent for operand in topology.operands(node))
-            for value in node.outputs
-        }
-
-    def _find_sources(self) -> set[ir.Value]:
-        return self.view.descendants(self.roots, shapes=False) if self.flow is None else self.flow.touched
+        if self._may_concern and self.topology is not None:
+            return {value for node in self.backward_operators for value in node.outputs}
+        return self._gradient_inputs()
 
     @property
     def _may_concern(self) -> bool:
-        """Whether a graph without a loss scale has anything to do with one: a test for finiteness, a small type."""
+        """True if a graph without a loss scale has anything to do with one: a test for finiteness, a small type."""
         small = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
         return any(has_trait(node, Trait.FINITENESS_TEST) for node in self.view.nodes) or not small.isdisjoint(
             self.view.dtypes.values()
         )
 
     def _gradient_inputs(self) -> set[ir.Value]:
-        """Of an optimizer model: the gradients that it is fed."""
+        """Return the gradients that an optimizer model is fed."""
         fed: set[ir.Value] = set()
         for node in self.view.nodes:
             optimizer = optimizer_of(node)
             index = optimizer.inputs.index("gradients") if optimizer is not None and optimizer.inputs else None
-            gradients = None if index is None or index >= len(node.inputs) else node.inputs[index]
+            gradients = input_at(node, index)
             if gradients is not None:
                 above = self.view.ancestors([gradients])
                 fed.update(v for v in above if v.is_graph_input() and isinstance(v.type, ir.SequenceType))
         return fed
 
 
-def is_backward_operator(node: ir.Node) -> bool:
-    """Whether a node of a backward pass sums products, or takes an upstream gradient by definition."""
+def _is_backward_operator(node: ir.Node) -> bool:
+    """Return whether a node of a backward pass sums products, or takes an upstream gradient by definition."""
     rule = rule_of(node)
     return contains_contraction(node) or (rule is not None and rule.gradient)
 
@@ -191,9 +176,25 @@ class Rule:
     """A rule of lint.
 
     Attributes:
-        codes: the codes of what it finds.
-        find: gives the findings on a subject.
+        codes: the codes of its findings.
+        find: gives the findings on a model.
     """
 
     codes: tuple[str, ...]
-    find: Callable[[Subject], Iterable[Finding]]
+    find: Callable[[LintContext], Iterable[Finding]]
+
+
+# The rules, in the order in which their modules are imported.
+RULES: list[Rule] = []
+
+Find = TypeVar("Find", bound=Callable[[LintContext], Iterable[Finding]])
+
+
+def rule(*codes: str) -> Callable[[Find], Find]:
+    """Make a rule of a function, with the codes of its findings."""
+
+    def add(find: Find) -> Find:
+        RULES.append(Rule(codes, find))
+        return find
+
+    return add

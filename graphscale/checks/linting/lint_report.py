@@ -1,4 +1,4 @@
-"""What lint found, as data."""
+"""The findings of lint, as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from graphscale.checks.linting.codes import CODES, Severity
 from graphscale.graph.values import node_name
 
-__all__ = ["Finding", "LintReport", "found"]
+__all__ = ["Finding", "LintReport", "report"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Finding:
 
     @property
     def why(self) -> str:
-        """Why it matters."""
+        """The harm that it does."""
         return CODES[self.code].why
 
     @property
     def fix(self) -> str:
-        """What to do."""
+        """The remedy."""
         return CODES[self.code].fix
 
     def to_dict(self) -> dict[str, Any]:
-        """The finding as JSON data, with what its code says."""
+        """Return the finding as JSON data, with the texts of its code."""
         code = CODES[self.code]
         return {
             "code": self.code,
@@ -62,12 +62,12 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class LintReport:
-    """What lint found in a model.
+    """The findings on a model.
 
     Attributes:
         findings: in graph order, errors, warnings and notes alike.
-        loss_scale: the name of the value that was taken for the loss scale; None if none was found.
-        check: the name of the value that was taken for the finite check; None if none was found.
+        loss_scale: the name of the loss scale; None if none was found.
+        check: the name of the finite check's result; None if none was found.
         states: how many pieces of carried state were found, those of the loss scale not among them.
         gradients: how many values are unscaled, that is, divided by the loss scale.
         nodes: how many nodes the main graph has.
@@ -82,19 +82,19 @@ class LintReport:
 
     @property
     def clean(self) -> bool:
-        """Whether there is no finding of severity error or warning."""
+        """True if there is no finding of severity error or warning."""
         return all(finding.severity == "note" for finding in self.findings)
 
     def count(self, severity: Severity) -> int:
-        """How many findings have this severity."""
+        """Count the findings of this severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON data."""
+        """Return the report as JSON data."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "findings"}
         return {"clean": self.clean, **fields, "findings": [finding.to_dict() for finding in self.findings]}
 
 
-def found(code: str, message: str, node: ir.Node | None = None, value: ir.Value | None = None) -> Finding:
-    """A finding at a node, about a value."""
+def report(code: str, message: str, node: ir.Node | None = None, value: ir.Value | None = None) -> Finding:
+    """Make a finding at a node, about a value."""
     return Finding(code, message, None if node is None else node_name(node), None if value is None else value.name)

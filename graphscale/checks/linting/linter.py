@@ -7,9 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.checks.linting import checking, guarding, keeping, low_precision, scaling
+from graphscale.checks.linting import (  # noqa: F401 - importing them fills RULES
+    checking,
+    guarding,
+    keeping,
+    low_precision,
+    scaling,
+)
 from graphscale.checks.linting.codes import CODES
-from graphscale.checks.linting.lint_context import Subject
+from graphscale.checks.linting.lint_context import RULES, LintContext
 from graphscale.checks.linting.lint_report import Finding, LintReport
 from graphscale.collector import paused_collector
 from graphscale.errors import LintError
@@ -18,8 +24,6 @@ from graphscale.graph.values import node_name
 from graphscale.pipeline import Model, needs_preparation, open_copy, prepare
 
 __all__ = ["RULES", "lint"]
-
-RULES = (*scaling.RULES, *checking.RULES, *guarding.RULES, *keeping.RULES, *low_precision.RULES)
 
 
 @name_damage
@@ -45,22 +49,22 @@ def lint(
     """
     chosen = _codes(select, ignore)
     work, name, nodes = _open(model)
-    subject = Subject(work, name, scale)
-    found = [finding for rule in RULES if chosen.intersection(rule.codes) for finding in rule.find(subject)]
-    order = {node_name(node): i for i, node in enumerate(subject.view.nodes)}
+    context = LintContext(work, name, scale)
+    found = [finding for rule in RULES if chosen.intersection(rule.codes) for finding in rule.find(context)]
+    order = {node_name(node): i for i, node in enumerate(context.view.nodes)}
     unique = dict.fromkeys(finding for finding in found if finding.code in chosen)
     return LintReport(
         findings=tuple(sorted(unique, key=lambda f: _key(f, order))),
-        loss_scale=None if subject.scale is None else subject.scale.value.name,
-        check=None if subject.check is None else subject.check.value.name,
-        states=len(subject.states),
-        gradients=0 if subject.flow is None else len(subject.flow.unscaled),
+        loss_scale=None if context.scale is None else context.scale.value.name,
+        check=None if context.check is None else context.check.value.name,
+        states=len(context.states),
+        gradients=0 if context.flow is None else len(context.flow.unscaled),
         nodes=nodes,
     )
 
 
 def _open(model: Model) -> tuple[ir.Model, str, int]:
-    """A model to look at, in which nothing hides the gradient path; what to call it, and its number of nodes."""
+    """Return a model in which nothing hides the gradient path, its name in messages, and its number of nodes."""
     if isinstance(model, ir.Model) and not needs_preparation(model):
         # Nothing would be changed: no copy is needed.
         return model, "the model", len(model.graph)

@@ -8,14 +8,14 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.updates import find_coefficients
-from graphscale.checks.linting.lint_context import Rule, Subject
-from graphscale.checks.linting.lint_report import Finding, found
+from graphscale.checks.linting.lint_context import LintContext, rule
+from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.linting.view import number_of
 from graphscale.graph.values import is_scalar
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["RULES"]
+__all__: list[str] = []
 
 _HALF, _BRAIN = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 _LARGEST = 65504
@@ -23,94 +23,90 @@ _LARGEST = 65504
 _SUM = 0.9999
 
 
-def _casts(subject: Subject) -> Iterator[Finding]:
-    if subject.scale is None or _is_small_constant(subject):
+@rule("GS601")
+def _casts(context: LintContext) -> Iterator[Finding]:
+    if context.scale is None or _is_small_constant(context):
         return
-    scalars = subject.scale.scalars
-    for node in subject.view.nodes:
+    scalars = context.scale.scalars
+    for node in context.view.nodes:
         source = node.inputs[0] if node.op_type == "Cast" else None
         if source is None or source not in scalars.values or scalars.degree(source) in (0, ZERO):
             continue
-        if subject.dtype(node.outputs[0]) is _HALF:
-            yield found("GS601", f"{source.name!r}, the loss scale, is cast to float16", node, source)
+        if context.dtype(node.outputs[0]) is _HALF:
+            yield report("GS601", f"{source.name!r}, the loss scale, is cast to float16", node, source)
 
 
-def _is_small_constant(subject: Subject) -> bool:
-    number = None if subject.scale is None else number_of(subject.scale.value)
+def _is_small_constant(context: LintContext) -> bool:
+    number = None if context.scale is None else number_of(context.scale.value)
     return number is not None and number <= _LARGEST
 
 
-def _scale_dtype(subject: Subject) -> Iterator[Finding]:
-    if subject.scale is None or _is_small_constant(subject):
+@rule("GS604")
+def _scale_dtype(context: LintContext) -> Iterator[Finding]:
+    if context.scale is None or _is_small_constant(context):
         return
-    for value in dict.fromkeys((subject.scale.value, subject.scale.scalars.symbol)):
-        if subject.dtype(value) is _HALF:
-            yield found("GS604", f"the loss scale {value.name!r} is float16", value.producer(), value)
+    for value in dict.fromkeys((context.scale.value, context.scale.scalars.symbol)):
+        if context.dtype(value) is _HALF:
+            yield report("GS604", f"the loss scale {value.name!r} is float16", value.producer(), value)
 
 
-def _unscaling(subject: Subject) -> Iterator[Finding]:
-    for value, node in {} if subject.flow is None else subject.flow.unscaled.items():
-        if subject.dtype(value) is _HALF:
-            yield found("GS603", f"{value.name!r} is unscaled in float16", node, value)
+@rule("GS603")
+def _unscaling(context: LintContext) -> Iterator[Finding]:
+    for value, node in {} if context.flow is None else context.flow.unscaled.items():
+        if context.dtype(value) is _HALF:
+            yield report("GS603", f"{value.name!r} is unscaled in float16", node, value)
 
 
-def _accumulation(subject: Subject) -> Iterator[Finding]:
-    for node in subject.view.nodes:
+@rule("GS602")
+def _accumulation(context: LintContext) -> Iterator[Finding]:
+    for node in context.view.nodes:
         if has_trait(node, Trait.ACCUMULATOR) and node.inputs[0] is not None:
-            if _HALF in (subject.dtype(node.inputs[0]), subject.dtype(node.inputs[1])):
-                yield found("GS602", f"{node.inputs[0].name!r} adds up gradients in float16", node, node.inputs[0])
-    for state in subject.states:
-        if subject.dtype(state.value) is _HALF and _is_sum_of_gradients(subject, state):
-            yield found(
+            if _HALF in (context.dtype(node.inputs[0]), context.dtype(node.inputs[1])):
+                yield report("GS602", f"{node.inputs[0].name!r} adds up gradients in float16", node, node.inputs[0])
+    for state in context.states:
+        if context.dtype(state.value) is _HALF and _is_sum_of_gradients(context, state):
+            yield report(
                 "GS602", f"{state.value.name!r} adds up gradients in float16", state.next.producer(), state.value
             )
 
 
-def _is_sum_of_gradients(subject: Subject, state: State) -> bool:
-    if state.carry is not Carry.OUTPUT or state.next not in subject.sources or is_scalar(state.value):
+def _is_sum_of_gradients(context: LintContext, state: State) -> bool:
+    if state.carry is not Carry.OUTPUT or state.next not in context.sources or is_scalar(state.value):
         return False
-    if subject.topology is not None and state.value in subject.topology.forward:
+    if context.topology is not None and state.value in context.topology.forward:
         return False
     return find_coefficients(state.next, {state.value}).get(state.value, 0) >= _SUM
 
 
-def _counters(subject: Subject) -> Iterator[Finding]:
-    counters = [state.value for state in subject.states if state.carry is not Carry.ADD and is_scalar(state.value)]
-    if subject.scale is not None:
-        counters += [value for value in subject.scale.nexts if value is not subject.scale.value]
+@rule("GS605")
+def _counters(context: LintContext) -> Iterator[Finding]:
+    counters = [state.value for state in context.states if state.carry is not Carry.ADD and is_scalar(state.value)]
+    if context.scale is not None:
+        counters += [value for value in context.scale.nexts if value is not context.scale.value]
     for value in counters:
-        dtype = subject.dtype(value)
+        dtype = context.dtype(value)
         if dtype in (_HALF, _BRAIN):
             assert dtype is not None
-            yield found("GS605", f"{value.name!r} is {dtype.name.lower()}", value=value)
+            yield report("GS605", f"{value.name!r} is {dtype.name.lower()}", value=value)
 
 
-def _states(subject: Subject) -> Iterator[Finding]:
-    for state in subject.states:
-        dtype = subject.dtype(state.value)
-        if dtype not in (_HALF, _BRAIN) or is_scalar(state.value) or state.next not in subject.sources:
+@rule("GS607")
+def _states(context: LintContext) -> Iterator[Finding]:
+    for state in context.states:
+        dtype = context.dtype(state.value)
+        if dtype not in (_HALF, _BRAIN) or is_scalar(state.value) or state.next not in context.sources:
             continue
-        if state.carry in (Carry.OUTPUT, Carry.WRITE) and not _is_sum_of_gradients(subject, state):
+        if state.carry in (Carry.OUTPUT, Carry.WRITE) and not _is_sum_of_gradients(context, state):
             assert dtype is not None
-            yield found("GS607", f"{state.value.name!r} is carried in {dtype.name.lower()}", value=state.value)
+            yield report("GS607", f"{state.value.name!r} is carried in {dtype.name.lower()}", value=state.value)
 
 
-def _bfloat16(subject: Subject) -> Iterator[Finding]:
-    if subject.flow is None:
+@rule("GS606")
+def _bfloat16(context: LintContext) -> Iterator[Finding]:
+    if context.flow is None:
         return
-    found_types = {subject.dtype(value): value for value in subject.flow.touched if subject.carries_scale(value)}
+    found_types = {context.dtype(value): value for value in context.flow.touched if context.carries_scale(value)}
     if _BRAIN in found_types and _HALF not in found_types:
-        yield found(
-            "GS606", "the gradients are computed in bfloat16", value=subject.scale.value if subject.scale else None
+        yield report(
+            "GS606", "the gradients are computed in bfloat16", value=context.scale.value if context.scale else None
         )
-
-
-RULES = (
-    Rule(("GS601",), _casts),
-    Rule(("GS602",), _accumulation),
-    Rule(("GS603",), _unscaling),
-    Rule(("GS604",), _scale_dtype),
-    Rule(("GS605",), _counters),
-    Rule(("GS606",), _bfloat16),
-    Rule(("GS607",), _states),
-)

@@ -19,11 +19,11 @@ _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sa
 
 
 def to_sarif(report: LintReport, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The findings on one file as a SARIF log (section 3.13) of one run.
+    """Return the findings on one file as a SARIF log (section 3.13) of one run.
 
     Args:
         report: the findings.
-        path: the model's file, as it shall be shown; a relative path is relative to where the command runs.
+        path: the model's file, to be shown; a relative path is relative to where the command runs.
     """
     codes = list(CODES)
     driver = {
@@ -52,7 +52,7 @@ def write_sarif(report: LintReport, path: str | os.PathLike[str], out: str | os.
 
 
 def _rule(code: Code) -> dict[str, Any]:
-    """A reportingDescriptor (section 3.49)."""
+    """Return a reportingDescriptor (section 3.49)."""
     return {
         "id": code.code,
         "name": "".join(part.capitalize() for part in code.name.split("-")),
@@ -65,7 +65,7 @@ def _rule(code: Code) -> dict[str, Any]:
 
 
 def _result(finding: Finding, index: int, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A result (section 3.27), with the node or the value as its logical location (section 3.33)."""
+    """Return a result (section 3.27), with the node or the value as its logical location (section 3.33)."""
     logical = [
         {"name": name, "fullyQualifiedName": name, "kind": kind}
         for name, kind in ((finding.node, "element"), (finding.value, "variable"))

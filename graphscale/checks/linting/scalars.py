@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.algebra import Degree, Mismatch, evaluate
+from graphscale.analysis.degrees import Conflict, Degree
+from graphscale.checks.linting.algebra import evaluate_powers
 from graphscale.checks.linting.view import View
-from graphscale.graph.values import constant_tensor
-from graphscale.operators import Kind, rule_of
+from graphscale.graph.values import constant_tensor, reads_shape
 
 __all__ = ["Scalars"]
 
@@ -47,11 +47,11 @@ class Scalars:
             self._visit(node)
 
     def degree(self, value: ir.Value) -> Degree:
-        """The power of the loss scale that a bookkeeping value is."""
+        """Return the power of the loss scale that a bookkeeping value is."""
         return self.degrees.get(value, 0)
 
     def is_constant(self, value: ir.Value) -> bool:
-        """Whether a value depends on no input and on no state."""
+        """Return whether a value depends on no input and on no state."""
         return value in self.constants or (constant_tensor(value) is not None and value not in self.values)
 
     def _visit(self, node: ir.Node) -> None:
@@ -59,10 +59,10 @@ class Scalars:
             self.values.update(node.outputs)
             return
         operands = list(self.view.operands(node))
-        if all(self.is_constant(operand) for operand in operands) or _is_shape(node):
+        if all(self.is_constant(operand) for operand in operands) or reads_shape(node):
             self.constants.update(node.outputs)
             return
-        numbers = [operand for operand in operands if not self.is_constant(operand) and not self._is_flag(operand)]
+        numbers = [operand for operand in operands if not self.is_constant(operand) and not self.view.is_flag(operand)]
         if any(operand not in self.values for operand in numbers):
             return
         if not numbers and not any(operand in self.values for operand in operands) and not _gives_numbers(node):
@@ -77,29 +77,17 @@ class Scalars:
         degrees = [0 if value is None else self.degrees.get(value, 0) for value in node.inputs]
         if not any(degrees):
             return
-        result = evaluate(node, degrees)
-        if isinstance(result, Mismatch):
+        result = evaluate_powers(node, degrees)
+        if isinstance(result, Conflict):
             self.bent.update(node.outputs)
         else:
             self.degrees.update((v, d) for v, d in zip(node.outputs, result, strict=True) if d != 0)
 
     def _chooses(self, node: ir.Node) -> bool:
-        """Whether a node selects one of two scales, as an update rule does."""
+        """Return whether a node selects one of two scales, as an update rule does."""
         return node.op_type == "Where" and all(v is not None and self.degree(v) != 0 for v in node.inputs[1:])
-
-    def _is_flag(self, value: ir.Value) -> bool:
-        return value.dtype is ir.DataType.BOOL or self._dtypes.get(value) is ir.DataType.BOOL
-
-    @property
-    def _dtypes(self) -> dict[ir.Value, ir.DataType]:
-        return self.view.dtypes
-
-
-def _is_shape(node: ir.Node) -> bool:
-    rule = rule_of(node)
-    return rule is not None and rule.kind is Kind.SHAPE
 
 
 def _gives_numbers(node: ir.Node) -> bool:
-    """Whether a node turns flags into numbers: a cast, a selection of constants."""
+    """Return whether a node turns flags into numbers: a cast, a selection of constants."""
     return node.op_type in ("Cast", "Where")

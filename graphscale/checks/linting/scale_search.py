@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.algebra import Degree, Mismatch, evaluate
+from graphscale.analysis.degrees import Conflict, Degree
+from graphscale.checks.linting.algebra import evaluate_powers
 from graphscale.checks.linting.flow import Flow
 from graphscale.checks.linting.scalars import Scalars
 from graphscale.checks.linting.state_search import State
@@ -22,7 +23,7 @@ from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_sca
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["Scale", "find_scale", "named_scale"]
+__all__ = ["Scale", "find_named_scale", "find_scale"]
 
 # Candidates that are looked at closely, the most promising first.
 _CANDIDATES = 8
@@ -33,7 +34,7 @@ class Scale:
     """The loss scale of a graph.
 
     Attributes:
-        value: the loss scale as it is carried, fed or held by an initializer.
+        value: the loss scale that is carried, fed or held by an initializer.
         scalars: the bookkeeping, whose symbol is what multiplies and divides: `value`, or one computed from it.
         nexts: the next values of the state of the loss scale, `{state: next value}`; none for a fixed scale.
     """
@@ -44,12 +45,12 @@ class Scale:
 
     @property
     def adjusts(self) -> bool:
-        """Whether the graph itself adjusts the scale."""
+        """True if the graph itself adjusts the scale."""
         return self.value in self.nexts
 
 
-def named_scale(view: View, name: str) -> ir.Value:
-    """The value that the user named as the loss scale.
+def find_named_scale(view: View, name: str) -> ir.Value:
+    """Find the value that the user named as the loss scale.
 
     Raises:
         LossError: it does not exist, or is no floating-point scalar.
@@ -114,7 +115,7 @@ def _complete(
 
 
 def _effective(view: View, scalars: Scalars) -> ir.Value | None:
-    """Where no data is multiplied by the scale itself but by a value chosen from its state: that value."""
+    """Return the value chosen from the scale's state that data is multiplied by, None if it is the scale itself."""
     counts: dict[ir.Value, int] = {}
     for node in view.nodes:
         rule = rule_of(node)
@@ -131,7 +132,7 @@ def _effective(view: View, scalars: Scalars) -> ir.Value | None:
 
 
 def _bookkeeping_leaves(following: ir.Value) -> Iterator[ir.Value]:
-    """The scalars that a next scale is computed from, not looking into the finite check."""
+    """Yield the scalars that a next scale is computed from, not looking into the finite check."""
 
     def operands(value: ir.Value) -> list[ir.Value]:
         node = value.producer()
@@ -170,19 +171,19 @@ def _candidates(view: View) -> Iterator[_Candidate]:
 
 
 def _doubt(candidate: _Candidate) -> tuple[bool, bool, int]:
-    """The least for what is most likely a loss scale."""
+    """Return a sorting key, the least for the most likely loss scale."""
     return not candidate.products, constant_tensor(candidate.leaf) is not None, -len(candidate.divisions)
 
 
 def _is_tested(view: View, following: ir.Value | None) -> bool:
-    """Whether the next value of a scalar depends on a test for finiteness: a loss scale that multiplies nothing."""
+    """Return whether a scalar's next value depends on a test for finiteness: a loss scale that multiplies nothing."""
     # A flag that is never true only makes a write wait.
     above = () if following is None else view.ancestors([following], stop=is_contradiction)
     return any((node := value.producer()) is not None and has_trait(node, Trait.FINITENESS_TEST) for value in above)
 
 
 def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
-    """How data uses a scalar, directly or by its powers: 1 / s, a cast, s times a constant."""
+    """Collect the uses of a scalar by data, directly or by its powers: 1 / s, a cast, s times a constant."""
     degrees: dict[ir.Value, Degree] = {symbol: 1}
     found = _Candidate(leaf, symbol, [], [], [])
     pending = [symbol]
@@ -198,10 +199,10 @@ def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
             if index not in data:
                 continue
             if all(constant_tensor(v) is not None or v in degrees for v in others) and node.domain == "":
-                result = evaluate(node, [0 if v is None else degrees.get(v, 0) for v in node.inputs])
-                if isinstance(result, Mismatch) and constant_tensor(leaf) is None:
+                result = evaluate_powers(node, [0 if v is None else degrees.get(v, 0) for v in node.inputs])
+                if isinstance(result, Conflict) and constant_tensor(leaf) is None:
                     found.bent.extend(node.outputs)
-                if not isinstance(result, Mismatch) and node.outputs[0] not in degrees and result[0] not in (0, None):
+                if not isinstance(result, Conflict) and node.outputs[0] not in degrees and result[0] not in (0, None):
                     degrees[node.outputs[0]] = result[0]
                     pending.append(node.outputs[0])
                 continue
@@ -218,7 +219,7 @@ def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
 
 
 def _is_product(value: ir.Value, candidate: _Candidate) -> bool:
-    """Whether a value is the loss times the scale."""
+    """Return whether a value is the loss times the scale."""
     node = value.producer()
     while node is not None and has_trait(node, Trait.VIEW) and value not in candidate.products:
         source = node.inputs[0]
@@ -229,6 +230,6 @@ def _is_product(value: ir.Value, candidate: _Candidate) -> bool:
 
 
 def _is_consistent(view: View, scale: Scale) -> bool:
-    """Whether a constant acts as a loss scale in every respect; a shared 2.0 does not."""
+    """Return whether a constant acts as a loss scale in every respect; a shared 2.0 does not."""
     flow = Flow(view, scale.scalars, list(scale.nexts.values()))
     return bool(flow.unscaled) and not flow.events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -22,7 +22,7 @@ _BOOKKEEPING = 200
 
 
 class Carry(enum.Enum):
-    """How a state gets its next value."""
+    """The ways in which a state gets its next value."""
 
     OUTPUT = "a graph output is the next value"
     WRITE = "an in-place operator assigns the next value"
@@ -49,32 +49,27 @@ class State:
 
 
 def find_states(
-    view: View, stamped: Mapping[str, str] | None, not_states: Collection[ir.Value], losses: Collection[ir.Value]
+    view: View,
+    stamped: Iterable[tuple[ir.Value, ir.Value]] | None,
+    not_states: Collection[ir.Value],
+    losses: Collection[ir.Value],
 ) -> list[State]:
     """Find the carried state, in graph order of the outputs, then of the operators that write in place.
 
     Args:
         view: the graph.
-        stamped: `{input name: output name}` from the metadata of a graph that graphscale scaled; None for others,
+        stamped: the states with their next values from the metadata of a graph that graphscale scaled; None for others,
             whose outputs are paired with the inputs, and the weights among the initializers, that they hold with a
             coefficient of at least 0.5, as `analysis.updates` does.
         not_states: outputs that are no state: the loss, the finite check.
         losses: the outputs that could be the loss.
     """
     if stamped is not None:
-        found = [*_stamped(view, stamped)]
+        found = [State(value, following, Carry.OUTPUT) for value, following in stamped]
     else:
         found = _without_constants(view, [*_paired(view, not_states)], losses)
     known = {state.value for state in found}
-    found += [state for state in _in_place(view) if state.value not in known]
-    return found
-
-
-def _stamped(view: View, names: Mapping[str, str]) -> Iterator[State]:
-    for source, output in names.items():
-        value, following = view.value(source), view.value(output)
-        if value is not None and following is not None:
-            yield State(value, following, Carry.OUTPUT)
+    return found + [state for state in _in_place(view) if state.value not in known]
 
 
 def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
@@ -96,7 +91,7 @@ def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
 
 
 def _without_constants(view: View, states: list[State], losses: Collection[ir.Value]) -> list[State]:
-    """Without initializers that are no inputs, unless a loss depends on one of them: a gradient may hold a constant."""
+    """Drop initializers that are no inputs, unless a loss depends on one of them: a gradient may hold a constant."""
     weights = {state.value for state in states if not state.value.is_graph_input() and not is_scalar(state.value)}
     if not weights or not weights.isdisjoint(view.ancestors(losses)):
         return states
@@ -104,7 +99,7 @@ def _without_constants(view: View, states: list[State], losses: Collection[ir.Va
 
 
 def _held(output: ir.Value, states: Collection[ir.Value], taken: Collection[ir.Value]) -> ir.Value | None:
-    """The state that an output holds with the largest coefficient, of at least 0.5."""
+    """Return the state that an output holds with the largest coefficient, of at least 0.5."""
     if not states:
         return None
     coefficients = find_coefficients(output, states)
@@ -113,19 +108,19 @@ def _held(output: ir.Value, states: Collection[ir.Value], taken: Collection[ir.V
 
 
 def _is_like_state(value: ir.Value) -> bool:
-    """Whether a number is kept by a selection, or counted up, and computed with: a constant is rarely all of that."""
+    """Return whether a number is selected or counted up, and computed with: a constant is rarely all of that."""
     uses = [(use.node.op_type, use.idx) for use in value.uses()]
     kept = any(op == "Add" or (op == "Where" and index > 0) for op, index in uses)
     return kept and any(op not in ("Where", "Identity") for op, _ in uses)
 
 
 def _depends_on_constants(view: View, output: ir.Value) -> bool:
-    """Whether a scalar is computed from constants alone, by way of flags that may depend on anything."""
+    """Return whether a scalar is computed from constants alone, by way of flags that may depend on anything."""
 
     def operands(value: ir.Value) -> list[ir.Value]:
         node = value.producer()
         above = () if node is None else inputs_of(node)
-        return [operand for operand in above if view.dtypes.get(operand) is not ir.DataType.BOOL]
+        return [operand for operand in above if not view.is_flag(operand)]
 
     node = output.producer()
     if node is None or node.op_type in ("Identity", "Constant"):

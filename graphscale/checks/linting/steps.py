@@ -1,4 +1,4 @@
-"""What a step does to each value if the finite check holds, and if it fails: a small abstract interpretation.
+"""The effect of a step on each value if the finite check holds, and if it fails: a small abstract interpretation.
 
 With the check's result known, selections are decided, flags and counts become numbers, and what is added to a zero is
 itself: so that a guard is recognized by what it does, in whichever way it is written.
@@ -22,7 +22,7 @@ Outcome = bool | int | ir.Value
 
 
 class Outcomes:
-    """What each value is on a step, given the result of the finite check.
+    """The outcome of each value on a step, given the result of the finite check.
 
     Args:
         view: the graph.
@@ -45,7 +45,7 @@ class Outcomes:
             self._visit(node)
 
     def of(self, value: ir.Value) -> Outcome:
-        """What a value is known to be."""
+        """Return the known outcome of a value."""
         if value in self._known:
             return self._known[value]
         if is_constant_zero(value):

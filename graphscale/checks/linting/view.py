@@ -37,7 +37,6 @@ class View:
     """
 
     def __init__(self, model: ir.Model, name: str) -> None:
-        self.model = model
         self.graph = model.graph
         self.nodes = tuple(self.graph)
         self.index = {node: i for i, node in enumerate(self.nodes)}
@@ -45,18 +44,22 @@ class View:
         check_order(self.graph, name, self.operands)
 
     def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
-        """What a node reads: its inputs, and what its subgraphs capture."""
+        """Return a node's inputs, and the values that its subgraphs capture."""
         return self._operands[node]
 
+    def is_flag(self, value: ir.Value) -> bool:
+        """Return whether a value is a bool value."""
+        return value.dtype is ir.DataType.BOOL or self.dtypes.get(value) is ir.DataType.BOOL
+
     def leaves(self) -> Iterator[ir.Value]:
-        """The graph's inputs, and the initializers that are none."""
+        """Yield the graph's inputs, and the initializers that are none."""
         yield from self.graph.inputs
         for value in self.graph.initializers.values():
             if not value.is_graph_input():
                 yield value
 
     def value(self, name: str | None) -> ir.Value | None:
-        """The value of this name, or None."""
+        """Return the value of this name, or None."""
         return self._values.get(name or "")
 
     @functools.cached_property
@@ -66,7 +69,7 @@ class View:
     def descendants(
         self, values: Iterable[ir.Value], *, stop: Collection[ir.Value] = (), shapes: bool = True
     ) -> set[ir.Value]:
-        """The values that depend on one of these, themselves included.
+        """Return the values that depend on one of these, themselves included.
 
         Args:
             values: where to begin.
@@ -78,12 +81,12 @@ class View:
         return descendants(nodes, values, operands=self.operands, results=results)
 
     def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Value], bool] | None = None) -> set[ir.Value]:
-        """The values that some values depend on, themselves included; not going up from values where to stop."""
+        """Return the values that some values depend on, themselves included; not going up from values where to stop."""
         return ancestors(values, stop=stop, operands=self.operands)
 
     @functools.cached_property
     def dtypes(self) -> dict[ir.Value, ir.DataType]:
-        """The dtypes of values, as far as they can be told."""
+        """The known dtypes of values."""
         found = dtypes_of(self.nodes)
         for value in self.leaves():
             dtype = value.dtype or (None if value.const_value is None else value.const_value.dtype)
@@ -93,13 +96,13 @@ class View:
 
 
 def number_of(value: ir.Value | None) -> float | None:
-    """The number that a constant of one element holds; None for anything else."""
+    """Return the number that a constant of one element holds, None for anything else."""
     tensor = constant_tensor(value)
     return _scalar(tensor) if tensor is not None else None
 
 
 def initial_number(value: ir.Value) -> float | None:
-    """The number that an initializer of one element holds, graph input or not; None for anything else."""
+    """Return the number that an initializer of one element holds, graph input or not, None for anything else."""
     return None if value.const_value is None else _scalar(value.const_value)
 
 
@@ -111,7 +114,7 @@ def _scalar(tensor: ir.TensorProtocol) -> float | None:
 
 
 def is_constant_zero(value: ir.Value | None) -> bool:
-    """Whether a value is a small constant that is all zeros, or a tensor filled with zero."""
+    """Return whether a value is a small constant that is all zeros, or a tensor filled with zero."""
     if value is None:
         return False
     node = value.producer()

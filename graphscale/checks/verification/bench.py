@@ -13,7 +13,7 @@ from graphscale.analysis.degrees import Degrees
 from graphscale.checks.patterns import skip_ordering
 from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair
-from graphscale.checks.verification.private import Copy, Results, Runner, unseeded
+from graphscale.checks.verification.private import Copy, Results, Runner, find_unseeded
 from graphscale.checks.verification.states import Roles
 from graphscale.checks.verification.verify_report import Case, Difference
 from graphscale.graph.values import uses_of
@@ -26,7 +26,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 # differences up to this are what the original loses without a scale. bfloat16 has the exponents of float32.
 UNDERFLOW = 2.0**-18
 # Sources of expectations.
-ORIGINAL, RULE, OLD, TOLD = (
+ORIGINAL, RULE, OLD, TELEMETRY = (
     "as in the original",
     "by the rule of the loss scale",
     "as before the step",
@@ -74,7 +74,7 @@ class Bench:
 
     @property
     def runs(self) -> int:
-        """How many times the scaled graph was run, in whatever copy."""
+        """The number of runs of the scaled graph, in all its copies."""
         return sum(runner.runs for runner in self._copies())
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Bench:
             runner.close()
 
     def _copies(self) -> list[Runner]:
-        """What runs the scaled graph, or copies of it."""
+        """Return the runners of the scaled graph and of its copies."""
         made = (self.__dict__.get(name) for name in ("_disturbed", "_rule"))
         return [self.scaled, *(found[0] for found in made if found is not None)]
 
@@ -100,7 +100,7 @@ class Bench:
         return list(self._evaluate_step(case))
 
     def finite_gradients(self, feeds: Mapping[str, Any]) -> bool:
-        """Whether the original computes a finite loss and finite gradients."""
+        """Return whether the original computes a finite loss and finite gradients."""
         outputs = self.original.run(feeds).outputs
         wanted = [outputs[name] for name in (*self.gradients, self.pair.found.loss.name) if name in outputs]
         return all(np.isfinite(array.astype(np.float64)).all() for array in wanted)
@@ -144,8 +144,8 @@ class Bench:
     ) -> Iterator[Difference]:
         for name, value in self.oracle.after(case.feeds, finite).items():
             yield from _compare(f"{name}.next", value, self._next(name, got), RULE)
-        for name, value in self.oracle.told(finite, gradients):
-            yield from _compare(name, value, got.outputs[name], TOLD, 0.0 if value.dtype.kind != "f" else 1e-6)
+        for name, value in self.oracle.telemetry(finite, gradients):
+            yield from _compare(name, value, got.outputs[name], TELEMETRY, 0.0 if value.dtype.kind != "f" else 1e-6)
 
     def _unscaled(self, got: Results) -> Arrays:
         found = {name: got.outputs[quotient] for name, quotient in self._quotients.items() if quotient in got.outputs}
@@ -160,14 +160,14 @@ class Bench:
         return all(np.isfinite(array.astype(np.float64)).all() for array in gradients.values())
 
     def _next(self, state: str, got: Results) -> np.ndarray[Any, Any] | None:
-        """The next value of a state; None where the graph does not give it, which the proof has found."""
+        """Return the next value of a state, None where the graph does not give it, which the proof has found."""
         output = self.roles.following.get(state)
         return got.left.get(state) if output is None else got.outputs.get(output)
 
     # --- a gradient that is not finite ------------------------------------------------------------------------------
 
     def shape(self, gradient: str, feeds: Mapping[str, Any]) -> tuple[int, ...]:
-        """The shape of a gradient on these feeds."""
+        """Return the shape of a gradient on these feeds."""
         key = (gradient, *(np.shape(array) for array in feeds.values()))
         if key not in self._shapes:
             outputs = self.original.run(feeds).outputs
@@ -236,18 +236,18 @@ class Bench:
         return copy
 
     def _find_random(self) -> tuple[int | None, dict[str, int], dict[str, int]]:
-        """Seeds for random operators that have none, in both graphs: how many, None if some cannot get one."""
+        """Choose seeds for random operators that have none, in both graphs: how many, None if some cannot get one."""
         mine: dict[str, int] = {}
         theirs: dict[str, int] = {}
-        for i, node in enumerate(unseeded(self.pair.original.graph), 1):
+        for i, node in enumerate(find_unseeded(self.pair.original.graph), 1):
             other = self.pair.nodes.get(node)
             if other is not None:
                 mine[node.outputs[0].name or ""] = theirs[other.outputs[0].name or ""] = i
-        everywhere = list(unseeded(self.pair.original.graph.all_nodes()))
+        everywhere = list(find_unseeded(self.pair.original.graph.all_nodes()))
         return len(mine) if len(mine) == len(everywhere) else None, mine, theirs
 
     def _find_gradients(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The gradients by their names in the original: in the scaled graph, with the scale in them and without."""
+        """Find the gradients in the scaled graph, with the scale and without, by their names in the original."""
         raw: dict[str, str] = {}
         quotients: dict[str, str] = {}
         for gradient in self.pair.found.gradients:

@@ -1,4 +1,4 @@
-"""What a finite check can be proved to notice.
+"""The values that a finite check is proved to notice.
 
 From the flag `all_finite` back: `IsAllFinite(x)` notices every element of x that is not finite; `Not(IsNaN(t))` notices
 a NaN in t. An element that is not finite makes a NaN of its product with 0. Sums, products, casts and moves hand on
@@ -21,7 +21,7 @@ _BOTH = _NAN | _INFINITE
 
 
 def find_tested_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[ir.Value]:
-    """The values of which every element that is NaN or infinite makes a flag false, as far as that can be proved.
+    """Find the values of which every element that is NaN or infinite is proved to make a flag false.
 
     Args:
         all_finite: the flag, a scalar bool value.
@@ -41,7 +41,7 @@ def find_tested_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[i
 
 
 def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
-    """The values that a flag tests, with what it notices of them. `good` flags are false if something is noticed."""
+    """Return the values that a flag tests, with the noticed kinds. `good` flags are false if something is noticed."""
     node = flag.producer()
     if node is None:
         return []

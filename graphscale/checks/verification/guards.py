@@ -71,7 +71,7 @@ def find_unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Val
 
 
 def _is_copy(value: ir.Value) -> bool:
-    """A sum of one operand, which is computed into a buffer of its own."""
+    """Return whether a value is a sum of one operand, which is computed into a buffer of its own."""
     node = value.producer()
     return node is not None and node.op_type == "Sum"
 

@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 POWERS = (1.0, 2.0**10, 2.0**15)
 HUGE = 2.0**126  # of two, and more than most backward passes take
 _MANY = 100  # gradients, from which on each is forced once, not in every way
-# Both graphs round to a small type, of which the unit of float16 is 2**-11; what underflows without a scale is lost in
+# Both graphs round to a small type; the unit of float16 is 2**-11. What underflows without a scale is lost in
 # the original alone.
 SMALL_TOLERANCE = 2.0**-7
 _KINDS = (math.nan, math.inf, -math.inf)
@@ -32,7 +32,7 @@ _KINDS = (math.nan, math.inf, -math.inf)
 
 @dataclasses.dataclass
 class Measured:
-    """What the measurements found; the attributes are those of `VerifyReport`."""
+    """The results of the measurements; the attributes are those of `VerifyReport`."""
 
     checks: list[Check] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -128,7 +128,7 @@ def _check_case(bench: Bench, case: Case) -> None:
 
 
 def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generator) -> list[Arrays]:
-    """Feeds on which the original computes finite gradients."""
+    """Draw feeds on which the original computes finite gradients."""
     failure: str | None = None
     for style in feeder.styles():
         batches = [feeder.draw(random, style) for _ in range(runs)]
@@ -256,7 +256,7 @@ def _try_rule(bench: Bench, found: Measured) -> None:
 
 
 def _zeros(bench: Bench, batches: Sequence[Arrays]) -> Iterator[str]:
-    """Gradients of which nothing can be seen."""
+    """Yield a note on gradients that are all zero."""
     seen = [bench.original.run(batch).outputs for batch in batches]
     zero = [name for name in bench.gradients if all(name in outputs and not outputs[name].any() for outputs in seen)]
     if zero:

@@ -1,4 +1,4 @@
-"""What the state of a loss scale, and what telemetry tells, must be after a step: by the rule on numpy."""
+"""The state of a loss scale, and the reports of telemetry, after a step: by the rule on numpy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Oracle:
         self._gradients = tuple(pair.stamp.telemetry.get("gradients", ()))
 
     def starts(self) -> list[Arrays]:
-        """States to start a step from, by input name; the first is that of the beginning."""
+        """Return states to start a step from, by input name; the first is that of the beginning."""
         rule = self.rule
         if rule is None:
             return [self._feeds({LOSS_SCALE: self.initial}, 0)]
@@ -60,7 +60,7 @@ class Oracle:
         return [self._feeds({**first, **variant}, i) for i, variant in enumerate(variants)]
 
     def with_scale(self, start: Mapping[str, Any], scale: float) -> Arrays:
-        """The same state with another loss scale."""
+        """Return the same state with another loss scale."""
         name = self.roles.scale.name or ""
         return {**start, name: np.asarray(scale, dtype=np.float32)}
 
@@ -75,14 +75,14 @@ class Oracle:
         return found
 
     def applies(self, feeds: Mapping[str, Any], finite: bool) -> bool:
-        """Whether a step is applied."""
+        """Return whether a step is applied."""
         if self.rule is None:
             return finite or self.roles.all_finite is None
         stuck = self.rule.step(self._state(feeds), finite)[1]
         return finite or (stuck and self.rule.on_stuck == "accept")
 
     def after(self, feeds: Mapping[str, Any], finite: bool) -> Arrays:
-        """`{state: next value}` of the loss scale and of the counters."""
+        """Return `{state: next value}` of the loss scale and of the counters."""
         found: Arrays = {}
         if self.rule is not None:
             state = self.rule.step(self._state(feeds), finite)[0]
@@ -93,7 +93,7 @@ class Oracle:
         return found
 
     def rule_alone(self, feeds: Mapping[str, Any], finite: bool) -> Arrays:
-        """`{role: next value}` of the loss scale, and `stuck` where the policy has that."""
+        """Return `{role: next value}` of the loss scale, and `stuck` where the policy has that."""
         assert self.rule is not None
         state, stuck = self.rule.step(self._state(feeds), finite)
         found = {
@@ -102,8 +102,8 @@ class Oracle:
         }
         return found if self.roles.stuck is None else {**found, "stuck": np.asarray(stuck)}
 
-    def told(self, finite: bool, gradients: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[tuple[str, Any]]:
-        """What outputs tell of a step: their names and values, as far as they are known.
+    def telemetry(self, finite: bool, gradients: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[tuple[str, Any]]:
+        """Yield the names and values of the outputs that report on a step, as far as they are known.
 
         Args:
             finite: whether all gradients are finite.
@@ -132,13 +132,13 @@ class Oracle:
         )
 
     def _counted(self, feeds: Mapping[str, Any], applied: bool) -> Arrays:
-        now = {role: feeds[state.name or ""].item() for role, state in self.roles.counters.items()}
-        steps = now["steps"] + 1
+        before = {role: feeds[state.name or ""].item() for role, state in self.roles.counters.items()}
+        steps = before["steps"] + 1
         following = {
             "steps": steps,
-            "skipped_steps": now["skipped_steps"] + (not applied),
-            "consecutive_skips": 0 if applied else now["consecutive_skips"] + 1,
-            "last_skip_step": now["last_skip_step"] if applied else steps,
+            "skipped_steps": before["skipped_steps"] + (not applied),
+            "consecutive_skips": 0 if applied else before["consecutive_skips"] + 1,
+            "last_skip_step": before["last_skip_step"] if applied else steps,
         }
         return {
             state.name or "": np.asarray(following[role], dtype=_dtype(state))

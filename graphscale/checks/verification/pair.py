@@ -13,6 +13,7 @@ from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import accumulators, input_at, skip_ordering
+from graphscale.checks.scaled_graph import ScaledGraph, read_scaled_graph
 from graphscale.errors import (
     AlreadyScaledError,
     GraphscaleError,
@@ -21,8 +22,8 @@ from graphscale.errors import (
     one_line,
 )
 from graphscale.graph.order import check_order
-from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
-from graphscale.graph.values import value_label, values_by_name
+from graphscale.graph.stamp import Stamp, is_scaled
+from graphscale.graph.values import value_label
 from graphscale.operators import written_inputs
 from graphscale.passes import Autocast
 from graphscale.passes.lower_precision import AUTOCAST_KEY
@@ -54,7 +55,7 @@ class Pair:
     Attributes:
         original: the original, with what hides the gradient path spelled out, in the mixed precision of the scaled one.
         scaled: the scaled model.
-        stamp: what it says of itself.
+        reading: its values by the roles in its metadata.
         policy: its loss scale.
         found: the analysis of the original.
         states: what the original carries.
@@ -67,7 +68,7 @@ class Pair:
 
     original: ir.Model
     scaled: ir.Model
-    stamp: Stamp
+    reading: ScaledGraph
     policy: LossScale
     found: TrainingGraph
     states: tuple[State, ...]
@@ -77,11 +78,16 @@ class Pair:
     alike: bool
     notes: tuple[str, ...]
 
+    @property
+    def stamp(self) -> Stamp:
+        """The metadata of the scaled model."""
+        return self.reading.stamp
+
     def counterpart(self, value: ir.Value) -> ir.Value | None:
-        """What the scaled graph's node computes where the original computes a value, or the same input."""
+        """Return the scaled graph's result of the node that computes a value in the original, or the same input."""
         node = value.producer()
         if node is None:
-            return values_by_name(self.scaled.graph).get(value.name or "")
+            return self.reading.values.get(value.name or "")
         other = self.nodes.get(node)
         index = value.index() or 0
         return None if other is None or index >= len(other.outputs) else other.outputs[index]
@@ -106,7 +112,8 @@ def open_pair(
     second, second_name = open_copy(scaled)
     if is_scaled(first):
         raise AlreadyScaledError(f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED")
-    stamp = read_stamp(second.metadata_props, second_name)
+    reading = read_scaled_graph(second, second_name)
+    stamp = reading.stamp
     _check_stamp(stamp, second_name)
     if "loss" not in stamp.names or "window_finite" in stamp.names:
         raise VerifyError(
@@ -125,7 +132,7 @@ def open_pair(
     return Pair(
         original=first,
         scaled=second,
-        stamp=stamp,
+        reading=reading,
         policy=policy,
         found=found,
         states=tuple(_states(found)),
@@ -196,7 +203,7 @@ def _misfit(original: ir.Graph, scaled: ir.Graph, stamp: Stamp) -> str | None:
 def _hints(
     graph: ir.Graph, stamp: Stamp, loss: str | None, gradients: Sequence[str] | None, updates: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """What the user said, else what the report of the scaling says that the user said then."""
+    """Return the user's hints, else those that the report of the scaling holds."""
     report = stamp.report
     if loss is None and report.get("loss_found") == "named":
         loss = report.get("loss")
@@ -218,11 +225,11 @@ def _analyse(graph: ir.Graph, hints: dict[str, Any], stamp: Stamp) -> tuple[Trai
     try:
         return analyse(graph, **hints), []
     except GraphscaleError as error:
-        # The scaling may have been told where the scale enters, or which values are gradients.
+        # The scaling may have had hints on the places of the scale, or on gradients.
         for extra in _places(stamp), {"gradients": _named_gradients(graph, stamp)}:
             try:
                 return analyse(graph, **{**hints, **extra}), [
-                    "the analysis of the original needed to be told, as the scaling was, "
+                    "the analysis of the original needed the hints of the scaling: "
                     + " and ".join(f"{key}={value}" for key, value in extra.items())
                 ]
             except GraphscaleError:
@@ -248,12 +255,12 @@ def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Mapping[str, Any]) ->
     Returns:
         whether both compute in the same types, and what a user should know.
     """
-    told = stamp.report.get("autocast")
-    if told is None or AUTOCAST_KEY in model.metadata_props:
+    before = stamp.report.get("autocast")
+    if before is None or AUTOCAST_KEY in model.metadata_props:
         return True, []
     again = Autocast(
-        told["dtype"],
-        told["emulate"],
+        before["dtype"],
+        before["emulate"],
         loss=hints["loss"],
         gradients=hints["gradients"],
         updates=hints["updates"] or None,
@@ -263,11 +270,11 @@ def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Mapping[str, Any]) ->
     run_passes(trial, again)
     assert again.report is not None
     same = again.report.to_dict()
-    if all(same[key] == told[key] for key in ("casts", "low_nodes", "kept_nodes")):
+    if all(same[key] == before[key] for key in ("casts", "low_nodes", "kept_nodes")):
         run_passes(model, dataclasses.replace(again))
-        return True, [f"the original was put through the same autocast ({told['dtype']}) before it was compared"]
+        return True, [f"the original was put through the same autocast ({before['dtype']}) before it was compared"]
     return False, [
-        f"the autocast ({told['dtype']}) of the scaled graph had settings of its own, which are not known; to compare "
+        f"the autocast ({before['dtype']}) of the scaled graph had settings of its own, which are unknown; to compare "
         "values, pass the original after graphscale autocast with these settings"
     ]
 

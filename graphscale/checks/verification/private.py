@@ -22,22 +22,22 @@ from graphscale.session.interface import to_ort_value
 from graphscale.session.loading import choose_device, make_quiet_options
 from graphscale.targets import get_target
 
-__all__ = ["Copy", "Results", "Runner", "unseeded"]
+__all__ = ["Copy", "Results", "Runner", "find_unseeded"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _CUDA = "CUDAExecutionProvider"
-_LARGE = 2**30  # bytes that are no longer handed over in memory
+_LARGE = 2**30  # bytes, from which on a model is not handed over in memory
 PASS = "verify"
 
 
-def unseeded(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+def find_unseeded(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
     """Find the nodes that draw random numbers without a seed: ONNX Runtime seeds them by their place in the graph."""
     return (node for node in nodes if has_trait(node, Trait.RANDOM) and "seed" not in node.attributes)
 
 
 class Results(NamedTuple):
-    """What a run gave.
+    """The results of a run.
 
     Attributes:
         outputs: every output.
@@ -148,7 +148,7 @@ class Runner:
     """A session of ONNX Runtime on a model, without ONNX Runtime's own optimizations.
 
     Those move constant factors through matrix products, which rounds; whether they do depends on the nodes around, so
-    that equal computations would no longer have equal bits.
+    that equal computations would not have equal bits.
 
     Args:
         model: the model.
@@ -204,7 +204,7 @@ class Runner:
         return Results(dict(zip(self.outputs, map(np.array, values), strict=True)), feeds)
 
     def _bound(self, feeds: Arrays) -> Results:
-        """On a GPU what is fed is written in place only if it lies there."""
+        """Run with bindings: on a GPU a feed is written in place only if it lies there."""
         import onnxruntime as ort
 
         device = "cuda" if self._cuda else "cpu"
@@ -244,7 +244,7 @@ def _has_bfloat16(feeds: Arrays) -> bool:
 
 
 def _source(model: ir.Model, folder: Path) -> Path | bytes:
-    """The model as bytes; with external weights, or large ones, as a file of its own."""
+    """Return the model as bytes; with external weights, or large ones, as a file of its own."""
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     if any(isinstance(t, ir.ExternalTensor) for t in tensors) or sum(t.nbytes for t in tensors) > _LARGE:
         path = folder / "model.onnx"

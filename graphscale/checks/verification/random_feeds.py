@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.private import Copy, Runner
-from graphscale.checks.verification.ranges import axis_length, class_axis, index_limit
+from graphscale.checks.verification.ranges import class_axis, find_index_limit, make_axis_length
 from graphscale.errors import VerifyError
 from graphscale.graph.walks import ancestors
 from graphscale.session.interface import InputSpec
@@ -26,7 +26,7 @@ _FEW = 2  # numbers that are valid indices of nearly every axis
 
 @dataclasses.dataclass(frozen=True)
 class _Style:
-    """How numbers are drawn; the first ones are tried first."""
+    """A way to draw numbers; the first ones are tried first."""
 
     normal: bool
     size: float
@@ -75,11 +75,11 @@ class Feeder:
         self.notes = tuple(self._notes(given, dims))
 
     def styles(self) -> Iterator[_Style]:
-        """Ways to draw numbers, to be tried in turn until the original computes finite gradients."""
+        """Return ways to draw numbers, to be tried in turn until the original computes finite gradients."""
         return iter(_STYLES)
 
     def without_resets(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
-        """The same feeds, with no flag set that resets in-place accumulators: a reset is no carried state."""
+        """Return the same feeds, with no flag set that resets in-place accumulators: a reset is no carried state."""
         return {name: np.zeros_like(array) if name in self._resets else array for name, array in feeds.items()}
 
     def draw(self, random: np.random.Generator, style: _Style) -> Arrays:
@@ -122,7 +122,7 @@ class Feeder:
         return tuple(_DEFAULT_SIZE if axis is None else axis for axis in axes)
 
     def _known_sizes(self, dims: Mapping[str, int]) -> dict[str, int]:
-        """The size of every symbolic axis: as said, as in the given arrays, or small."""
+        """Return the size of every symbolic axis: as said, as in the given arrays, or small."""
         sizes = dict(dims)
         for name, array in self._given.items():
             value = self._values[name]
@@ -143,11 +143,11 @@ class Feeder:
         return sizes
 
     def _index_limits(self) -> dict[str, int | None]:
-        length = axis_length(self._sizes)
-        return {name: index_limit(value, length) for name, value in self._values.items()}
+        length = make_axis_length(self._sizes)
+        return {name: find_index_limit(value, length) for name, value in self._values.items()}
 
     def _measure_labels(self, model: ir.Model, dims: Mapping[str, int]) -> bool:
-        """Labels with an axis of their own, such as batch times tokens: see of what size the scores are."""
+        """Measure the scores of labels that have an axis of their own, such as batch times tokens."""
         changed = False
         for name, value in self._values.items():
             free = [axis.value for axis in value.shape or () if not isinstance(axis, int) and axis.value]
@@ -175,7 +175,7 @@ class Feeder:
         return changed
 
     def _moments(self, pair: Pair, states: set[str]) -> set[str]:
-        """State that the loss does not depend on: moments, and a second moment is never negative."""
+        """Return the state that the loss does not depend on: moments, and a second moment is never negative."""
         forward = {value.name for value in ancestors([pair.found.loss])}
         return {name for name in self._values if name in states and name not in forward}
 
@@ -210,7 +210,7 @@ def _numpy_dtype(value: ir.Value) -> Any:
 
 
 def _vary(first: np.ndarray[Any, Any], random: np.random.Generator) -> Any:
-    """An initial value, a little changed."""
+    """Change an initial value a little."""
     if first.dtype.kind in "biu":
         return first.copy()
     noise = 1 + 0.1 * random.standard_normal(first.shape)
@@ -218,7 +218,7 @@ def _vary(first: np.ndarray[Any, Any], random: np.random.Generator) -> Any:
 
 
 def _reset_flags(graph: ir.Graph) -> set[str]:
-    """The inputs that tell an in-place accumulator to start anew."""
+    """Return the inputs that make an in-place accumulator start anew."""
     found = set()
     for node in graph:
         if node.op_type == "InPlaceAccumulatorV2" and len(node.inputs) > 2 and node.inputs[2] is not None:

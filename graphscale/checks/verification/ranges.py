@@ -1,4 +1,4 @@
-"""Which whole numbers an input of a graph may hold, found from what the graph does with them."""
+"""The whole numbers that an input of a graph may hold, by the operators that read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphscale.graph.values import constant_tensor
 from graphscale.graph.walks import reach
 from graphscale.operators import OPERATORS, Trait, attribute, has_trait, rule_of
 
-__all__ = ["axis_length", "class_axis", "index_limit"]
+__all__ = ["class_axis", "find_index_limit", "make_axis_length"]
 
 # On whole numbers: a sum of indices is an index with an offset.
 _WHOLE_MOVES = {"Add": (0, 1), "Max": (0, 1), "Min": (0, 1), "Sub": (0,)}
@@ -19,8 +19,8 @@ _WHOLE_MOVES = {"Add": (0, 1), "Max": (0, 1), "Min": (0, 1), "Sub": (0,)}
 Length = Callable[[ir.Value, int], int | None]
 
 
-def index_limit(value: ir.Value, length: Length) -> int | None:
-    """The number that an input's whole numbers must be below to be valid indices; None where they are no indices.
+def find_index_limit(value: ir.Value, length: Length) -> int | None:
+    """Return the number that an input's whole numbers must be below to be valid indices, None if they are none.
 
     Args:
         value: an input.
@@ -36,7 +36,7 @@ def index_limit(value: ir.Value, length: Length) -> int | None:
 
 
 def class_axis(node: ir.Node) -> int | None:
-    """The axis of a loss's first input that its second input, labels, has not; None for other operators."""
+    """Return the axis of a loss's first input that its second input, labels, has not; None for other operators."""
     operator = OPERATORS.get((node.domain, node.op_type))
     return None if operator is None else operator.class_axis
 
@@ -68,7 +68,7 @@ def _limits(node: ir.Node, index: int, length: Length) -> Iterator[int | None]:
 
 
 def _compared(value: ir.Value | None) -> int | None:
-    """A comparison with 0, 1, 2, ... makes a one-hot code."""
+    """Return the limit from a comparison with 0, 1, 2, ..., which makes a one-hot code."""
     tensor = constant_tensor(value)
     if tensor is None or tensor.size < 2 or not tensor.dtype.is_integer():
         return None
@@ -81,8 +81,8 @@ def _number(value: ir.Value | None) -> int | None:
     return None if tensor is None or tensor.size != 1 else int(np.ravel(tensor.numpy())[0])
 
 
-def axis_length(sizes: Mapping[str, int]) -> Length:
-    """The length of an axis, with these sizes of symbolic ones."""
+def make_axis_length(sizes: Mapping[str, int]) -> Length:
+    """Return a function that gives the length of an axis, with these sizes of symbolic ones."""
 
     def length(value: ir.Value, axis: int) -> int | None:
         tensor = value.const_value

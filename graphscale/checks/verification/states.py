@@ -8,16 +8,12 @@ import re
 import onnx_ir as ir
 
 from graphscale.checks.patterns import accumulators
+from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS
 from graphscale.checks.verification.pair import Pair
-from graphscale.graph.values import values_by_name
 from graphscale.passes.nodes.update_rule import initial_values
 from graphscale.policy.loss_scale import DynamicLossScale
 
-__all__ = ["COUNTERS", "Roles", "find_roles"]
-
-# The counters of telemetry, and what it tells of a step.
-COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
-_TOLD = ("all_finite", "stuck", "cause", "offender", "zero_fraction")
+__all__ = ["Roles", "find_roles"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +30,7 @@ class Roles:
         following: `{state: output}` for everything carried, None where it is written in place.
         buffers: the buffers that the original itself writes.
         written: the states that are written in place.
-        told: the names of the outputs that tell of a step.
+        reports: the names of the outputs that report on a step.
         scaled_loss: the output that is the loss times the scale, where it was asked for.
     """
 
@@ -47,60 +43,52 @@ class Roles:
     following: dict[str, str | None]
     buffers: frozenset[str]
     written: frozenset[str]
-    told: frozenset[str]
+    reports: frozenset[str]
     scaled_loss: ir.Value | None
 
 
 def find_roles(pair: Pair) -> tuple[Roles | None, str | None]:
     """Find the values that the metadata name, or say which is not there."""
     graph, names = pair.scaled.graph, pair.stamp.names
-    values = values_by_name(graph)
-    wanted = ["loss_scale"]
-    dynamic = isinstance(pair.policy, DynamicLossScale)
+    found, outputs = pair.reading.named, {value.name: value for value in graph.outputs}
+    wanted, states = ["loss_scale"], list[str]()
     if isinstance(pair.policy, DynamicLossScale):
-        wanted += [*initial_values(pair.policy.rule, pair.policy.state), "all_finite"]
-        wanted += [] if pair.policy.rule.on_stuck == "hold" else ["stuck"]
-    wanted += [role for role in (*COUNTERS, *_TOLD) if role in names]
-    for role in wanted:
+        states = ["loss_scale", *initial_values(pair.policy.rule, pair.policy.state)]
+        wanted += [*states, "all_finite", *([] if pair.policy.rule.on_stuck == "hold" else ["stuck"])]
+    for role in (*wanted, *(role for role in (*COUNTERS, *OUTPUTS) if role in names)):
         if role not in names:
             return None, f"the metadata name no value for the {role.replace('_', ' ')}"
-        if names[role] not in values:
+        if role not in found:
             return None, f"there is no value {names[role]!r}, which the metadata call the {role.replace('_', ' ')}"
-    outputs = {value.name: value for value in graph.outputs}
-    for role in _TOLD:
+    for role in OUTPUTS:
         if role in names and names[role] not in outputs:
             return None, f"{names[role]!r}, which the metadata call {role!r}, is no output"
-    found = {role: values[names[role]] for role in wanted}
-    roles = [role for role in wanted if role not in (*COUNTERS, *_TOLD)] if dynamic else []
-    carried = {role: found[role] for role in (*roles, *(r for r in COUNTERS if r in found))}
-    written = {n.inputs[0]: n for n in accumulators(graph) if n.inputs[0] is not None}
-    next_values = {}
+    carried = {role: found[role] for role in (*states, *COUNTERS) if role in found}
+    written = {node.inputs[0]: node for node in accumulators(graph) if node.inputs[0] is not None}
+    next_values: dict[str, ir.Value] = {}
+    following: dict[str, str | None] = {}
     for role, state in carried.items():
-        node = written.get(state)
-        output = outputs.get(pair.stamp.state.get(state.name or "", ""))
-        value = node.inputs[1] if node is not None else output
+        output = pair.stamp.state.get(state.name or "")
+        following[state.name or ""] = None if state in written else output
+        value = written[state].inputs[1] if state in written else outputs.get(output or "")
         if value is not None:
             next_values[role] = value
-    following: dict[str, str | None] = {}
-    for state in carried.values():
-        following[state.name or ""] = None if state in written else pair.stamp.state.get(state.name or "")
     in_place = {value.name for value in written}
-    for item in pair.states:
-        following[item.name] = None if item.name in in_place else item.output
+    following |= {item.name: None if item.name in in_place else item.output for item in pair.states}
     originals = {value.name for value in pair.found.graph.outputs}
-    # In-place state may also have its next value among the outputs, for whoever wants to look at it.
+    # In-place state may also have its next value among the outputs, to be looked at.
     shown = {f"{state.name}.next" for state in carried.values()}
     return Roles(
         scale=found["loss_scale"],
         all_finite=found.get("all_finite"),
         stuck=found.get("stuck"),
-        scale_states={role: found[role] for role in roles},
+        scale_states={role: found[role] for role in states},
         counters={role: found[role] for role in COUNTERS if role in found},
         next_values=next_values,
         following=following,
         buffers=frozenset(item.name for item in pair.states if item.output is None),
         written=frozenset(value.name or "" for value in written),
-        told=frozenset({names[role] for role in _TOLD if role in names} | shown),
+        reports=frozenset({names[role] for role in OUTPUTS if role in names} | shown),
         scaled_loss=next((v for v in graph.outputs if _is_scaled_loss(v) and v.name not in originals), None),
     ), None
 

@@ -1,4 +1,4 @@
-"""The proof again, on the scaled graph as it is: what it says of itself is taken for nothing more than names."""
+"""The proof again, on the scaled graph alone: its metadata only name values."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _row(name: str, problems: list[str], what: str) -> Check:
 
 
 def _late_readers(model: ir.Model) -> Iterator[str]:
-    """Runtimes take functions apart: what a function reads is then read by nodes of the main graph."""
+    """Yield late readers, those inside of functions among them: runtimes take functions apart."""
     if model.functions:
         model = model.clone()
         InlinePass()(model)
@@ -77,9 +77,9 @@ def _late_readers(model: ir.Model) -> Iterator[str]:
 
 
 def _metadata(pair: Pair, roles: Roles) -> list[str]:
-    """What sessions take from it must be so: the state to feed back, and no state forgotten."""
+    """Hold the metadata that sessions use against the graph: the state to feed back, and no state forgotten."""
     problems = [f"node {node_name(node)!r} of the original is gone" for node in pair.lost]
-    told = dict(pair.stamp.state)
+    stamped = dict(pair.stamp.state)
     in_place = {s["input"] for s in pair.stamp.report.get("state", ()) if s.get("output") is None}
     outputs = {value.name for value in pair.scaled.graph.outputs}
     for name, output in roles.following.items():
@@ -89,9 +89,9 @@ def _metadata(pair: Pair, roles: Roles) -> list[str]:
             problems.append(f"the state {name!r} is written in place, and the metadata do not say so")
         if output is not None and output not in outputs:
             problems.append(f"the next value {output!r} of {name!r} is gone")
-        if output is not None and told.pop(name, None) != output:
+        if output is not None and stamped.pop(name, None) != output:
             problems.append(f"the metadata do not say that {output!r} is the next value of {name!r}")
-    for name, output in told.items():
+    for name, output in stamped.items():
         problems.append(f"the metadata call {output!r} the next value of {name!r}, which it is not")
     moved = {state.output for state in pair.states if state.name in roles.written}
     for value in pair.found.graph.outputs:
@@ -100,7 +100,7 @@ def _metadata(pair: Pair, roles: Roles) -> list[str]:
     for value in (*roles.scale_states.values(), *roles.counters.values()):
         if not value.is_graph_input() or value.const_value is None:
             problems.append(f"the state {value.name!r} is not an input with an initial value")
-    known = {value.name for value in pair.found.graph.outputs} | set(roles.following.values()) | roles.told
+    known = {value.name for value in pair.found.graph.outputs} | set(roles.following.values()) | roles.reports
     for value in pair.scaled.graph.outputs:
         if value.name not in known and value is not roles.scaled_loss:
             problems.append(f"the output {value.name!r} is neither the original's nor one of the scaling")
@@ -129,7 +129,7 @@ def _prove(pair: Pair, roles: Roles, aside: frozenset[ir.Node]) -> Degrees:
 
 
 def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:
-    """What lies between the present and the next state of the loss scale, and the writes of the latter."""
+    """Return the nodes between the present and the next state of the loss scale, and the writes of the latter."""
     results = [skip_ordering(value) for role, value in roles.next_values.items() if role in roles.scale_states]
     results += [] if roles.stuck is None else [roles.stuck]
     found = producers_of(ancestors(results, stop=lambda value: value is roles.all_finite) - {roles.all_finite})
@@ -138,7 +138,7 @@ def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:
 
 
 def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
-    """The selects that only make a write wait, and what nothing else but these reads."""
+    """Return the selects that only make a write wait, and the nodes that nothing but these reads."""
     outputs = set(graph.outputs)
     found: set[ir.Node] = set()
     for node in reversed(list(graph)):
@@ -155,7 +155,7 @@ def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
 
 
 def _tested(graph: ir.Graph, roles: Roles) -> set[ir.Value]:
-    """Return the unscaled gradients of which the check notices every element that is not finite."""
+    """Return the unscaled gradients whose every non-finite element the check notices."""
     assert roles.all_finite is not None
     symbol = Degrees(symbol=roles.scale)
     divisions = (node for node in graph if (node.domain, node.op_type) == ("", "Div"))
@@ -178,7 +178,7 @@ def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested:
 
 
 def _conditions(pair: Pair, roles: Roles) -> set[ir.Value]:
-    """The flags that say whether a step is applied."""
+    """Return the flags that decide whether a step is applied."""
     assert roles.all_finite is not None
     accepts = isinstance(pair.policy, DynamicLossScale) and pair.policy.rule.on_stuck == "accept"
     if not accepts:
@@ -217,7 +217,7 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> list[str]:
 
 
 def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: frozenset[ir.Node]) -> list[str]:
-    """It reads its own state and the flag alone, and nothing else reads what it gives."""
+    """Find faults of the update rule, which reads its own state and the flag alone, and which no other node reads."""
     assert roles.all_finite is not None
     states = set(roles.scale_states.values())
     problems = []

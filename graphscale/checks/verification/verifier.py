@@ -1,4 +1,4 @@
-"""Is a scaled graph right? `graphscale.verify`."""
+"""Verification of a scaled graph: `graphscale.verify`."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def verify(
 
     Args:
         original: the graph before scaling: a path, an onnx_ir model or a ModelProto.
-        scaled: the graph after scaling: likewise, or what `scale` returned.
+        scaled: the graph after scaling: the same kinds, or the result of `scale`.
         runs: how many random feeds are tried; 0 for the proof alone.
         tolerance: how far values may be off, relative to the largest element of a tensor; 0 for the same bits.
         providers: execution providers, as for `onnxruntime.InferenceSession`; None for the CPU.
         seed: of the random feeds.
         feeds: arrays for inputs by name, or an .npz file of them, in place of random ones.
         dims: sizes for symbolic axes, by name; without one, that of `feeds`, else 4.
-        loss: the name of the loss, if the scaling was told.
-        gradients: names of gradients, if the scaling was told.
-        updates: `{output: input}` of carried state, if the scaling was told.
+        loss: the name of the loss, as given to the scaling.
+        gradients: names of gradients, as given to the scaling.
+        updates: `{output: input}` of carried state, as given to the scaling.
         replay: a counterexample, or the file that holds it: run that alone.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a verification found, as data."""
+"""The results of a verification, as data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FAILS", "HOLDS", "SKIPPED", "Case", "Check", "Difference", "VerifyReport", "differing"]
+__all__ = ["FAILS", "HOLDS", "SKIPPED", "Case", "Check", "Difference", "VerifyReport", "find_differing"]
 
 HOLDS, FAILS, SKIPPED = "holds", "fails", "skipped"
 
@@ -85,8 +85,8 @@ class Difference:
     source: str
 
     def places(self) -> np.ndarray[Any, Any]:
-        """The indices of the flattened elements that differ in their bits; both must have one shape and dtype."""
-        return np.flatnonzero(differing(np.asarray(self.expected), np.asarray(self.got)))
+        """Return the indices of the flattened elements that differ in their bits; both have one shape and dtype."""
+        return np.flatnonzero(find_differing(np.asarray(self.expected), np.asarray(self.got)))
 
     def __str__(self) -> str:
         expected, got = np.asarray(self.expected), np.asarray(self.got)
@@ -103,7 +103,7 @@ class Difference:
         )
 
 
-def differing(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def find_differing(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return for each element of two arrays of one shape and dtype, flattened, whether its bits differ."""
     rows = [np.frombuffer(a.tobytes(), np.uint8).reshape(-1, a.dtype.itemsize) for a in (expected, got)]
     return np.asarray((rows[0] != rows[1]).any(axis=1))
@@ -111,7 +111,7 @@ def differing(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> np.n
 
 @dataclasses.dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` found.
+    """The results of `verify`.
 
     Attributes:
         checks: everything that was checked, in order; the proofs come first.
@@ -129,7 +129,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
+        """True if nothing failed."""
         return all(check.status != FAILS for check in self.checks)
 
     @property

@@ -13,7 +13,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.checks.diffing.compare import compare
-from graphscale.checks.drawing import comparison_page, inspection_page
+from graphscale.checks.drawing import draw_comparison, draw_inspection
 from tests.checks.drawing.graphs import HOSTILE, deep_network, hostile_step, scaled_model
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -130,7 +130,7 @@ def open_page(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def page(open_page: Callable[[str], Page]) -> Iterator[Page]:
     """The page of a scaled step with momentum inside; nothing that a test does may raise an error in it."""
     model = scaled_model("pytorch/mlp_momentum")
-    opened = open_page(inspection_page(model, gs.inspect(model), "mlp_momentum.onnx"))
+    opened = open_page(draw_inspection(model, gs.inspect(model), "mlp_momentum.onnx"))
     yield opened
     assert opened.complaints() == []
 
@@ -265,8 +265,8 @@ def test_hostile_names_are_shown_and_never_run(open_page: Callable[[str], Page])
     step = hostile_step()
     scaled = gs.scale(step).model
     for text in (
-        inspection_page(scaled, gs.inspect(scaled), HOSTILE),
-        comparison_page(compare(step, scaled), HOSTILE, "B"),
+        draw_inspection(scaled, gs.inspect(scaled), HOSTILE),
+        draw_comparison(compare(step, scaled), HOSTILE, "B"),
     ):
         page = open_page(text)
         assert "onerror" in page.hover("#boxes .multiple:not(.pass-scale-loss)")
@@ -281,7 +281,7 @@ def test_hostile_names_are_shown_and_never_run(open_page: Callable[[str], Page])
 def test_pages_of_all_kinds_open_without_errors(open_page: Callable[[str], Page]) -> None:
     for name in ("pytorch/attention_adamw_clip", "ort/recurrent", "ort/transformer", "jax/conv"):
         model = scaled_model(name)
-        page = open_page(inspection_page(model, gs.inspect(model), name))
+        page = open_page(draw_inspection(model, gs.inspect(model), name))
         assert page.all(".box")
         assert page.complaints() == []
 
@@ -289,7 +289,7 @@ def test_pages_of_all_kinds_open_without_errors(open_page: Callable[[str], Page]
 def test_a_large_graph_opens_soon(open_page: Callable[[str], Page]) -> None:
     """More than 5,000 nodes: folded, but every one of them can be found."""
     model = gs.scale(deep_network(280)).model
-    text = inspection_page(model, gs.inspect(model), "deep")
+    text = draw_inspection(model, gs.inspect(model), "deep")
     page = open_page(text)
     assert page.run("return document.readyState") == "complete"
     assert 0 < page.cpu_seconds() < 5

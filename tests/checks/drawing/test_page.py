@@ -14,8 +14,8 @@ import pytest
 
 import graphscale as gs
 from graphscale.checks.diffing.compare import compare
-from graphscale.checks.drawing import comparison_page, inspection_page
-from graphscale.checks.drawing.facts import embedded_json
+from graphscale.checks.drawing import draw_comparison, draw_inspection
+from graphscale.checks.drawing.facts import embed_json
 from graphscale.files import model_files
 from tests.checks.drawing.graphs import HOSTILE, hostile_step, scaled_model
 from tests.conftest import MODEL_NAMES, MODELS
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 
 def inspect_page(model: Any, title: str = "model.onnx") -> str:
-    return inspection_page(model, gs.inspect(model), title)
+    return draw_inspection(model, gs.inspect(model), title)
 
 
 def facts_of(page: str) -> Any:
@@ -135,7 +135,7 @@ def test_every_graph_gives_a_page(name: str) -> None:
 def pages() -> list[str]:
     step = hostile_step()
     scaled = gs.scale(step).model
-    drawn = comparison_page(compare(step, scaled), HOSTILE, HOSTILE)
+    drawn = draw_comparison(compare(step, scaled), HOSTILE, HOSTILE)
     return [inspect_page(step, HOSTILE), inspect_page(scaled, HOSTILE), drawn]
 
 
@@ -166,6 +166,6 @@ class TestHostileNames:
 
 def test_embedded_json_cannot_end_its_element() -> None:
     data = ["</script>", "<!--<script>", "&lt;", "\u2028\u2029", "\ud800"]
-    text = embedded_json(data)
+    text = embed_json(data)
     assert not set("<>&\u2028\u2029") & set(text)
     assert json.loads(text) == [*data[:4], "?"]

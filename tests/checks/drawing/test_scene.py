@@ -9,7 +9,7 @@ import graphscale as gs
 from graphscale.analysis.proof import prove
 from graphscale.analysis.training_graph import analyse
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase, make_context
-from graphscale.checks.drawing.facts import degree_of, facts
+from graphscale.checks.drawing.facts import degree_of, list_facts
 from graphscale.checks.drawing.scene import make_scene
 from graphscale.errors import GraphscaleError
 from graphscale.files import model_files
@@ -142,7 +142,7 @@ def test_a_huge_graph_is_folded_but_for_a_few_gradients() -> None:
         folded = [box for box in scene.boxes if box.mark == mark and len(box.nodes) > 1]
         assert len(single) >= 6 and len(folded) == 1
     assert any(box.mark == "scale-loss" for box in scene.boxes)
-    names = [name for fact in facts(scene) for name in fact.get("names", [])]
+    names = [name for fact in list_facts(scene) for name in fact.get("names", [])]
     assert len(names) == sum(len(box.nodes) for box in scene.boxes if len(box.nodes) > 1)
 
 
@@ -151,7 +151,7 @@ def test_subgraphs_and_functions_are_counted_in_their_boxes() -> None:
     update = next(i for i, box in enumerate(scene.boxes) if box.title == "UpdateLossScale")
     function = next(iter(scene.context.model.functions.values()))
     assert scene.boxes[update].subtitle == f"{len(function)} nodes inside"
-    assert sum(count for _, count in facts(scene)[update]["ops"]) == len(function)
+    assert sum(count for _, count in list_facts(scene)[update]["ops"]) == len(function)
 
 
 def test_phases_follow_the_flow() -> None:
@@ -171,7 +171,7 @@ class TestWhatIsNoTrainingGraph:
         context = make_context(model, "the model", strict=False)
         assert context.note is not None and "loss" in context.note
         assert set(context.phases.values()) == {Phase.UNKNOWN}
-        assert all(fact["phase"] == "" for fact in facts(make_scene(context)))
+        assert all(fact["phase"] == "" for fact in list_facts(make_scene(context)))
 
     def test_a_scale_that_does_not_cancel_out_is_drawn_as_unclear(self) -> None:
         model = gs.scale(model_files.from_proto(step("dw1_abs = Exp(dw1)", outputs="float[4,5] dw1_abs"))).model

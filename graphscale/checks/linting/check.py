@@ -1,16 +1,16 @@
-"""What a finite check sees: from its result up to the gradients, and what is lost on the way."""
+"""The finite check: the gradients that it sees, from its result up, and the nodes where it loses one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
 from graphscale.checks.linting.view import View, is_constant_zero, number_of
-from graphscale.graph.values import subgraphs
+from graphscale.graph.values import inputs_of, reads_shape, subgraphs
 from graphscale.operators import Kind, Trait, has_trait, operators_of_kind, rule_of
 
-__all__ = ["BOTH", "INF", "NAN", "Walk", "is_comparison"]
+__all__ = ["BOTH", "INF", "NAN", "Check", "is_comparison"]
 
 NAN, INF = "NaN", "infinity"
 BOTH = frozenset({NAN, INF})
@@ -22,35 +22,33 @@ def is_comparison(node: ir.Node) -> bool:
     return (node.domain, node.op_type) in operators_of_kind(Kind.COMPARE)
 
 
-class Walk:
-    """From the result of a check up to what it tests, against the order of the nodes.
+class Check:
+    """The finite check of a graph, and its coverage: from its result up to the values that it tests.
 
     Args:
         view: the graph.
-        value: the result.
-        sources: what gradients consist of.
+        value: the result of the check.
+        sources: the values that gradients consist of.
 
     Attributes:
-        fails_as: the value of the result if a gradient is not finite.
-        sees: what the check sees of values: NaN, infinity, or both.
-        lost: for values of which it does not see all, the node where that is lost.
+        value: the result.
+        fails_as: the value of the result if a gradient is not finite: False for `all_finite`, True for `overflow`.
+        sees: for values, the kinds of numbers that the check sees: NaN, infinity, or both.
+        lost: for values of which it does not see all, `{NaN or infinity: the node where that is lost}`.
+        dependent: the values that depend on the result, itself among them.
     """
 
     def __init__(self, view: View, value: ir.Value, sources: Collection[ir.Value]) -> None:
         self.view = view
         self.value = value
         self.sources = sources
-        self.fails_as = False
         self.sees: dict[ir.Value, frozenset[str]] = {}
         self.lost: dict[ir.Value, dict[str, ir.Node]] = {}
-        # Of a flag, or a number made of flags: the values that mean failure; None where that is not known.
-        self._meanings: dict[ir.Value, set[bool | None]] = {}
+        self.dependent = frozenset(view.descendants([value]))
         self._numbers = self._made_of_flags()
-
-    def run(self) -> None:
-        """Walk: fill the attributes."""
         self.fails_as = self._polarity()
-        self._meanings = {self.value: {self.fails_as}}
+        # Of a flag, or a number made of flags: the values that mean failure; None where that is not known.
+        self._meanings: dict[ir.Value, set[bool | None]] = {value: {self.fails_as}}
         needed = self._needed()
         end = self.value.producer()
         for node in reversed(self.view.nodes[: 0 if end is None else self.view.index[end] + 1]):
@@ -59,36 +57,37 @@ class Walk:
                 self._through_flags(node, meanings)
                 continue
             kinds = frozenset().union(*(self.sees.get(value, _NOTHING) for value in node.outputs))
-            lost: dict[str, ir.Node] = {}
-            for value in node.outputs:
-                lost.update(self.lost.get(value, {}))
-            if kinds or lost:
-                self._through_numbers(node, kinds, lost, any(value in needed for value in node.outputs))
+            lost = {k: n for output in node.outputs for k, n in self.lost.get(output, {}).items()}
+            if (kinds or lost) and (needed.isdisjoint(node.outputs) or _is_exact(node, sources)):
+                self._through_numbers(node, kinds, lost)
+
+    def covers(self, value: ir.Value) -> bool:
+        """Return whether a value is tested for NaN and infinity."""
+        return self.sees.get(value) == BOTH
 
     def _needed(self) -> set[ir.Value]:
-        """What is computed for more than the check: the gradients, and what they are made of."""
+        """Return the values computed for more than the check: the gradients, and the values above them."""
         ends = [value for value in self.view.graph.outputs if value is not self.value]
         for node in self.view.nodes:
             if has_trait(node, Trait.ACCUMULATOR):
-                ends.extend(value for value in node.inputs if value is not None)
+                ends.extend(inputs_of(node))
         return self.view.ancestors(ends, stop=lambda value: value is self.value)
 
     def _made_of_flags(self) -> set[ir.Value]:
-        """Numbers computed from flags alone, such as the count of those that are true."""
+        """Return the numbers computed from flags alone, such as the count of those that are true."""
         found: set[ir.Value] = set()
         for node in self.view.nodes:
-            inputs = [value for value in node.inputs if value is not None]
-            if not inputs or not all(self._is_flag(v) or v in found or number_of(v) is not None for v in inputs):
-                continue
-            if any(self._is_flag(v) or v in found for v in inputs):
-                found.update(value for value in node.outputs if not self._is_flag(value))
+            others = [v for v in inputs_of(node) if not self.view.is_flag(v) and v not in found]
+            if len(others) < len(inputs_of(node)) and all(number_of(v) is not None for v in others):
+                found.update(value for value in node.outputs if not self.view.is_flag(value))
         return found
 
-    def _is_flag(self, value: ir.Value) -> bool:
-        return self.view.dtypes.get(value) is ir.DataType.BOOL
+    def _flags_of(self, node: ir.Node) -> list[ir.Value]:
+        """Return the operands of a node that are flags, or numbers made of flags."""
+        return [v for v in inputs_of(node) if self.view.is_flag(v) or v in self._numbers]
 
     def _polarity(self) -> bool:
-        """Whether true or false means failure, told by the tests themselves."""
+        """Return the value of the result that means failure, by the tests themselves."""
         pending: list[tuple[ir.Value, bool]] = [(self.value, True)]
         seen = {self.value}
         while pending:
@@ -101,17 +100,15 @@ class Walk:
             if node.op_type in ("IsAllFinite", "IsFinite", "Less", "LessOrEqual") and not self._counts(node):
                 return not sign
             flips = node.op_type == "Not" or (is_comparison(node) and self._is_negation(node))
-            for operand in node.inputs:
-                if operand is not None and operand not in seen and (self._is_flag(operand) or operand in self._numbers):
-                    seen.add(operand)
-                    pending.append((operand, sign != flips))
+            pending += [(flag, sign != flips) for flag in self._flags_of(node) if flag not in seen]
+            seen.update(self._flags_of(node))
         return False
 
     def _counts(self, node: ir.Node) -> bool:
         return any(value in self._numbers for value in node.inputs)
 
     def _is_negation(self, node: ir.Node) -> bool:
-        """Whether a comparison of a count is true where there is nothing to count."""
+        """Return whether a comparison of a count is true where there is nothing to count."""
         first = node.inputs[0]
         bound = next((n for v in node.inputs if (n := number_of(v)) is not None), None)
         if node.op_type == "Equal":
@@ -120,10 +117,10 @@ class Walk:
         return less == (first in self._numbers)
 
     def _through_flags(self, node: ir.Node, meanings: set[bool | None]) -> None:
-        flags = [v for v in node.inputs if v is not None and (self._is_flag(v) or v in self._numbers)]
+        flags = self._flags_of(node)
         if has_trait(node, Trait.FINITENESS_TEST):
             self._test(node)
-        elif is_comparison(node) and not self._counts(node) and not any(self._is_flag(v) for v in flags):
+        elif is_comparison(node) and not self._counts(node) and not any(self.view.is_flag(v) for v in flags):
             self._compare(node, meanings)
         elif node.op_type in ("And", "Or") and (self._is_decided(node) or self._needs_both(node, meanings)):
             return
@@ -133,34 +130,22 @@ class Walk:
             for value in flags:
                 self._meanings.setdefault(value, set()).update(passed)
         for body in subgraphs(node):
-            for value in self._tested_in(body):
+            # The branches of an If count as a test of the values around them that they read.
+            for value in (v for inner in body for v in inputs_of(inner) if v.graph is not body and v in self.sources):
                 self._see(value, BOTH, {})
 
-    def _tested_in(self, body: ir.Graph) -> Iterator[ir.Value]:
-        """What the bodies of an If read from around: they are taken to test it."""
-        for inner in body:
-            yield from (v for v in inner.inputs if v is not None and v.graph is not body and v in self.sources)
-
     def _is_decided(self, node: ir.Node) -> bool:
-        """Whether a constant decides: `finite or true`."""
+        """Return whether a constant decides: `finite or true`."""
         decides = float(node.op_type == "Or")
         return any(number_of(value) == decides for value in node.inputs)
 
     def _needs_both(self, node: ir.Node, meanings: set[bool | None]) -> bool:
-        """Whether a failure shows only if both operands fail: `finite_1 or finite_2`."""
+        """Return whether a failure shows only if both operands fail: `finite_1 or finite_2`."""
         fails_as = node.op_type == "And"
         if meanings != {fails_as}:
             return False
-        first, second = node.inputs[0], node.inputs[1]
-        if first is None or second is None:
-            return False
-        tested = [v for v in (first, second) if self._is_tested(v)]
-        return len(tested) == 2 and first is not second
-
-    def _is_tested(self, value: ir.Value) -> bool:
-        above = self.view.ancestors([value])
-        other = any(v in above for v in (self.value,))
-        return not other and any(v in self.sources for v in above)
+        above = [self.view.ancestors([value]) for value in set(inputs_of(node))]
+        return len(above) == 2 and all(self.value not in a and not a.isdisjoint(self.sources) for a in above)
 
     def _test(self, node: ir.Node) -> None:
         if node.op_type in ("IsAllFinite", "IsFinite"):
@@ -171,12 +156,11 @@ class Walk:
             kinds, lost = frozenset({INF}), {NAN: node}
             if any((a := node.attributes.get(f"detect_{sign}")) is not None and a.as_int() == 0 for sign in _SIGNS):
                 kinds, lost = _NOTHING, {NAN: node, INF: node}
-        for value in node.inputs:
-            if value is not None:
-                self._see(value, kinds, lost)
+        for value in inputs_of(node):
+            self._see(value, kinds, lost)
 
     def _compare(self, node: ir.Node, meanings: set[bool | None]) -> None:
-        """Every comparison with NaN is false."""
+        """Note the coverage of a comparison, which is false for every NaN."""
         first, second = node.inputs[0], node.inputs[1]
         if first is None or second is None:
             return
@@ -200,15 +184,9 @@ class Walk:
         self.sees[value] = seen
         self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
 
-    def _through_numbers(self, node: ir.Node, kinds: frozenset[str], lost: dict[str, ir.Node], needed: bool) -> None:
-        rule = rule_of(node)
-        if needed and not _is_exact(node, self.sources):
-            return
-        if rule is not None and rule.kind is Kind.SHAPE:
-            return
-        for value in dict.fromkeys(self.view.operands(node)):
-            if value not in self.sources:
-                continue
+    def _through_numbers(self, node: ir.Node, kinds: frozenset[str], lost: Mapping[str, ir.Node]) -> None:
+        operands = () if reads_shape(node) else self.view.operands(node)
+        for value in (v for v in dict.fromkeys(operands) if v in self.sources):
             passed = _operand_kinds(node, value, kinds)
             gone = dict.fromkeys(kinds - passed, node)
             self._see(value, passed, {**{k: n for k, n in lost.items() if k not in passed}, **gone})
@@ -218,7 +196,7 @@ _SIGNS = ("positive", "negative")
 
 
 def _operand_kinds(node: ir.Node, value: ir.Value, kinds: frozenset[str]) -> frozenset[str]:
-    """What a check that sees `kinds` of a node's result sees of an operand."""
+    """Return the kinds of an operand's numbers that a check sees if it sees `kinds` of the result."""
     others = [v for v in node.inputs if v is not None and v is not value]
     rule = rule_of(node)
     if rule is not None and rule.kind is Kind.PRODUCT and any(is_constant_zero(v) for v in others):
@@ -238,7 +216,7 @@ def _operand_kinds(node: ir.Node, value: ir.Value, kinds: frozenset[str]) -> fro
 
 
 def _is_exact(node: ir.Node, sources: Collection[ir.Value]) -> bool:
-    """Whether a node's result is finite exactly if its operand is: a view, a cast, a product with a scalar."""
+    """Return whether a node's result is finite exactly if its operand is: a view, a cast, a product with a scalar."""
     if has_trait(node, Trait.EXACT | Trait.ACCUMULATOR):
         return True
     if node.op_type in ("Mul", "Div"):

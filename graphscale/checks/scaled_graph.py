@@ -1,0 +1,68 @@
+"""The reading of a scaled graph that verify, lint and the drawings share: its values by the roles in its metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import onnx_ir as ir
+
+from graphscale.graph.stamp import Stamp, read_stamp
+from graphscale.graph.values import values_by_name
+
+__all__ = ["COUNTERS", "OUTPUTS", "ScaledGraph", "read_scaled_graph"]
+
+# The counters of telemetry, and the roles of the outputs that report on a step.
+COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
+OUTPUTS = ("all_finite", "stuck", "cause", "offender", "zero_fraction")
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledGraph:
+    """The main graph of a scaled model, read by its metadata; whether these are right is for others to say.
+
+    Attributes:
+        stamp: the metadata.
+        values: all values by name.
+        named: the values that the metadata name and that exist, by role.
+    """
+
+    stamp: Stamp
+    values: Mapping[str, ir.Value]
+    named: Mapping[str, ir.Value]
+
+    @property
+    def loss(self) -> ir.Value | None:
+        """The loss."""
+        return self.named.get("loss")
+
+    @property
+    def loss_scale(self) -> ir.Value | None:
+        """The loss scale."""
+        return self.named.get("loss_scale")
+
+    @property
+    def all_finite(self) -> ir.Value | None:
+        """The result of the finite check."""
+        return self.named.get("all_finite")
+
+    @property
+    def counts(self) -> list[ir.Value]:
+        """The rest of the loss scale's state: the counts of its policy and of telemetry."""
+        return [value for role, value in self.named.items() if role not in ("loss", "loss_scale", *OUTPUTS)]
+
+    def pairs(self) -> Iterator[tuple[ir.Value, ir.Value]]:
+        """Yield each state that is fed back with its next value."""
+        for source, output in self.stamp.state.items():
+            if source in self.values and output in self.values:
+                yield self.values[source], self.values[output]
+
+
+def read_scaled_graph(model: ir.Model, name: str) -> ScaledGraph:
+    """Read the main graph of a scaled model by its metadata.
+
+    Raises:
+        ModelFileError: there are none, or they are damaged.
+    """
+    stamp, values = read_stamp(model.metadata_props, name), values_by_name(model.graph)
+    return ScaledGraph(stamp, values, {role: values[name] for role, name in stamp.names.items() if name in values})
