@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.topology import Topology
-from graphscale.graph.values import Use, node_name, subgraphs
+from graphscale.graph.values import Use, inner_nodes, node_name
 from graphscale.operators import rule_of
 
 __all__ = ["Coverage", "measure_coverage"]
@@ -68,7 +68,9 @@ def measure_coverage(topology: Topology, degrees: Degrees, cotangents: Mapping[i
     missed: list[ir.Node] = []
     for node in topology.nodes:
         if node in topology.backward and (topology.owners or node in topology.propagating):
-            for inner in _counted(topology, node, node in cotangents):
+            for inner in (node, *inner_nodes(node)):
+                if not _counts(topology, inner, node in cotangents):
+                    continue
                 nodes.append(inner)
                 seen = {degrees.edge(inner, i) for i, value in enumerate(inner.inputs) if value is not None}
                 if not seen - {0} and ZERO not in seen:
@@ -76,14 +78,9 @@ def measure_coverage(topology: Topology, degrees: Degrees, cotangents: Mapping[i
     return Coverage(tuple(nodes), tuple(missed))
 
 
-def _counted(topology: Topology, node: ir.Node, certain: bool) -> Iterator[ir.Node]:
+def _counts(topology: Topology, node: ir.Node, certain: bool) -> bool:
     rule = rule_of(node)
-    if rule is not None and rule.gradient:
-        yield node
-    elif rule is not None and rule.contraction:
-        # A contraction of weights or of inputs alone (a regularizer's) is no part of backpropagation.
-        if certain or any(value in topology.activation_dependent for value in topology.operands(node)):
-            yield node
-    for body in subgraphs(node) if topology.owners else ():
-        for inner in body:
-            yield from _counted(topology, inner, certain)
+    if rule is None or rule.gradient or not rule.contraction:
+        return rule is not None and rule.gradient
+    # A contraction of weights or of inputs alone (a regularizer's) is no part of backpropagation.
+    return certain or any(value in topology.activation_dependent for value in topology.operands(node))

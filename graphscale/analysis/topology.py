@@ -19,13 +19,13 @@ from graphscale.analysis.updates import Factors, find_coefficients
 from graphscale.graph.numbering import Numbering, ValueSet
 from graphscale.graph.order import check_order
 from graphscale.graph.values import (
+    inner_nodes,
     inputs_of,
     is_float,
     is_scalar,
     main_node,
     main_nodes,
     operands_of,
-    subgraphs,
 )
 from graphscale.graph.walks import ancestors
 from graphscale.operators import OPERATORS, Trait, operators_with, rule_of
@@ -264,7 +264,5 @@ class Topology:
 
 def contains_contraction(node: ir.Node) -> bool:
     """Return whether a node is a contraction, or has one in its subgraphs."""
-    rule = rule_of(node)
-    if rule is not None and rule.contraction:
-        return True
-    return any(contains_contraction(inner) for body in subgraphs(node) for inner in body)
+    rules = (rule_of(inner) for inner in (node, *inner_nodes(node)))
+    return any(rule is not None and rule.contraction for rule in rules)

@@ -84,7 +84,7 @@ class Editor:
     def _initializer(self, name: str, array: np.ndarray[Any, Any], report: bool = False) -> ir.Value:
         unique = self.unique(name, report=report)
         tensor = ir.tensor(array, name=unique)
-        value = ir.Value(name=unique, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+        value = ir.val(unique, const_value=tensor)
         self.graph.register_initializer(value)
         return value
 
@@ -218,12 +218,7 @@ class Builder:
         """
         graph, unique = self.editor.graph, self.editor.unique
         values = [
-            ir.Value(
-                name=unique(name),
-                type=None if dtype is None else ir.TensorType(dtype),
-                shape=None if shape is None else ir.Shape(shape),
-            )
-            for name, dtype, shape in outputs
+            ir.val(unique(name), dtype, None if shape is None else ir.Shape(shape)) for name, dtype, shape in outputs
         ]
         node = ir.node(
             op_type,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ __all__ = [
     "Use",
     "captured_values",
     "constant_tensor",
+    "inner_nodes",
     "inputs_of",
     "is_float",
     "is_known_zero",
@@ -132,20 +133,16 @@ def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
     bodies = subgraphs(node)
     if not bodies:
         return ()
-    found: dict[ir.Value, None] = {}
-    own: set[ir.Graph | ir.Function | None] = set()
+    graphs = [graph for body in bodies for graph in (body, *body.subgraphs())]
+    found = dict.fromkeys(value for inner in inner_nodes(node) for value in inputs_of(inner))
+    found.update(dict.fromkeys(value for graph in graphs for value in graph.outputs))
+    return tuple(value for value in found if value.graph not in graphs)
 
-    def walk(graph: ir.Graph) -> None:
-        own.add(graph)
-        for inner in graph:
-            found.update((value, None) for value in inner.inputs if value is not None)
-            for body in subgraphs(inner):
-                walk(body)
-        found.update((value, None) for value in graph.outputs)
 
-    for body in bodies:
-        walk(body)
-    return tuple(value for value in found if value.graph not in own)
+def inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the nodes in a node's subgraphs, nested ones included."""
+    for body in subgraphs(node):
+        yield from body.all_nodes()
 
 
 def inputs_of(node: ir.Node) -> tuple[ir.Value, ...]:
@@ -161,18 +158,7 @@ def operands_of(node: ir.Node) -> tuple[ir.Value, ...]:
 
 def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
     """Return the owner of each graph nested in the nodes of a main graph: the one of these nodes that holds it."""
-    found: dict[ir.Graph, ir.Node] = {}
-
-    def walk(node: ir.Node, owner: ir.Node) -> None:
-        for body in subgraphs(node):
-            found[body] = owner
-            for inner in body:
-                walk(inner, owner)
-
-    for node in nodes:
-        if node.attributes.data:
-            walk(node, node)
-    return found
+    return {graph: node for node in nodes for body in subgraphs(node) for graph in (body, *body.subgraphs())}
 
 
 def main_node(owners: Mapping[ir.Graph, ir.Node], node: ir.Node) -> ir.Node:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -13,7 +12,7 @@ from graphscale.passes.nodes.graph_scale import GraphScale
 from graphscale.passes.nodes.write_order import order_writes
 from graphscale.passes.order_writes import OrderWrites
 from graphscale.passes.update_loss_scale import UpdateLossScale
-from graphscale.policy.loss_scale import FixedLossScale
+from graphscale.policy.loss_scale import FixedLossScale, flatten
 
 __all__ = ["BoundLossScale"]
 
@@ -37,7 +36,11 @@ class BoundLossScale(GraphScale):
         if isinstance(self.policy, FixedLossScale):
             return None, True
         self.look_for_names()
-        finite = all_finite(self.editor.builder(CheckFinite.name), list(_flatten(grads)), self.target)
+        values = list(flatten(grads))
+        wrong = [value for value in values if not isinstance(value, ir.Value)]
+        if wrong:
+            raise TypeError(f"gradients in graph mode are onnx_ir values; got {wrong[0]!r}")
+        finite = all_finite(self.editor.builder(CheckFinite.name), values, self.target)
         build = self.editor.builder(UpdateLossScale.name)
         node, applies = self.write(build, finite), self.applies(build, finite)
         self.order_writes()
@@ -47,18 +50,3 @@ class BoundLossScale(GraphScale):
         """Make in-place writes wait for all readers of the old values; return whether any did not."""
         self.look_for_names()
         return order_writes(self.editor.builder(OrderWrites.name))
-
-
-def _flatten(grads: Any) -> Iterator[ir.Value]:
-    if grads is None:
-        return
-    if isinstance(grads, ir.Value):
-        yield grads
-    elif isinstance(grads, Mapping):
-        for item in grads.values():
-            yield from _flatten(item)
-    elif isinstance(grads, Sequence) and not isinstance(grads, str):
-        for item in grads:
-            yield from _flatten(item)
-    else:
-        raise TypeError(f"gradients in graph mode are onnx_ir values; got {grads!r}")

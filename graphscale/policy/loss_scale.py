@@ -23,7 +23,7 @@ from graphscale.policy.dynamic_rule import DynamicRule, check_number
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Binder", "DynamicLossScale", "FixedLossScale", "GraphLossScale", "LossScale", "get"]
+__all__ = ["Binder", "DynamicLossScale", "FixedLossScale", "GraphLossScale", "LossScale", "flatten", "get"]
 
 
 class GraphLossScale(Protocol):
@@ -244,7 +244,7 @@ class DynamicLossScale(LossScale):
 
     def update(self, grads: Any) -> tuple[None, bool]:
         """Adjust the loss scale by whether all gradients are finite; no gradients count as finite."""
-        finite = all(_is_all_finite(gradient) for gradient in _flatten(grads))
+        finite = all(_is_all_finite(gradient) for gradient in flatten(grads))
         self.state, self._stuck = self.rule.step(self.state, finite)
         return None, finite or (self._stuck and self.rule.on_stuck == "accept")
 
@@ -305,14 +305,15 @@ def _from_config(identifier: Mapping[str, Any]) -> LossScale:
     return classes[str(name)].from_config(config)
 
 
-def _flatten(grads: Any) -> Iterator[Any]:
+def flatten(grads: Any) -> Iterator[Any]:
+    """Yield the gradients in nested sequences and mappings, without None."""
     if grads is None:
         return
     if isinstance(grads, Mapping):
         grads = list(grads.values())
     if isinstance(grads, Sequence) and not isinstance(grads, str | bytes):
         for item in grads:
-            yield from _flatten(item)
+            yield from flatten(item)
     else:
         yield grads
 

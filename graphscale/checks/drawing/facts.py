@@ -12,7 +12,7 @@ from graphscale.analysis.degrees import ZERO
 from graphscale.checks.diffing.match import attribute_text, tensor_text
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.scene import Box, Scene
-from graphscale.graph.values import constant_tensor, node_name, op_name, subgraphs
+from graphscale.graph.values import constant_tensor, inner_nodes, node_name, op_name
 
 __all__ = ["embed_json", "list_facts"]
 
@@ -118,14 +118,4 @@ def _attribute(attribute: ir.Attr) -> str:
 def _inside(context: DrawingContext, node: ir.Node) -> list[tuple[str, int]]:
     """Count the operators in a node's subgraphs, or in the body of the function that it calls."""
     function = context.model.functions.get(node.op_identifier())
-    counts: Counter[str] = Counter(op_name(inner) for inner in function or ())
-
-    def walk(graph: ir.Graph) -> None:
-        for inner in graph:
-            counts[op_name(inner)] += 1
-            for body in subgraphs(inner):
-                walk(body)
-
-    for body in subgraphs(node):
-        walk(body)
-    return counts.most_common()
+    return Counter(op_name(inner) for inner in (*(function or ()), *inner_nodes(node))).most_common()

@@ -11,7 +11,7 @@ from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.checks.diffing.match import tensor_text
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.select import Wiring, choose_boxes
-from graphscale.graph.values import constant_tensor, subgraphs
+from graphscale.graph.values import constant_tensor, inner_nodes
 
 __all__ = ["Box", "Link", "Scene", "make_scene"]
 
@@ -107,15 +107,11 @@ def _box(context: DrawingContext, wiring: Wiring, nodes: tuple[ir.Node, ...]) ->
     if len(nodes) > 1:
         common = ", ".join(f"{count} {op}" for op, count in Counter(node.op_type for node in nodes).most_common(2))
         return Box(nodes, None, phase, mark, order, f"{len(nodes)} nodes", common, scaled, badges)
-    inner = sum(_size(body) for body in subgraphs(first))
+    inner = sum(1 for _ in inner_nodes(first))
     function = context.model.functions.get(first.op_identifier())
     inner += len(function) if function is not None else 0
     subtitle = f"{inner} nodes inside" if inner else _operands(context, first)
     return Box(nodes, None, phase, mark, order, first.op_type, subtitle, scaled, badges)
-
-
-def _size(graph: ir.Graph) -> int:
-    return sum(1 + sum(_size(body) for body in subgraphs(node)) for node in graph)
 
 
 def _output(context: DrawingContext, value: ir.Value, source: Box, order: float) -> Box:

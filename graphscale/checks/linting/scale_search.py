@@ -20,7 +20,7 @@ from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_contradiction
 from graphscale.errors import LossError
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, subgraphs, value_label
-from graphscale.graph.walks import reach
+from graphscale.graph.walks import reach, source_of
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["Scale", "find_named_scale", "find_scale"]
@@ -220,13 +220,12 @@ def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
 
 def _is_product(value: ir.Value, candidate: _Candidate) -> bool:
     """Return whether a value is the loss times the scale."""
-    node = value.producer()
-    while node is not None and has_trait(node, Trait.VIEW) and value not in candidate.products:
-        source = node.inputs[0]
-        if source is None:
-            break
-        value, node = source, source.producer()
-    return value in candidate.products
+
+    def viewed(node: ir.Node) -> ir.Value | None:
+        passes = has_trait(node, Trait.VIEW) and node.outputs[0] not in candidate.products
+        return node.inputs[0] if passes else None
+
+    return source_of(value, viewed) in candidate.products
 
 
 def _is_consistent(view: View, scale: Scale) -> bool:

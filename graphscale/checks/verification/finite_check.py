@@ -27,6 +27,7 @@ def find_tested_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[i
         all_finite: the flag, a scalar bool value.
         stop: values that are not looked behind.
     """
+    # No walk of graph.walks: a value is met again as often as more is found to be noticed of it.
     seen: dict[ir.Value, int] = {}
     pending = list(_leaves(all_finite, good=True))
     while pending:

@@ -94,7 +94,7 @@ class Copy:
         """Add an input to a value, before anything reads it; return the input's name. Adding -0.0 changes nothing."""
         value = self.values[name]
         uses = uses_of(value)
-        extra = ir.Value(name=self._editor.unique(f"{name}.extra"), type=ir.TensorType(dtype_of(value)))
+        extra = ir.val(self._editor.unique(f"{name}.extra"), dtype_of(value))
         self.graph.inputs.append(extra)
         build = self._editor.builder(PASS, at=behind(value), dtype=dtype_of(value))
         disturbed = build.op("Add", [value, extra], name=f"{name}.disturbed", like=value)
@@ -126,7 +126,7 @@ class Copy:
         """Let a value be an input instead of being computed; return the input's name."""
         value = self.values[name]
         shape = None if value.shape is None else value.shape.copy()
-        fed = ir.Value(name=self._editor.unique(f"{name}.given"), type=ir.TensorType(dtype_of(value)), shape=shape)
+        fed = ir.val(self._editor.unique(f"{name}.given"), dtype_of(value), shape)
         self.graph.inputs.append(fed)
         replace_reads(value, fed, uses_of(value))
         return fed.name or ""

@@ -165,7 +165,7 @@ def _scale_models(
     )
     for name in scaled.states:
         # A training session feeds all parameters of the training model to the eval model, by position.
-        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
+        value = ir.val(name, ir.DataType.FLOAT, [])
         artifacts.evaluation.graph.inputs.append(value)
     if isinstance(policy, DynamicLossScale) or skip_nonfinite:
         count = len(artifacts.checkpoint.trainable)

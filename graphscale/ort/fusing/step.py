@@ -108,11 +108,7 @@ class _Builder:
     def __init__(self, editor: Editor, opened: OpenModel, checkpoint: Checkpoint) -> None:
         self._editor, self._f = editor, Formula(editor)
         self._parameters, self._gradients = list(opened.gradients), list(opened.gradients.values())
-        self._rate = ir.Value(
-            name=editor.unique("learning_rate", report=True),
-            type=ir.TensorType(ir.DataType.FLOAT),
-            shape=ir.Shape([]),
-        )
+        self._rate = ir.val(editor.unique("learning_rate", report=True), ir.DataType.FLOAT, [])
         # After the user's inputs, before the state.
         first = next(i for i, value in enumerate(editor.graph.inputs) if value.is_initializer())
         editor.graph.inputs.insert(first, self._rate)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.training_graph import TrainingGraph
-from graphscale.graph.values import is_scalar, subgraphs
+from graphscale.graph.values import inner_nodes, is_scalar
 from graphscale.graph.walks import nodes_above, source_of
 
 __all__ = ["LOSS", "OPTIMIZER", "SEED", "pin_nodes"]
@@ -52,7 +52,7 @@ def _contractions(training: TrainingGraph, on_allow_list: set[ir.Node]) -> Itera
         if node in on_allow_list:
             if not any(is_scalar(value) for value in node.outputs):
                 yield node
-        elif training.owners and any(inner in on_allow_list for body in subgraphs(node) for inner in body.all_nodes()):
+        elif training.owners and any(inner in on_allow_list for inner in inner_nodes(node)):
             yield node
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.graph.types import dtype_of
 from graphscale.policy.dynamic_rule import DynamicRule
 
 __all__ = ["BAD_STEPS", "GOOD_STEPS", "HYSTERESIS_LEFT", "LOSS_SCALE", "STUCK", "Make", "RuleNodes"]
@@ -49,7 +50,7 @@ class RuleNodes:
             the next state, in the order of `states`, and, unless `on_stuck` is "hold", whether the scale is stuck.
         """
         rule, scale, good = self.rule, states[LOSS_SCALE], states[GOOD_STEPS]
-        count = _dtype(good)
+        count = dtype_of(good)
         counted = self._op("Add", good, self._constant(1, count), dtype=count)
         too_few = self._too_few(counted)
         lowers = None
@@ -74,7 +75,7 @@ class RuleNodes:
         return ordered if stuck is None else [*ordered, stuck]
 
     def _too_few(self, counted: ir.Value) -> ir.Value:
-        period = self.attribute("increment_period", self.rule.increment_period, _dtype(counted))
+        period = self.attribute("increment_period", self.rule.increment_period, dtype_of(counted))
         if self.rule.growth_delay == "always":
             return self._op("Not", self._op("Greater", counted, period))
         return self._op("Less", counted, period)
@@ -109,7 +110,7 @@ class RuleNodes:
         return self.make("Cast", [result], dtype=_REAL, to=_REAL)
 
     def _hysteresis(self, left: ir.Value, lowers: ir.Value, too_few: ir.Value, finite: ir.Value) -> ir.Value:
-        count, refill = _dtype(left), self.rule.hysteresis_refill
+        count, refill = dtype_of(left), self.rule.hysteresis_refill
         full = self.attribute("hysteresis", self.rule.hysteresis, count)
         after_good = self._where(too_few, left, full) if refill == "growth" else full
         used = self._op("Sub", left, self._constant(1, count), dtype=count)
@@ -128,7 +129,7 @@ class RuleNodes:
             stuck = self._op("And", lowers, stuck)
         if BAD_STEPS in states:
             bad = states[BAD_STEPS]
-            count = _dtype(bad)
+            count = dtype_of(bad)
             counted = self._op("Add", bad, self._constant(1, count), dtype=count)
             following[BAD_STEPS] = self._where(finite, self._constant(0, count), counted)
             limit = self.attribute("max_consecutive_skips", self.rule.max_consecutive_skips or 0, count)
@@ -141,21 +142,16 @@ class RuleNodes:
             if role == LOSS_SCALE:
                 first = self.attribute("initial_loss_scale", rule.initial_loss_scale, _REAL)
             elif role == HYSTERESIS_LEFT:
-                first = self.attribute("hysteresis", rule.hysteresis, _dtype(value))
+                first = self.attribute("hysteresis", rule.hysteresis, dtype_of(value))
             else:
-                first = self._constant(start.good_steps if role == GOOD_STEPS else 0, _dtype(value))
+                first = self._constant(start.good_steps if role == GOOD_STEPS else 0, dtype_of(value))
             following[role] = self._where(stuck, first, value)
 
     def _where(self, condition: ir.Value, chosen: ir.Value, other: ir.Value) -> ir.Value:
-        return self._op("Where", condition, chosen, other, dtype=_dtype(chosen))
+        return self._op("Where", condition, chosen, other, dtype=dtype_of(chosen))
 
     def _op(self, op_type: str, *inputs: ir.Value, dtype: ir.DataType = _FLAG) -> ir.Value:
         return self.make(op_type, inputs, dtype=dtype)
 
     def _constant(self, number: float, dtype: ir.DataType) -> ir.Value:
         return self.make("Constant", [], dtype=dtype, value=ir.tensor(np.asarray(number, dtype=dtype.numpy())))
-
-
-def _dtype(value: ir.Value) -> ir.DataType:
-    assert value.dtype is not None
-    return value.dtype

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.builder import Builder
+from graphscale.graph.types import dtype_of
 from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE, STUCK, RuleNodes
 from graphscale.policy import dynamic_rule
 from graphscale.policy.dynamic_rule import DynamicRule, ScaleState
@@ -85,7 +86,7 @@ def _call(
     numbers = _numbers(rule)
     if identifier not in model.functions:
         model.functions[identifier] = _function(rule, states, numbers, model.opset_imports[""])
-    outputs = [(_next_name(role), _dtype(state), ()) for role, state in states.items()]
+    outputs = [(_next_name(role), dtype_of(state), ()) for role, state in states.items()]
     if rule.on_stuck != "hold":
         outputs.append((STUCK, ir.DataType.BOOL, ()))
     node = build.node(FUNCTION, [*states.values(), finite], outputs, domain=DOMAIN, attributes=numbers)
@@ -107,11 +108,6 @@ def _updated(rule: DynamicRule, states: Mapping[str, ir.Value], node: ir.Node, r
 
 def _next_name(role: str) -> str:
     return {LOSS_SCALE: "next_scale", GOOD_STEPS: "next_count"}.get(role, f"next_{role}")
-
-
-def _dtype(value: ir.Value) -> ir.DataType:
-    assert value.dtype is not None
-    return value.dtype
 
 
 def _numbers(rule: DynamicRule) -> dict[str, int | float]:
@@ -141,7 +137,7 @@ def _function(
 
     # The nodes of a function carry no mark, and their names need to be unique in it alone.
     def make(op_type: str, inputs: Sequence[ir.Value], *, dtype: ir.DataType, **attributes: Any) -> ir.Value:
-        value = ir.Value(name=f"{op_type.lower()}_{len(nodes)}", type=ir.TensorType(dtype), shape=ir.Shape([]))
+        value = ir.val(f"{op_type.lower()}_{len(nodes)}", dtype, [])
         nodes.append(ir.node(op_type, inputs, attributes=attributes, outputs=[value], name=f"{op_type}_{len(nodes)}"))
         return value
 
@@ -156,8 +152,8 @@ def _function(
         nodes[-1].attributes[key] = ir.RefAttr(key, name, kind)
         return value if dtype is held else make("Cast", [value], dtype=dtype, to=dtype)
 
-    inputs = [_scalar(role, _dtype(state)) for role, state in states.items()]
-    finite = _scalar("all_finite", ir.DataType.BOOL)
+    inputs = [ir.val(role, dtype_of(state), []) for role, state in states.items()]
+    finite = ir.val("all_finite", ir.DataType.BOOL, [])
     results = RuleNodes(make, attribute, rule).results(dict(zip(states, inputs, strict=True)), finite)
     for role, value in zip((*states, STUCK), results, strict=False):
         value.name = STUCK if role == STUCK else f"next_{role}"
@@ -174,7 +170,3 @@ def _function(
     }
     attributes = [ir.Attr(name, kind, None) for name, kind in kinds.items()]
     return ir.Function(DOMAIN, FUNCTION, graph=graph, attributes=attributes)
-
-
-def _scalar(name: str, dtype: ir.DataType) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape([]))
