@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from graphscale.analysis.hints import Hints
 from graphscale.analysis.report import Report
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError
@@ -86,19 +87,10 @@ def autocast(
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
     """
     settings = make_settings(allow, deny, keep, lists)
-    found_by = (loss, seed, tuple(gradients or ()), updates)
-    mixed = Autocast(dtype, emulate, settings, *found_by, target)
+    hints = Hints(loss, seed, tuple(gradients or ()), updates)
+    mixed = Autocast(dtype, emulate, settings, **vars(hints), target=target)
     if loss_scale is not None:
-        scaled = scale(
-            model,
-            loss_scale,
-            loss=loss,
-            seed=seed,
-            gradients=gradients,
-            updates=updates,
-            target=target,
-            autocast=mixed,
-        )
+        scaled = scale(model, loss_scale, **vars(hints), target=target, autocast=mixed)
         assert mixed.report is not None
         return AutocastModel(scaled.model, mixed.report, scaled.report)
     work, name, proto = open_copy_with_proto(model)

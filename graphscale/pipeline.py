@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes import PassError
 from onnx_ir.passes.common import InlinePass
 
+from graphscale.analysis.hints import Hints
 from graphscale.analysis.proof import prove
 from graphscale.analysis.report import TELEMETRY, GradientReport, PlaceReport, Report, StateReport, make_report
 from graphscale.analysis.training_graph import analyse
@@ -111,14 +112,20 @@ def scale(
     refuse_scaled(work, name)
     check_versions(work, chosen)
     nodes_before = len(work.graph)
+    hints = Hints(loss, seed, tuple(gradients or ()), updates)
     with record_original(work, proto):
         warnings = [*prepare(work), *advise(work, chosen)]
-        given: list[GraphPass] = [
-            ScaleLoss(policy, loss, seed, tuple(gradients or ()), updates, target, skip_nonfinite, expose_scaled_loss)
-        ]
+        scale_loss = ScaleLoss(
+            policy,
+            **vars(hints),
+            target=target,
+            skip_nonfinite=skip_nonfinite,
+            expose_scaled_loss=expose_scaled_loss,
+        )
+        given: list[GraphPass] = [scale_loss]
         if telemetry:
             given.append(AddTelemetry())
-        mixed = _autocast_pass(autocast, (loss, seed, tuple(gradients or ()), updates, target))
+        mixed = _autocast_pass(autocast, {**vars(hints), "target": target})
         if mixed is not None:
             given.append(mixed)
         marked = frozenset(node for node in work.graph if PASS_KEY in node.metadata_props)
@@ -168,7 +175,7 @@ def inspect(
     if is_scaled(work):
         return _stored_report(read_stamp(work.metadata_props, name).report, name)
     warnings = prepare(work)
-    graph = analyse(work.graph, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates)
+    graph = analyse(work.graph, Hints(loss, seed, tuple(gradients or ()), updates))
     found = make_report(graph)
     count = len(work.graph)
     return dataclasses.replace(found, warnings=(*warnings, *found.warnings), nodes_before=count, nodes_after=count)
@@ -238,17 +245,16 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _autocast_pass(autocast: Any, found_by: tuple[Any, ...]) -> Autocast | None:
-    """The pass that shall run first, looking at the graph as the scaling does."""
-    fields = ("loss", "seed", "gradients", "updates", "target")
+def _autocast_pass(autocast: Any, options: Mapping[str, Any]) -> Autocast | None:
+    """Return the pass to be run first, with the hints and the target of the scaling."""
     if autocast is None:
         return None
     if isinstance(autocast, str):
-        return Autocast(autocast, **dict(zip(fields, found_by, strict=True)))
+        return Autocast(autocast, **options)
     if not isinstance(autocast, Autocast):
         raise AutocastError(f'autocast takes "float16", "bfloat16" or an Autocast pass; got {autocast!r}')
     default, chosen = Autocast(), dataclasses.replace(autocast)
-    for name, value in zip(fields, found_by, strict=True):
+    for name, value in options.items():
         own = getattr(autocast, name)
         if own == getattr(default, name):
             setattr(chosen, name, value)

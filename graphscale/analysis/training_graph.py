@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphscale.analysis.coverage import Coverage, measure_coverage
 from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.analysis.edits import Place, Unscaling
+from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
@@ -71,33 +72,23 @@ class TrainingGraph:
         return tuple(self.reads)
 
 
-def analyse(
-    graph: ir.Graph,
-    *,
-    loss: str | None = None,
-    seed: str | None = None,
-    gradients: Sequence[str] = (),
-    updates: Mapping[str, str] | None = None,
-) -> TrainingGraph:
+def analyse(graph: ir.Graph, hints: Hints = NO_HINTS) -> TrainingGraph:
     """Analyse the main graph of a model.
 
     Args:
         graph: the main graph, with no calls of model-local functions in it.
-        loss: the name of the loss; None to find it among the scalar floating-point outputs.
-        seed: `NODE:INDEX`, the input of a node where the scale enters; None to find the places.
-        gradients: names of values that are gradients: the scale comes out there.
-        updates: `{output name: input name}` for carried state that is not to be found by itself.
+        hints: names that the user gives.
 
     Raises:
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError:
             the message says which value or node, and what to do.
     """
-    values = values_by_name(graph) if gradients or loss is not None else {}
-    named = resolve_updates(graph, updates or {})
-    edge = None if seed is None else _seed_edge(graph, seed)
-    chosen = [_named_gradient(values, name) for name in gradients]
-    if loss is not None:
-        candidates = [resolve_loss(values, loss)]
+    values = values_by_name(graph) if hints.gradients or hints.loss is not None else {}
+    named = resolve_updates(graph, hints.updates or {})
+    edge = None if hints.seed is None else _seed_edge(graph, hints.seed)
+    chosen = [_named_gradient(values, name) for name in hints.gradients]
+    if hints.loss is not None:
+        candidates = [resolve_loss(values, hints.loss)]
     else:
         candidates = find_loss_candidates(graph, {update.output for update in named} | set(chosen))
     held = find_held_initializers(graph)
@@ -111,9 +102,9 @@ def analyse(
         except GraphscaleError as error:
             failures.insert(0, (candidate, error))
     if not attempts:
-        raise _explain(failures, loss is not None)
+        raise _explain(failures, hints.loss is not None)
     best = attempts[0] if len(attempts) == 1 else max(attempts, key=lambda a: _evidence(a, attempts))
-    how = "named" if loss is not None else "the scalar output that the backward pass differentiates"
+    how = "named" if hints.loss is not None else "the scalar output that the backward pass differentiates"
     return _finish(graph, best, how, named, set(chosen))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from graphscale.cli.options import Gradient, Json, Loss, ModelPath, Seed, Update, option, parse_updates
 
@@ -21,13 +21,14 @@ def inspect(
 ) -> None:
     """Show the loss, where the scale enters, the gradients and the carried state. Changes nothing."""
     from graphscale import pipeline
+    from graphscale.analysis.hints import Hints
     from graphscale.checks import drawing
     from graphscale.cli.show import show_report
 
-    hints: dict[str, Any] = {"loss": loss, "seed": seed, "gradients": gradient, "updates": parse_updates(update)}
+    hints = Hints(loss, seed, tuple(gradient or ()), parse_updates(update))
     if html is not None:
         drawing.check_page(html, model)
-    report = pipeline.inspect(model, **hints)
+    report = pipeline.inspect(model, **vars(hints))
     if html is not None:
-        drawing.write_page(drawing.draw_inspection(model, report, model.name, **hints), html)
+        drawing.write_page(drawing.draw_inspection(model, report, model.name, hints), html)
     show_report(report, json, f"{model}" if html is None else f"{model} drawn -> {html}")

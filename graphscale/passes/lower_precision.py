@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
+from graphscale.analysis.hints import Hints
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError, TargetError
@@ -83,7 +84,7 @@ class Autocast(GraphPass):
         dtype, target = _DTYPES[self.dtype], get_target(self.target)
         _check_target(dtype, target, self.emulate)
         _refuse_double(model.graph)
-        training = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
+        training = analyse(model.graph, Hints.of(self))
         wide_ops = frozenset() if self.emulate else target.wide_ops
         plan = plan_precision(training, self.settings or make_settings(), dtype, wide_ops)
         report = make_cast_report(training, plan, dtype, self.emulate)

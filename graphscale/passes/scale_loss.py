@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
 from graphscale.analysis.edits import Place
+from graphscale.analysis.hints import Hints
 from graphscale.analysis.report import make_report
 from graphscale.analysis.training_graph import analyse
 from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
@@ -71,7 +72,7 @@ class ScaleLoss(GraphPass):
         return PassResult(model, modified=True)
 
     def _rewrite(self, model: ir.Model, policy: LossScale, alone: bool) -> None:
-        graph = analyse(model.graph, loss=self.loss, seed=self.seed, gradients=self.gradients, updates=self.updates)
+        graph = analyse(model.graph, Hints.of(self))
         bound = GraphScale(policy, model, self.target)
         bound.alone = alone
         rewrite = Rewrite(model, graph, make_report(graph), bound, self.skip_nonfinite)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.analysis.edits import Place, Unscaling
+from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.proof import scale_degrees
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.checks.scaled_graph import ScaledGraph, read_scaled_graph
@@ -91,10 +92,7 @@ def make_context(
     *,
     added: frozenset[ir.Node] = frozenset(),
     strict: bool = True,
-    loss: str | None = None,
-    seed: str | None = None,
-    gradients: Sequence[str] | None = None,
-    updates: Mapping[str, str] | None = None,
+    hints: Hints = NO_HINTS,
 ) -> DrawingContext:
     """Find out what a drawing of a model says.
 
@@ -103,10 +101,7 @@ def make_context(
         name: what to call it in messages.
         added: nodes to be marked as added, where they name no pass.
         strict: raise what the analysis raises; else draw the graph without phases, and note why.
-        loss: as for `graphscale.inspect`.
-        seed: as for `graphscale.inspect`.
-        gradients: as for `graphscale.inspect`.
-        updates: as for `graphscale.inspect`.
+        hints: names that the user gives.
 
     Raises:
         GraphscaleError: the stamp of a scaled model is damaged, or, if strict, the analysis found no training graph.
@@ -117,7 +112,7 @@ def make_context(
         if is_scaled(model):
             return _scaled(model, read_scaled_graph(model, name), passes)
         prepare(model)
-        found = analyse(model.graph, loss=loss, seed=seed, gradients=tuple(gradients or ()), updates=updates)
+        found = analyse(model.graph, hints)
         # What was inlined is new in the graph, and no part of the comparison.
         passes = {node: mark for node, mark in passes.items() if node.graph is model.graph}
         return _unscaled(model, found, passes)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
+from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.report import Report
 from graphscale.checks.diffing.compare import Comparison
 from graphscale.checks.drawing.drawing_context import make_context
@@ -25,28 +26,21 @@ def draw_inspection(
     model: Model,
     report: Report,
     title: str,
-    *,
-    loss: str | None = None,
-    seed: str | None = None,
-    gradients: Sequence[str] | None = None,
-    updates: Mapping[str, str] | None = None,
+    hints: Hints = NO_HINTS,
 ) -> str:
     """Draw the page of one model, as HTML.
 
     Args:
         model: a path, an onnx_ir model or a ModelProto.
-        report: what `graphscale.inspect` says of it, with the same arguments.
+        report: what `graphscale.inspect` says of it, with the same hints.
         title: what to call the model.
-        loss: as for `graphscale.inspect`.
-        seed: as for `graphscale.inspect`.
-        gradients: as for `graphscale.inspect`.
-        updates: as for `graphscale.inspect`.
+        hints: names that the user gives.
 
     Raises:
         GraphscaleError: what `graphscale.inspect` raises.
     """
     work, name = open_copy(model)
-    context = make_context(work, name, loss=loss, seed=seed, gradients=gradients, updates=updates)
+    context = make_context(work, name, hints=hints)
     scene = make_scene(context)
     notes = [*_notes(scene), *report.warnings]
     policy = "without a loss scale" if report.policy is None else f"with a {report.policy['class_name']}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
 
+from graphscale.analysis.hints import Hints
 from graphscale.analysis.report import GradientReport, PlaceReport, StateReport
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
@@ -93,14 +94,7 @@ class Pair:
         return None if other is None or index >= len(other.outputs) else other.outputs[index]
 
 
-def open_pair(
-    original: Model,
-    scaled: Model,
-    *,
-    loss: str | None = None,
-    gradients: Sequence[str] | None = None,
-    updates: Mapping[str, str] | None = None,
-) -> Pair:
+def open_pair(original: Model, scaled: Model, hints: Hints) -> Pair:
     """Read both graphs, and analyse the original.
 
     Raises:
@@ -124,7 +118,7 @@ def open_pair(
     prepare(first)
     check_order(second.graph, second_name)
     _check_interface(first.graph, second.graph, stamp, (first_name, second_name))
-    hints = _hints(second.graph, stamp, loss, gradients, updates)
+    hints = _complete_hints(second.graph, stamp, hints)
     alike, notes = _repeat_autocast(first, stamp, hints)
     found, more = _analyse(first.graph, hints, stamp)
     matched = match_models(first, second).nodes
@@ -200,11 +194,9 @@ def _misfit(original: ir.Graph, scaled: ir.Graph, stamp: Stamp) -> str | None:
     return None if strange is None else f"the original computes {strange}, and it does not"
 
 
-def _hints(
-    graph: ir.Graph, stamp: Stamp, loss: str | None, gradients: Sequence[str] | None, updates: Mapping[str, str] | None
-) -> dict[str, Any]:
-    """Return the user's hints, else those that the report of the scaling holds."""
-    report = stamp.report
+def _complete_hints(graph: ir.Graph, stamp: Stamp, hints: Hints) -> Hints:
+    """Add the hints that the scaling was given, as its report says, where the user gives none."""
+    report, loss = stamp.report, hints.loss
     if loss is None and report.get("loss_found") == "named":
         loss = report.get("loss")
     named = {}
@@ -216,19 +208,20 @@ def _hints(
         output = state.get("output") or written.get(state["input"])
         if state["how"] == "named" and output:
             named[output] = state["input"]
-    return {"loss": loss, "gradients": tuple(gradients or ()), "updates": {**named, **(updates or {})}}
+    return dataclasses.replace(hints, loss=loss, updates={**named, **(hints.updates or {})})
 
 
-def _analyse(graph: ir.Graph, hints: dict[str, Any], stamp: Stamp) -> tuple[TrainingGraph, list[str]]:
+def _analyse(graph: ir.Graph, hints: Hints, stamp: Stamp) -> tuple[TrainingGraph, list[str]]:
     outputs = {value.name for value in graph.outputs}
-    hints = {**hints, "updates": {out: name for out, name in hints["updates"].items() if out in outputs}}
+    updates = {out: name for out, name in (hints.updates or {}).items() if out in outputs}
+    hints = dataclasses.replace(hints, updates=updates)
     try:
-        return analyse(graph, **hints), []
+        return analyse(graph, hints), []
     except GraphscaleError as error:
         # The scaling may have had hints on the places of the scale, or on gradients.
         for extra in _places(stamp), {"gradients": _named_gradients(graph, stamp)}:
             try:
-                return analyse(graph, **{**hints, **extra}), [
+                return analyse(graph, dataclasses.replace(hints, **extra)), [
                     "the analysis of the original needed the hints of the scaling: "
                     + " and ".join(f"{key}={value}" for key, value in extra.items())
                 ]
@@ -249,7 +242,7 @@ def _named_gradients(graph: ir.Graph, stamp: Stamp) -> tuple[str, ...]:
     return tuple(g["value"] for g in stamp.report.get("gradients", ()) if g["value"] in outputs)
 
 
-def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Mapping[str, Any]) -> tuple[bool, list[str]]:
+def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Hints) -> tuple[bool, list[str]]:
     """Put the original into the mixed precision of the scaled graph, as far as its report tells.
 
     Returns:
@@ -258,14 +251,7 @@ def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Mapping[str, Any]) ->
     before = stamp.report.get("autocast")
     if before is None or AUTOCAST_KEY in model.metadata_props:
         return True, []
-    again = Autocast(
-        before["dtype"],
-        before["emulate"],
-        loss=hints["loss"],
-        gradients=hints["gradients"],
-        updates=hints["updates"] or None,
-        target=stamp.target,
-    )
+    again = Autocast(before["dtype"], before["emulate"], **vars(hints), target=stamp.target)
     trial = model.clone()
     run_passes(trial, again)
     assert again.report is not None

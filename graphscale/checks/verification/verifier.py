@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from graphscale.analysis.hints import Hints
 from graphscale.checks.verification.counterexample import load_case
 from graphscale.checks.verification.numeric import Measured, measure
 from graphscale.checks.verification.numeric import replay as replay_case
@@ -72,7 +73,7 @@ def verify(
     case = load_case(replay) if isinstance(replay, str | os.PathLike) else replay
     scaled = getattr(scaled, "model", scaled) if not isinstance(scaled, str | os.PathLike) else scaled
     _refuse_folders(original, scaled)
-    pair = open_pair(original, scaled, loss=loss, gradients=gradients, updates=updates)
+    pair = open_pair(original, scaled, Hints(loss=loss, gradients=tuple(gradients or ()), updates=updates))
     roles, problem = find_roles(pair)
     checks = [] if case is not None else prove_again(pair)
     if roles is None and case is not None:
