@@ -43,7 +43,7 @@ def featured(choices: random.Random, feature: str) -> tuple[Featured, Presentati
     return made, presentation_of(made, random_presentation(choices, made.step))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_step_with(feature: str) -> None:
     seen = collections.Counter[str]()
@@ -151,7 +151,7 @@ def with_outputs(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
     return copy
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_is_told_from_its_absence(feature: str) -> None:
     """The first test counts what `has` finds: it finds a feature where it is asked for, and not where it is not."""

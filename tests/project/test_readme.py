@@ -74,11 +74,13 @@ def test_ci_runs_the_test_command_of_this_page() -> None:
     assert re.search(r'^bash .*-c "\$test_command"$', script, re.MULTILINE)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
 def test_python_blocks_run(code: str, folder: Path) -> None:
     run([sys.executable, "-c", code], folder)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command: str, folder: Path) -> None:
     if "demo" in command and not all(map(importlib.util.find_spec, ("sklearn", "matplotlib"))):

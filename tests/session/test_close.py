@@ -66,6 +66,7 @@ def open_large(target: str, how: str, folder: Path) -> gs.Session:
     return gs.Session(folder / "large.onnx")
 
 
+@pytest.mark.sample(1)
 @linux
 @pytest.mark.parametrize(
     ("target", "ending", "how"),
@@ -96,6 +97,7 @@ def test_closing_gives_the_memory_back(target: str, ending: str, how: str, tmp_p
     assert np.isfinite(result["loss"])
 
 
+@pytest.mark.sample(1)
 @linux
 @pytest.mark.parametrize(
     ("target", "how"),

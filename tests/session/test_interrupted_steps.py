@@ -69,6 +69,7 @@ def steps(request: pytest.FixtureRequest) -> Steps:
     return request.param, states, min(durations)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fetch", [None, []], ids=["all outputs", "no outputs"])
 @pytest.mark.parametrize("part", [0.4, 1.3])
 def test_the_state_is_that_of_whole_steps(part: float, fetch: Any, steps: Steps) -> None:
@@ -89,6 +90,7 @@ def test_the_state_is_that_of_whole_steps(part: float, fetch: Any, steps: Steps)
     assert_all_same_bits(session.state_dict(), states[done + 1])
 
 
+@pytest.mark.sample(1)
 def test_a_fixed_scale_and_no_outputs(steps: Steps) -> None:
     """Nothing is told of the step but its state, which is in two buffers, or in place without a check."""
     target, states, duration = steps
@@ -111,6 +113,7 @@ def test_a_fixed_scale_and_no_outputs(steps: Steps) -> None:
     assert_all_same_bits(session.state_dict(), {"w": states[1]["w"]})
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seconds", [0.005, 0.03])
 def test_loading_is_all_or_nothing(seconds: float, steps: Steps) -> None:
     """Or the session knows that it was not, and wants to be loaded again."""

@@ -1,0 +1,186 @@
+"""Try the tests on small mistakes in the code: `python -m tests.mutation FOLDER [--count N] [--full N ...]`.
+
+FOLDER keeps everything; a run that was interrupted goes on. First all tests run once on the code without a mistake, and
+it is noted which of them come by the place of which mistake. Then each mistake is tried on the files of tests that come
+by it, the quickest first, until one fails: on the quick tier, and those with the numbers after --full on the full tier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.mutation.sites import Mutant, choose_mutants, write_package
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("graphscale/analysis", "graphscale/passes")
+_FIRST = 60  # tests that are tried before the files of all others are imported
+PYTEST = ("-m", "pytest", "-p", "tests.mutation.selection", "-p", "no:cacheprovider", "-q")
+
+
+@dataclasses.dataclass(frozen=True)
+class Passing:
+    """A test as it went without a mistake: whether only the full tier has it, and its seconds."""
+
+    full: bool
+    seconds: float
+
+
+class Trial:
+    """Mutants and the tests that may kill them, in a folder.
+
+    Attributes:
+        folder: the folder.
+        mutants: the mutants, by number.
+        tests: the tests that pass without a mutant, by name.
+        visitors: the files of tests that come by each mutant.
+    """
+
+    def __init__(self, folder: Path, count: int, seed: int, processes: int) -> None:
+        self.folder, self.code, self.processes = folder, folder / "code", processes
+        if not self.code.exists():
+            self.mutants = choose_mutants(ROOT, FOLDERS, count, seed)
+            write_package(ROOT, self.mutants, self.code)
+            (folder / "mutants.json").write_text(json.dumps([dataclasses.asdict(mutant) for mutant in self.mutants]))
+        self.mutants = [Mutant(**each) for each in json.loads((folder / "mutants.json").read_text())]
+        if not (folder / "recorded").exists():
+            self._record()
+        self._read_records()
+
+    def _run(self, *options: str, timeout: float | None = None, **environment: str | Path) -> int:
+        environment = {**os.environ, "PYTHONPATH": str(self.code), **{key: str(at) for key, at in environment.items()}}
+        process = subprocess.Popen(
+            [sys.executable, *PYTEST, *options],
+            cwd=self.code,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return -1
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+                process.wait()
+
+    def _record(self) -> None:
+        for name in ("visits", "outcomes"):
+            (self.folder / name).mkdir(exist_ok=True)
+        self._run(
+            *("-m", "", "-n", str(self.processes)),
+            GRAPHSCALE_MUTANT_VISITS=self.folder / "visits",
+            GRAPHSCALE_MUTANT_RECORD=self.folder / "outcomes",
+        )
+        (self.folder / "recorded").touch()
+
+    def _read_records(self) -> None:
+        self.tests: dict[str, Passing] = {}
+        for path in sorted((self.folder / "outcomes").iterdir()):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                name, full, seconds, outcome = json.loads(line)
+                if outcome == "passed":
+                    self.tests[name] = Passing(full, seconds)
+        self.visitors: dict[int, set[str]] = collections.defaultdict(set)
+        for path in sorted((self.folder / "visits").iterdir()):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                number, _, test = line.partition(" ")
+                self.visitors[int(number)].add(test)
+
+    def _tests_for(self, number: int, full: bool) -> list[str]:
+        """Order the tests of the files that come by a mutant: those that come by it first, then by seconds."""
+        visitors = self.visitors[number]
+        files = {test.partition("::")[0] for test in visitors}
+        everywhere = "" in visitors  # When the module is imported.
+        chosen = [
+            name
+            for name, test in self.tests.items()
+            if test.full == full and (everywhere or name.partition("::")[0] in files)
+        ]
+        return sorted(chosen, key=lambda name: (name not in visitors, self.tests[name].seconds))
+
+    def kill(self, number: int, full: bool) -> str:
+        """Return the first test of a tier that fails with a mutant, or "survived", "timeout" or "import"."""
+        names = self._tests_for(number, full)
+        for part, chosen in enumerate((names[:_FIRST], names[_FIRST:])):
+            if chosen and (outcome := self._try(number, f"{number}-{full}-{part}", chosen)) != "survived":
+                return outcome
+        return "survived"
+
+    def _try(self, number: int, label: str, names: list[str]) -> str:
+        listed, record = self.folder / f"tests-{label}.txt", self.folder / f"outcomes-{label}"
+        listed.write_text("\n".join(names), encoding="utf-8")
+        record.mkdir(exist_ok=True)
+        code = self._run(
+            *("-x", "-m", "", f"--basetemp={self.folder / f'temporary-{label}'}"),
+            *sorted({name.partition("::")[0] for name in names}),
+            timeout=300 + 10 * sum(self.tests[name].seconds for name in names),
+            GRAPHSCALE_MUTANT=str(number),
+            GRAPHSCALE_MUTANT_TESTS=listed,
+            GRAPHSCALE_MUTANT_RECORD=record,
+        )
+        if code == 0:
+            return "survived"
+        lines = [json.loads(line) for path in record.iterdir() for line in path.read_text().splitlines()]
+        return next((name for name, _, _, outcome in lines if outcome == "failed"), "timeout" if code < 0 else "import")
+
+    def run(self, numbers: list[int], full: bool) -> None:
+        """Try mutants on a tier, and write down the outcomes."""
+        path = self.folder / f"results-{'full' if full else 'quick'}.jsonl"
+        done = {json.loads(line)[0] for line in path.read_text().splitlines()} if path.exists() else set()
+        with concurrent.futures.ThreadPoolExecutor(self.processes) as pool, path.open("a") as file:
+            left = [number for number in numbers if number not in done]
+            for number, outcome in zip(left, pool.map(lambda number: self.kill(number, full), left), strict=True):
+                file.write(json.dumps([number, outcome]) + "\n")
+                file.flush()
+
+    def report(self) -> None:
+        """Print a line for each kind of mutant, and the survivors."""
+        killers: dict[str, dict[int, str]] = {}
+        for tier in ("quick", "full"):
+            path = self.folder / f"results-{tier}.jsonl"
+            killers[tier] = dict(json.loads(line) for line in path.read_text().splitlines()) if path.exists() else {}
+        tallies: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        for number, killer in killers["quick"].items():
+            mutant = self.mutants[number]
+            if killer != "survived":
+                tallies[mutant.kind]["quick"] += 1
+            elif killers["full"].get(number, "survived") != "survived":
+                tallies[mutant.kind]["full"] += 1
+                print(f"{number}: only {killers['full'][number]}")
+            else:
+                tallies[mutant.kind]["survivors"] += 1
+                tried = "" if number in killers["full"] else ", not tried on the full tier"
+                print(f"{number}: {mutant.path}:{mutant.line}: {mutant.before} -> {mutant.after}{tried}")
+        for kind, tally in sorted(tallies.items()):
+            print(f"| {kind} | {tally['quick']} | {tally['full']} | {tally['survivors']} |")
+
+
+def main() -> None:
+    """Run the trial that the command line describes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--full", type=int, nargs="*", metavar="NUMBER", help="survivors to try on the full tier")
+    chosen = parser.parse_args()
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    trial = Trial(chosen.folder.resolve(), chosen.count, chosen.seed, chosen.processes)
+    trial.run(list(range(len(trial.mutants))), full=False)
+    if chosen.full:
+        trial.run(chosen.full, full=True)
+    trial.report()
+
+
+if __name__ == "__main__":
+    main()
