@@ -129,7 +129,7 @@ def _codes(names: list[str]) -> str:
 def preset_table() -> str:
     """The presets: what each sets otherwise than DynamicLossScale."""
     policies = {"DynamicLossScale()": DynamicLossScale()}
-    policies |= {name: getattr(presets, name)() for name in presets.__all__ if name != "PolicyOptions"}
+    policies |= {name: getattr(presets, name)() for name in presets.NAMES}
     columns = ["initial_loss_scale", "increment_period", "min_loss_scale", "max_loss_scale"]
     default = vars(policies["DynamicLossScale()"].rule)
     rows = []

@@ -33,7 +33,7 @@ __all__ = [
 
 
 def one_line(error: object) -> str:
-    """The text of an error from below without its line breaks."""
+    """Return the text of an error from below without its line breaks."""
     return " ".join(str(error).split())
 
 

@@ -142,12 +142,9 @@ def parse_loss_scale(
     if not isinstance(policy, DynamicLossScale):
         option = "--" + next(iter(overrides)).replace("_", "-")
         raise InvalidLossScaleError(f"{option} goes with a dynamic loss scale; --loss-scale {text} is fixed")
-    if text in _PRESETS:
+    if text in presets.NAMES:
         return _preset(text, overrides)
     return DynamicLossScale.from_config({**policy.get_config(), **overrides})
-
-
-_PRESETS = ("torch", "apex", "deepspeed", "megatron", "paddle", "mindspore", "flax", "keras")
 
 
 def _preset(name: str, options: Any) -> LossScale:
@@ -158,7 +155,7 @@ def _preset(name: str, options: Any) -> LossScale:
 def _identifier(text: str) -> Any:
     if text == "dynamic":
         return text
-    if text in _PRESETS:
+    if text in presets.NAMES:
         return _preset(text, {})
     try:
         return float(text)
@@ -166,7 +163,7 @@ def _identifier(text: str) -> Any:
         pass
     if not text.endswith(".json"):
         raise InvalidLossScaleError(
-            f"expected dynamic, a number, a preset ({', '.join(_PRESETS)}), or the path of a .json file"
+            f"expected dynamic, a number, a preset ({', '.join(presets.NAMES)}), or the path of a .json file"
         )
     try:
         config = json.loads(Path(text).read_text(encoding="utf-8"))

@@ -49,7 +49,7 @@ class ScaleState:
 
 @dataclasses.dataclass(frozen=True)
 class DynamicRule:
-    """The numbers and kinds of a dynamic loss scale; `DynamicLossScale` says what each means.
+    """The numbers and kinds of a dynamic loss scale, which `DynamicLossScale` documents.
 
     Raises:
         InvalidLossScaleError: (a ValueError) a value is out of its range.
@@ -79,23 +79,25 @@ class DynamicRule:
             initial = check_number("initial_loss_scale", self.initial_loss_scale, minimum=floor)
         else:
             initial = check_number("initial_loss_scale", self.initial_loss_scale, above=0.0)
-        found: dict[str, Any] = {"min_loss_scale": floor, "initial_loss_scale": initial}
-        if self.max_loss_scale is not None:
-            found["max_loss_scale"] = check_number("max_loss_scale", self.max_loss_scale, minimum=initial)
-        found["multiplier"] = check_number("multiplier", self.multiplier, above=1.0)
-        if self.growth_factor is not None:
-            found["growth_factor"] = check_number("growth_factor", self.growth_factor, above=1.0)
-        if self.backoff_factor is not None:
-            found["backoff_factor"] = check_number("backoff_factor", self.backoff_factor, above=0.0, below=1.0)
-        found["increment_period"] = _count("increment_period", self.increment_period)
-        found["hysteresis"] = _count("hysteresis", self.hysteresis)
-        if self.max_consecutive_skips is not None:
-            found["max_consecutive_skips"] = _count("max_consecutive_skips", self.max_consecutive_skips)
+        bounds: dict[str, dict[str, float]] = {
+            "max_loss_scale": {"minimum": initial},
+            "multiplier": {"above": 1.0},
+            "growth_factor": {"above": 1.0},
+            "backoff_factor": {"above": 0.0, "below": 1.0},
+        }
+        optional = {field.name for field in dataclasses.fields(self) if field.default is None}
+        checked: dict[str, Any] = {"min_loss_scale": floor, "initial_loss_scale": initial}
+        for name, bound in bounds.items():
+            if getattr(self, name) is not None or name not in optional:
+                checked[name] = check_number(name, getattr(self, name), **bound)
+        for name in ("increment_period", "hysteresis", "max_consecutive_skips"):
+            if getattr(self, name) is not None or name not in optional:
+                checked[name] = _check_count(name, getattr(self, name))
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 wanted = ", ".join(map(repr, choices))
                 raise InvalidLossScaleError(f"{name} must be one of {wanted}; got {getattr(self, name)!r}")
-        return found
+        return checked
 
     @property
     def growth(self) -> float:
@@ -104,12 +106,12 @@ class DynamicRule:
 
     @property
     def counts_hysteresis(self) -> bool:
-        """Whether a decrease can take more than one non-finite step."""
+        """True if a decrease can take more than one non-finite step."""
         return self.hysteresis > 1
 
     @property
     def counts_bad_steps(self) -> bool:
-        """Whether non-finite steps in a row are counted."""
+        """True if non-finite steps in a row are counted."""
         return self.max_consecutive_skips is not None and self.on_stuck != "hold"
 
     @property
@@ -123,7 +125,7 @@ class DynamicRule:
         return -1 if self.growth_delay == "first" else 0
 
     def initial_state(self) -> ScaleState:
-        """The state at the beginning."""
+        """Return the state at the beginning."""
         return ScaleState(np.float32(self.initial_loss_scale), self.good_steps_at_start, self.hysteresis)
 
     def step(self, state: ScaleState, finite: bool) -> tuple[ScaleState, bool]:
@@ -140,7 +142,7 @@ class DynamicRule:
         if counted < self.steps_to_growth:
             left = state.hysteresis_left if self.hysteresis_refill == "growth" else self.hysteresis
             return ScaleState(state.loss_scale, counted, left)
-        grown = self._times(state.loss_scale, self.growth)
+        grown = np.float32(self._dtype(state.loss_scale) * self._dtype(self.growth))
         if self.max_loss_scale is not None:
             grown = min(grown, np.float32(self.max_loss_scale))
         return ScaleState(grown if np.isfinite(grown) else state.loss_scale, 0, self.hysteresis)
@@ -157,21 +159,15 @@ class DynamicRule:
             left = state.hysteresis_left - 1
             return ScaleState(state.loss_scale, self.good_steps_at_start, left, bad_steps), stuck
         if self.backoff_factor is None:
-            lowered = self._over(state.loss_scale, self.multiplier)
+            lowered = np.float32(self._dtype(state.loss_scale) / self._dtype(self.multiplier))
         else:
-            lowered = self._times(state.loss_scale, self.backoff_factor)
+            lowered = np.float32(self._dtype(state.loss_scale) * self._dtype(self.backoff_factor))
         left = self.hysteresis if self.hysteresis_refill == "decrease" else state.hysteresis_left
         return ScaleState(max(lowered, floor), self.good_steps_at_start, left, bad_steps), stuck
 
-    def _times(self, scale: np.float32, factor: float) -> np.float32:
-        if self.arithmetic == "float64":
-            return np.float32(np.float64(scale) * np.float64(factor))
-        return scale * np.float32(factor)
-
-    def _over(self, scale: np.float32, factor: float) -> np.float32:
-        if self.arithmetic == "float64":
-            return np.float32(np.float64(scale) / np.float64(factor))
-        return scale / np.float32(factor)
+    @property
+    def _dtype(self) -> type[np.float32 | np.float64]:
+        return np.float64 if self.arithmetic == "float64" else np.float32
 
 
 def check_number(
@@ -200,7 +196,7 @@ def check_number(
     return number
 
 
-def _count(name: str, value: Any) -> int:
+def _check_count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InvalidLossScaleError(f"{name} must be a whole number of steps; got {value!r}")
     if not 1 <= value <= MAX_COUNT:

@@ -103,7 +103,7 @@ class LossScale(abc.ABC):
         Args:
             graph: the main graph of a model, or the model itself; the state is added to it as initializers that are
                 also graph inputs.
-            target: the runtime that shall execute the graph (see `graphscale.targets`).
+            target: the runtime that executes the graph (see `graphscale.targets`).
 
         Returns:
             `bound`: `bound()` is the scale, a scalar float32 value of the graph, and `bound.update(grads)` returns
@@ -159,7 +159,7 @@ class DynamicLossScale(LossScale):
         increment_period: good steps in a row before the scale grows, from 1 to 2**24.
         multiplier: the factor of growth and of decrease, more than 1.
         growth_factor: the factor of growth, more than 1; None for `multiplier`.
-        backoff_factor: what the scale is multiplied by at a decrease, less than 1; None to divide by `multiplier`.
+        backoff_factor: the factor of a decrease, less than 1; None to divide by `multiplier`.
         min_loss_scale: the scale never falls below it; 0 for no floor.
         max_loss_scale: a growth ends there; None for no limit: then a growth that overflows float32 is left out.
         growth_delay: good steps that a growth takes beyond `increment_period`: "none"; "always" one more; "first"
@@ -169,7 +169,7 @@ class DynamicLossScale(LossScale):
             further non-finite step lowers it; "good", at each good step, so that only steps in a row count;
             "decrease", at each good step and after each decrease.
         max_consecutive_skips: the scale is stuck from this many non-finite steps in a row on; None for no limit.
-        on_stuck: what to do when the scale is stuck: at a non-finite step that should lower it while it is
+        on_stuck: the reaction to a stuck scale: at a non-finite step that should lower it while it is
             `min_loss_scale` already, or by `max_consecutive_skips`. "hold" skips as always; "flag" also tells
             (`stuck`, in a graph the output `stuck`); "reset" goes back to the beginning; "accept" applies the step.
         arithmetic: "float32", or "float64": the scale times or over the factor is computed in float64 and rounded.
@@ -235,7 +235,7 @@ class DynamicLossScale(LossScale):
 
     @property
     def stuck(self) -> bool:
-        """Whether the last update found the scale stuck."""
+        """True if the last update found the scale stuck."""
         return self._stuck
 
     def __call__(self) -> np.float32:
@@ -274,7 +274,7 @@ def get(identifier: Any) -> LossScale | None:
 
     Args:
         identifier: a number (a `FixedLossScale`), "dynamic", a `LossScale`, a config
-            `{"class_name": ..., "config": {...}}`, or None (returned as it is).
+            `{"class_name": ..., "config": {...}}`, or None, which is returned.
 
     Raises:
         InvalidLossScaleError: (a ValueError) it is none of these.

@@ -1,14 +1,14 @@
 """The loss-scale policies of other projects, by name, for both the eager form and the graph.
 
-    gs.presets.deepspeed()                       # what DeepSpeed does by default
+    gs.presets.deepspeed()                       # the defaults of DeepSpeed
     gs.presets.torch(growth_factor=1.5)          # any option of DynamicLossScale can be overridden
 
-Each preset gives the scale and the skipped steps of its peer, step by step. None of them reproduces how a peer comes
-to say that a step is not finite: most peers test the gradients before they divide them by the scale, graphscale
-tests them afterwards, which differs where a division by a scale below 1 overflows. And none has an infinite scale:
-where a peer's scale grows beyond float32 (its training is lost then, since infinity times a backoff factor stays
-infinite), the growth is left out. Peers that keep the scale as a Python number (apex, DeepSpeed) agree as long as it
-is a normal float32 number; powers of two always are, from 2**-126 to 2**127.
+Each preset gives the scale and the skipped steps of its peer, step by step. None of them reproduces the test of a
+step: most peers test the gradients before they divide them by the scale, graphscale tests them afterwards, which
+differs where a division by a scale below 1 overflows. And none has an infinite scale: where a peer's scale grows beyond
+float32 (its training is lost then, since infinity times a backoff factor stays infinite), the growth is left out. Peers
+that keep the scale as a Python number (apex, DeepSpeed) agree as long as it is a normal float32 number; powers of two
+always are, from 2**-126 to 2**127.
 
 Sources: the rules were read in the projects' source, at the versions that the functions name.
 """
@@ -21,11 +21,14 @@ import numpy as np
 
 from graphscale.policy.loss_scale import DynamicLossScale
 
-__all__ = ["PolicyOptions", "apex", "deepspeed", "flax", "keras", "megatron", "mindspore", "paddle", "torch"]
+__all__ = ["NAMES", "PolicyOptions", "apex", "deepspeed", "flax", "keras", "megatron", "mindspore", "paddle", "torch"]
+
+
+NAMES = tuple(name for name in __all__ if name.islower())
 
 
 class PolicyOptions(TypedDict, total=False):
-    """What a preset can be given: the arguments of `DynamicLossScale`, which says what each means."""
+    """The options of a preset: the arguments of `DynamicLossScale`, which documents them."""
 
     initial_loss_scale: float
     increment_period: int
@@ -44,64 +47,10 @@ class PolicyOptions(TypedDict, total=False):
 
 _FLOAT32 = np.finfo(np.float32)
 
-# Every peer doubles and halves by default, as DynamicLossScale does; halving is exact in either of its forms.
-_PEERS: dict[str, PolicyOptions] = {
-    "torch": {
-        "initial_loss_scale": 2.0**16,
-        "increment_period": 2000,
-        "min_loss_scale": 0.0,
-        "arithmetic": "float64",
-    },
-    "apex": {
-        "initial_loss_scale": 2.0**16,
-        "increment_period": 2000,
-        "min_loss_scale": 0.0,
-        "max_loss_scale": 2.0**24,
-    },
-    "deepspeed": {
-        "initial_loss_scale": 2.0**16,
-        "increment_period": 1000,
-        "min_loss_scale": 1.0,
-        "growth_delay": "first",
-        "hysteresis": 2,
-        "hysteresis_refill": "growth",
-        "on_stuck": "flag",
-    },
-    "megatron": {
-        "initial_loss_scale": 2.0**32,
-        "increment_period": 1000,
-        "min_loss_scale": 1.0,
-        "hysteresis": 2,
-        "hysteresis_refill": "growth",
-    },
-    "paddle": {
-        "initial_loss_scale": 2.0**16,
-        "increment_period": 2000,
-        "min_loss_scale": 1.0,
-        "hysteresis_refill": "decrease",
-    },
-    "mindspore": {
-        "initial_loss_scale": 2.0**24,
-        "increment_period": 2000,
-        "min_loss_scale": 1.0,
-    },
-    "flax": {
-        "initial_loss_scale": 2.0**16,
-        "increment_period": 2000,
-        "min_loss_scale": float(_FLOAT32.tiny),
-        "max_loss_scale": float(_FLOAT32.max),
-        "growth_delay": "always",
-    },
-    "keras": {
-        "initial_loss_scale": 2.0**15,
-        "increment_period": 2000,
-        "min_loss_scale": 0.0,
-    },
-}
 
-
-def _preset(peer: str, options: PolicyOptions) -> DynamicLossScale:
-    arguments: PolicyOptions = {**_PEERS[peer], **options}
+def _preset(options: PolicyOptions, **defaults: Unpack[PolicyOptions]) -> DynamicLossScale:
+    # Every peer doubles and halves by default, as DynamicLossScale does; halving is exact in either of its forms.
+    arguments: PolicyOptions = {**defaults, **options}
     return DynamicLossScale(**arguments)
 
 
@@ -116,12 +65,12 @@ def torch(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     `growth_factor` and `backoff_factor` are called so here too.
 
     Source: PyTorch 2.13, torch/amp/grad_scaler.py and the kernels of _amp_update_scale_
-    (aten/src/ATen/native/cpu/AmpGradScalerKernels.cpp, and cuda/AmpKernels.cu likewise).
+    (aten/src/ATen/native/cpu/AmpGradScalerKernels.cpp and cuda/AmpKernels.cu).
 
     Raises:
         ValueError: an option is out of its range.
     """
-    return _preset("torch", options)
+    return _preset(options, initial_loss_scale=2.0**16, increment_period=2000, min_loss_scale=0.0, arithmetic="float64")
 
 
 def apex(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
@@ -139,7 +88,9 @@ def apex(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     Raises:
         ValueError: an option is out of its range.
     """
-    return _preset("apex", options)
+    return _preset(
+        options, initial_loss_scale=2.0**16, increment_period=2000, min_loss_scale=0.0, max_loss_scale=2.0**24
+    )
 
 
 def deepspeed(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
@@ -168,7 +119,16 @@ def deepspeed(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     Raises:
         ValueError: an option is out of its range.
     """
-    return _preset("deepspeed", options)
+    return _preset(
+        options,
+        initial_loss_scale=2.0**16,
+        increment_period=1000,
+        min_loss_scale=1.0,
+        growth_delay="first",
+        hysteresis=2,
+        hysteresis_refill="growth",
+        on_stuck="flag",
+    )
 
 
 def megatron(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
@@ -186,7 +146,14 @@ def megatron(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     Raises:
         ValueError: an option is out of its range.
     """
-    return _preset("megatron", options)
+    return _preset(
+        options,
+        initial_loss_scale=2.0**32,
+        increment_period=1000,
+        min_loss_scale=1.0,
+        hysteresis=2,
+        hysteresis_refill="growth",
+    )
 
 
 def paddle(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
@@ -210,7 +177,9 @@ def paddle(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     Raises:
         ValueError: an option is out of its range.
     """
-    return _preset("paddle", options)
+    return _preset(
+        options, initial_loss_scale=2.0**16, increment_period=2000, min_loss_scale=1.0, hysteresis_refill="decrease"
+    )
 
 
 def mindspore(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
@@ -234,11 +203,12 @@ def mindspore(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     Raises:
         ValueError: an option is out of its range.
     """
-    if "multiplier" in options and "backoff_factor" not in options:
-        # Built first: a multiplier that is no number above 1 is refused before anything is divided by it.
-        multiplier = np.float32(_preset("mindspore", options).multiplier)
-        options["backoff_factor"] = float(np.float32(1) / multiplier)
-    return _preset("mindspore", options)
+    policy = _preset(options, initial_loss_scale=2.0**24, increment_period=2000, min_loss_scale=1.0)
+    if "multiplier" not in options or "backoff_factor" in options:
+        return policy
+    # The multiplier of a policy is a number above 1: only then can it divide.
+    config = policy.get_config()
+    return DynamicLossScale(**config, backoff_factor=float(np.float32(1) / np.float32(policy.multiplier)))
 
 
 def flax(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
@@ -258,7 +228,14 @@ def flax(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     Raises:
         ValueError: an option is out of its range.
     """
-    return _preset("flax", options)
+    return _preset(
+        options,
+        initial_loss_scale=2.0**16,
+        increment_period=2000,
+        min_loss_scale=float(_FLOAT32.tiny),
+        max_loss_scale=float(_FLOAT32.max),
+        growth_delay="always",
+    )
 
 
 def keras(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
@@ -276,4 +253,4 @@ def keras(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     Raises:
         ValueError: an option is out of its range.
     """
-    return _preset("keras", options)
+    return _preset(options, initial_loss_scale=2.0**15, increment_period=2000, min_loss_scale=0.0)

@@ -1,4 +1,4 @@
-"""What is fed beside the data: constants, and the learning rate."""
+"""Feeds beside the data: constants, and the learning rate."""
 
 from __future__ import annotations
 
@@ -24,24 +24,23 @@ def parse_feeds(options: Sequence[str], inputs: Mapping[str, InputSpec]) -> dict
 
     Args:
         options: the value is a number, true or false, for an input of one element; or the path of an .npy file.
-        inputs: what the step is fed, by name.
+        inputs: the inputs that the step is fed, by name.
 
     Raises:
         TrainingError: an option is malformed, names no input, or its value does not fit the input.
     """
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    feeds: dict[str, np.ndarray[Any, Any]] = {}
     for option in options:
         name, separator, text = option.partition("=")
         if not (name and separator and text):
             raise TrainingError(f"--feed {option}: expected NAME=VALUE, a number, true, false, or an .npy file")
         if name not in inputs:
             raise TrainingError(f"--feed {option}: the step is fed {', '.join(inputs) or 'nothing'}, not {name!r}")
-        if name in found:
+        if name in feeds:
             raise TrainingError(f"--feed {option}: {name!r} is given twice")
-        found[name] = (
-            _from_file(option, text, inputs[name]) if text.endswith(".npy") else _number(option, text, inputs[name])
-        )
-    return found
+        parse = _from_file if text.endswith(".npy") else _from_number
+        feeds[name] = parse(option, text, inputs[name])
+    return feeds
 
 
 def find_rate_input(name: str | None, inputs: Mapping[str, InputSpec], fed: Sequence[str]) -> str | None:
@@ -50,20 +49,20 @@ def find_rate_input(name: str | None, inputs: Mapping[str, InputSpec], fed: Sequ
     Args:
         name: the input that the user named; None to look for a floating-point scalar, or shape [1], called
             learning_rate or lr.
-        inputs: what the step is fed, by name.
+        inputs: the inputs that the step is fed, by name.
         fed: the inputs that data or constants feed.
 
     Raises:
         TrainingError: the input named does not exist, is fed otherwise, or is no floating-point scalar.
     """
     if name is None:
-        found = [name for name in RATE_NAMES if name in inputs and name not in fed and _takes_rate(inputs[name])]
-        return found[0] if found else None
+        free = (name for name in RATE_NAMES if name in inputs and name not in fed)
+        return next((name for name in free if _is_rate(inputs[name])), None)
     if name not in inputs:
         raise TrainingError(f"--learning-rate-input {name}: the step is fed {', '.join(inputs) or 'nothing'}")
     if name in fed:
         raise TrainingError(f"--learning-rate-input {name}: the data or --feed gives this input already")
-    if not _takes_rate(inputs[name]):
+    if not _is_rate(inputs[name]):
         spec = inputs[name]
         raise TrainingError(
             f"--learning-rate-input {name}: expected a floating-point scalar, but it is {spec.dtype}{list(spec.shape)}"
@@ -75,10 +74,10 @@ def check_fed(inputs: Mapping[str, InputSpec], arrays: Sequence[str], constants:
     """Check that every input is fed, and by one source.
 
     Args:
-        inputs: what the step is fed, by name.
+        inputs: the inputs that the step is fed, by name.
         arrays: the inputs that the data feeds.
         constants: those that `--feed`, or the learning rate, feeds.
-        source: what to call the data in messages.
+        source: the file of the data, for messages.
 
     Raises:
         TrainingError: an input is missing, or fed twice.
@@ -94,12 +93,12 @@ def check_fed(inputs: Mapping[str, InputSpec], arrays: Sequence[str], constants:
             )
 
 
-def _takes_rate(spec: InputSpec) -> bool:
+def _is_rate(spec: InputSpec) -> bool:
     floating = spec.dtype.kind == "f" or spec.dtype.name == "bfloat16"
     return floating and tuple(spec.shape) in ((), (1,))
 
 
-def _number(option: str, text: str, spec: InputSpec) -> np.ndarray[Any, Any]:
+def _from_number(option: str, text: str, spec: InputSpec) -> np.ndarray[Any, Any]:
     if any(size != 1 for size in spec.shape):
         raise TrainingError(
             f"--feed {option}: the input has the shape {list(spec.shape)}; give an array as NAME=FILE.npy, or put "

@@ -19,7 +19,7 @@ from graphscale.training.step_session import StepSession
 __all__ = ["Checkpoints", "Position"]
 
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
-_TEMPORARY = ".graphscale-*.tmp"  # what a killed process leaves of a checkpoint that it was writing
+_TEMPORARY = ".graphscale-*.tmp"  # the rest of a checkpoint whose process was killed
 _LOCK = ".lock"
 _KEY = "graphscale.train"
 _HASH = "sha256:"
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """Where a run stands.
+    """The position of a run.
 
     Attributes:
         steps: the steps done, skipped ones included: the number of the next batch.
-        applied: the steps applied: what the learning rate depends on.
+        applied: the steps applied, on which the learning rate depends.
         metrics_bytes: the size of the metrics file; None where the run writes none.
     """
 
@@ -46,11 +46,11 @@ class Checkpoints:
     """The checkpoints of one run in one folder, `step-00001234.safetensors` and so on.
 
     Args:
-        folder: where they are; made when the run begins, where it does not exist.
-        keep: how many of the newest stay.
+        folder: their folder; made when the run begins, where it does not exist.
+        keep: the number of the newest ones that stay.
 
     Attributes:
-        settings: what makes the run the run that it is: `{name as a user knows it: JSON value}`. A value that begins
+        settings: the settings that make the run, `{name as a user knows it: JSON value}`. A value that begins
             with "sha256:" is not shown in messages.
 
     Raises:
@@ -126,7 +126,7 @@ class Checkpoints:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the folder, keep other runs out of it, and clear away what a killed process left half-written.
+        """Make the folder, keep other runs out of it, and remove the files of killed processes.
 
         Raises:
             OutputError: the folder cannot be made.

@@ -27,7 +27,7 @@ class Data:
 
     Attributes:
         arrays: `{input name: array}`, the first axis of each the samples.
-        samples: how many there are.
+        samples: their number.
         batch_size: the batch size that the step's inputs fix; None where they leave it free.
     """
 
@@ -41,8 +41,8 @@ class Data:
 
         Args:
             arrays: `{input name: array}`.
-            inputs: what the step is fed, by name.
-            source: what to call the arrays in messages: their file.
+            inputs: the inputs that the step is fed, by name.
+            source: the file of the arrays, for messages.
 
         Raises:
             TrainingError: an array fits no input, or has another dtype, shape or number of samples.
@@ -67,7 +67,7 @@ class Data:
         return cls(arrays, samples, _fixed_batch(arrays, inputs, samples, source))
 
     def describe(self) -> str:
-        """Names, dtypes and shapes in one line."""
+        """Return names, dtypes and shapes in one line."""
         return ", ".join(f"{name} {a.dtype}{list(a.shape)}" for name, a in sorted(self.arrays.items()))
 
     @functools.cached_property
@@ -89,7 +89,7 @@ class Batches:
         data: the samples.
         size: the batch size; None for the one that the step fixes, or 32.
         seed: of the order, 0 or more.
-        shuffle: whether to shuffle; else every epoch has the order of the file.
+        shuffle: shuffle the samples; else every epoch has the order of the file.
 
     Attributes:
         size: the batch size.
@@ -113,7 +113,7 @@ class Batches:
         self._order: tuple[int, np.ndarray[Any, Any]] = (-1, np.empty(0, np.int64))
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray[Any, Any]]:
-        """The batch of this number, counted from 0 through all epochs: `{input name: array}`, fresh copies."""
+        """Return the batch of a number, from 0 through all epochs: `{input name: array}`, fresh copies."""
         epoch, position = divmod(number, self.per_epoch)
         chosen = self._epoch(epoch)[position * self.size : (position + 1) * self.size]
         return {name: array[chosen] for name, array in self.data.arrays.items()}
@@ -140,7 +140,7 @@ def _check_array(what: str, array: np.ndarray[Any, Any], spec: InputSpec) -> Non
 
 
 def _check_named_axes(arrays: Arrays, inputs: Mapping[str, InputSpec], source: str) -> None:
-    """Axes after the first that have one name have one size."""
+    """Check that axes after the first that have one name have one size."""
     sizes: dict[str, tuple[str, int]] = {}
     for name, array in arrays.items():
         for axis, size in zip(inputs[name].shape[1:], array.shape[1:], strict=True):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the step that runs is finished, and what comes after it can be done in peace."""
+"""Ctrl-C and SIGTERM: the step that runs is finished, and so are its checkpoint and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """A context in which SIGINT and SIGTERM are noted, to be asked for with `received`.
+    """A context that notes SIGINT and SIGTERM in `received`.
 
     A second signal does what it does elsewhere, so that a step that hangs can be ended. Outside the main thread, where
     Python allows no handlers, nothing is noted.

@@ -22,7 +22,7 @@ __all__ = ["Trainer"]
 
 
 class Trainer:
-    """Trains a scaled step. The same arguments give the same run, bit for bit, in one go or resumed.
+    """The training of a scaled step. The same arguments give the same run, bit for bit, in one go or resumed.
 
     Args:
         session: the session of the scaled step.
@@ -30,15 +30,15 @@ class Trainer:
         learning_rate: fed to `rate_input`, a function of the steps applied so far; None where nothing feeds it.
         rate_input: the name of that input, a scalar or of the shape [1].
         feeds: `{input name: array}` that is fed in every step.
-        position: where a resumed run stands, its state already in the session.
-        metrics: where each record goes; closed by who opened it.
-        tensorboard: likewise.
-        checkpoints: where checkpoints go; None for none.
+        position: the position of a resumed run, whose state is in the session already.
+        metrics: the file of all records, which stays open.
+        tensorboard: event files of all records, which stay open, too.
+        checkpoints: the folder of checkpoints; None for none.
         every: steps between checkpoints.
 
     Attributes:
         steps: the steps done, those before a resume included.
-        applied: how many of them were applied.
+        applied: the number of them that were applied.
         checkpoint: the newest checkpoint that this trainer has written.
     """
 
@@ -136,7 +136,7 @@ class Trainer:
         )
 
     def _scalars(self, result: Mapping[str, Any]) -> dict[str, float]:
-        """The outputs that are single numbers, but those that the record has in its own columns."""
+        """Return the outputs that are single numbers, but those that the record has in its own columns."""
         own = set(self.session.stamp.names.values())
         arrays = {name: np.asarray(value) for name, value in result.items() if name not in own}
         return {

@@ -1,7 +1,7 @@
 """Metrics files: one row a step, as JSON lines or CSV, the same bytes for the same run, interrupted or not.
 
 Numbers that JSON does not have are the texts "NaN", "Infinity" and "-Infinity" in JSON lines (as in Protocol Buffers'
-JSON), and nan, inf and -inf in CSV. What there is no value for is null, and an empty cell.
+JSON), and nan, inf and -inf in CSV. A missing value is null, or an empty cell.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MetricsFile:
         self._csv = target.suffix == ".csv"
         self._columns: list[str] | None = None
         try:
-            # Unbuffered: what cannot be written fails at its row, and nothing is left for close() to fail on.
+            # Unbuffered: a row that cannot be written fails at once, and nothing is left for close() to fail on.
             self._file = target.open("r+b" if resume_at else "wb", buffering=0)
             if resume_at:
                 if self._csv:
@@ -97,7 +97,7 @@ class MetricsFile:
             raise self._failed(error) from error
 
     def sync(self) -> int:
-        """Make sure that what was written is on the disk; return the size of the file in bytes.
+        """Sync the file to the disk, and return its size in bytes.
 
         Raises:
             OutputError: it cannot be written.

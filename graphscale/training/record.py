@@ -1,4 +1,4 @@
-"""What one training step did, and the same as a row of a metrics file."""
+"""The record of one training step, also as a row of a metrics file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 __all__ = ["StepRecord"]
 
 _TELEMETRY = ("cause", "offender", "zero_fraction")
-_PREFIX = "output."  # of an output that is called like one of the record's own columns
+_PREFIX = "output."  # for an output with the name of one of the record's own columns
 
 
 @dataclasses.dataclass(frozen=True)
 class StepRecord:
-    """What one step did.
+    """The record of one step.
 
     Attributes:
         step: its number in the run, from 1; skipped steps count.
@@ -22,13 +22,13 @@ class StepRecord:
         loss: the unscaled loss; may be infinite or NaN.
         loss_scale: the loss scale that the step used.
         next_loss_scale: the loss scale that it left for the next one.
-        applied: whether its update was applied; else the step was skipped.
+        applied: True if its update was applied; else the step was skipped.
         good_steps: good steps in a row after it.
-        learning_rate: what was fed; None where the step has no such input.
+        learning_rate: the learning rate that was fed; None where the step has no such input.
         cause: "nan" or "inf" where a gradient was not finite; None otherwise, and without telemetry.
         offender: the name of the first gradient that was not finite; None otherwise, and without telemetry.
         zero_fraction: the share of the gradients' elements that were zero, 0 to 1; None without telemetry.
-        stuck: whether the loss scale is stuck, for a policy with `on_stuck="flag"`.
+        stuck: True if the loss scale is stuck, for a policy with `on_stuck="flag"`.
         outputs: the other outputs of the step that are single numbers, by name.
     """
 
@@ -55,74 +55,51 @@ class StepRecord:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> StepRecord:
-        """The inverse of `to_row`; numbers, booleans and None may be texts, as in a CSV file.
+        """Make the record of a row, whose numbers, booleans and None may be texts, as in a CSV file.
 
         Raises:
             ValueError: a column is missing, or its value is of another kind. The message names the column.
         """
         known: dict[str, Any] = {}
-        for name, (read, optional) in _COLUMNS.items():
+        for name, (kind, optional) in _COLUMNS.items():
             value = row.get(name)
             if value not in (None, ""):
-                known[name] = _read(name, value, read)
+                known[name] = _read(name, value, kind)
             elif not optional:
                 raise ValueError(f"{name} is missing")
         prefixed = {_PREFIX + name: name for name in _COLUMNS}
         others = {
-            prefixed.get(name, name): _read(name, value, _number)
+            prefixed.get(name, name): _read(name, value, float)
             for name, value in row.items()
             if name not in _COLUMNS and value not in (None, "")
         }
         return cls(**known, outputs=others)
 
 
-def _read(name: str, value: Any, read: Any) -> Any:
+def _read(name: str, value: Any, kind: type) -> Any:
     try:
-        return read(value)
-    except (TypeError, ValueError, OverflowError):
+        if kind is float and not isinstance(value, bool):
+            return float(value)  # also "NaN", "Infinity" and "-Infinity"
+        if isinstance(value, str) and kind is not str:
+            return int(value) if kind is int else {"true": True, "false": False}[value]
+        if type(value) is not kind:
+            raise TypeError
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} is {value!r}") from None
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool):
-        raise TypeError
-    return float(value)  # also "NaN", "Infinity" and "-Infinity"
-
-
-def _integer(value: Any) -> int:
-    number = int(value) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError
-    return number
-
-
-def _flag(value: Any) -> bool:
-    flags = {True: True, False: False, "true": True, "false": False}
-    if not isinstance(value, bool | str):
-        raise TypeError
-    try:
-        return flags[value]
-    except KeyError:
-        raise ValueError from None
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
     return value
 
 
-# How each column is read, and whether it may be missing or empty.
-_COLUMNS: dict[str, tuple[Any, bool]] = {
-    "step": (_integer, False),
-    "epoch": (_integer, False),
-    "loss": (_number, False),
-    "loss_scale": (_number, False),
-    "next_loss_scale": (_number, False),
-    "applied": (_flag, False),
-    "good_steps": (_integer, False),
-    "learning_rate": (_number, True),
-    "cause": (_text, True),
-    "offender": (_text, True),
-    "zero_fraction": (_number, True),
+# The type of each column, and whether it may be missing or empty.
+_COLUMNS: dict[str, tuple[type, bool]] = {
+    "step": (int, False),
+    "epoch": (int, False),
+    "loss": (float, False),
+    "loss_scale": (float, False),
+    "next_loss_scale": (float, False),
+    "applied": (bool, False),
+    "good_steps": (int, False),
+    "learning_rate": (float, True),
+    "cause": (str, True),
+    "offender": (str, True),
+    "zero_fraction": (float, True),
 }

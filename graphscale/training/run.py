@@ -31,16 +31,16 @@ __all__ = ["Options", "Run"]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a run is made of.
+    """The settings of a run.
 
     Attributes:
         step: the scaled step, an ONNX file.
         data: an .npz file with arrays named like the inputs of the step, the first axis of each the samples.
-        epochs: how often to go through the data; None for once, or as often as `max_steps` takes.
+        epochs: passes through the data; None for one, or as often as `max_steps` takes.
         max_steps: steps, skipped ones included, after which the run ends at the latest.
         batch_size: None for the one that the step fixes, or 32.
         seed: of the shuffling.
-        shuffle: whether to shuffle.
+        shuffle: shuffle the samples.
         learning_rate: fed to the step; its decay is fitted to the run where its length is not given.
         rate_input: the input that takes it; None to look for one.
         feeds: `NAME=VALUE` for inputs that are the same in every step.
@@ -49,11 +49,11 @@ class Options:
         providers: execution providers.
         checkpoint_dir: the folder of the checkpoints; None for none.
         checkpoint_every: steps between checkpoints; None for an epoch.
-        keep: how many checkpoints stay.
+        keep: the number of checkpoints that stay.
         resume: go on from the newest checkpoint, if there is one.
         metrics: a .jsonl or .csv file.
         logdir: a folder for TensorBoard's event files.
-        output: where the trained step goes.
+        output: the file of the trained step.
         world: the processes that train together: by default this one alone.
     """
 
@@ -87,8 +87,8 @@ class Run:
         session: the session; the state of the checkpoint is in it where the run is resumed.
         batches: the batches.
         total: the steps of the whole run.
-        resumed: where the run stands; None for one that begins.
-        writes: whether this process writes and draws; of several replicas one does.
+        resumed: the position of a resumed run; None for one that begins.
+        writes: True if this process writes and draws; of several replicas one does.
 
     Raises:
         GraphscaleError: something does not fit.
@@ -190,16 +190,16 @@ class Run:
             raise TrainingError(f"the step takes its learning rate from the input {name!r}; give --learning-rate")
 
     def _resume(self, checkpoints: Checkpoints) -> Position | None:
-        found = checkpoints.resume(self.session)
-        if found and found.steps > self.total:
+        position = checkpoints.resume(self.session)
+        if position and position.steps > self.total:
             raise TrainingError(
-                f"the newest checkpoint in {checkpoints.folder} is at step {found.steps}, past the end of this run of "
-                f"{self.total} steps; give more --epochs or --max-steps"
+                f"the newest checkpoint in {checkpoints.folder} is at step {position.steps}, past the end of this run "
+                f"of {self.total} steps; give more --epochs or --max-steps"
             )
-        return found
+        return position
 
     def _settings(self) -> dict[str, Any]:
-        """What another value of would make this another run. Its length is not among it, and may grow."""
+        """Return the settings that make the run. Its length is not among them, and may grow."""
         data, rate = self.batches.data, self._learning_rate
         return {
             "the step": f"sha256:{hashlib.sha256(self._options.step.read_bytes()).hexdigest()}",
@@ -210,11 +210,11 @@ class Run:
             "shuffling": self.batches.shuffle,
             "--learning-rate-input": self._rate_input if rate else None,
             **(rate.settings() if rate else {}),
-            **{f"--feed {name}": _noted(array) for name, array in self._feeds.items()},
+            **{f"--feed {name}": _describe(array) for name, array in self._feeds.items()},
         }
 
 
-def _noted(array: np.ndarray[Any, Any]) -> Any:
+def _describe(array: np.ndarray[Any, Any]) -> Any:
     if array.size == 1:
         return str(array.item())
     return f"sha256:{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""The picture of a run: loss, loss scale with its growths, decreases and skipped steps, and what else was recorded."""
+"""The picture of a run: loss, loss scale with its growths, decreases and skipped steps, and other records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STYLE: Any = {
     "ytick.color": INK,
     "text.color": INK,
 }
-_MARKED = 60  # so many skipped steps, growths or decreases can be told apart
+_MARKED = 60  # skipped steps, growths or decreases: the eye tells more of them apart no longer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Curve:
         label: of the axis.
         value: takes a record, gives the number; None where it has none.
         limits: of the axis; None, for both or for the upper one, to fit the values.
-        last: how to write the last value at the curve's end, a format such as "{:.1f} %"; None not to.
+        last: a format of the last value at the curve's end, such as "{:.1f} %"; None for no text.
     """
 
     label: str
@@ -104,7 +104,7 @@ def draw(
 
 
 def _recorded(records: Sequence[StepRecord]) -> list[Curve]:
-    """A panel for the learning rate where it varies, and one for the zeros where there is telemetry."""
+    """Make a panel for the learning rate where it varies, and one for the zeros where there is telemetry."""
     curves = []
     if len({record.learning_rate for record in records}) > 1:
         curves.append(Curve("learning rate", lambda record: record.learning_rate))

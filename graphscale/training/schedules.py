@@ -10,7 +10,7 @@ from graphscale.errors import TrainingError
 
 __all__ = ["SCHEDULES", "LearningRate"]
 
-# What can be set of each schedule, beyond warmup.
+# The settings of each schedule, beyond warmup.
 SCHEDULES: dict[str, tuple[str, ...]] = {
     "constant": (),
     "linear": ("final", "decay_steps"),
@@ -73,13 +73,13 @@ class LearningRate:
         _require(power is None or 0 < power < math.inf, "--power", power, "a finite number above 0")
 
     def for_run(self, steps: int) -> LearningRate:
-        """The same for a run of this many steps: the decay takes what the warmup leaves, unless it is given."""
+        """Return the learning rate for a run of this many steps: an open decay takes all after the warmup."""
         if self.decay_steps is not None or "decay_steps" not in SCHEDULES[self.schedule]:
             return self
         return dataclasses.replace(self, decay_steps=max(1, steps - self.warmup))
 
     def __call__(self, applied: int) -> float:
-        """The learning rate of the step before which this many were applied."""
+        """Return the learning rate of the step before which this many were applied."""
         if applied < self.warmup:
             return self.base * (applied + 1) / self.warmup
         final, after = self.final or 0.0, applied - self.warmup
@@ -97,7 +97,7 @@ class LearningRate:
         return final + (self.base - final) * left
 
     def settings(self) -> dict[str, Any]:
-        """What a checkpoint notes of it: `{option: value}`."""
+        """Return the settings that a checkpoint holds: `{option: value}`."""
         names = {"base": "--learning-rate", "schedule": "--schedule", "warmup": "--warmup", **_OPTIONS}
         return {option: getattr(self, name) for name, option in names.items()}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from graphscale.training.record import StepRecord
 
 __all__ = ["TensorBoard", "check_logdir"]
 
-_FLUSH_EVERY = 5.0  # seconds: how far behind a TensorBoard that looks on may be
+_FLUSH_EVERY = 5.0  # seconds: the delay that a TensorBoard that looks on may see
 
 
 def check_logdir(folder: str | os.PathLike[str]) -> None:
@@ -42,8 +44,8 @@ class TensorBoard:
     training; the writer that it is made of is used directly.
 
     Args:
-        folder: made where it does not exist.
-        resume_after: the last step that stays: what was logged of later ones is purged. None for a new run.
+        folder: the folder of event files; made where it does not exist.
+        resume_after: the last step that stays: the events of later ones are purged. None for a new run.
 
     Raises:
         TrainingError, OutputError: as `check_logdir`, or the folder cannot be written.
@@ -55,19 +57,16 @@ class TensorBoard:
         from tensorboardX.proto.event_pb2 import SessionLog
 
         self._folder = folder
-        try:
+        with self._reported():
             os.makedirs(folder, exist_ok=True)
-            # Its names have the time in seconds; a run that is resumed at once shall not replace its first part.
+            # File names have the time in seconds; a run that is resumed at once must not replace its first part.
             suffix = f".{os.getpid()}.{resume_after or 0}"
             self._writer: Any = EventsWriter(os.path.join(folder, "events"), suffix)
             if resume_after is not None:
                 start = SessionLog(status=SessionLog.START)
                 self._add(step=resume_after + 1, file_version="brain.Event:2")
                 self._add(step=resume_after + 1, session_log=start)
-            self._writer.flush()
-        except OSError as error:
-            raise self._failed(error) from error
-        self._flushed = time.monotonic()
+        self.sync()
 
     def write(self, record: StepRecord) -> None:
         """Log the numbers of one step.
@@ -83,40 +82,38 @@ class TensorBoard:
             if name not in ("step", "epoch") and isinstance(value, bool | int | float)
         }
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        try:
+        with self._reported():
             self._add(step=record.step, summary=Summary(value=values))
-        except OSError as error:
-            raise self._failed(error) from error
         if time.monotonic() - self._flushed > _FLUSH_EVERY:
             self.sync()
 
     def sync(self) -> None:
-        """Write what is buffered.
+        """Flush the buffer to the file.
 
         Raises:
             OutputError: the file cannot be written.
         """
-        try:
+        with self._reported():
             self._writer.flush()
-        except OSError as error:
-            raise self._failed(error) from error
         self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Write what is buffered, and close the file.
+        """Flush the buffer, and close the file.
 
         Raises:
             OutputError: the file cannot be written.
         """
-        try:
+        with self._reported():
             self._writer.close()
-        except OSError as error:
-            raise self._failed(error) from error
 
     def _add(self, **fields: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event
 
         self._writer.write_event(Event(wall_time=time.time(), **fields))
 
-    def _failed(self, error: OSError) -> OutputError:
-        return OutputError(f"cannot write to --logdir {self._folder}: {error.strerror or error}")
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"cannot write to --logdir {self._folder}: {error.strerror or error}") from error

@@ -23,7 +23,7 @@ from tests.conftest import HAS_TRAINING, MODEL_NAMES, load_example, with_initial
 from tests.passes.cases import float16
 
 TARGETS = {"ort-cuda": (Release.GPU, Release.TRAINING), "ort-training-cuda": (Release.TRAINING,)}
-PRESETS = [name for name in gs.presets.__all__ if name != "PolicyOptions"]
+PRESETS = gs.presets.NAMES
 
 each_telemetry = pytest.mark.parametrize("telemetry", [False, True], ids=["plain", "telemetry"])
 

@@ -18,7 +18,7 @@ from tests.policy.peers import FLOAT32_MAX, FLOAT32_TINY
 
 pytestmark = pytest.mark.static
 
-NAMES = [name for name in presets.__all__ if name != "PolicyOptions"]
+NAMES = presets.NAMES
 SEQUENCES, CONFIGURATIONS = 10_000, 8
 GRAPHS = [
     pytest.param({"target": "onnx"}, id="onnx"),
