@@ -11,23 +11,19 @@ __all__ = ["UNTRIED", "claims_something", "find_uncovered"]
 
 MICROSOFT = "com.microsoft"
 _NO_CPU_KERNEL = "onnxruntime-training has no kernel of it for a CPU"
-_UNREGISTERED = "no build of ONNX Runtime at hand registers it"
 _COLLECTIVE = "needs several GPUs"
 _DEPRECATED = "deprecated before opset 10"
 
 # Operators whose rules and traits claim something, and that nothing here can run.
 UNTRIED: dict[tuple[str, str], str] = {
     ("", "Upsample"): _DEPRECATED,
-    (MICROSOFT, "AdagradOptimizer"): _UNREGISTERED,
     (MICROSOFT, "BatchScale"): _NO_CPU_KERNEL,
     (MICROSOFT, "BiasDropout"): _NO_CPU_KERNEL,
     (MICROSOFT, "BiasSoftmaxDropout"): _NO_CPU_KERNEL,
-    (MICROSOFT, "BinaryCrossEntropyGrad"): _UNREGISTERED,
     (MICROSOFT, "BitmaskBiasDropout"): _NO_CPU_KERNEL,
     (MICROSOFT, "BitmaskDropout"): _NO_CPU_KERNEL,
     (MICROSOFT, "BitmaskDropoutGrad"): _NO_CPU_KERNEL,
     (MICROSOFT, "ConvTransposeGrad"): _NO_CPU_KERNEL,
-    (MICROSOFT, "Crop"): _UNREGISTERED,
     (MICROSOFT, "FakeQuantGrad"): _NO_CPU_KERNEL,
     (MICROSOFT, "FlattenAndUnpad"): _NO_CPU_KERNEL,
     (MICROSOFT, "IsAllFinite"): _NO_CPU_KERNEL,

@@ -58,15 +58,15 @@ class Trial:
         claims: the number of claims that a runtime was asked about, by opset.
         conflicts: the number of assignments that the table forbids, by opset.
         wrong: the claims that do not hold.
-        forbidden: for each assignment of degree 1 that is forbidden in all opsets, the degree that the outputs have
-            nevertheless, or None; empty unless asked for.
+        forbidden: for each set of operands that may have degree 1 in no opset, the degrees of 0 and 1 that all
+            outputs have nevertheless; empty unless asked for.
     """
 
     case: Case
     claims: Counter[int] = dataclasses.field(default_factory=Counter)
     conflicts: Counter[int] = dataclasses.field(default_factory=Counter)
     wrong: list[Wrong] = dataclasses.field(default_factory=list)
-    forbidden: dict[tuple[str, ...], int | None] = dataclasses.field(default_factory=dict)
+    forbidden: dict[tuple[str, ...], set[int]] = dataclasses.field(default_factory=dict)
 
 
 def try_case(case: Case, claim: Claim = claim_degrees, *, strictness: bool = False) -> Trial:
@@ -101,7 +101,7 @@ def try_case(case: Case, claim: Claim = claim_degrees, *, strictness: bool = Fal
             trial.claims[opset] += 1
             trial.wrong += [Wrong(case.name, case.operator, opset, operands, claimed, one) for one in contradictions]
         if strictness and not answers and opsets and ZERO not in operands.values():
-            trial.forbidden[tuple(operands)] = measure.find_degree(operands)
+            trial.forbidden[tuple(operands)] = measure.find_degrees(operands)
     return trial
 
 
@@ -167,10 +167,11 @@ class _Measure:
                     result.append((i, factor, text))
         return result
 
-    def find_degree(self, operands: Mapping[str, Degree]) -> int | None:
-        """Return the degree that all outputs have, if it is either 0 or 1."""
+    def find_degrees(self, operands: Mapping[str, Degree]) -> set[int]:
+        """Return the degrees of 0 and 1 that all outputs have."""
         count = max(self._places, default=0) + 1
-        return next((degree for degree in (0, 1) if self.contradict(operands, (degree,) * count) == []), None)
+        degrees = (0, 1) if all(map(is_float_data, self.outputs)) else (0,)
+        return {degree for degree in degrees if self.contradict(operands, (degree,) * count) == []}
 
     def _run_scaled(self, operands: Mapping[str, Degree]) -> list[tuple[float, list[Data], list[Data] | str]]:
         """Return each factor with the results before and after, or with the reason why there are none after."""

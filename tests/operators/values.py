@@ -115,8 +115,7 @@ def _out_of_range(
 
 def _find_integer_difference(before: np.ndarray, after: np.ndarray, degree: Degree) -> str:
     if degree not in (0, ZERO):
-        # The analysis carries degrees through masks, which are 0 and 1.
-        return "" if before.dtype == np.bool_ else f"{before.dtype} has no degree"
+        return f"{before.dtype} has no degree"
     return "" if np.array_equal(before, after) else f"{after.ravel()[:4]} in place of {before.ravel()[:4]}"
 
 

@@ -1,0 +1,217 @@
+"""Write docs/conformance.md: which rules and traits are tried, on how many nodes, and which are stricter than need be.
+
+    python -m tests.operators.report [--lists]
+
+Its lists follow from the table of operators and from the recipes. The numbers are measured anew, in a few minutes,
+unless the lists alone are asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import onnx
+import onnxruntime
+
+from tests.operators.cases import NEWEST, OLDEST, Case, is_training_operator, schema_versions
+from tests.operators.claims import ruled_operators, traits_of
+from tests.operators.coverage import UNTRIED, claims_something
+from tests.operators.properties import try_traits
+from tests.operators.recipes import RECIPES, draw_case
+from tests.operators.runtimes import RefusedError
+from tests.operators.scaling import Trial, try_case
+from tests.operators.suite import suite_cases
+from tests.operators.values import is_float_data
+
+__all__ = ["PAGE", "fill_page", "read_numbers"]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
+_BEGIN, _END = "<!-- numbers -->\n", "<!-- end of numbers -->\n"
+# As in the full tier of the tests.
+_TRIED = 10
+
+_INTRODUCTION = """# Conformance
+
+What graphscale knows of operators, its degree rules and traits, is a table written by hand. The tests hold the table
+against the outside: against what ONNX Runtime computes, or the reference evaluator of ONNX where ONNX Runtime does not
+have an opset or a type.
+
+- **Degrees.** Operands are multiplied by powers of two, each alone and together with others, and set to zero where the
+  analysis knows zeros. Each output must be multiplied by the power that the rule claims, bit by bit. A rule that
+  forbids more than it must is no mistake; the list below names those rules.
+- **Traits.** NaN and infinities are put at single places; operators that cannot fail are fed with extremes; two seeds
+  show what is random; memory that is fed shows what is written; elements are compared where a result is said to hold
+  those of an operand.
+
+The nodes are those of ONNX's own operator suite, and nodes drawn for each definition that an operator has in the opsets
+that graphscale admits: optional operands present and absent, all values of attributes that are words, ranks 0 to 4,
+empty axes. `tests/operators/recipes/` says how to draw them; `python -m tests.operators.report` writes this page.
+"""
+
+
+def _name(operator: tuple[str, str]) -> str:
+    return "::".join(filter(None, operator))
+
+
+def _listed(operators: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"`{_name(operator)}`" for operator in sorted(operators))
+
+
+def _lists() -> list[str]:
+    """Return the part of the page that follows from the table and the recipes."""
+    drawn = ruled_operators() & RECIPES.keys()
+    silent = ruled_operators() - RECIPES.keys() - UNTRIED.keys()
+    assert not any(map(claims_something, silent))
+    reasons = defaultdict(list)
+    for operator, reason in UNTRIED.items():
+        reasons[reason].append(operator)
+    lines = ["## Drawn", "", "| opsets of ai.onnx | definitions | operators |", "|---|---|---|"]
+    groups = defaultdict(list)
+    for operator in drawn:
+        starts = tuple(span.start for span in schema_versions(operator))
+        groups["training" if is_training_operator(operator) else f"{starts[0]} to {NEWEST}"].append(operator)
+    for group, operators in sorted(groups.items()):
+        count = sum(len(schema_versions(operator)) for operator in operators)
+        title = "ONNX Runtime's own" if group == "training" else group
+        lines.append(f"| {title} | {count} | {_listed(operators)} |")
+    lines += ["", "## Not tried", "", "Rules and traits that no runtime at hand can show:", ""]
+    lines += [f"- {_listed(operators)}: {reason}." for reason, operators in sorted(reasons.items())]
+    lines += ["", "Operators that may not have a scaled operand at all, so that there is nothing to try:", ""]
+    lines += [_listed(silent) + ".", ""]
+    return lines
+
+
+def fill_page(numbers: str) -> str:
+    """Return the page with these numbers."""
+    return "\n".join([_INTRODUCTION, f"{_BEGIN}{numbers}{_END}", *_lists()]).rstrip() + "\n"
+
+
+def read_numbers(page: str) -> str:
+    """Return the numbers of a page."""
+    return page.partition(_BEGIN)[2].partition(_END)[0]
+
+
+@dataclasses.dataclass
+class _Tally:
+    """Counts over cases.
+
+    Attributes:
+        nodes: the nodes that ran.
+        refused: those that no runtime ran.
+        claims: the claims put to the test.
+        conflicts: the assignments that the table forbids.
+        traits: the trials of traits.
+        wrong: the claims and traits that did not hold.
+        operators: the operators that ran.
+        by_opset: for each opset, the operators and the numbers of nodes and claims.
+    """
+
+    nodes: int = 0
+    refused: int = 0
+    claims: int = 0
+    conflicts: int = 0
+    traits: int = 0
+    wrong: int = 0
+    operators: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    by_opset: dict[int, tuple[set[tuple[str, str]], Counter[str]]] = dataclasses.field(
+        default_factory=lambda: defaultdict(lambda: (set(), Counter()))
+    )
+
+    def add(self, trial: Trial) -> None:
+        """Count one case."""
+        self.nodes += 1
+        self.operators.add(trial.case.operator)
+        self.claims += trial.claims.total()
+        self.conflicts += trial.conflicts.total()
+        self.wrong += len(trial.wrong)
+        for opset in trial.claims.keys() | trial.conflicts.keys():
+            operators, counts = self.by_opset[opset]
+            operators.add(trial.case.operator)
+            counts["nodes"] += 1
+            counts["claims"] += trial.claims[opset]
+
+
+def _drawn_cases(training: bool) -> Iterator[Case]:
+    for operator in sorted(RECIPES):
+        if is_training_operator(operator) is not training:
+            continue
+        for opsets in schema_versions(operator):
+            for number in range(_TRIED):
+                yield draw_case(operator, random.Random(f"{operator[1]}-{opsets.start}-{number}"), opsets)
+
+
+def _measure() -> str:
+    """Run everything; return the numbers as a part of the page."""
+    suite = [case for case in suite_cases() if any(map(is_float_data, case.feeds.values()))]
+    sources = {
+        "ONNX's operator suite": suite,
+        "drawn, ai.onnx": list(_drawn_cases(False)),
+        "drawn, ONNX Runtime's own": list(_drawn_cases(True)),
+    }
+    tallies = {source: _Tally() for source in sources}
+    strict: dict[tuple[tuple[str, str], tuple[int, ...]], list[set[int]]] = defaultdict(list)
+    for source, cases in sources.items():
+        for case in cases:
+            try:
+                trial, findings = try_case(case, strictness=True), try_traits(case)
+            except RefusedError:
+                tallies[source].refused += 1
+                continue
+            tallies[source].add(trial)
+            tallies[source].traits += findings.tried.total()
+            tallies[source].wrong += len(findings.wrong)
+            inputs = list(case.node.input)
+            # The results of an operator that writes into its operands say nothing of what it writes.
+            for names, degrees in trial.forbidden.items() if "WRITES_INPUT" not in traits_of(case.operator) else ():
+                if all(name in inputs for name in names) and len(degrees) < 2:
+                    strict[case.operator, tuple(map(inputs.index, names))].append(degrees)
+    return "\n".join([*_totals(tallies), *_opsets(tallies), *_strict_rules(strict)])
+
+
+def _totals(tallies: dict[str, _Tally]) -> list[str]:
+    versions = f"onnx {onnx.__version__}, onnxruntime {onnxruntime.__version__}"
+    lines = ["", f"## Numbers ({versions})", ""]
+    lines += ["| nodes | operators | ran | refused | degrees tried | forbidden | traits tried | wrong |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for source, tally in tallies.items():
+        counts = (len(tally.operators), tally.nodes, tally.refused, tally.claims, tally.conflicts, tally.traits)
+        lines.append(f"| {source} | {' | '.join(f'{count:,}' for count in counts)} | {tally.wrong} |")
+    return lines
+
+
+def _opsets(tallies: dict[str, _Tally]) -> list[str]:
+    lines = ["", "By opset, where a node counts in each opset in which its operator is defined alike:", ""]
+    lines += ["| opset | operators | nodes | degrees tried |", "|---|---|---|---|"]
+    for opset in range(OLDEST, NEWEST + 1):
+        parts = [tally.by_opset[opset] for tally in tallies.values() if opset in tally.by_opset]
+        operators = set[tuple[str, str]]().union(*(part[0] for part in parts))
+        counts = sum((part[1] for part in parts), Counter[str]())
+        lines.append(f"| {opset} | {len(operators)} | {counts['nodes']:,} | {counts['claims']:,} |")
+    return lines
+
+
+def _strict_rules(strict: dict[tuple[tuple[str, str], tuple[int, ...]], list[set[int]]]) -> list[str]:
+    """Name the operands that may not be scaled although all nodes tried have results of one degree."""
+    lines = ["", "Stricter than need be: these operands may not have degree 1, and yet all results had"]
+    for degree, text in (
+        (1, "degree 1"),
+        (0, "degree 0 (most of them on purpose: a decision that a NaN would change)"),
+    ):
+        found = defaultdict(list)
+        for (operator, operands), outcomes in sorted(strict.items()):
+            if len(outcomes) > 1 and all(outcome == {degree} for outcome in outcomes):
+                found[operator].append(" and ".join(map(str, operands)))
+        lines += [
+            "",
+            f"- {text}: " + "; ".join(f"`{_name(key)}` {', '.join(found[key])}" for key in sorted(found)) + ".",
+        ]
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fill_page(read_numbers(PAGE.read_text()) if "--lists" in sys.argv else _measure()))
