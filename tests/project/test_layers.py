@@ -31,3 +31,10 @@ def test_the_picture_of_the_layers_is_the_contract() -> None:
     assert picture is not None
     drawn = [set(line[:48].split()) for line in picture[1].splitlines()]
     assert drawn == [set(layer.split(" | ")) for layer in layers if layer != "__main__"]
+
+
+def test_the_guide_names_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    known = {path.name for folder in (PACKAGE, ROOT / "tests", ROOT / "docs") for path in folder.rglob("*.py")}
+    named = {path.rsplit("/", 1)[-1] for path in re.findall(r"`([\w/]+\.py)`", text)}
+    assert named - known == {"document_nodes.py"}, "but for the example"
