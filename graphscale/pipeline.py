@@ -19,7 +19,7 @@ from graphscale.analysis.proof import prove
 from graphscale.analysis.report import TELEMETRY, GradientReport, PlaceReport, Report, StateReport, make_report
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
-from graphscale.errors import AutocastError, InvalidLossScaleError, ModelFileError, ProofError
+from graphscale.errors import AutocastError, ModelFileError, ProofError
 from graphscale.files import model_files
 from graphscale.files.model_files import ModelResult
 from graphscale.graph.builder import PASS_KEY, count_inserted
@@ -37,22 +37,24 @@ from graphscale.passes import (
     scale_nodes,
     standard_passes,
 )
-from graphscale.policy.loss_scale import LossScale, get
+from graphscale.policy.loss_scale import LossScale, get_policy
 from graphscale.targets import advise, check_versions, get_target
 
 __all__ = [
     "Model",
     "ScaledModel",
+    "complete_report",
     "inspect",
     "needs_preparation",
     "open_copy",
     "open_copy_with_proto",
     "prepare",
+    "prove_rewrite",
     "run_passes",
     "scale",
 ]
 
-# What the public functions take: a path, an onnx_ir model or a ModelProto.
+# The models that the public functions accept: a path, an onnx_ir model or a ModelProto.
 Model = str | os.PathLike[str] | ir.Model | onnx.ModelProto
 
 
@@ -104,9 +106,7 @@ def scale(
     Raises:
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
     """
-    policy = get(loss_scale)
-    if policy is None:
-        raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
+    policy = get_policy(loss_scale)
     chosen = get_target(target)
     work, name, proto = open_copy_with_proto(model)
     refuse_scaled(work, name)
@@ -138,19 +138,9 @@ def scale(
         exposed = [value for value in new if expose_scaled_loss and (value.name or "").startswith("scaled_loss")]
         with_mark = [node for node in work.graph if PASS_KEY in node.metadata_props]
         # Nodes that were marked before, as those of a fused step are, are nodes like all others.
-        _prove(work, rewrite, [node for node in with_mark if node not in marked], exposed)
-        found = rewrite.report
+        prove_rewrite(rewrite, rewrite.bound(), [node for node in with_mark if node not in marked], exposed)
         report = dataclasses.replace(
-            found,
-            warnings=(*warnings, *found.warnings),
-            policy=json.loads(policy.to_json()),
-            target=target,
-            nodes_before=nodes_before,
-            nodes_after=len(work.graph),
-            inserted=count_inserted(with_mark),
-            renamed=dict(rewrite.bound.editor.renamed),
-            state=_state(rewrite),
-            proved=True,
+            complete_report(rewrite, with_mark, nodes_before, warnings),
             autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
         )
         _stamp(work, rewrite, policy, report)
@@ -198,7 +188,7 @@ def open_copy_with_proto(model: Model) -> tuple[ir.Model, str, onnx.ModelProto |
 
 
 def needs_preparation(model: ir.Model) -> bool:
-    """Whether `prepare` will replace nodes of a model."""
+    """Return whether `prepare` will replace nodes of a model."""
     return bool(model.functions) or LowerOptimizers.applies(model)
 
 
@@ -235,14 +225,10 @@ def run_passes(model: ir.Model, *passes: ir.passes.PassBase) -> None:
     try:
         ir.passes.Sequential(*passes)(model)
     except PassError as error:
-        raise _cause(error) from error
-
-
-def _cause(error: BaseException) -> BaseException:
-    """What a pass raised, out of the errors that onnx_ir wraps it in."""
-    while isinstance(error, PassError) and error.__cause__ is not None:
-        error = error.__cause__
-    return error
+        cause: BaseException = error
+        while isinstance(cause, PassError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise cause from error
 
 
 def _autocast_pass(autocast: Any, options: Mapping[str, Any]) -> Autocast | None:
@@ -263,12 +249,22 @@ def _autocast_pass(autocast: Any, options: Mapping[str, Any]) -> Autocast | None
     return chosen
 
 
-def _prove(model: ir.Model, rewrite: Rewrite, own: Iterable[ir.Node], exposed: Sequence[ir.Value]) -> None:
-    """Prove the result; `own` are the nodes that these passes put in, not some rewrite before."""
-    graph, bound = rewrite.training_graph, rewrite.bound
+def prove_rewrite(rewrite: Rewrite, scale: ir.Value, own: Iterable[ir.Node], exposed: Sequence[ir.Value] = ()) -> None:
+    """Prove the rewritten graph.
+
+    Args:
+        rewrite: the rewrite.
+        scale: the loss scale.
+        own: the nodes that these passes inserted, and no rewrite before.
+        exposed: the outputs that may have the scale in them.
+
+    Raises:
+        ProofError: it is not right.
+    """
+    graph = rewrite.training_graph
     proof = prove(
-        model.graph,
-        bound(),
+        rewrite.model.graph,
+        scale,
         graph.loss,
         guarded=[carried.next for carried in rewrite.carried if carried.guarded],
         checked=rewrite.checked,
@@ -281,6 +277,31 @@ def _prove(model: ir.Model, rewrite: Rewrite, own: Iterable[ir.Node], exposed: S
     lacking = covered - set(proof.scaled_contractions)
     if lacking:
         raise ProofError(f"the scale was planned to reach {sorted(lacking)[0]!r}, and does not")
+
+
+def complete_report(
+    rewrite: Rewrite, own: Iterable[ir.Node], nodes_before: int, warnings: Sequence[str] = ()
+) -> Report:
+    """Complete the report of the analysis by what was done.
+
+    Args:
+        rewrite: the rewrite.
+        own: the nodes that were inserted.
+        nodes_before: how many nodes the graph had.
+        warnings: further warnings.
+    """
+    return dataclasses.replace(
+        rewrite.report,
+        warnings=(*warnings, *rewrite.report.warnings),
+        policy=json.loads(rewrite.bound.policy.to_json()),
+        target=rewrite.bound.target.name,
+        nodes_before=nodes_before,
+        nodes_after=len(rewrite.model.graph),
+        inserted=count_inserted(own),
+        renamed=dict(rewrite.bound.editor.renamed),
+        state=_state(rewrite),
+        proved=True,
+    )
 
 
 def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
@@ -309,7 +330,7 @@ def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report)
 
 
 def _checked_names(rewrite: Rewrite) -> list[str]:
-    """The names of what is checked, as they are in the original graph."""
+    """Return the names of the checked values, as they are in the original graph."""
     names = {gradient.unscaled: gradient.name for gradient in rewrite.gradients}
     return [names.get(value, value.name or "") for value in rewrite.checked]
 

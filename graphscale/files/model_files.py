@@ -18,7 +18,7 @@ from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError, one_line
 from graphscale.files.writing import check_output, write_file
 
-__all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_tensors", "save"]
+__all__ = ["ModelResult", "external_tensors", "from_proto", "load", "load_with_proto", "replaced_tensors", "save"]
 
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27
@@ -53,7 +53,8 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
     return model, proto
 
 
-def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
+def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
+    """Return the initializers of a model whose content is in other files."""
     values = model.graph.initializers.values()
     return [v.const_value for v in values if isinstance(v.const_value, ir.ExternalTensor)]
 
@@ -65,7 +66,7 @@ def _bytes_in_memory(model: ir.Model) -> int:
 
 def _check_external_files(model: ir.Model, path: str | os.PathLike[str]) -> None:
     needed: dict[str, int] = {}
-    for tensor in _external_tensors(model):
+    for tensor in external_tensors(model):
         file = os.path.join(tensor.base_dir, tensor.location)
         needed[file] = max(needed.get(file, 0), (tensor.offset or 0) + (tensor.length or tensor.nbytes))
     for file, length in needed.items():
@@ -132,7 +133,7 @@ def save(model: ir.Model | onnx.ModelProto, path: str | os.PathLike[str]) -> Non
 
 def _weights_move(model: ir.Model, folder: Path) -> bool:
     """Return whether weights of a model go to a file beside it."""
-    elsewhere = any(Path(tensor.base_dir).resolve() != folder for tensor in _external_tensors(model))
+    elsewhere = any(Path(tensor.base_dir).resolve() != folder for tensor in external_tensors(model))
     return elsewhere or _bytes_in_memory(model) > _LARGEST
 
 
@@ -171,7 +172,7 @@ def _write_pair(model: ir.Model, target: Path, weights: Path) -> None:
 
 def _find_only_source(model: ir.Model) -> Path | None:
     """Find the file that holds all external weights of a model, if it is one and holds little else."""
-    tensors = _external_tensors(model)
+    tensors = external_tensors(model)
     files = {Path(tensor.base_dir, tensor.location) for tensor in tensors}
     if len(files) != 1 or _bytes_in_memory(model) > _LARGEST:
         return None

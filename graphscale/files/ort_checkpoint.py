@@ -50,7 +50,7 @@ class OptimizerGroup:
 
 @dataclasses.dataclass
 class Checkpoint:
-    """What a checkpoint file holds.
+    """The content of a checkpoint file.
 
     Attributes:
         trainable: the parameters that require gradients, by name.
@@ -75,7 +75,7 @@ class Checkpoint:
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a file has the mark of a checkpoint."""
+    """Return whether a file has the mark of a checkpoint."""
     with open(path, "rb") as file:
         return file.read(8)[4:] == _IDENTIFIER
 
@@ -159,7 +159,7 @@ def _read(fbs: _Classes, data: _Buffer, path: str | os.PathLike[str]) -> Checkpo
 
 
 def _items(owner: Any, field: str) -> Iterator[Any]:
-    """The items of a vector."""
+    """Yield the items of a vector."""
     item = getattr(owner, field)
     return (item(i) for i in range(getattr(owner, f"{field}Length")()))
 
@@ -276,7 +276,7 @@ class _Writer:
 
 
 def _function(module: Any, table: str, name: str) -> Callable[..., Any]:
-    """A generated function; it has its table's name in front in each version of the generator."""
+    """Return a generated function, which has its table's name in front in some versions of the generator."""
     with contextlib.suppress(AttributeError):
         return getattr(module, table + name)  # type: ignore[no-any-return]
     return getattr(module, name)  # type: ignore[no-any-return]

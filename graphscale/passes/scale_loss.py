@@ -13,7 +13,7 @@ from graphscale.analysis.edits import Place
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.report import make_report
 from graphscale.analysis.training_graph import analyse
-from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
+from graphscale.errors import AlreadyScaledError
 from graphscale.graph.builder import Builder, Position, behind, replace_reads
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
@@ -22,7 +22,7 @@ from graphscale.graph.values import main_node, main_nodes, uses_of
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.graph_scale import GraphScale
 from graphscale.passes.rewrite import Rewrite
-from graphscale.policy.loss_scale import LossScale, get
+from graphscale.policy.loss_scale import LossScale, get_policy
 
 __all__ = ["ScaleLoss"]
 
@@ -63,9 +63,7 @@ class ScaleLoss(GraphPass):
     def call(self, model: ir.Model) -> PassResult:
         if Rewrite.under_way(model) or is_scaled(model):
             raise AlreadyScaledError(f"{self.name}: the model already carries a loss scale; scale the original graph")
-        policy = get(self.loss_scale)
-        if policy is None:
-            raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
+        policy = get_policy(self.loss_scale)
         with record_original(model) as records:
             # A caller that records runs all passes itself; else others' passes may run between them.
             self._rewrite(model, policy, alone=not records)

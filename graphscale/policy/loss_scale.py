@@ -23,7 +23,16 @@ from graphscale.policy.dynamic_rule import DynamicRule, check_number
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Binder", "DynamicLossScale", "FixedLossScale", "GraphLossScale", "LossScale", "flatten", "get"]
+__all__ = [
+    "Binder",
+    "DynamicLossScale",
+    "FixedLossScale",
+    "GraphLossScale",
+    "LossScale",
+    "flatten",
+    "get",
+    "get_policy",
+]
 
 
 class GraphLossScale(Protocol):
@@ -291,6 +300,14 @@ def get(identifier: Any) -> LossScale | None:
         f"cannot read {identifier!r} as a loss scale; pass 'dynamic', a number of at least 1, a LossScale, "
         'or {"class_name": ..., "config": {...}}'
     )
+
+
+def get_policy(identifier: Any) -> LossScale:
+    """Return the loss scale that `identifier` stands for, as `get` does, and refuse None."""
+    policy = get(identifier)
+    if policy is None:
+        raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
+    return policy
 
 
 def _from_config(identifier: Mapping[str, Any]) -> LossScale:

@@ -25,7 +25,6 @@ __all__ = [
     "buffer_of",
     "check_parameters",
     "holds_artifacts",
-    "holds_external_data",
     "read_folder",
 ]
 
@@ -37,7 +36,7 @@ ARTIFACTS = (TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL, CHECKPOINT)
 LAZY_RESET_GRAD = "lazy_reset_grad"
 _BUFFER = "_grad.accumulation.buffer"
 
-# What a training session feeds to an optimizer model, by position; some optimizers have fewer moments.
+# The inputs of an optimizer model, which a training session feeds by position; some optimizers have fewer moments.
 _OPTIMIZER_INPUTS = ("learning_rate", "step", "params", "gradients")
 _MOMENTS = ("first_order_moments", "second_order_moments")
 
@@ -61,39 +60,29 @@ class ArtifactFolder:
     checkpoint: Checkpoint
 
     def models(self) -> Iterator[tuple[str, ir.Model]]:
-        """The models by their file names."""
+        """Yield the models by their file names."""
         yield from ((TRAINING_MODEL, self.training), (EVAL_MODEL, self.evaluation), (OPTIMIZER_MODEL, self.optimizer))
 
     def others(self) -> Iterator[Path]:
-        """The other files of the folder, those with the models' external weights left out."""
+        """Yield the other files of the folder, those with the models' external weights left out."""
         weights = {
             Path(tensor.base_dir, tensor.location).resolve()
             for _, model in self.models()
-            for tensor in _external_tensors(model)
+            for tensor in model_files.external_tensors(model)
         }
         for file in sorted(self.path.iterdir()):
             if file.is_file() and file.name not in ARTIFACTS and file.resolve() not in weights:
                 yield file
 
 
-def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
-    values = model.graph.initializers.values()
-    return [value.const_value for value in values if isinstance(value.const_value, ir.ExternalTensor)]
-
-
-def holds_external_data(model: ir.Model) -> bool:
-    """Whether weights of a model are in other files."""
-    return bool(_external_tensors(model))
-
-
 def holds_artifacts(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a folder with at least one model of a training session in it."""
+    """Return whether a path is a folder with at least one model of a training session in it."""
     # os.path answers also for names that no file system takes.
     return any(os.path.isfile(os.path.join(path, name)) for name in (TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL))
 
 
 def buffer_of(parameter: str) -> str:
-    """The name of the buffer in which a parameter's gradient is accumulated."""
+    """Return the name of the buffer in which a parameter's gradient is accumulated."""
     return parameter + _BUFFER
 
 
@@ -179,7 +168,7 @@ def _check_training(folder: ArtifactFolder) -> None:
 
 
 def _check_evaluation(folder: ArtifactFolder) -> None:
-    """A training session feeds the parameters of the training model to the eval model, by position."""
+    """Check the parameters of the eval model: a training session feeds it those of the training model, by position."""
     parameters = folder.checkpoint.parameters
     training, evaluation = (_parameters(model, parameters) for model in (folder.training, folder.evaluation))
     if list(training) != list(evaluation):

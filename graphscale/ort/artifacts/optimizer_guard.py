@@ -16,10 +16,11 @@ from graphscale.passes import CheckFinite, GraphPass
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.targets import Target
 
-__all__ = ["GuardOptimizer"]
+__all__ = ["GuardOptimizer", "trace_clips"]
 
 MICROSOFT = "com.microsoft"
 GRADIENTS = "gradients"
+_CLIP = "InplaceClipGradNorm"
 
 # Since this opset an If gives a sequence, and an Identity takes one.
 _SEQUENCE_OPSET = 14
@@ -54,7 +55,7 @@ class GuardOptimizer(GraphPass):
         """Rewrite the optimizer model."""
         graph = model.graph
         node, optimizer = self._find_optimizer(graph)
-        gradients, clips = self._trace_gradients(graph, node)
+        gradients, clips = self._trace_gradients(graph, node, optimizer.inputs.index(GRADIENTS))
         if clips and graph.opset_imports.get("", 0) < _SEQUENCE_OPSET:
             raise UnsupportedModelError(
                 f"{self.where} clips gradients in opset {graph.opset_imports.get('', 0)}, where an If cannot give a "
@@ -79,34 +80,33 @@ class GuardOptimizer(GraphPass):
             )
         return found[0]
 
-    def _trace_gradients(self, graph: ir.Graph, node: ir.Node) -> tuple[ir.Value, list[ir.Node]]:
-        """The input `gradients`, and the nodes that clip it on its way to the optimizer."""
+    def _trace_gradients(self, graph: ir.Graph, node: ir.Node, index: int) -> tuple[ir.Value, list[ir.Node]]:
+        """Return the input `gradients`, and the nodes that clip it on its way to the optimizer's operand."""
         gradients = next(value for value in graph.inputs if value.name == GRADIENTS)
-        clips: list[ir.Node] = []
-        for operand in node.inputs:
-            path: list[ir.Node] = []
-            value = operand
-            while value is not None and value is not gradients:
-                producer = value.producer()
-                if producer is None or (producer.domain, producer.op_type) != (MICROSOFT, "InplaceClipGradNorm"):
-                    break
-                path.append(producer)
-                value = producer.inputs[0]
-            if value is gradients:
-                clips = path
-                break
-        else:
+        source, clips = trace_clips(node.inputs[index])
+        if source is not gradients:
             raise UnsupportedModelError(
                 f"the gradients that {node.op_type} {node.name!r} of {self.where} reads cannot be traced to its input "
-                f"{GRADIENTS!r}; only InplaceClipGradNorm may stand between them"
+                f"{GRADIENTS!r}; only {_CLIP} may stand between them"
             )
         others = [use.node for use in gradients.uses() if use.node is not node and use.node not in clips]
         if others:
             raise UnsupportedModelError(
                 f"{others[0].op_type} {others[0].name!r} of {self.where} reads {GRADIENTS!r}, and could change the "
-                "buffers on a skipped step; only InplaceClipGradNorm is known"
+                f"buffers on a skipped step; only {_CLIP} is known"
             )
         return gradients, clips
+
+
+def trace_clips(gradients: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
+    """Return the value that an optimizer's gradients are clipped from, and the nodes that clip, the last one first."""
+    clips: list[ir.Node] = []
+    while gradients is not None and (node := gradients.producer()) is not None:
+        if (node.domain, node.op_type) != (MICROSOFT, _CLIP):
+            break
+        clips.append(node)
+        gradients = node.inputs[0]
+    return gradients, clips
 
 
 def _element(editor: Editor, sequence: ir.Value, index: int) -> ir.Value:

@@ -23,7 +23,7 @@ __all__ = ["ResumedArtifacts", "resume_artifacts"]
 
 @dataclasses.dataclass(frozen=True)
 class ResumedArtifacts:
-    """What a training session of the folder starts from now.
+    """The state that a training session of the folder starts from.
 
     Attributes:
         path: the checkpoint that was written.
@@ -86,7 +86,7 @@ def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLi
 
 
 def _initial_states(policy: dict[str, object], names: dict[str, str]) -> dict[str, float]:
-    """The states of a loss scale at its beginning, by the names that they have in the model."""
+    """Return the states of a loss scale at its beginning, by the names that they have in the model."""
     loss_scale = get(policy)
     if not isinstance(loss_scale, DynamicLossScale):
         return {}

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.report import Report
-from graphscale.errors import InvalidLossScaleError, ModelFileError
+from graphscale.errors import ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
 from graphscale.files.writing import check_output_folder, write_folder
@@ -26,15 +26,16 @@ from graphscale.graph.original import record_original
 from graphscale.graph.stamp import Stamp
 from graphscale.ort.artifacts.folder import (
     CHECKPOINT,
+    OPTIMIZER_MODEL,
+    TRAINING_MODEL,
     ArtifactFolder,
-    holds_external_data,
     read_folder,
 )
 from graphscale.ort.artifacts.optimizer_guard import GuardOptimizer
 from graphscale.ort.artifacts.training_scaling import ScaledTraining, scale_training_model
 from graphscale.passes import Autocast
 from graphscale.pipeline import prepare, run_passes
-from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
+from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 from graphscale.targets import Target, check_versions, get_training_target
 
 __all__ = [
@@ -61,7 +62,7 @@ class ScaledArtifacts:
     report: Report
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts, lists, strings and numbers."""
+        """Return the report as plain dicts, lists, strings and numbers."""
         return self.report.to_dict()
 
 
@@ -99,19 +100,16 @@ def scale_artifacts(
     Raises:
         GraphscaleError: the input is not acceptable; nothing is written.
     """
-    policy = get(loss_scale)
-    if policy is None:
-        raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")
+    policy = get_policy(loss_scale)
     chosen = get_training_target(target)
     written = None if out is None else check_output_folder(Path(folder), out, force)
     artifacts = read_folder(folder)
     with contextlib.ExitStack() as stack:
         for _, model in artifacts.models():
             stack.enter_context(record_original(model))
-        warnings = repair_versions(artifacts, chosen)
+        warnings = [*repair_versions(artifacts, chosen), *prepare(artifacts.training)]
         mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
         if mixed is not None:
-            warnings += prepare(artifacts.training)
             run_passes(artifacts.training, mixed)
         scaled = _scale_models(artifacts, policy, chosen, loss, skip_nonfinite)
         others, left_out = sort_others(artifacts, scaled.states)
@@ -128,7 +126,7 @@ def scale_artifacts(
 
 
 def with_states(checkpoint: Checkpoint, states: Mapping[str, float]) -> Checkpoint:
-    """A checkpoint that also holds these states, where it does not hold them yet."""
+    """Add states to a checkpoint, where it does not hold them yet."""
     frozen = dict(checkpoint.frozen)
     for name, value in states.items():
         frozen.setdefault(name, np.asarray(value, dtype=np.float32))
@@ -152,12 +150,12 @@ def repair_versions(artifacts: ArtifactFolder, target: Target) -> list[str]:
 def _scale_models(
     artifacts: ArtifactFolder, policy: LossScale, target: Target, loss: str | None, skip_nonfinite: bool
 ) -> ScaledTraining:
-    names = {*artifacts.checkpoint.parameters, *_names(artifacts.evaluation.graph)}
+    names = {*artifacts.checkpoint.parameters, *ir.convenience.create_value_mapping(artifacts.evaluation.graph)}
     scaled = scale_training_model(
         artifacts.training,
         policy,
         artifacts.checkpoint.trainable,
-        name=str(artifacts.path / "training_model.onnx"),
+        name=str(artifacts.path / TRAINING_MODEL),
         taken=names,
         target=target.name,
         loss=loss,
@@ -169,16 +167,10 @@ def _scale_models(
         artifacts.evaluation.graph.inputs.append(value)
     if isinstance(policy, DynamicLossScale) or skip_nonfinite:
         count = len(artifacts.checkpoint.trainable)
-        GuardOptimizer(count, target, str(artifacts.path / "optimizer_model.onnx"))(artifacts.optimizer)
+        GuardOptimizer(count, target, str(artifacts.path / OPTIMIZER_MODEL))(artifacts.optimizer)
     counts = {f"optimizer model: {key}": value for key, value in count_inserted(artifacts.optimizer.graph).items()}
     report = dataclasses.replace(scaled.report, inserted={**scaled.report.inserted, **counts})
     return dataclasses.replace(scaled, report=report)
-
-
-def _names(graph: ir.Graph) -> set[str]:
-    values = [*graph.inputs, *graph.initializers.values()]
-    values += [value for node in graph.all_nodes() for value in node.outputs]
-    return {value.name or "" for value in values}
 
 
 def _stamp(artifacts: ArtifactFolder, scaled: ScaledTraining, policy: LossScale, report: Report) -> None:
@@ -197,7 +189,7 @@ def _stamp(artifacts: ArtifactFolder, scaled: ScaledTraining, policy: LossScale,
 def sort_others(
     artifacts: ArtifactFolder, states: Mapping[str, float]
 ) -> tuple[dict[Path, Checkpoint | None], list[str]]:
-    """The other files that go along, with the new content of those that are checkpoints of the model; warnings."""
+    """Return the other files that go along, with the new content of checkpoints of the model among them; warnings."""
     files: dict[Path, Checkpoint | None] = {}
     warnings = []
     for file in artifacts.others():
@@ -210,7 +202,7 @@ def sort_others(
 
 
 def further_checkpoint(artifacts: ArtifactFolder, file: Path) -> Checkpoint | None:
-    """The checkpoint that a file is, if it is one of this model."""
+    """Read a file that is a checkpoint of this model; None for another one."""
     try:
         checkpoint = read_checkpoint(file) if is_checkpoint(file) else None
     except (ModelFileError, OSError):
@@ -241,7 +233,7 @@ def write_artifacts(
         else:
             write_checkpoint(folder / file.name, checkpoint)
     for name, model in artifacts.models():
-        if name in unchanged and not holds_external_data(model):
+        if name in unchanged and not model_files.external_tensors(model):
             shutil.copy2(artifacts.path / name, folder / name)
         else:
             model_files.save(model, folder / name)

@@ -74,7 +74,7 @@ def strip_artifacts(
 
 
 def _states(training: ir.Model, name: str) -> set[str]:
-    """The frozen parameters that hold the state of the loss scale."""
+    """Return the frozen parameters that hold the state of the loss scale."""
     if not is_scaled(training):
         return set()
     names = read_stamp(training.metadata_props, name).names

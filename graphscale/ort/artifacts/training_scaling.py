@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.proof import prove
-from graphscale.analysis.report import STATE_OF_SCALE, Report, StateReport
-from graphscale.errors import GradientError, ProofError
-from graphscale.graph.builder import count_inserted, shape_like
+from graphscale.analysis.report import Report
+from graphscale.errors import GradientError
+from graphscale.graph.builder import shape_like
 from graphscale.graph.types import dtype_of
-from graphscale.graph.values import node_name
 from graphscale.graph.walks import ancestors, descendants
 from graphscale.operators import written_inputs
 from graphscale.ort.artifacts.folder import buffer_of
-from graphscale.ort.artifacts.window import AccumulationWindow, Window
+from graphscale.ort.artifacts.window import AccumulationWindow
 from graphscale.passes import CheckFinite, GuardUpdates, OrderWrites, Rewrite, ScaleLoss, UnscaleGradients, scale_nodes
 from graphscale.passes.guard_in_place import guard_written_input
 from graphscale.passes.nodes.write_order import order_writes
+from graphscale.pipeline import complete_report, prove_rewrite
 from graphscale.policy.loss_scale import LossScale
 
 __all__ = ["ScaledTraining", "scale_training_model"]
@@ -70,7 +68,6 @@ def scale_training_model(
     """
     nodes_before = len(model.graph)
     _describe_gradients(model.graph)
-    warnings = _inline(model)
     ScaleLoss(policy, loss=loss, target=target, skip_nonfinite=skip_nonfinite)(model)
     UnscaleGradients()(model)
     statistics = [node for node in model.graph if written_inputs(node)]
@@ -91,32 +88,23 @@ def scale_training_model(
         model.graph.sort()
     rewrite.bound.look_for_names()
     order_writes(OrderWrites.builder(editor))
-    _prove(model.graph, rewrite, windows.window)
-    report = dataclasses.replace(
-        rewrite.report,
-        warnings=(*warnings, *rewrite.report.warnings),
-        policy=json.loads(policy.to_json()),
-        target=target,
-        nodes_before=nodes_before,
-        nodes_after=len(model.graph),
-        inserted=count_inserted(model.graph),
-        renamed=dict(editor.renamed),
-        state=_state(rewrite, windows.window),
-        proved=True,
-    )
-    held = {} if windows.window is None else windows.window.states
+    window = windows.window
+    prove_rewrite(rewrite, rewrite.bound() if window is None else window.loss_scale, model.graph)
+    if window is not None:
+        prove(
+            model.graph,
+            window.loss_scale,
+            rewrite.training_graph.loss,
+            checked=rewrite.checked,
+            all_finite=window.all_finite,
+            rule_nodes=scale_nodes(model.graph),
+        )
+    report = complete_report(rewrite, model.graph, nodes_before)
+    held = {} if window is None else window.states
     states = {value.name or "": number for value, number in held.values()}
     names = {"loss": rewrite.training_graph.loss.name or ""}
     names |= {role: value.name or "" for role, (value, _) in held.items()}
     return ScaledTraining(states, names, report)
-
-
-def _inline(model: ir.Model) -> list[str]:
-    if not model.functions:
-        return []
-    names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
-    InlinePass()(model)
-    return [f"the model-local functions {names} were inlined"]
 
 
 def _describe_gradients(graph: ir.Graph) -> None:
@@ -129,7 +117,7 @@ def _describe_gradients(graph: ir.Graph) -> None:
 
 
 def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) -> None:
-    """Every trainable parameter's gradient is accumulated and scaled, and nothing else is scaled."""
+    """Check that every trainable parameter's gradient is accumulated and scaled, and nothing else is scaled."""
     accumulated: dict[str, ir.Value] = {}
     for node in rewrite.training_graph.accumulators:
         buffer, gradient = node.inputs[:2]
@@ -150,36 +138,3 @@ def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) 
                 f"{name} does not accumulate the gradient {found.name!r}: nothing would skip a step for it; remove "
                 "the output that shows it"
             )
-
-
-def _prove(graph: ir.Graph, rewrite: Rewrite, window: Window | None) -> None:
-    """Prove the model free of the scale, its statistics guarded, its windows checked, its writes ordered."""
-    rule_nodes = scale_nodes(graph)
-    scale = rewrite.bound() if window is None else window.loss_scale
-    gradients = rewrite.checked
-    loss = rewrite.training_graph.loss
-    guarded = [carried.next for carried in rewrite.carried]
-    proof = prove(
-        graph,
-        scale,
-        loss,
-        guarded=guarded,
-        checked=gradients,
-        all_finite=rewrite.all_finite,
-        rule_nodes=rule_nodes,
-    )
-    if window is not None:
-        prove(graph, scale, loss, checked=gradients, all_finite=window.all_finite, rule_nodes=rule_nodes)
-    coverage = rewrite.training_graph.coverage
-    covered = {node_name(node) for node in coverage.nodes} - {node_name(node) for node in coverage.missed}
-    lacking = covered - set(proof.scaled_contractions)
-    if lacking:
-        raise ProofError(f"the scale was planned to reach {sorted(lacking)[0]!r}, and does not")
-
-
-def _state(rewrite: Rewrite, window: Window | None) -> tuple[StateReport, ...]:
-    states = [] if window is None else [value.name or "" for value, _ in window.states.values()]
-    return (
-        *(StateReport(name, None, STATE_OF_SCALE) for name in states),
-        *(StateReport(carried.input.name or "", None, carried.how) for carried in rewrite.carried),
-    )

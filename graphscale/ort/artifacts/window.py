@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.analysis.report import STATE_OF_SCALE
 from graphscale.errors import InvalidLossScaleError
 from graphscale.graph.builder import Builder, replace_reads, shape_like, unused_name
 from graphscale.graph.types import dtype_of
@@ -18,6 +19,7 @@ from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.nodes.graph_scale import GraphScale
 from graphscale.passes.nodes.update_nodes import LOSS_SCALE, STUCK
 from graphscale.passes.nodes.update_rule import add_update_rule, initial_values
+from graphscale.passes.rewrite import StatePair
 from graphscale.policy.dynamic_rule import DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale
 
@@ -28,7 +30,7 @@ WINDOW_FINITE = "window_finite"
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """What the pass put into a training model.
+    """The nodes and values that the pass put into a training model.
 
     Attributes:
         states: the state by its role, with its initial value: graph inputs without initializers, float32 scalars.
@@ -90,12 +92,12 @@ class AccumulationWindow(RewritePass):
         for state, _ in states.values():
             self._make_plain(bound, state)
         updating = UpdateLossScale.builder(bound.editor, shape=())
-        window_scale = _begin(updating, bound, policy.rule, {role: state for role, (state, _) in states.items()})
+        window_scale = _begin(updating, rewrite, policy.rule, {role: state for role, (state, _) in states.items()})
         replace_reads(bound.loss_scale, window_scale, reads)
         gradients = tuple(_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators)
         checked = all_finite(build, gradients, bound.target)
         number = build.cast(checked, ir.DataType.FLOAT, name=f"{finite.name}.next")
-        bound.write_in_place(updating, finite, number)
+        _write(updating, rewrite, finite, number)
         bound.graph.sort()
         self.window = Window(states, window_scale, checked, gradients)
         return True
@@ -112,10 +114,14 @@ class AccumulationWindow(RewritePass):
             bound.editor.renamed.append((wanted, state.name))
 
 
-def _begin(build: Builder, bound: GraphScale, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
-    """Run the update rule if a window begins and there was one before; return the scale of the window."""
-    editor, finite = bound.editor, states[WINDOW_FINITE]
+def _write(build: Builder, rewrite: Rewrite, state: ir.Value, value: ir.Value) -> None:
+    rewrite.bound.write_in_place(build, state, value)
+    rewrite.carried.append(StatePair(state, value, True, STATE_OF_SCALE, guarded=False))
 
+
+def _begin(build: Builder, rewrite: Rewrite, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
+    """Run the update rule if a window begins and there was one before; return the scale of the window."""
+    bound, editor, finite = rewrite.bound, rewrite.bound.editor, states[WINDOW_FINITE]
     resets = next(value for value in bound.graph.inputs if value.name == LAZY_RESET_GRAD)
     shape = editor.constant("graphscale/scalar_shape", np.asarray([], dtype=np.int64))
     zero = editor.constant("graphscale/no_window", np.asarray(0, dtype=np.float32))
@@ -134,12 +140,12 @@ def _begin(build: Builder, bound: GraphScale, rule: DynamicRule, states: Mapping
         for role, value in following.items()
     }
     for role, value in window.items():
-        bound.write_in_place(build, states[role], value)
+        _write(build, rewrite, states[role], value)
     return window[LOSS_SCALE]
 
 
 def _accumulated(rewrite: Rewrite, node: ir.Node) -> ir.Value:
-    """The accumulator's second output: its buffer, after the gradient was added."""
+    """Return the accumulator's second output: its buffer, after the gradient was added."""
     buffer = node.inputs[0]
     assert buffer is not None
     if len(node.outputs) < 2:

@@ -9,11 +9,10 @@ import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.values import node_name
-from graphscale.operators import MICROSOFT, optimizer_of
+from graphscale.operators import optimizer_of
+from graphscale.ort.artifacts.optimizer_guard import trace_clips
 
 __all__ = ["AdamW", "Optimizer", "Sgd", "read_optimizer"]
-
-_CLIP = "InplaceClipGradNorm"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Sgd:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """What an optimizer model does with the gradients.
+    """The way of an optimizer model to use the gradients.
 
     Attributes:
         rule: the optimizer.
@@ -74,7 +73,7 @@ def read_optimizer(model: ir.Model, name: str) -> Optimizer:
         if role is not None and role != "gradients" and (operand is None or operand.name != role):
             given = "nothing" if operand is None else repr(operand.name)
             raise UnsupportedModelError(f"{name}: {node_name(node)!r} reads {given} where {role!r} is expected")
-    clips = _clips(node.inputs[roles.index("gradients")], name)
+    clips = _find_clips(node.inputs[roles.index("gradients")], name)
     others = [other for other in nodes if other is not node and other not in clips]
     if others:
         raise UnsupportedModelError(
@@ -94,19 +93,18 @@ def _attributes(node: ir.Node) -> dict[str, Any]:
     return {key: attribute.value for key, attribute in node.attributes.items()}
 
 
-def _clips(gradients: ir.Value | None, name: str) -> list[ir.Node]:
-    """The clipping operators between the input `gradients` and the optimizer, the last one first."""
-    found: list[ir.Node] = []
-    while gradients is not None and not gradients.is_graph_input():
-        node = gradients.producer()
-        if node is None or (node.domain, node.op_type) != (MICROSOFT, _CLIP):
-            operator = "no operator" if node is None else f"{node.op_type} (node {node_name(node)!r})"
-            raise UnsupportedModelError(f"{name}: the optimizer's gradients come from {operator}, not from {_CLIP}")
-        found.append(node)
-        gradients = node.inputs[0]
+def _find_clips(operand: ir.Value | None, name: str) -> list[ir.Node]:
+    """Return the clipping operators between the input `gradients` and the optimizer, the last one first."""
+    gradients, clips = trace_clips(operand)
+    node = None if gradients is None else gradients.producer()
+    if node is not None:
+        raise UnsupportedModelError(
+            f"{name}: the optimizer's gradients come from {node.op_type} (node {node_name(node)!r}), not from "
+            "InplaceClipGradNorm"
+        )
     if gradients is None or gradients.name != "gradients":
         raise UnsupportedModelError(f"{name}: the optimizer's gradients do not come from the input 'gradients'")
-    return found
+    return clips
 
 
 def _max_norm(node: ir.Node) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,14 @@ import onnx_ir as ir
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files import model_files, writing
 from graphscale.files.ort_checkpoint import Checkpoint, OptimizerGroup, is_checkpoint, read_checkpoint, write_checkpoint
+from graphscale.files.tensor_files import read_npz, read_safetensors
 from graphscale.graph.diagnosis import name_damage
 from graphscale.ort.fusing.step import MOMENTS, STEP
-from graphscale.ort.fusing.weights import read_weights
 
-__all__ = ["ExportedWeights", "WeightsError", "export_weights"]
+__all__ = ["ExportedWeights", "WeightsError", "export_weights", "read_weights"]
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
-# What ONNX Runtime calls its only group of parameters, and its learning rate where none was set.
+# ONNX Runtime's name for its only group of parameters, and its learning rate where none was set.
 _GROUP, _LEARNING_RATE = "group0", 0.001
 
 
@@ -139,12 +140,12 @@ def _into_checkpoint(
 
 
 def _is_complete(moments: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether every parameter has both moments."""
+    """Return whether every parameter has both moments."""
     return all(len(states) == len(MOMENTS) for states in moments)
 
 
 def _is_weight(value: ir.Value) -> bool:
-    """Whether an initializer may be a weight: floating-point numbers, more than one."""
+    """Return whether an initializer may be a weight: floating-point numbers, more than one."""
     tensor = value.const_value
     return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1
 
@@ -185,3 +186,23 @@ def _unused(arrays: Arrays, written: Iterable[str]) -> tuple[str, ...]:
 def _some(names: Iterable[str]) -> str:
     first = [repr(name) for name in names]
     return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "") if first else "none"
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """Read all arrays of a file by name.
+
+    Args:
+        path: a .npz or .safetensors file, as `Session.state_dict()` is saved to, or an ONNX model: its initializers.
+
+    Raises:
+        ModelFileError: the file is missing, damaged, or of another format.
+    """
+    suffix = Path(path).suffix
+    if suffix == ".npz":
+        return read_npz(path)
+    if suffix == ".safetensors":
+        return read_safetensors(path)[0]
+    if suffix != ".onnx":
+        raise ModelFileError(f"{path}: trained weights are read from .npz, .safetensors and .onnx files")
+    initializers = model_files.load(path).graph.initializers
+    return {name: v.const_value.numpy() for name, v in initializers.items() if v.const_value is not None}

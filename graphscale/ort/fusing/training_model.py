@@ -1,6 +1,6 @@
 """Opening the training model of an artifact folder: its parameters get their values, its accumulators go.
 
-What is left computes the loss and, as values inside the graph, one gradient for each trainable parameter.
+The rest computes the loss and, as values inside the graph, one gradient for each trainable parameter.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _drop_input(graph: ir.Graph, value: ir.Value, name: str) -> None:
 
 
 def _statistics(graph: ir.Graph, frozen: set[ir.Value]) -> dict[ir.Value, ir.Value]:
-    """The running statistics that operators write into a frozen parameter, each with its next value.
+    """Find the running statistics that operators write into a frozen parameter, each with its next value.
 
     The operator gets a copy to write into, so that the present value stays what it is during the step.
     """

@@ -15,7 +15,7 @@ import pytest
 import graphscale as gs
 from graphscale.files.ort_checkpoint import read_checkpoint
 from graphscale.ort.fusing import export_weights, fuse
-from graphscale.ort.fusing.weights import read_weights
+from graphscale.ort.fusing.trained_weights import read_weights
 from tests.conftest import Arrays, assert_all_same_bits, initial_values, run_once
 from tests.ort.fusing.training import FOLDERS, RATE, batches, edited, start, train
 
