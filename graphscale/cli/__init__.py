@@ -54,13 +54,13 @@ def make_group(commands: tuple[str, ...] = COMMANDS) -> Any:
     return typer.main.get_command(app)
 
 
-# What typer raises for a wrong option or argument; its own name for it depends on typer's version.
+# The error of typer for a wrong option or argument; its name depends on typer's version.
 _UsageError: Any = typer.BadParameter.__base__
 
 
 def main() -> None:
     """Run the command line: the console script `graphscale`."""
-    # What onnx_ir warns of is checked, and said, here.
+    # The checks of graphscale report the causes of onnx_ir's warnings.
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"onnx_ir\.")
     words = sys.argv[1:] or ["--help"]

@@ -22,7 +22,7 @@ def compare(output: Path, steps: int, seed: int, console: Console) -> None:
     """Train everything, draw it, and print the results.
 
     Args:
-        output: where to draw.
+        output: the file of the picture.
         steps: of each run.
         seed: of data, initial weights and batches.
         console: the terminal.
@@ -65,8 +65,8 @@ def _table(runs: Sequence[precision.Run]) -> Table:
 
 def _cells(run: precision.Run) -> tuple[str, ...]:
     loss, zeros = float(np.mean(run.losses[-10:])), float(np.median(run.zeros))
-    found = (f"{loss:.3g}", f"{100 * run.accuracy:.1f} %", f"{100 * zeros:.0f} %")
+    cells = (f"{loss:.3g}", f"{100 * run.accuracy:.1f} %", f"{100 * zeros:.0f} %")
     if not run.way.float16:
-        return found
+        return cells
     skipped = sum(not record.applied for record in run.records)
-    return (*found, f"2^{np.log2(run.records[-1].next_loss_scale):.0f}", str(skipped))
+    return (*cells, f"2^{np.log2(run.records[-1].next_loss_scale):.0f}", str(skipped))

@@ -104,15 +104,15 @@ def parse_updates(updates: list[str] | None) -> dict[str, str]:
     Raises:
         UpdateError: an option has no `=`, or an output is named twice.
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for option in updates or []:
         output, separator, source = option.partition("=")
         if not (output and separator and source):
             raise UpdateError(f"--update {option}: expected OUT=IN, an output's and an input's name")
-        if output in found:
+        if output in pairs:
             raise UpdateError(f"--update {option}: output {output!r} is named twice")
-        found[output] = source
-    return found
+        pairs[output] = source
+    return pairs
 
 
 def parse_loss_scale(

@@ -40,7 +40,7 @@ class Tally:
 
         Args:
             records: of the steps, as they are done.
-            console: where the bar is drawn.
+            console: the terminal of the bar.
             total: the number of the last step.
             done: steps that were done before the first record.
         """

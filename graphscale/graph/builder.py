@@ -113,6 +113,12 @@ class Editor:
             position = self._positions[value]
         return position
 
+    def replace(self, old: ir.Value, new: ir.Value, uses: Iterable[Any], suffix: str) -> None:
+        """Redirect readers of `old` to `new`, which takes over a graph output with the name that `old` has."""
+        replace_reads(old, new, uses)
+        if old.is_graph_output():
+            self.take_over_output(old, new, suffix)
+
     def take_over_output(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
         """Replace the graph output `old` by `new`, with its name, type and shape; `old` gets a suffix."""
         position = self._output_position(old)

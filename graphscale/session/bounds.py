@@ -119,9 +119,7 @@ def bound_gradients(
     node = make.node("If", [at_once], outputs, attributes=branches)
     node.metadata_props[SELECTION] = NAME
     for old, new in zip(step.outputs, node.outputs[1:], strict=True):
-        replace_reads(old, new, uses_of(old))
-        if old.is_graph_output():
-            editor.take_over_output(old, new, "selected")
+        editor.replace(old, new, uses_of(old), "selected")
     graph.remove(step, safe=True)
     check.redirect_readers(editor, node.outputs[0], otherwise)
     graph.remove([test.division for test in undivided], safe=True)

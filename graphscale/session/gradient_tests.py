@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, replace_inputs, replace_reads
+from graphscale.graph.builder import Editor, replace_inputs
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import Use, captured_values, is_scalar, operand_at, uses_of
 from graphscale.graph.walks import descendants
@@ -91,9 +91,7 @@ class FiniteCheck:
                 and use.node.metadata_props.get(PASS_KEY) != "fence"
                 and not (asking is not None and use.node.outputs[0] is asking.inputs[0])
             ]
-            replace_reads(value, finite, uses)
-            if value.is_graph_output():
-                editor.take_over_output(value, finite, "others")
+            editor.replace(value, finite, uses, "others")
 
 
 def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> FiniteCheck | None:
@@ -101,7 +99,7 @@ def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> FiniteChec
 
     Args:
         graph: the main graph.
-        decision: whether the step is applied, a scalar bool value.
+        decision: the flag of a step that is applied, a scalar bool value.
         step: the If that applies it.
     """
     total = next((n for n in graph if n.op_type == "Sum" and CheckFinite.inserted(n)), None)
@@ -131,7 +129,7 @@ def plan_tests(
         scale: the loss scale.
         step: the If that applies a step.
         thresholds: sizes from which a bound pays.
-        exact: whether the scale is a power of two, so that gradients that the step alone reads may be unscaled early.
+        exact: True if the scale is a power of two, so that gradients that the step alone reads may be unscaled early.
     """
     divisions = [node for node in graph if UnscaleGradients.inserted(node)]
     scaled = descendants((node for node in graph if not UnscaleGradients.inserted(node)), [scale])

@@ -69,12 +69,12 @@ def read_specs(values: Iterable[Any], optional: Iterable[Any]) -> dict[str, Inpu
     Raises:
         SessionError: an input is no tensor of numbers.
     """
-    found = {}
+    specs = {}
     for value, has_initializer in (*((v, False) for v in values), *((v, True) for v in optional)):
         if value.type not in _DTYPES:
             raise SessionError(f"the input {value.name!r} is of type {value.type}, which a session cannot feed")
-        found[value.name] = InputSpec(_DTYPES[value.type], tuple(value.shape), has_initializer)
-    return found
+        specs[value.name] = InputSpec(_DTYPES[value.type], tuple(value.shape), has_initializer)
+    return specs
 
 
 def check_names(

@@ -80,7 +80,7 @@ def create(
             f"the session options hold the state of another session already; make new ones: {one_line(error)}"
         ) from error
     try:
-        # Where a provider fails, ONNX Runtime prints that it goes on with the CPU; newer releases can be told not to.
+        # If a provider fails, ONNX Runtime prints that it goes on with the CPU; newer releases can be silenced.
         with contextlib.redirect_stdout(StringIO()):
             session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted, enable_fallback=0)
     except Exception as error:  # ORT's exceptions share no public base class

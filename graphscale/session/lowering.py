@@ -66,7 +66,7 @@ def _lower_for_cpu(
 
     Args:
         graph: the main graph, which is changed.
-        decision: whether the step is applied, a scalar bool value.
+        decision: the flag of a step that is applied, a scalar bool value.
         outputs: the next values of states.
         scale: the loss scale, a value of the graph.
         policy: of the loss scale.

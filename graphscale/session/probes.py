@@ -30,7 +30,7 @@ def simplify_probes(graph: ir.Graph, least: int) -> None:
     After:  `dw.probe = ReduceSum(MatMul(zeros, dw)); small.probe = ReduceSum(Mul(Concat(db, dc), 0))`
 
     Args:
-        graph: the main graph, of which the nodes of `check-finite` are changed.
+        graph: the main graph, whose nodes of `check-finite` are changed.
         least: elements of a gradient that is large.
     """
     editor = Editor(graph)

@@ -20,7 +20,7 @@ class StepResult(dict[str, np.ndarray[Any, Any]]):
         status: the outputs that report on the step, by role, as numbers, or values on a GPU, which are read on demand:
             `all_finite`, `stuck`, and with telemetry `cause`, `offender` and `zero_fraction`, where the step has them.
         gradients: the names of the gradients that are checked, in order.
-        accepts: whether a step that is not finite is applied where the scale is stuck.
+        accepts: True if a step that is not finite is applied where the scale is stuck.
     """
 
     def __init__(

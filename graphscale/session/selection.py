@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.buffers import is_fresh
-from graphscale.graph.builder import Builder, Editor, replace_reads
+from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.marks import SELECTION
 from graphscale.graph.values import subgraphs, uses_of
 from graphscale.operators import Trait, has_trait
@@ -32,7 +32,7 @@ def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value 
 
     Args:
         graph: the main graph, which is changed.
-        decision: whether the step is applied, a scalar bool value.
+        decision: the flag of a step that is applied, a scalar bool value.
         outputs: the next values of states. A state that is handed on, not computed, keeps its guard: the branches must
             not read what they write.
         least: elements of all states together from which the If pays.
@@ -58,9 +58,7 @@ def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value 
     node = build.node("If", [decision], chosen, attributes=branches)
     node.metadata_props[SELECTION] = NAME
     for old, new in zip(results, node.outputs, strict=True):
-        replace_reads(old, new, uses_of(old))
-        if old.is_graph_output():
-            editor.take_over_output(old, new, "selected")
+        editor.replace(old, new, uses_of(old), "selected")
     graph.remove(guards, safe=True)
     graph.sort()
     return node
@@ -79,7 +77,7 @@ def _is_guard(node: ir.Node, decision: ir.Value) -> bool:
 def _find_optimizer(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node]:
     """Return the nodes whose results only the guards need, for new values; in execution order."""
     guarding = set(guards)
-    found: dict[ir.Node, None] = {}
+    optimizer: dict[ir.Node, None] = {}
     for node in reversed(list(graph)):
         # Random numbers are drawn in every step, whether it is applied or not.
         if node in guarding or node.domain != "" or has_trait(node, Trait.RANDOM) or subgraphs(node):
@@ -87,9 +85,9 @@ def _find_optimizer(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node]
         uses = [use for value in node.outputs for use in uses_of(value)]
         if not uses or any(value.is_graph_output() for value in node.outputs):
             continue
-        if all(use.node in found or (use.node in guarding and use.idx == 1) for use in uses):
-            found[node] = None
-    return list(reversed(found))
+        if all(use.node in optimizer or (use.node in guarding and use.idx == 1) for use in uses):
+            optimizer[node] = None
+    return list(reversed(optimizer))
 
 
 def _make_branch(build: Builder, name: str, guards: Iterable[ir.Node], side: int, nodes: Sequence[ir.Node]) -> ir.Graph:

@@ -133,20 +133,20 @@ class StepPlan:
                 raise  # what a signal handler raised when the run was over
             self._bindings.clear()
             raise StepError(f"the step could not run: {one_line(error)}") from error
-        found = binding.get_outputs_as_ortvaluevector()
-        arrays = {name: self._array(name, found, place) for name, place in self._fetch}
-        return arrays, {name: self._number(name, found, place) for name, place in self._status}
+        values = binding.get_outputs_as_ortvaluevector()
+        arrays = {name: self._array(name, values, place) for name, place in self._fetch}
+        return arrays, {name: self._number(name, values, place) for name, place in self._status}
 
-    def _array(self, name: str, found: Any, place: int | None) -> np.ndarray[Any, Any]:
+    def _array(self, name: str, values: Any, place: int | None) -> np.ndarray[Any, Any]:
         """Return a fetched output, a copy if it is small: a view keeps all memory that the session has used."""
-        array: np.ndarray[Any, Any] = self._numbers[name].array if place is None else found[place].numpy()
+        array: np.ndarray[Any, Any] = self._numbers[name].array if place is None else values[place].numpy()
         return array.copy() if array.nbytes <= _SMALL else array
 
-    def _number(self, name: str, found: Any, place: int | None) -> Any:
+    def _number(self, name: str, values: Any, place: int | None) -> Any:
         """Return a status."""
         if place is None:
             return self._numbers[name].array.item()
-        return found[place].numpy().item() if self._device.name == "cpu" else found[place]
+        return values[place].numpy().item() if self._device.name == "cpu" else values[place]
 
     def has_run(self) -> bool:
         """Return whether the run that was begun last has ended: then its outputs, bound without values, have some."""

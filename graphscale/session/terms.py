@@ -74,7 +74,7 @@ def find_terms(division: ir.Node, scaled: set[ir.Value], narrow: float) -> TermS
     Args:
         division: the node that unscales it.
         scaled: all values that depend on the loss scale.
-        narrow: how many times fewer elements the operands of a scaled operand must have to stand for it.
+        narrow: elements of a scaled operand per element of its own operands, from which these stand for it.
     """
     search = _Search(scaled)
     terms = search.follow(Use(division, 0))

@@ -84,9 +84,9 @@ class Checkpoints:
         Raises:
             TrainingError: there is one.
         """
-        if found := self.all():
+        if paths := self.all():
             raise TrainingError(
-                f"{self.folder} holds checkpoints of a run already, the newest {found[-1].name}; go on with it with "
+                f"{self.folder} holds checkpoints of a run already, the newest {paths[-1].name}; go on with it with "
                 "--resume, or name another folder"
             )
 
@@ -159,14 +159,14 @@ class Checkpoints:
         path.unlink()
 
     def _newest(self, read: Callable[[Path], T]) -> T | None:
-        found = self.all()
-        if not found:
+        paths = self.all()
+        if not paths:
             return None
         try:
-            return read(found[-1])
+            return read(paths[-1])
         except GraphscaleError as error:
-            other = f"; if you remove it, the run resumes from {found[-2].name}" if len(found) > 1 else ""
-            raise TrainingError(f"cannot resume from {found[-1]}: {error}{other}") from error
+            other = f"; if you remove it, the run resumes from {paths[-2].name}" if len(paths) > 1 else ""
+            raise TrainingError(f"cannot resume from {paths[-1]}: {error}{other}") from error
 
     def _lock(self, descriptor: int) -> None:
         try:

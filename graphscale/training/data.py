@@ -73,10 +73,10 @@ class Data:
     @functools.cached_property
     def sha256(self) -> str:
         """The hash of the content: names, dtypes, shapes and elements."""
-        found = hashlib.sha256(self.describe().encode())
+        digest = hashlib.sha256(self.describe().encode())
         for _, array in sorted(self.arrays.items()):
-            found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
 
 
 class Batches:

@@ -19,7 +19,7 @@ class World:
     """This process alone.
 
     Attributes:
-        is_first: whether this process writes and draws; one of several does.
+        is_first: True if this process writes and draws; one of several does.
     """
 
     is_first: bool = True

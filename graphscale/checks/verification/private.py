@@ -98,9 +98,7 @@ class Copy:
         self.graph.inputs.append(extra)
         build = self._editor.builder(PASS, at=behind(value), dtype=dtype_of(value))
         disturbed = build.op("Add", [value, extra], name=f"{name}.disturbed", like=value)
-        replace_reads(value, disturbed, uses)
-        if value.is_graph_output():
-            self._editor.take_over_output(value, disturbed, "undisturbed")
+        self._editor.replace(value, disturbed, uses, "undisturbed")
         return extra.name or ""
 
     def spell_out_finite_checks(self) -> int:
@@ -110,10 +108,8 @@ class Copy:
             flag, gradients = node.outputs[0], [value for value in node.inputs if value is not None]
             finite = all_finite(self._editor.builder(PASS), gradients, get_target("onnx"))
             is_output = flag.is_graph_output()
-            replace_reads(flag, finite, uses_of(flag))
-            if is_output:
-                self._editor.take_over_output(flag, finite, "kernel")
-            else:
+            self._editor.replace(flag, finite, uses_of(flag), "kernel")
+            if not is_output:
                 name, flag.name = flag.name, f"{flag.name}.kernel"
                 finite.name = name
             self.values[finite.name or ""] = finite

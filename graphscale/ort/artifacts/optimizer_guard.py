@@ -133,10 +133,7 @@ def _clip_if(editor: Editor, clip: ir.Node, finite: ir.Value) -> None:
     }
     chosen = build.op("If", [finite], name=f"{clipped.name}.guarded", **branches)
     chosen.type = clipped.type or sequence.type
-    for node, index in uses:
-        node.replace_input_with(index, chosen)
-    if clipped.is_graph_output():
-        editor.take_over_output(clipped, chosen, "unguarded")
+    editor.replace(clipped, chosen, uses, "unguarded")
     editor.graph.remove(clip, safe=True)
 
 
