@@ -17,7 +17,7 @@ class Place:
     """A place where the loss scale enters.
 
     Attributes:
-        value: what is multiplied by the loss scale.
+        value: the value that is multiplied by the loss scale.
         edge: None if all readers get the product; else the one `(node, input index)` that does.
     """
 

@@ -1,7 +1,7 @@
 """The write-after-read hazard of in-place state.
 
 ONNX Runtime runs nodes in any order that respects data edges. A node that overwrites a state buffer may run before a
-node that still wants the old value, unless that reader is an ancestor of what is written.
+node that still wants the old value, unless that reader is an ancestor of the written value.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class _Search:
         constant = [i for i in operands if (v := node.inputs[i]) is not None and self.is_constant(v)]
         others = [i for i in operands if i not in dependent and i not in constant]
         best = here
-        # The deepest first; if that is a residual after all, what depends on no activation; then the rest.
+        # The deepest first; if that is a residual after all, the operands of no activation; then the rest.
         for i in (*dependent[:1], *others, *constant, *dependent[1:]):
             found = yield from self._operand(node, i)
             if found.grade is _Grade.STRONG:

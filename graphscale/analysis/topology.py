@@ -1,6 +1,6 @@
 """The forward and the backward part of a training graph, and the dependences of each value.
 
-Forward is what the loss depends on. Everything else that can reach a gradient or carried state is backward. In
+The loss depends on the forward part. Every other node that can reach a gradient or carried state is backward. In
 reverse mode a cotangent depends on the deepest forward values, those behind the last contraction (the *tail*); a saved
 activation, a residual of a derivative or a recomputed activation depends on shallower ones only.
 """
@@ -256,7 +256,6 @@ class Topology:
                 if late:
                     lates[number] = late
                 depths[number] = depth + is_forward
-                # What mixes several inputs.
                 mixes = is_forward and root == _MANY and is_float(values[number])
                 activations[number] |= is_activation or mixes
                 tails[number] |= is_tail or (mixes and tail[number])

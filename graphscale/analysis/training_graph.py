@@ -126,8 +126,8 @@ def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...
 
     The backward pass of a loss reads something that the loss is computed from, other than constants. A loss depends on
     activations and on no gradients, and no other candidate has to be unscaled beside it. Its backward pass covers the
-    most contractions, begins with a constant if it can, and reads the most values of its forward pass; what is computed
-    from another candidate in a non-linear way (a perplexity) is a metric; a total is more than its parts.
+    most contractions, begins with a constant if it can, and reads the most values of its forward pass; a
+    non-linear function of another candidate (a perplexity) is a metric; a total is more than its parts.
     """
     topology, plan = attempt.topology, attempt.solver.plan
     others = {other.topology.loss for other in attempts} - {topology.loss}
@@ -140,7 +140,7 @@ def _evidence(attempt: _Attempt, attempts: Sequence[_Attempt]) -> tuple[int, ...
             below.update(node.outputs)
             rule = rule_of(node)
             nonlinear += rule is None or rule.kind is Kind.NONLINEAR
-    # What another choice's scale reaches is a metric of its gradients, such as their norm, unless it is a total of it.
+    # A loss that another choice's scale reaches is a metric of its gradients, such as their norm, unless it is a total.
     below_places = sum(
         topology.loss in other.reached
         and other.topology.loss not in attempt.reached
@@ -285,7 +285,7 @@ def _refuse_unpaired(
     topology = attempt.topology
     paired = {update.output for update in updates}
     taken = {update.input for update in updates}
-    # What the loss does not depend on is no weight and no batch: a moment, whose next value may be a bare gradient.
+    # An input that the loss does not depend on is a moment: its next value may be a bare gradient.
     moments = {
         (value.dtype, tuple(value.shape)): value
         for value in topology.graph.inputs

@@ -1,4 +1,4 @@
-"""Guards of what operators write in place: accumulators, optimizers, running statistics. Used by guard-updates."""
+"""Guards of in-place writes: by accumulators, optimizers, running statistics. Used by guard-updates."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def guard_optimizer(build: Builder, node: ir.Node, applies: ir.Value) -> None:
 
 
 def _protect_states(build: Builder, node: ir.Node, optimizer: Optimizer, applies: ir.Value) -> None:
-    """Give an optimizer copies of its states: CPU kernels overwrite what they read, and the guard needs the old."""
+    """Give an optimizer copies of its states: CPU kernels overwrite them, and the guard needs the old."""
     for o in range(len(node.outputs)):
         i = optimizer.source(o)
         state = node.inputs[i] if i is not None and i < len(node.inputs) else None

@@ -65,7 +65,7 @@ class GuardUpdates(RewritePass):
                         guard_written_input(rewrite, build, node, i, written[i], applies)
                     else:
                         copy_overwritten_input(build, node, i)
-            # Guards that stand before what they read, and the check at the end: restore the order.
+            # Guards may stand before their operands, and the check at the end: restore the order.
             restore_order(graph.graph)
             rewrite.bound.editor.output(rewrite.all_finite, "all_finite")
         return changed or applies is not None

@@ -41,15 +41,15 @@ class Autocast(GraphPass):
 
     Weights, moments and all other carried state, the loss, the seed of the backward pass and the gradients stay
     float32. Each value is cast once for all readers. With `emulate`, all nodes stay float32, and each value that would
-    be of the small type is rounded by a pair of casts: what a runtime without float16 arithmetic needs to show what
-    float16 does. Before `ScaleLoss`, in the same sequence.
+    be of the small type is rounded by a pair of casts, so that a runtime without float16 arithmetic shows the effects
+    of float16. Before `ScaleLoss`, in the same sequence.
 
     Attributes:
         dtype: "float16" or "bfloat16".
         emulate: round in float32.
         settings: the lists of operators; None for the defaults.
         loss, seed, gradients, updates, target: as for `ScaleLoss`.
-        report: what was done, after the pass has run.
+        report: the report, after the pass has run.
     """
 
     name = AUTOCAST

@@ -30,7 +30,7 @@ class Gradient:
         name: the name it has in the original graph.
         scaled: the value that still has the loss scale in it.
         unscaled: the quotient, in float32 or wider.
-        checked: what is tested for finiteness: the quotient, or the whole gradient that it is only a share of.
+        checked: the values to test for finiteness: the quotient, or the whole gradient that it is only a share of.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Rewrite:
         return isinstance(self.bound.policy, FixedLossScale)
 
     def attach(self) -> None:
-        """Let the following passes find this."""
+        """Put this where the following passes find it."""
         self.model.meta[_KEY] = self
 
     @staticmethod

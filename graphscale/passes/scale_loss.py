@@ -38,7 +38,7 @@ class ScaleLoss(GraphPass):
     above 65504, though it can hold the product.
 
     Attributes:
-        loss_scale: what `graphscale.get` accepts.
+        loss_scale: any argument of `graphscale.get`.
         loss: the name of the loss, or None to find it.
         seed: `NODE:INDEX`, the edge where the scale enters, or None to find the places.
         gradients: names of values that are gradients.

@@ -24,7 +24,7 @@ class UnscaleGradients(RewritePass):
     Before: `dw = MatMul(x, dy)`
     After:  `dw.scaled = MatMul(x, dy); dw = Div(dw.scaled, current_loss_scale)`
 
-    A float16 gradient is unscaled in float32, where what underflows in float16 is still there: a reader that casts it
+    A float16 gradient is unscaled in float32, where its smallest elements do not underflow: a reader that casts it
     to float32 gets the float32 quotient, any other reader gets it cast back.
     """
 

@@ -32,11 +32,11 @@ class UpdateLossScale(RewritePass):
             rewrite.applies = rewrite.all_finite
             return False
         assert rewrite.all_finite is not None
-        rewrite.bound.write(build, rewrite.all_finite)
-        rewrite.applies = rewrite.bound.applies(build, rewrite.all_finite)
-        in_place = rewrite.bound.target.in_place
+        bound = rewrite.bound
+        bound.write(build, rewrite.all_finite)
+        rewrite.applies = bound.applies(build, rewrite.all_finite)
         rewrite.carried += [
-            StatePair(state, value, in_place, STATE_OF_SCALE, guarded=False)
-            for state, value in rewrite.bound.next_state.items()
+            StatePair(state, value, bound.target.in_place, STATE_OF_SCALE, guarded=False)
+            for state, value in bound.next_state.items()
         ]
         return True

@@ -34,7 +34,7 @@ class AutocastReport:
     Attributes:
         dtype: the small type, `float16` or `bfloat16`.
         emulate: whether it is emulated by rounding in float32.
-        ops: what became of the nodes of each operator that computes on float32 numbers, the most frequent first.
+        ops: the result for each operator that computes on float32 numbers, the most frequent first.
         low_nodes: how many nodes run in the small type.
         kept_nodes: how many of the forward and backward pass stay float32.
         optimizer_nodes: how many nodes of the optimizer stay float32; `ops` does not list them.
@@ -43,7 +43,7 @@ class AutocastReport:
         activation_bytes_before: the bytes of the activations that the backward pass reads, as far as shapes are known;
             an axis of unknown size counts as 1.
         activation_bytes_after: the same afterwards.
-        warnings: what a user should know, a sentence each.
+        warnings: notes for the user, a sentence each.
     """
 
     dtype: str

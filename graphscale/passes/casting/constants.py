@@ -47,7 +47,7 @@ def find_misfits(
         dtype: float16 or bfloat16. An infinity is exact in both, and fits.
     """
     unfit: dict[ir.Value, Misfit] = {}
-    derived: set[ir.Value] = set()  # what only holds the numbers of constants
+    derived: set[ir.Value] = set()  # values that only hold the numbers of constants
 
     def look(value: ir.Value, tensor: ir.TensorProtocol) -> None:
         derived.add(value)

@@ -1,6 +1,6 @@
-"""Choosing the nodes that run in float16: what is allowed, and what lies between allowed nodes.
+"""The choice of the nodes that run in float16: the allowed ones, and the nodes between them.
 
-As in grappler's auto_mixed_precision: allowed nodes first; what a denied node gave makes the infer nodes behind it
+As in grappler's auto_mixed_precision: allowed nodes first; a denied node makes the infer nodes behind it
 denied, up to the next allowed one; the remaining infer and clear nodes between allowed ones run in float16; in the
 end, single clear and infer nodes change sides where that saves casts.
 """
@@ -62,7 +62,7 @@ class PrecisionPlan:
         rules: how to treat each node.
         floats: the float32 values.
         constants: those that are constants, with their tensors.
-        typed: the dtypes of all results that can be told.
+        typed: the dtypes of all results whose dtype is known.
         forward: the nodes of the main graph that the loss depends on.
         low: the nodes that run in float16.
         reasons: why each other one does not.
@@ -206,7 +206,7 @@ def _check_kept(settings: Settings, graph: ir.Graph) -> None:
         raise AutocastError(f"there is no node {name!r} to keep in float32{hint}")
 
 
-# The operators of which `_own_reason` may say something whatever they read.
+# The operators that `_own_reason` looks at in any case.
 _LOOKED_AT = frozenset({"Clip", "LayerNormalization", "Mul", "Pad", "ReduceL1", "ReduceSum", "ReduceSumTraining"})
 
 
@@ -241,7 +241,7 @@ def _summed(node: ir.Node) -> float:
 
 
 def _propagate_denial(plan: PrecisionPlan) -> None:
-    """Deny the infer nodes that what a denied node gave reaches through infer and clear ones."""
+    """Deny the infer nodes that the result of a denied node reaches through infer and clear ones."""
     reached: set[ir.Value | None] = set()
     for node in plan.nodes:
         if node in plan.reasons:

@@ -27,7 +27,6 @@ class GraphScale:
         loss_scale: the scale: a scalar float32 initializer, for a dynamic scale also a graph input.
         states: all state by its role, `loss_scale` among them; counts are int64, float32 where the target writes
             them in place. Empty for a fixed loss scale.
-        next_state: after `write`, the next values: `{state value: next value}`.
         updated: after `write`, the results of the update rule.
         alone: whether nobody else puts nodes into the graph meanwhile, so that no names need be looked for again.
     """
@@ -40,7 +39,6 @@ class GraphScale:
         self.model = graph if isinstance(graph, ir.Model) else None
         self.graph = graph.graph if isinstance(graph, ir.Model) else graph
         self.editor = Editor(self.graph)
-        self.next_state: dict[ir.Value, ir.Value] = {}
         self.updated: UpdatedScale | None = None
         self.alone = False
         self.states: dict[str, ir.Value] = {}
@@ -58,12 +56,17 @@ class GraphScale:
         """The count of good steps, a scalar initializer and graph input; None for a fixed loss scale."""
         return self.states.get(GOOD_STEPS)
 
+    @property
+    def next_state(self) -> dict[ir.Value, ir.Value]:
+        """The next value of each state value, after `write`."""
+        return {} if self.updated is None else {self.states[role]: value for role, value in self.updated.next.items()}
+
     def __call__(self) -> ir.Value:
         """Return the current loss scale, a scalar float32 value of the graph."""
         return self.loss_scale
 
     def write(self, build: Builder, finite: ir.Value) -> ir.Node:
-        """Add the update rule, and write the new state: to graph outputs, or in place.
+        """Add the update rule, and write the new state: to graph outputs, or in place. Return the node that gives it.
 
         Args:
             build: the builder of the nodes.
@@ -71,14 +74,15 @@ class GraphScale:
         """
         assert isinstance(self.policy, DynamicLossScale)
         in_place = self.target.in_place
-        self.updated = add_update_rule(build, self.model, self.policy.rule, self.states, finite, in_place=in_place)
-        self.next_state = {self.states[role]: value for role, value in self.updated.next.items()}
+        self.updated = updated = add_update_rule(
+            build, self.model, self.policy.rule, self.states, finite, in_place=in_place
+        )
         for state, value in self.next_state.items():
             self.editor.output(value, f"{state.name}.next")
-        if self.updated.stuck is not None:
-            self.editor.output(self.updated.stuck, STUCK)
-        if not self.target.in_place:
-            return self.updated.node
+        if updated.stuck is not None:
+            self.editor.output(updated.stuck, STUCK)
+        if not in_place:
+            return updated.node
         writes = [self.write_in_place(build, state, value) for state, value in self.next_state.items()]
         return writes[0]
 

@@ -13,7 +13,7 @@ from graphscale.policy.dynamic_rule import DynamicRule
 
 __all__ = ["BAD_STEPS", "GOOD_STEPS", "HYSTERESIS_LEFT", "LOSS_SCALE", "STUCK", "Make", "RuleNodes"]
 
-# The roles of the state that a rule carries from step to step, and of what it says of a step.
+# The roles of the state that a rule carries from step to step, and of its flag.
 LOSS_SCALE, GOOD_STEPS, HYSTERESIS_LEFT, BAD_STEPS = "loss_scale", "good_steps", "hysteresis_left", "bad_steps"
 STUCK = "stuck"
 

@@ -112,22 +112,19 @@ def _next_name(role: str) -> str:
 
 def _numbers(rule: DynamicRule) -> dict[str, int | float]:
     """Return the numbers of the policy that the rule needs, as attributes of the node."""
-    found: dict[str, int | float] = {"increment_period": rule.increment_period, "multiplier": rule.multiplier}
-    if rule.growth_factor is not None:
-        found["growth_factor"] = rule.growth_factor
-    if rule.backoff_factor is not None:
-        found["backoff_factor"] = rule.backoff_factor
-    if rule.min_loss_scale != 1:
-        found["min_loss_scale"] = rule.min_loss_scale
-    if rule.max_loss_scale is not None:
-        found["max_loss_scale"] = rule.max_loss_scale
-    if rule.counts_hysteresis:
-        found["hysteresis"] = rule.hysteresis
-    if rule.counts_bad_steps:
-        found["max_consecutive_skips"] = rule.max_consecutive_skips or 0
-    if rule.on_stuck == "reset":
-        found["initial_loss_scale"] = rule.initial_loss_scale
-    return found
+    needed = {
+        "increment_period": True,
+        "multiplier": True,
+        "growth_factor": rule.growth_factor is not None,
+        "backoff_factor": rule.backoff_factor is not None,
+        "min_loss_scale": rule.min_loss_scale != 1,
+        "max_loss_scale": rule.max_loss_scale is not None,
+        "hysteresis": rule.counts_hysteresis,
+        "max_consecutive_skips": rule.counts_bad_steps,
+        "initial_loss_scale": rule.on_stuck == "reset",
+    }
+    numbers = {name: getattr(rule, name) for name, is_needed in needed.items() if is_needed}
+    return {name: 0 if number is None else number for name, number in numbers.items()}
 
 
 def _function(
