@@ -185,7 +185,26 @@ class Session:
         wanted = self.output_names if fetch is None else _check_fetch(fetch)
         key = (*feeds, None, *wanted)
         plan = self._plans.get(key)
-        return self._plan(key, tuple(feeds), wanted) if plan is None else plan
+        if plan is not None:
+            return plan
+        for name in feeds:
+            if name in self._carried.specs:
+                raise SessionError(f"{name!r} is carried from step to step by the session; do not feed it")
+        plan = StepPlan(
+            self._session,
+            self._carried,
+            self.inputs,
+            tuple(feeds),
+            self.output_names,
+            wanted,
+            tuple(self._status.values()),
+            self._numbers,
+            self._device,
+        )
+        if len(self._plans) >= _PLANS:
+            del self._plans[next(iter(self._plans))]
+        self._plans[key] = plan
+        return plan
 
     def state_dict(self) -> Arrays:
         """Return copies of all carried state: `{name: array}`, weights, moments, counts and the loss scale."""
@@ -270,26 +289,6 @@ class Session:
         if self._session is None:
             raise SessionError("the session is closed")
         return self._session
-
-    def _plan(self, key: tuple[Any, ...], feeds: tuple[str, ...], fetch: tuple[str, ...]) -> StepPlan:
-        for name in feeds:
-            if name in self._carried.specs:
-                raise SessionError(f"{name!r} is carried from step to step by the session; do not feed it")
-        plan = StepPlan(
-            self._session,
-            self._carried,
-            self.inputs,
-            feeds,
-            self.output_names,
-            fetch,
-            tuple(self._status.values()),
-            self._numbers,
-            self._device,
-        )
-        if len(self._plans) >= _PLANS:
-            del self._plans[next(iter(self._plans))]
-        self._plans[key] = plan
-        return plan
 
     def _scalar(self, name: str) -> Any:
         self._require_open()

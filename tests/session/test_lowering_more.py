@@ -35,20 +35,16 @@ def plain_and_lowered(
     return plain, lowered, collections.Counter((node.metadata_props.get(PASS_KEY), node.op_type) for node in nodes)
 
 
-def pair(
-    model: onnx.ModelProto, states: Arrays, updates: dict[str, str], scale: float = 1024.0
-) -> tuple[gs.Session, gs.Session]:
+def pair(model: onnx.ModelProto, states: Arrays, updates: dict[str, str]) -> tuple[gs.Session, gs.Session]:
     """A session on the graph as it was scaled, and one whose gradients are tested by bounds."""
     # Shapes must be known: a sum of unknown shapes could fail, and would stay out of the branch.
-    result = gs.scale(onnx.shape_inference.infer_shapes(model), gs.DynamicLossScale(scale, 2), updates=updates)
+    result = gs.scale(onnx.shape_inference.infer_shapes(model), gs.DynamicLossScale(1024.0, 2), updates=updates)
     plain, lowered, nodes = plain_and_lowered(result, states)
     assert ("session-bounds", "If") in nodes
     return plain, lowered
 
 
-def linear_pair(
-    scale: float = 1024.0, backward: str | None = None, factor: float | None = None
-) -> tuple[gs.Session, gs.Session, Arrays]:
+def linear_pair(backward: str | None = None, factor: float | None = None) -> tuple[gs.Session, gs.Session, Arrays]:
     """Sessions on a linear step, and a batch."""
     more = {} if backward is None else {"backward": backward}
     model = linear_step(SGD, outputs="float[4,3] w_next", constants=RATE, **more)
@@ -56,20 +52,8 @@ def linear_pair(
         if factor is not None and tensor.name == "two_over_n":
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.float32(factor), tensor.name))
     feeds = feeds_for(model)
-    plain, lowered = pair(model, {"w": feeds.pop("w")}, {"w_next": "w"}, scale)
+    plain, lowered = pair(model, {"w": feeds.pop("w")}, {"w_next": "w"})
     return plain, lowered, feeds
-
-
-@pytest.mark.parametrize(("size", "overflows"), [(1.0, False), (1e15, False), (1e18, False), (1e25, True)], ids=str)
-def test_bounded_gradients_are_skipped_where_they_overflow(size: float, overflows: bool) -> None:
-    skipped = []
-    for scale in (1.0, 1024.0, 2.0**60, 2.0**127):
-        plain, lowered, batch = linear_pair(scale)
-        large = {name: array * np.float32(size) for name, array in batch.items()}
-        applied = assert_same_steps(plain, lowered, [large, large, batch, large])
-        skipped.append(not applied[0])
-    assert skipped == sorted(skipped)
-    assert skipped[0] == overflows and skipped[-1] == (size > 1)
 
 
 SHARES = "xt = Transpose<perm = [1, 0]>(x)  a = MatMul(xt, dy)  b = Gemm<transA = 1>(x, dy)"
