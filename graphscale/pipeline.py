@@ -122,15 +122,15 @@ def scale(
             skip_nonfinite=skip_nonfinite,
             expose_scaled_loss=expose_scaled_loss,
         )
-        given: list[GraphPass] = [scale_loss]
+        passes: list[GraphPass] = [scale_loss]
         if telemetry:
-            given.append(AddTelemetry())
+            passes.append(AddTelemetry())
         mixed = _autocast_pass(autocast, {**vars(hints), "target": target})
         if mixed is not None:
-            given.append(mixed)
+            passes.append(mixed)
         marked = frozenset(node for node in work.graph if PASS_KEY in node.metadata_props)
         outputs = {value.name for value in work.graph.outputs}
-        run_passes(work, *standard_passes(*given))
+        run_passes(work, *standard_passes(*passes))
         if isinstance(autocast, Autocast) and mixed is not None:
             autocast.report = mixed.report
         rewrite = Rewrite.detach(work)
@@ -166,9 +166,9 @@ def inspect(
         return _stored_report(read_stamp(work.metadata_props, name).report, name)
     warnings = prepare(work)
     graph = analyse(work.graph, Hints(loss, seed, tuple(gradients or ()), updates))
-    found = make_report(graph)
+    report = make_report(graph)
     count = len(work.graph)
-    return dataclasses.replace(found, warnings=(*warnings, *found.warnings), nodes_before=count, nodes_after=count)
+    return dataclasses.replace(report, warnings=(*warnings, *report.warnings), nodes_before=count, nodes_after=count)
 
 
 def open_copy(model: Model) -> tuple[ir.Model, str]:

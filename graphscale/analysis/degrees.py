@@ -191,10 +191,10 @@ def _evaluate_bodies(node: ir.Node, known: Degrees) -> Sequence[Degree] | Confli
         results.append(result)
     outputs: list[Degree] = []
     for column in zip(*results, strict=True):
-        present = set(column) - {ZERO}
-        if len(present) > 1:
+        distinct = set(column) - {ZERO}
+        if len(distinct) > 1:
             return _body_conflict(node, known)
-        outputs.append(present.pop() if present else ZERO)
+        outputs.append(distinct.pop() if distinct else ZERO)
     return outputs
 
 

@@ -101,12 +101,12 @@ class Plan(Degrees):
     def edges(self, node: ir.Node) -> dict[int, Degree]:
         """Return the degrees with which a node reads its inputs, with the plan's edits of these edges."""
         values, unscaled, scaled = self.values, self.unscaled, self.scaled_edges
-        found: dict[int, Degree] = {}
+        degrees: dict[int, Degree] = {}
         for i, value in enumerate(node.inputs):
             if value is not None:
                 touched = value in unscaled or (scaled and (node, i) in scaled)
-                found[i] = self.edge(node, i) if touched else values.get(value, 0)
-        return found
+                degrees[i] = self.edge(node, i) if touched else values.get(value, 0)
+        return degrees
 
     def output(self, value: ir.Value) -> Degree:
         """Return the degree with which a value leaves the graph."""

@@ -117,8 +117,8 @@ def _before_all(graph: ir.Graph, writes: Collection[ir.Node]) -> set[ir.Node]:
 
 
 def _all_wait(graph: ir.Graph, writes: Collection[ir.Node], decision: ir.Value) -> bool:
-    found = descendants(graph, [decision])
-    return all(found.intersection(write.outputs) for write in writes)
+    waiting = descendants(graph, [decision])
+    return all(waiting.intersection(write.outputs) for write in writes)
 
 
 def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value) -> bool:

@@ -92,9 +92,9 @@ def find_places(topology: Topology, plan: Plan, value: ir.Value, use: Use, *, fo
     search = _Search(topology, plan)
     if search.is_constant(value):
         return (Place(value, use),)
-    found = search.run(value)
-    if found.grade is not _Grade.NONE:
-        return found.places
+    answer = search.run(value)
+    if answer.grade is not _Grade.NONE:
+        return answer.places
     if not force:
         return ()
     if topology.is_backward(value):
@@ -147,8 +147,8 @@ class _Search:
         if rule.kind is Kind.PRODUCT:
             return (yield from self._through_product(value, node, rule))
         if rule.kind is Kind.QUOTIENT:
-            found = yield from self._operand(node, 0)
-            return found if found.grade is not _Grade.NONE else _Answer(_Grade.PRODUCT, (Place(value),))
+            answer = yield from self._operand(node, 0)
+            return answer if answer.grade is not _Grade.NONE else _Answer(_Grade.PRODUCT, (Place(value),))
         return _Answer(_Grade.NONLINEAR, (Place(value),))
 
     def _operand(self, node: ir.Node, index: int) -> _Steps:
@@ -164,10 +164,10 @@ class _Search:
             return (yield from self._operand(node, operands[0]))
         places: dict[Place, None] = {}
         for i in operands:
-            found = yield from self._operand(node, i)
-            if found.grade is not _Grade.STRONG:
+            answer = yield from self._operand(node, i)
+            if answer.grade is not _Grade.STRONG:
                 return _Answer(_Grade.STRONG, (Place(value),))
-            places.update((place, None) for place in found.places)
+            places.update((place, None) for place in answer.places)
         return _Answer(_Grade.STRONG, tuple(places))
 
     def _through_product(self, value: ir.Value, node: ir.Node, rule: Rule) -> _Steps:
@@ -183,11 +183,11 @@ class _Search:
         best = here
         # The deepest first; if that is a residual after all, the operands of no activation; then the rest.
         for i in (*dependent[:1], *others, *constant, *dependent[1:]):
-            found = yield from self._operand(node, i)
-            if found.grade is _Grade.STRONG:
-                return found
-            if best is here and i in dependent and found.grade is not _Grade.NONE:
-                best = found
+            answer = yield from self._operand(node, i)
+            if answer.grade is _Grade.STRONG:
+                return answer
+            if best is here and i in dependent and answer.grade is not _Grade.NONE:
+                best = answer
         return best
 
 

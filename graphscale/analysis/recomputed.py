@@ -37,7 +37,7 @@ def find_recomputed_values(
             members = classes.setdefault(key, [])
             members.append(node)
             numbers.update(zip(node.outputs, members[0].outputs, strict=False))
-    found: dict[ir.Value, ir.Value] = {}
+    originals: dict[ir.Value, ir.Value] = {}
     for node in rest:
         # A node that reads a value which is no forward value computed again gives none itself.
         if [v for v in node.inputs if v is not None and v not in numbers and not _is_source(v)]:
@@ -50,8 +50,8 @@ def find_recomputed_values(
                 numbers[value] = numbers[same[0]]
             original = next((v for v in same if v in mixing), None)
             if original is not None:
-                found[value] = original
-    return found
+                originals[value] = original
+    return originals
 
 
 class _Numbers(dict[ir.Value, Hashable]):

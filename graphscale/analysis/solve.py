@@ -81,7 +81,7 @@ class Solver:
         return self.plan
 
     def _find_cotangents(self, behind: set[ir.Value]) -> dict[ir.Node, tuple[Use, ...]]:
-        found = {}
+        cotangents = {}
         for node in self.topology.nodes:
             if node not in self.topology.propagating or node not in self.topology.backward:
                 continue
@@ -89,8 +89,8 @@ class Solver:
             if rule is not None and behind.isdisjoint(node.outputs):
                 uses = find_cotangents(self.topology, node, rule)
                 if uses:
-                    found[node] = uses
-        return found
+                    cotangents[node] = uses
+        return cotangents
 
     def _behind(self, values: Iterable[ir.Value]) -> set[ir.Value]:
         def results(value: ir.Value) -> list[ir.Value]:
@@ -220,13 +220,13 @@ class Solver:
             data = value in topology.activation_dependent or value in topology.target_dependent
             if value in self.lost or not (is_cotangent or (data and topology.is_backward(value))):
                 return False
-            found = find_places(topology, self.plan, value, use)
-            if not found and is_cotangent and data:
+            added = find_places(topology, self.plan, value, use)
+            if not added and is_cotangent and data:
                 # A residual of the forward pass that is a share of the cotangent as it stands.
-                found = (Place(value, use),)
-            if not found:
+                added = (Place(value, use),)
+            if not added:
                 return False
-            places.update((place, None) for place in found)
+            places.update((place, None) for place in added)
         for place in places:
             self._enter(place)
         return bool(places)
@@ -258,7 +258,7 @@ class Solver:
     def _held(self) -> set[ir.Value]:
         """The states that an output holds with a coefficient near one: an input that is only fed is no moment."""
         outputs = (self.topology.coefficients(value) for value in self.topology.graph.outputs)
-        return {state for found in outputs for state, c in found.items() if c >= NEXT_STATE}
+        return {state for coefficients in outputs for state, c in coefficients.items() if c >= NEXT_STATE}
 
     def _source(self, value: ir.Value) -> ir.Value:
         """Find the end of the backward pass: up from a use of a gradient, past factors such as the learning rate.

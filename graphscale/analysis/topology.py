@@ -112,8 +112,8 @@ class Topology:
 
     def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """Return the values that a node reads: its inputs, and the captures of its subgraphs."""
-        found = self.reads.get(node)
-        return operands_of(node) if found is None else found
+        operands = self.reads.get(node)
+        return operands_of(node) if operands is None else operands
 
     def is_backward(self, value: ir.Value) -> bool:
         """Return whether a backward node computes the value."""
@@ -151,13 +151,13 @@ class Topology:
             return node in self.index or (node is not None and stop is not None and stop(node))
 
         # Values of subgraphs first, from one to the next; then the main graph, from its end.
-        found = ancestors(values, stop=ends)
-        marks = self._numbering.marks(found)
+        above = ancestors(values, stop=ends)
+        marks = self._numbering.marks(above)
         for node, (first, end, operands) in zip(reversed(self.nodes), reversed(self._rows), strict=True):
             if marks.find(1, first, end) >= 0 and not (stop is not None and stop(node)):
                 for operand in operands:
                     marks[operand] = 1
-        return ValueSet(self._numbering, marks, found.difference(self._numbering.numbers) if self.owners else ())
+        return ValueSet(self._numbering, marks, above.difference(self._numbering.numbers) if self.owners else ())
 
     def _recomputed(self) -> dict[ir.Value, ir.Value]:
         """Return the values outside of forward that equal a forward value, each with that value."""

@@ -307,17 +307,17 @@ def _refuse_unpaired(
 
 def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:
     """Find the values to demand the scale of where no contraction is backward: at the outputs or below an update."""
-    found = []
+    gradients = []
     for value in topology.graph.outputs:
         if value is topology.loss or not topology.is_backward(value) or not is_float(value):
             continue
         held = topology.coefficients(value)
         node = value.producer()
         if not any(c >= NEXT_STATE for c in held.values()):
-            found.extend([value] if topology.may_be_state(value) else [])
+            gradients.extend([value] if topology.may_be_state(value) else [])
         elif node is not None and node.op_type in ("Add", "Sub", "Sum"):
-            found.extend(v for v in node.inputs if v is not None and v not in held and topology.is_backward(v))
-    return found
+            gradients.extend(v for v in node.inputs if v is not None and v not in held and topology.is_backward(v))
+    return gradients
 
 
 def _named_gradient(values: Mapping[str, ir.Value], name: str) -> ir.Value:

@@ -70,7 +70,7 @@ def find_coefficients(
         factors: the factors that are known already, for many outputs of one graph.
     """
     factors = Factors() if factors is None else factors
-    found: dict[ir.Value, float] = {}
+    coefficients: dict[ir.Value, float] = {}
     seen: set[ir.Value] = set()
     # The largest coefficient first, so that each value needs to be looked at only once.
     order = itertools.count()
@@ -81,14 +81,14 @@ def find_coefficients(
             continue
         seen.add(value)
         if value in states and value is not output:
-            found[value] = coefficient
+            coefficients[value] = coefficient
             continue
         node = value.producer()
         for operand, factor in () if node is None else _terms(node, value, factors):
             c = coefficient * factor
             if abs(c) > _NOTHING:
                 heapq.heappush(pending, (-abs(c), next(order), c, operand))
-    return found
+    return coefficients
 
 
 def _terms(node: ir.Node, value: ir.Value, factors: Factors) -> list[tuple[ir.Value, float]]:
@@ -161,7 +161,7 @@ def resolve_updates(graph: ir.Graph, names: Mapping[str, str]) -> list[Update]:
     """
     outputs = {value.name: value for value in graph.outputs}
     inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
-    found: list[Update] = []
+    pairs: list[Update] = []
     for output_name, input_name in names.items():
         if output_name not in outputs:
             raise UpdateError(f"--update {output_name}={input_name}: the graph has no output {output_name!r}")
@@ -173,20 +173,20 @@ def resolve_updates(graph: ir.Graph, names: Mapping[str, str]) -> list[Update]:
                 f"--update {output_name}={input_name}: {value_label(update.output)} cannot be the next value of "
                 f"{value_label(update.input)}: dtypes and shapes must be the same"
             )
-        if any(other.input is update.input for other in found):
+        if any(other.input is update.input for other in pairs):
             raise UpdateError(f"--update {output_name}={input_name}: {input_name!r} is named for two outputs")
-        found.append(update)
-    return found
+        pairs.append(update)
+    return pairs
 
 
 def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
     """Find the initializers that some output holds with a coefficient near one: weights, moments, constants."""
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
-    found: set[ir.Value] = set()
+    held: set[ir.Value] = set()
     factors = Factors()
     for output in graph.outputs if values else ():
-        found.update(v for v, c in find_coefficients(output, values, factors).items() if c >= NEXT_STATE)
-    return found
+        held.update(v for v, c in find_coefficients(output, values, factors).items() if c >= NEXT_STATE)
+    return held
 
 
 def find_updates(
@@ -220,9 +220,9 @@ def find_updates(
         candidates[output] = _candidates(output, inputs, held)
         if not candidates[output] and not is_constant_view(output):
             candidates[output] = _candidates(output, weights, held)
-    found = [Update(o, c[0], "depends on its own previous value") for o, c in candidates.items() if c]
+    pairs = [Update(o, c[0], "depends on its own previous value") for o, c in candidates.items() if c]
     _refuse_ambiguity(candidates)
-    return [*named, *found]
+    return [*named, *pairs]
 
 
 def is_constant_view(output: ir.Value) -> bool:
@@ -233,14 +233,14 @@ def is_constant_view(output: ir.Value) -> bool:
 
 def _candidates(output: ir.Value, states: set[ir.Value], held: Mapping[ir.Value, float]) -> list[ir.Value]:
     coefficients = {v: c for v, c in held.items() if v in states and same_type(output, v)}
-    found = [v for v, c in coefficients.items() if c >= NEXT_STATE]
+    near = [v for v, c in coefficients.items() if c >= NEXT_STATE]
     for value, coefficient in coefficients.items():
-        if not found and _DECAY < coefficient < NEXT_STATE:
+        if not near and _DECAY < coefficient < NEXT_STATE:
             raise UpdateError(
                 f"output {value_label(output)} holds {coefficient:g} times {value.name!r}: the next value of it, or a "
                 f"gradient with decay? Say which: --update {output.name}={value.name} or --gradient {output.name}"
             )
-    return found
+    return near
 
 
 def _refuse_ambiguity(candidates: Mapping[ir.Value, Sequence[ir.Value]]) -> None:

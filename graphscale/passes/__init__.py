@@ -52,9 +52,9 @@ ORDER: tuple[type[GraphPass], ...] = (
 )
 
 
-def standard_passes(*given: GraphPass) -> tuple[GraphPass, ...]:
+def standard_passes(*passes: GraphPass) -> tuple[GraphPass, ...]:
     """Return the passes of a rewrite in their order: those given, and those that are not optional."""
-    by_kind = {type(one): one for one in given}
+    by_kind = {type(one): one for one in passes}
     return tuple(by_kind.get(kind) or kind() for kind in ORDER if kind in by_kind or not kind.optional)
 
 

@@ -23,11 +23,11 @@ def guard_accumulator(build: Builder, node: ir.Node, applies: ir.Value) -> None:
     buffer, gradient = node.inputs[0], node.inputs[1]
     assert buffer is not None and gradient is not None
     build, dtype = dataclasses.replace(build, at=("before", node)), dtype_of(gradient)
-    given = node.inputs[2] if len(node.inputs) > 2 else None
-    overwrite = constant_tensor(given)
+    flag = node.inputs[2] if len(node.inputs) > 2 else None
+    overwrite = constant_tensor(flag)
     if overwrite is not None and overwrite.numpy().all():
         kept = buffer
-    elif given is None and node.op_type == "InPlaceAccumulatorV2":
+    elif flag is None and node.op_type == "InPlaceAccumulatorV2":
         # This kernel turns -0.0 into 0.0 when it adds: overwrite the buffer with itself instead.
         kept = buffer
         _set_flag(build, node, 2, applies)
@@ -59,9 +59,9 @@ def guard_optimizer(build: Builder, node: ir.Node, applies: ir.Value) -> None:
     if optimizer.update_signal is None:
         return
     index, signal = optimizer.update_signal, applies
-    given = node.inputs[index] if index < len(node.inputs) else None
-    if given is not None:
-        signal = build.op("And", [given, applies], name="update_signal", like=given, dtype=ir.DataType.BOOL)
+    original = node.inputs[index] if index < len(node.inputs) else None
+    if original is not None:
+        signal = build.op("And", [original, applies], name="update_signal", like=original, dtype=ir.DataType.BOOL)
     elif optimizer.signal_shape:
         signal = _as_vector(build, applies)
     node.resize_inputs(max(len(node.inputs), index + 1))

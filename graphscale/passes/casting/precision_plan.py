@@ -146,11 +146,11 @@ def plan_precision(
 
 
 def _constants(
-    given: Iterable[ir.Value], operators: Mapping[ir.Node, tuple[str, str]]
+    values: Iterable[ir.Value], operators: Mapping[ir.Node, tuple[str, str]]
 ) -> dict[ir.Value, ir.TensorProtocol]:
     """Find the constants among values that no node computes, and the results of Constant nodes."""
     made = (node.outputs[0] for node, (_, op_type) in operators.items() if op_type == "Constant")
-    tensors = ((value, constant_tensor(value)) for value in (*given, *made))
+    tensors = ((value, constant_tensor(value)) for value in (*values, *made))
     return {value: tensor for value, tensor in tensors if tensor is not None}
 
 

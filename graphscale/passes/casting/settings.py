@@ -75,10 +75,10 @@ def make_settings(
 def _names(field: str, names: Any) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise AutocastError(f"{field} takes a list of names; got {names!r}")
-    found = tuple(names)
-    if not all(isinstance(name, str) and name for name in found):
-        raise AutocastError(f"{field} takes names; got {next(n for n in found if not (isinstance(n, str) and n))!r}")
-    return found
+    listed = tuple(names)
+    if not all(isinstance(name, str) and name for name in listed):
+        raise AutocastError(f"{field} takes names; got {next(n for n in listed if not (isinstance(n, str) and n))!r}")
+    return listed
 
 
 def _read(
@@ -92,7 +92,7 @@ def _read(
     content = lists if isinstance(lists, Mapping) else _parse(Path(lists))
     if not isinstance(content, Mapping):
         raise AutocastError(f'{source} must be an object: {{"allow": [...], "deny": [...], ...}}')
-    found: dict[tuple[str, str], Colour] = {}
+    colours: dict[tuple[str, str], Colour] = {}
     rules = default_rules()
     for field, names in content.items():
         if field not in (*_FIELDS, "keep"):
@@ -104,10 +104,10 @@ def _read(
                 operator = _find_operator(name, rules)
             except AutocastError as error:
                 raise AutocastError(f"{source}: {error}") from error
-            if operator in found and found[operator] is not Colour(field):
-                raise AutocastError(f"{source}: {name} is on two lists, {found[operator].value} and {field}")
-            found[operator] = Colour(field)
-    return found, frozenset(content.get("keep", ()))
+            if operator in colours and colours[operator] is not Colour(field):
+                raise AutocastError(f"{source}: {name} is on two lists, {colours[operator].value} and {field}")
+            colours[operator] = Colour(field)
+    return colours, frozenset(content.get("keep", ()))
 
 
 def _parse(path: Path) -> Any:
@@ -126,21 +126,21 @@ class _DuplicateError(Exception):
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in content:
             raise _DuplicateError(key)
-        found[key] = value
-    return found
+        content[key] = value
+    return content
 
 
 def _find_operator(name: str, rules: Mapping[tuple[str, str], CastRule]) -> tuple[str, str]:
     """Return the domain and name of an operator that is known, here or to ONNX."""
     domain, separator, op_type = name.rpartition("::")
     if separator:
-        found = ("" if domain == "ai.onnx" else domain, op_type)
-        if found in rules or found[0] not in ("", MICROSOFT) or (found[0] == "" and _in_onnx(op_type)):
-            return found
+        operator = ("" if domain == "ai.onnx" else domain, op_type)
+        if operator in rules or operator[0] not in ("", MICROSOFT) or (operator[0] == "" and _in_onnx(op_type)):
+            return operator
     else:
         for candidate in (("", name), (MICROSOFT, name)):
             if candidate in rules or (candidate[0] == "" and _in_onnx(name)):

@@ -44,8 +44,8 @@ def _by_standard_ops(build: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
         probe = build.op("ReduceSum", [probe], name=f"{gradient.name}.probe", dtype=dtype, keepdims=0)
         probes.append(build.cast(probe, ir.DataType.FLOAT, name="probe") if dtype is ir.DataType.DOUBLE else probe)
     total = build.op("Sum", probes, name="probes", dtype=ir.DataType.FLOAT)
-    found = build.op("IsNaN", [total], name="any_nonfinite", dtype=ir.DataType.BOOL)
-    return build.op("Not", [found], name="all_finite", dtype=ir.DataType.BOOL)
+    nonfinite = build.op("IsNaN", [total], name="any_nonfinite", dtype=ir.DataType.BOOL)
+    return build.op("Not", [nonfinite], name="all_finite", dtype=ir.DataType.BOOL)
 
 
 def _by_kernel(build: Builder, gradients: Sequence[ir.Value]) -> ir.Value:

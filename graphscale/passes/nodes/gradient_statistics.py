@@ -73,9 +73,9 @@ def find_offender(
 
 def _on_device(build: Builder, gradients: Sequence[ir.Value], all_finite: ir.Value) -> tuple[ir.Value, ir.Value]:
     build = dataclasses.replace(build, prefix="telemetry", dtype=_REAL, shape=())
-    found = _search(build, gradients)
+    values = _search(build, gradients)
     results = []
-    for name, value, nothing in zip(("skip_cause", "first_offender"), found, (0, -1), strict=True):
+    for name, value, nothing in zip(("skip_cause", "first_offender"), values, (0, -1), strict=True):
         constant = build.editor.constant(f"graphscale/telemetry.no_{name}", np.asarray(nothing, dtype=np.int64))
         results.append(build.op("Where", [all_finite, constant, value], name=name, dtype=_INDEX))
     return results[0], results[1]

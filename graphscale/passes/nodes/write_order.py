@@ -21,15 +21,15 @@ def order_writes(build: Builder) -> bool:
     One element of a reader's result is led to the written value in a way that cannot change it:
     `seen = IsNaN(first element of r); never = And(seen, Not(seen)); w.ordered = Where(never, state, w)`.
     """
-    found = list(find_unordered_readers(build.editor.graph))
+    hazards = list(find_unordered_readers(build.editor.graph))
     # One look at each reader: its result may be a view of several states, and to look at it is to read them all.
     looks: dict[ir.Node, ir.Value] = {}
-    for write, readers in found:
+    for write, readers in hazards:
         looks.update((reader, add_reader_flag(build, reader)) for reader in readers if reader not in looks)
         _order(build, write, [looks[reader] for reader in readers])
-    if found:
+    if hazards:
         restore_order(build.editor.graph)
-    return bool(found)
+    return bool(hazards)
 
 
 def _order(build: Builder, write: ir.Node, flags: list[ir.Value]) -> None:
