@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ from graphscale.cli.options import Json, argument, option
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from graphscale.checks.diffing.diff_report import Change, DiffReport, NodeEntry
+    from graphscale.checks.diffing.diff_report import DiffReport, Entry
 
 __all__ = ["diff"]
 
@@ -81,40 +81,27 @@ def _operators(report: DiffReport) -> Table:
 
 
 def _rows(report: DiffReport) -> Iterator[tuple[str, list[str]]]:
-    for name, entries in report.inserted.items():
-        yield name, _nodes(entries)
-    yield "added", _nodes(report.added)
-    yield "removed", _nodes(report.removed)
-    yield (
-        "edges rewired",
-        [
-            f"output {edge.reader}: {edge.before} -> {edge.after}"
-            if edge.input is None
-            else f"{edge.reader}:{edge.input}: {edge.before} -> {edge.after}"
-            for edge in report.rewired
-        ],
-    )
-    yield "values renamed", [f"{change.before} -> {change.after}" for change in report.renamed]
-    yield "values retyped", _changes(report.retyped)
-    yield "attributes", _changes(report.attributes)
+    for name, entries in (*report.inserted.items(), *((title.lower(), found) for title, _, found in report.sections())):
+        yield name, [_line(name, entry) for entry in entries]
     yield "order", ["nodes that are in both stand in another order"] if report.reordered else []
-    for kind in ("inputs", "outputs", "initializers"):
-        for verb in ("added", "removed"):
-            values = getattr(report, f"{kind}_{verb}")
-            yield f"{kind} {verb}", [f"{value.name} {value.dtype}{value.shape}" for value in values]
-    yield "initializers changed", _changes(report.initializers_changed)
-    yield "functions added", list(report.functions_added)
-    yield "functions removed", list(report.functions_removed)
-    yield "metadata", _changes(report.metadata)
-    yield "versions", _changes(report.versions)
 
 
-def _nodes(entries: Sequence[NodeEntry]) -> list[str]:
-    return [f"{entry.op} {entry.name}" + (f" in {entry.scope}" if entry.scope else "") for entry in entries]
+def _line(section: str, entry: Entry) -> str:
+    from graphscale.checks.diffing.diff_report import Change, NodeEntry, Rewiring, ValueEntry
 
-
-def _changes(changes: Sequence[Change]) -> list[str]:
-    return [f"{change.name}: {_short(change.before) or '-'} -> {_short(change.after) or '-'}" for change in changes]
+    match entry:
+        case NodeEntry():
+            return f"{entry.op} {entry.name}" + (f" in {entry.scope}" if entry.scope else "")
+        case Rewiring():
+            place = f"output {entry.reader}" if entry.input is None else f"{entry.reader}:{entry.input}"
+            return f"{place}: {entry.before} -> {entry.after}"
+        case ValueEntry():
+            return f"{entry.name} {entry.dtype}{entry.shape}"
+        case Change() if section == "values renamed":
+            return f"{entry.before} -> {entry.after}"
+        case Change():
+            return f"{entry.name}: {_short(entry.before) or '-'} -> {_short(entry.after) or '-'}"
+    return entry
 
 
 def _short(text: str) -> str:

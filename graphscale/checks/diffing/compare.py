@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -71,7 +71,8 @@ def compare(before: Model, after: Model) -> Comparison:
 
 
 def _report(before: ir.Model, after: ir.Model, matching: Matching) -> DiffReport:
-    removed, new = list(_removed(matching)), list(_added(matching))
+    removed = [pair for scope in matching.scopes for pair in _inside(scope.name, scope.before, matching.nodes)]
+    new = [pair for scope in matching.scopes for pair in _inside(scope.name, scope.after, matching.back)]
     passes = dict.fromkeys(node.metadata_props[PASS_KEY] for _, node in new if PASS_KEY in node.metadata_props)
     matched = sum(node in matching.nodes for node in before.graph)
     smaller = min(len(before.graph), len(after.graph))
@@ -79,16 +80,14 @@ def _report(before: ir.Model, after: ir.Model, matching: Matching) -> DiffReport
     inputs = _only(_by_name(before.graph.inputs), _by_name(after.graph.inputs))
     outputs = _only(_by_name(before.graph.outputs), _by_name(after.graph.outputs))
     initializers = _only(before.graph.initializers, after.graph.initializers)
-    functions = (
-        {_function_name(f) for f in before.functions.values()},
-        {_function_name(f) for f in after.functions.values()},
-    )
+    ops = [_op_counts(model) for model in (before, after)]
+    functions = [{"::".join(filter(None, key)) for key in model.functions} for model in (before, after)]
     return DiffReport(
         nodes_before=len(before.graph),
         nodes_after=len(after.graph),
         matched=matched,
         related=2 * matched >= smaller,
-        ops=tuple(_ops(before, after)),
+        ops=tuple(OpCount(op, ops[0][op], ops[1][op]) for op in sorted({*ops[0], *ops[1]})),
         inserted={
             name: tuple(_entry(*found) for found in new if found[1].metadata_props.get(PASS_KEY) == name)
             for name in passes
@@ -121,19 +120,9 @@ def _report(before: ir.Model, after: ir.Model, matching: Matching) -> DiffReport
 # --- nodes ----------------------------------------------------------------------------------------------------------
 
 
-def _removed(matching: Matching) -> Iterator[tuple[str, ir.Node]]:
-    for scope in matching.scopes:
-        yield from _inside(scope.name, (node for node in scope.before if node not in matching.nodes))
-
-
-def _added(matching: Matching) -> Iterator[tuple[str, ir.Node]]:
-    for scope in matching.scopes:
-        yield from _inside(scope.name, (node for node in scope.after if node not in matching.back))
-
-
-def _inside(scope: str, nodes: Iterable[ir.Node]) -> Iterator[tuple[str, ir.Node]]:
-    """Yield nodes with their scope, those of their bodies after them."""
-    for node in nodes:
+def _inside(scope: str, nodes: Iterable[ir.Node], known: Container[ir.Node] = ()) -> Iterator[tuple[str, ir.Node]]:
+    """Yield unknown nodes with their scope, all nodes of their bodies after them."""
+    for node in (node for node in nodes if node not in known):
         yield scope, node
         for body in subgraphs(node):
             yield from _inside(f"{scope}/{node.name}" if scope else str(node.name), body)
@@ -144,15 +133,9 @@ def _entry(scope: str, node: ir.Node) -> NodeEntry:
     return NodeEntry(node_name(node), op_name(node), inputs, tuple(v.name or "" for v in node.outputs), scope)
 
 
-def _ops(before: ir.Model, after: ir.Model) -> Iterator[OpCount]:
-    one, other = _op_counts(before), _op_counts(after)
-    for op in sorted({*one, *other}):
-        yield OpCount(op, one[op], other[op])
-
-
 def _op_counts(model: ir.Model) -> Counter[str]:
-    graphs: Iterable[Graph] = (model.graph, *model.functions.values())
-    return Counter(op_name(node) for graph in graphs for _, node in _inside("", graph))
+    graphs: tuple[Graph, ...] = (model.graph, *model.functions.values())
+    return Counter(op_name(node) for graph in graphs for node in graph.all_nodes())
 
 
 def _is_reordered(matching: Matching, after: ir.Model) -> bool:
@@ -237,16 +220,13 @@ def _only(
 
 
 def _value(value: ir.Value) -> ValueEntry:
-    dtype = "?" if value.dtype is None else value.dtype.name
-    return ValueEntry(value.name or "", dtype, _shape(value))
-
-
-def _shape(value: ir.Value) -> str:
-    return "?" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
+    shape = "?" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
+    return ValueEntry(value.name or "", "?" if value.dtype is None else value.dtype.name, shape)
 
 
 def _type(value: ir.Value) -> str:
-    return f"{'?' if value.dtype is None else value.dtype.name}{_shape(value)}"
+    entry = _value(value)
+    return f"{entry.dtype}{entry.shape}"
 
 
 def _changed_initializers(before: ir.Graph, after: ir.Graph) -> Iterator[Change]:
@@ -264,10 +244,6 @@ def _changed_initializers(before: ir.Graph, after: ir.Graph) -> Iterator[Change]
 
 
 # --- the model ------------------------------------------------------------------------------------------------------
-
-
-def _function_name(function: ir.Function) -> str:
-    return f"{function.domain}::{function.name}" + (f"::{function.overload}" if function.overload else "")
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Change]:

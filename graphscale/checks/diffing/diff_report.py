@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["Change", "DiffReport", "NodeEntry", "OpCount", "Rewiring", "ValueEntry"]
+__all__ = ["Change", "DiffReport", "Entry", "NodeEntry", "OpCount", "Rewiring", "ValueEntry"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,9 @@ class Change:
     after: str
 
 
+Entry = NodeEntry | Rewiring | ValueEntry | Change | str
+
+
 @dataclasses.dataclass(frozen=True)
 class DiffReport:
     """The differences between a first model and a second one.
@@ -141,6 +145,23 @@ class DiffReport:
         numbers = ("nodes_before", "nodes_after", "matched", "related", "ops")
         found = (getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in numbers)
         return any(found) or any(op.difference for op in self.ops)
+
+    def sections(self) -> Iterator[tuple[str, str, Sequence[Entry]]]:
+        """Yield the title, the name of the first column, and the entries of each kind of difference."""
+        yield "Added", "operator", self.added
+        yield "Removed", "operator", self.removed
+        yield "Edges rewired", "reader", self.rewired
+        yield "Values renamed", "given by", self.renamed
+        yield "Values retyped", "value", self.retyped
+        yield "Attributes", "attribute", self.attributes
+        for kind in ("inputs", "outputs", "initializers"):
+            for how in ("added", "removed"):
+                yield f"{kind.capitalize()} {how}", "name", getattr(self, f"{kind}_{how}")
+        yield "Initializers changed", "initializer", self.initializers_changed
+        yield "Functions added", "function", self.functions_added
+        yield "Functions removed", "function", self.functions_removed
+        yield "Metadata", "property", self.metadata
+        yield "Versions", "what", self.versions
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dicts, lists, strings and numbers, with `different` and each `difference`."""

@@ -12,7 +12,7 @@ from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.analysis.edits import Place, Unscaling
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.proof import scale_degrees
-from graphscale.analysis.training_graph import TrainingGraph, analyse
+from graphscale.analysis.training_graph import analyse
 from graphscale.checks.scaled_graph import ScaledGraph, read_scaled_graph
 from graphscale.errors import GraphscaleError
 from graphscale.graph.builder import PASS_KEY
@@ -64,10 +64,9 @@ class DrawingContext:
     missed: frozenset[ir.Node] = frozenset()
     note: str | None = None
 
-    @property
-    def is_scaled(self) -> bool:
-        """True if the model carries a loss scale."""
-        return self.scale is not None
+    def carries_scale(self, value: ir.Value) -> bool:
+        """Return whether a value is a multiple of the loss scale."""
+        return self.degrees.get(value, 0) not in (0, ZERO)
 
     def degree_read(self, value: ir.Value, reader: ir.Node | None) -> Degree:
         """Return the degree with which a node, or with None the graph's output, reads a value; ZERO if unknown.
@@ -108,19 +107,30 @@ def make_context(
     """
     passes = {node: "added" for node in model.graph if node in added}
     passes |= {node: node.metadata_props[PASS_KEY] for node in model.graph if PASS_KEY in node.metadata_props}
+    found, note = None, None
     try:
         if is_scaled(model):
             return _scaled(model, read_scaled_graph(model, name), passes)
         prepare(model)
         found = analyse(model.graph, hints)
-        # What was inlined is new in the graph, and no part of the comparison.
-        passes = {node: mark for node, mark in passes.items() if node.graph is model.graph}
-        return _unscaled(model, found, passes)
     except GraphscaleError as error:
         if strict:
             raise
-        passes = {node: mark for node, mark in passes.items() if node.graph is model.graph}
-        return DrawingContext(model, dict.fromkeys(model.graph, Phase.UNKNOWN), passes, note=str(error))
+        note = str(error)
+    # What was inlined is new in the graph, and no part of the comparison.
+    passes = {node: mark for node, mark in passes.items() if node.graph is model.graph}
+    if found is None:
+        return DrawingContext(model, dict.fromkeys(model.graph, Phase.UNKNOWN), passes, note=note)
+    return DrawingContext(
+        model,
+        _phases(model.graph, found.loss, found.gradients, found.degrees),
+        passes,
+        found.degrees,
+        loss=found.loss,
+        places=found.places,
+        unscalings={unscale.value: unscale for unscale in found.unscalings},
+        missed=frozenset(found.coverage.missed),
+    )
 
 
 def _scaled(model: ir.Model, read: ScaledGraph, passes: Mapping[ir.Node, str]) -> DrawingContext:
@@ -140,19 +150,6 @@ def _scaled(model: ir.Model, read: ScaledGraph, passes: Mapping[ir.Node, str]) -
         unclear,
         loss=loss,
         scale=scale,
-    )
-
-
-def _unscaled(model: ir.Model, found: TrainingGraph, passes: Mapping[ir.Node, str]) -> DrawingContext:
-    return DrawingContext(
-        model,
-        _phases(model.graph, found.loss, found.gradients, found.degrees),
-        passes,
-        found.degrees,
-        loss=found.loss,
-        places=found.places,
-        unscalings={unscale.value: unscale for unscale in found.unscalings},
-        missed=frozenset(found.coverage.missed),
     )
 
 

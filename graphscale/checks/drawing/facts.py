@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import ZERO
 from graphscale.checks.diffing.match import attribute_text, tensor_text
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
-from graphscale.checks.drawing.scene import Box, Scene
+from graphscale.checks.drawing.scene import BADGES, Box, Scene
 from graphscale.graph.values import constant_tensor, inner_nodes, node_name, op_name
 
 __all__ = ["embed_json", "list_facts"]
@@ -39,7 +39,7 @@ def _box(scene: Scene, box: Box) -> dict[str, Any]:
     if box.mark is not None:
         found["pass"] = box.mark
     if box.badges:
-        found["notes"] = [_NOTES[badge] for badge in box.badges if badge in _NOTES]
+        found["notes"] = [BADGES[badge][2] for badge in box.badges]
     if box.output is not None:
         found["name"] = box.output.name or ""
         found["in"] = [_value(scene, box.output)]
@@ -51,23 +51,15 @@ def _box(scene: Scene, box: Box) -> dict[str, Any]:
     node = box.nodes[0]
     found["op"] = op_name(node)
     found["name"] = node_name(node)
-    found["attributes"] = [
-        [name, _attribute(attribute)] for name, attribute in node.attributes.items() if not _is_graph(attribute)
-    ]
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    texts = {name: attribute_text(a) for name, a in node.attributes.items() if a.type not in graphs}
+    found["attributes"] = [[n, t if len(t) <= _LONGEST else f"{t[:_LONGEST]}…"] for n, t in texts.items()]
     found["in"] = [_value(scene, value) for value in node.inputs if value is not None]
     found["out"] = [_value(scene, value) for value in node.outputs if value.name]
     inside = _inside(context, node)
     if inside:
         found["ops"] = inside
     return found
-
-
-_NOTES = {
-    "enters": "the loss scale enters here",
-    "leaves": "a gradient leaves here: the loss scale would come out",
-    "loss": "the loss",
-    "missed": "a backward contraction that the loss scale would not reach",
-}
 
 
 def _value(scene: Scene, value: ir.Value) -> list[Any]:
@@ -106,16 +98,7 @@ def _origin(value: ir.Value) -> str:
     return ""
 
 
-def _is_graph(attribute: ir.Attr) -> bool:
-    return attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-
-
-def _attribute(attribute: ir.Attr) -> str:
-    text = attribute_text(attribute)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-
-
 def _inside(context: DrawingContext, node: ir.Node) -> list[tuple[str, int]]:
     """Count the operators in a node's subgraphs, or in the body of the function that it calls."""
     function = context.model.functions.get(node.op_identifier())
-    return Counter(op_name(inner) for inner in (*(function or ()), *inner_nodes(node))).most_common()
+    return Counter(map(op_name, (*(function or ()), *inner_nodes(node)))).most_common()

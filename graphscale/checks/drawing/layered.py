@@ -105,7 +105,8 @@ class Layering:
         near = first[vertex] or second[vertex]
         if both:
             near = [*first[vertex], *second[vertex]]
-        weights = [self._weight(vertex, other) for other in near]
+        first_bend = self._first_bend
+        weights = [1.0 + _BEND_WEIGHT * ((vertex >= first_bend) + (other >= first_bend)) for other in near]
         total = sum(weights)
         position = sum(self.positions[other] * weight for other, weight in zip(near, weights, strict=True))
         if vertex in self._wishes:
@@ -114,9 +115,6 @@ class Layering:
         if total == 0:
             return self.positions[vertex], 0.1
         return position / total, total
-
-    def _weight(self, one: int, other: int) -> float:
-        return 1.0 + _BEND_WEIGHT * ((one >= self._first_bend) + (other >= self._first_bend))
 
     def _pack(self, row: Sequence[int], desired: Sequence[float], weights: Sequence[float] | None = None) -> None:
         """Put a layer's vertices, in this order, as near to where they want to be as the distances allow."""

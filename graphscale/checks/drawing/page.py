@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  (signs in the drawing)
 """The page: one HTML file that needs nothing else, with the drawing, what is shown on hover, and tables beside it."""
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from importlib import resources
 from graphscale.checks.drawing.drawing_context import Phase
 from graphscale.checks.drawing.facts import embed_json, list_facts
 from graphscale.checks.drawing.lanes import Layout
-from graphscale.checks.drawing.scene import Scene
+from graphscale.checks.drawing.scene import BADGES, Scene
 from graphscale.checks.drawing.svg import CHIPS, draw, identifier
 
 __all__ = ["Cell", "Jump", "Table", "render"]
@@ -50,15 +49,7 @@ class Table:
 
 
 def render(scene: Scene, title: str, lead: str, tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
-    """Return the page.
-
-    Args:
-        scene: what is drawn.
-        title: the heading.
-        lead: a line below it.
-        tables: the report, as tables.
-        notes: sentences that a reader must not miss.
-    """
+    """Return the page: the drawing beside a heading, a lead below it, notes not to be missed, and tables."""
     first, *others = [_table(table) for table in tables if table.rows]
     style, script = _resource("page.css"), _resource("page.js")
     drawing = draw(scene, Layout(scene), f"The graph of {title}")
@@ -174,8 +165,8 @@ def _legend(scene: Scene) -> Iterator[str]:
     if others:
         yield _entry("box pass-other", "+", ", ".join(others), ".pass-other")
     badges = {badge for box in boxes for badge in box.badges}
-    for badge, (chip, text) in _BADGE_TEXTS.items():
-        if badge in badges:
+    for badge, (chip, text, _) in BADGES.items():
+        if badge in badges - {"loss"}:
             mark = (
                 f'<g class="badge {badge}" transform="translate(17 11)"><circle r="10"/><text y="3.6">{chip}</text></g>'
             )
@@ -183,13 +174,6 @@ def _legend(scene: Scene) -> Iterator[str]:
     if any(len(box.nodes) > 1 for box in boxes):
         yield _entry("box group update pass-none", "", "folded nodes", ".group")
     yield _entry("box output pass-none", "", "output", ".output")
-
-
-_BADGE_TEXTS = {
-    "enters": ("×S", "the scale would enter"),
-    "leaves": ("÷S", "a gradient: it would come out"),
-    "missed": ("!", "not reached by the scale"),
-}
 
 
 def _entry(classes: str, chip: str, text: str, select: str, links: str = "") -> str:

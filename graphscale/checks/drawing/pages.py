@@ -50,13 +50,7 @@ def draw_inspection(
 
 @paused_collector()
 def draw_comparison(comparison: Comparison, before: str, after: str) -> str:
-    """Draw the page of two models' differences, as HTML: the second one is drawn.
-
-    Args:
-        comparison: the comparison; its second model may be changed by this.
-        before: what to call the first model.
-        after: what to call the second one.
-    """
+    """Draw the page of two models' differences, as HTML: the second one is drawn. This may change the second model."""
     report = comparison.report
     context = make_context(comparison.after, after, added=comparison.added, strict=False)
     scene = make_scene(context)

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (signs in the drawing)
 """The contents of a drawing: boxes and the links between them, without positions."""
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.select import Wiring, choose_boxes
 from graphscale.graph.values import constant_tensor, inner_nodes
 
-__all__ = ["Box", "Link", "Scene", "make_scene"]
+__all__ = ["BADGES", "Box", "Link", "Scene", "make_scene"]
+
+# The sign of each badge, its text in the legend, and in the facts about a box.
+BADGES = {
+    "enters": ("×S", "the scale would enter", "the loss scale enters here"),
+    "leaves": ("÷S", "a gradient: it would come out", "a gradient leaves here: the loss scale would come out"),
+    "missed": ("!", "not reached by the scale", "a backward contraction that the loss scale would not reach"),
+    "loss": ("loss", "the loss", "the loss"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +110,7 @@ def _box(context: DrawingContext, wiring: Wiring, nodes: tuple[ir.Node, ...]) ->
     first = nodes[0]
     outputs = [value for node in nodes for value in node.outputs]
     order = sum(wiring.index[node] for node in nodes) / len(nodes)
-    scaled = any(context.degrees.get(value, 0) not in (0, ZERO) for value in outputs)
+    scaled = any(map(context.carries_scale, outputs))
     badges = _badges(context, nodes)
     mark, phase = context.passes.get(first), context.phases[first]
     if len(nodes) > 1:

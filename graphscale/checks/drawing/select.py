@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.graph.values import captured_values
-from graphscale.graph.walks import reach
+from graphscale.graph.walks import producers_of, reach
 from graphscale.passes import ScaleLoss, UnscaleGradients, UpdateLossScale
 
 __all__ = ["Wiring", "choose_boxes", "is_constant"]
@@ -82,7 +82,7 @@ def choose_boxes(context: DrawingContext, wiring: Wiring) -> list[tuple[ir.Node,
     if len(wiring.nodes) <= _WHOLE:
         return [(node,) for node in wiring.nodes]
     folding = _Folding(context, wiring)
-    centre = set(_centre(context, wiring))
+    centre = _centre(context, wiring)
     boxes: list[tuple[ir.Node, ...]] = []
     samples = {node for node in folding.samples if node in context.passes}
     for around in (*(_around(wiring, centre, hops) for hops in _HOPS), _landmarks(context) | samples):
@@ -97,19 +97,14 @@ def choose_boxes(context: DrawingContext, wiring: Wiring) -> list[tuple[ir.Node,
 def _landmarks(context: DrawingContext) -> set[ir.Node]:
     """Return the loss and the places where the scale enters: shown in any case."""
     values = [context.loss, *(place.value for place in context.places if place.edge is None)]
-    found = {node for value in values if value is not None and (node := value.producer()) is not None}
+    found = producers_of(value for value in values if value is not None)
     found |= {place.edge.node for place in context.places if place.edge is not None}
     return found | {node for node, mark in context.passes.items() if mark in (ScaleLoss.name, UpdateLossScale.name)}
 
 
-def _centre(context: DrawingContext, wiring: Wiring) -> Iterator[ir.Node]:
-    yield from (node for node in context.passes if node in wiring.index)
-    yield from (node for node in _landmarks(context) if node in wiring.index)
-    yield from (node for node in context.missed if node in wiring.index)
-    for value in context.unscalings:
-        node = value.producer()
-        if node is not None and node in wiring.index:
-            yield node
+def _centre(context: DrawingContext, wiring: Wiring) -> set[ir.Node]:
+    gradients = producers_of(context.unscalings)
+    return {*context.passes, *_landmarks(context), *context.missed, *gradients}.intersection(wiring.index)
 
 
 def _around(wiring: Wiring, centre: Iterable[ir.Node], hops: int) -> set[ir.Node]:
@@ -203,7 +198,7 @@ def _sections(context: DrawingContext, wiring: Wiring) -> dict[ir.Node, int]:
         depth[node] = max(near, default=-1) + 1
     for node in reversed(wiring.nodes):
         # What a gradient is multiplied by stands with the gradient, not where the backward pass begins.
-        if context.phases[node] is Phase.BACKWARD and not _is_scaled(context, node):
+        if context.phases[node] is Phase.BACKWARD and not any(map(context.carries_scale, node.outputs)):
             after = [depth[t] for t in wiring.targets.get(node, ()) if context.phases[t] is Phase.BACKWARD]
             depth[node] = min(after, default=depth[node])
     deepest: dict[Phase, int] = defaultdict(int)
@@ -214,7 +209,3 @@ def _sections(context: DrawingContext, wiring: Wiring) -> dict[ir.Node, int]:
         node: 0 if context.phases[node] is Phase.UPDATE else level // heights[context.phases[node]]
         for node, level in depth.items()
     }
-
-
-def _is_scaled(context: DrawingContext, node: ir.Node) -> bool:
-    return any(context.degrees.get(value, 0) not in (0, None) for value in node.outputs)

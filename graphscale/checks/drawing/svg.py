@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  (signs in the drawing)
 """A laid-out scene as SVG text. Every text comes from a file, and is escaped."""
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from itertools import pairwise
 
 from graphscale.checks.drawing.drawing_context import Phase
 from graphscale.checks.drawing.lanes import BOX_HEIGHT, Layout, Point, short
-from graphscale.checks.drawing.scene import Box, Link, Scene
+from graphscale.checks.drawing.scene import BADGES, Box, Link, Scene
 from graphscale.graph.values import node_name
 from graphscale.passes import ORDER
 
@@ -22,7 +21,6 @@ _HEADINGS = {
     Phase.BACKWARD: "Backward pass ↑",
     Phase.UNKNOWN: "Graph ↓",
 }
-_BADGES = {"enters": "×S", "leaves": "÷S", "loss": "loss", "missed": "!"}
 _MARGIN = 46.0
 
 
@@ -105,7 +103,7 @@ def _lanes(scene: Scene, layout: Layout) -> Iterator[str]:
 def _heading(scene: Scene, phase: Phase) -> str:
     if phase is not Phase.UPDATE:
         return _HEADINGS[phase]
-    if scene.context.is_scaled:
+    if scene.context.scale is not None:
         return "Gradients, check and update →"
     is_optimizer = any(box.phase is Phase.UPDATE and box.output is None for box in scene.boxes)
     return "Optimizer →" if is_optimizer else "Gradients →"
@@ -203,11 +201,11 @@ def _box(index: int, box: Box, centre: Point, width: float) -> str:
         parts.append(f'<path class="rule" d="M31 7V{BOX_HEIGHT - 7:.0f}"/>')
         middle += 15
     parts += _texts(box, middle)
-    for n, badge in enumerate(b for b in box.badges if b in _BADGES and box.output is None):
+    for n, badge in enumerate(b for b in box.badges if box.output is None):
         at = (2.0, 1.0) if badge == "enters" else (width - 2, 1.0 if n == 0 or "enters" in box.badges else BOX_HEIGHT)
         parts.append(
             f'<g class="badge {badge}" transform="translate({at[0]:.1f} {at[1]:.1f})"><circle r="12"/>'
-            f'<text y="3.6">{_BADGES[badge]}</text></g>'
+            f'<text y="3.6">{BADGES[badge][0]}</text></g>'
         )
     parts.append("</g>")
     return "".join(parts)

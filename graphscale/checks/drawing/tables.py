@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from graphscale.analysis.report import Report
-from graphscale.checks.diffing.diff_report import Change, DiffReport, NodeEntry, ValueEntry
+from graphscale.checks.diffing.diff_report import Change, DiffReport, Entry, NodeEntry, Rewiring, ValueEntry
 from graphscale.checks.drawing.page import Cell, Jump, Table
 from graphscale.checks.drawing.scene import Scene
 from graphscale.graph.values import node_name
@@ -95,63 +95,39 @@ def make_diff_tables(scene: Scene, report: DiffReport) -> Iterator[Table]:
     ]
     yield Table("Summary", rows, is_open=True)
     ops = [(op.op, op.before, op.after, f"{op.difference:+d}") for op in report.ops if op.difference]
-    yield _filled("Operators that changed in number", ops, ("operator", "before", "after", "change"), True)
-    for mark, entries in report.inserted.items():
-        yield from _nodes(find, f"Inserted by {mark}", entries)
-    yield from _nodes(find, "Added", report.added)
-    yield from _nodes(None, "Removed", report.removed)
-    rewired = [
-        (
-            find.node(edge.reader) if edge.input is not None else find.value(edge.reader),
-            "output" if edge.input is None else edge.input,
-            edge.before,
-            find.value(edge.after) if edge.input is not None else find.node(edge.after),
-        )
-        for edge in report.rewired
-    ]
-    yield _filled("Edges rewired", rewired, ("reader", "input", "before", "after"))
-    yield from _changes("Values renamed", report.renamed, ("given by", "before", "after"), find)
-    yield from _changes("Values of another type", report.retyped, ("value", "before", "after"))
-    yield from _changes("Attributes changed", report.attributes, ("attribute", "before", "after"))
-    for title, values in (
-        ("Inputs added", report.inputs_added),
-        ("Inputs removed", report.inputs_removed),
-        ("Outputs added", report.outputs_added),
-        ("Outputs removed", report.outputs_removed),
-        ("Initializers added", report.initializers_added),
-        ("Initializers removed", report.initializers_removed),
-    ):
-        yield from _values(find, title, values)
-    yield from _changes("Initializers changed", report.initializers_changed, ("initializer", "before", "after"))
-    yield _filled("Functions added", [(name,) for name in report.functions_added], ("function",))
-    yield _filled("Functions removed", [(name,) for name in report.functions_removed], ("function",))
-    yield from _changes("Metadata", report.metadata, ("property", "before", "after"))
-    yield from _changes("Versions", report.versions, ("what", "before", "after"))
+    yield Table("Operators that changed in number", ops, ("operator", "before", "after", "change"), len(ops), True)
+    inserted = ((f"Inserted by {mark}", "operator", entries) for mark, entries in report.inserted.items())
+    for title, column, entries in (*inserted, *report.sections()):
+        found = [_cells(find, title, entry) for entry in entries]
+        head = (column, *_HEADS.get(type(entries[0]), ())) if entries else ()
+        if head[-1:] == ("in",) and not any(row[-1] for row in found):
+            found, head = [row[:-1] for row in found], head[:-1]
+        yield Table(title, found, head, len(found))
 
 
-def _filled(title: str, rows: Sequence[Sequence[Cell]], head: Sequence[str], is_open: bool = False) -> Table:
-    return Table(title, rows, head, len(rows), is_open)
+_HEADS: dict[type[object], tuple[str, ...]] = {
+    NodeEntry: ("node", "in"),
+    Rewiring: ("input", "before", "after"),
+    Change: ("before", "after"),
+    ValueEntry: ("type",),
+}
 
 
-def _nodes(find: _Finder | None, title: str, entries: Sequence[NodeEntry]) -> Iterator[Table]:
-    rows = [
-        (entry.op, find.node(entry.name) if find is not None and not entry.scope else entry.name, entry.scope)
-        for entry in entries
-    ]
-    has_scope = any(entry.scope for entry in entries)
-    head = ("operator", "node", "in") if has_scope else ("operator", "node")
-    yield _filled(title, [row[: len(head)] for row in rows], head)
-
-
-def _values(find: _Finder, title: str, values: Sequence[ValueEntry]) -> Iterator[Table]:
-    yield _filled(title, [(find.value(v.name), f"{v.dtype}{v.shape}") for v in values], ("name", "type"))
-
-
-def _changes(
-    title: str, changes: Sequence[Change], head: Sequence[str], find: _Finder | None = None
-) -> Iterator[Table]:
-    rows = [(find.node(c.name) if find is not None else c.name, _short(c.before), _short(c.after)) for c in changes]
-    yield _filled(title, rows, head)
+def _cells(find: _Finder, title: str, entry: Entry) -> Sequence[Cell]:
+    match entry:
+        case NodeEntry():
+            is_drawn = title != "Removed" and not entry.scope
+            return entry.op, find.node(entry.name) if is_drawn else entry.name, entry.scope
+        case Rewiring(input=None):
+            return find.value(entry.reader), "output", entry.before, find.node(entry.after)
+        case Rewiring():
+            return find.node(entry.reader), entry.input or 0, entry.before, find.value(entry.after)
+        case ValueEntry():
+            return find.value(entry.name), f"{entry.dtype}{entry.shape}"
+        case Change():
+            name = find.node(entry.name) if title == "Values renamed" else entry.name
+            return name, _short(entry.before), _short(entry.after)
+    return (entry,)
 
 
 def _short(text: str) -> str:

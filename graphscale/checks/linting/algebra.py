@@ -20,12 +20,7 @@ _POWERS = {"Sqrt": 0.5, "Reciprocal": -1.0, "ReduceL2": 1.0, "ReduceSumSquare": 
 
 
 def evaluate_powers(node: ir.Node, degrees: Sequence[Degree]) -> Sequence[Degree] | Conflict:
-    """Return the degree of each output of a node without subgraphs, or the conflict of its operands.
-
-    Args:
-        node: the node.
-        degrees: the degree of each input, 0 for one that is left out.
-    """
+    """Return the degree of each output of a node without subgraphs, by those of its inputs, or their conflict."""
     rule = rule_of(node)
     ignored = () if rule is None else rule.ignored
     operands = {i: d for i, d in enumerate(degrees) if node.inputs[i] is not None and i not in ignored}

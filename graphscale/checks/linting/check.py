@@ -25,13 +25,9 @@ def is_comparison(node: ir.Node) -> bool:
 class Check:
     """The finite check of a graph, and its coverage: from its result up to the values that it tests.
 
-    Args:
-        view: the graph.
-        value: the result of the check.
-        sources: the values that gradients consist of.
-
     Attributes:
         value: the result.
+        sources: the values that gradients consist of.
         fails_as: the value of the result if a gradient is not finite: False for `all_finite`, True for `overflow`.
         sees: for values, the kinds of numbers that the check sees: NaN, infinity, or both.
         lost: for values of which it does not see all, `{NaN or infinity: the node where that is lost}`.

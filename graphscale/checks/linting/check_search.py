@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import permutations
 
 import onnx_ir as ir
 
@@ -10,6 +11,7 @@ from graphscale.checks.linting.check import Check, is_comparison
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View, number_of
 from graphscale.checks.patterns import is_contradiction, update_signal
+from graphscale.graph.values import inputs_of
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait
 
@@ -23,12 +25,12 @@ def find_check(
     states: Iterable[State],
     numbers: Iterable[ir.Value],
 ) -> Check | None:
-    """Find the finite check and what it covers.
+    """Find the finite check and its coverage.
 
     Args:
         view: the graph.
         given: its result, where the metadata name it.
-        sources: the values that gradients consist of: what the loss scale reaches.
+        sources: the values that gradients consist of: those that the loss scale reaches.
         states: the carried state.
         numbers: the next values of the loss scale's state.
     """
@@ -75,29 +77,21 @@ class _Search:
             node = value.producer()
             if node is None or _is_test(node):
                 return value
-            operands = [operand for operand in node.inputs if operand is not None and operand in self.flags]
-            if node.op_type in ("And", "Or") and len(operands) == 2:
-                above = next((v for v in operands if self._is_above(v, next(o for o in operands if o is not v))), None)
-                if above is None:
+            operands = [operand for operand in inputs_of(node) if operand in self.flags]
+            below = operands[0].producer()
+            # The negation of a test is the flag itself: `not any_nan`.
+            is_negation = node.op_type == "Not" and not (below is not None and _is_test(below))
+            is_logic = node.op_type in ("And", "Or")
+            if is_logic and len(operands) == 2:
+                above = (v for v, w in permutations(operands) if v in self.view.ancestors([w], stop={v}.__contains__))
+                value, last = next(above, value), value
+                if value is last:
                     return value
-                value = above
-            elif (
-                has_trait(node, Trait.VIEW)
-                or (node.op_type == "Not" and not _tests(operands[0]))
-                or (node.op_type in ("And", "Or") and len(operands) == 1)
-            ):
+            elif has_trait(node, Trait.VIEW) or is_negation or (is_logic and len(operands) == 1):
                 value = operands[0]
             else:
                 return value
         return None
-
-    def _is_above(self, value: ir.Value, other: ir.Value) -> bool:
-        return value in self.view.ancestors([other], stop=lambda v: v is value)
-
-
-def _tests(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is not None and _is_test(node)
 
 
 def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Value]:

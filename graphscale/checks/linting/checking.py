@@ -12,7 +12,8 @@ from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry
 from graphscale.checks.linting.steps import Outcomes
 from graphscale.checks.linting.view import number_of
-from graphscale.graph.values import op_name, reads_shape
+from graphscale.graph.values import inputs_of, op_name, reads_shape
+from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait
 
 __all__: list[str] = []
@@ -148,15 +149,11 @@ def _directions(outcomes: Outcomes, following: ir.Value, scale: ir.Value) -> set
         if node is None:
             return None
         if node.op_type == "Where" or has_trait(node, Trait.VIEW | Trait.BOUND):
-            pending += [v for v in node.inputs[node.op_type == "Where" :] if v is not None]
+            pending += inputs_of(node)[node.op_type == "Where" :]
             continue
-        factor = next((n for v in node.inputs if (n := number_of(_uncast(v))) is not None), None)
+        operands = (source_by_trait(v, Trait.CAST) for v in inputs_of(node))
+        factor = next((n for v in operands if (n := number_of(v)) is not None), None)
         if node.op_type not in ("Mul", "Div") or factor is None:
             return None
         found_ways.add("up" if (factor > 1) == (node.op_type == "Mul") else "down")
     return found_ways
-
-
-def _uncast(value: ir.Value | None) -> ir.Value | None:
-    node = None if value is None else value.producer()
-    return node.inputs[0] if node is not None and node.op_type == "Cast" else value

@@ -66,11 +66,6 @@ class Event:
 class Flow:
     """The degrees of all values.
 
-    Args:
-        view: the graph.
-        scalars: its bookkeeping, with the loss scale.
-        exempt: outputs that may be of any degree.
-
     Attributes:
         degrees: the degrees other than 0 of values that are no bookkeeping, those in subgraphs among them.
         touched: the values that the loss scale has an effect on, or had before it was divided out.

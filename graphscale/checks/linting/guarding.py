@@ -40,14 +40,7 @@ def _guards(context: LintContext) -> Iterator[Finding]:
 
 
 class _Guards:
-    """The effects of a skipped step on carried state.
-
-    Args:
-        context: the model.
-        check: its finite check.
-        good: the step on which it holds.
-        bad: the step on which it fails.
-    """
+    """The effects of a skipped step on carried state."""
 
     def __init__(self, context: LintContext, check: Check, good: Outcomes, bad: Outcomes) -> None:
         self.context = context
@@ -169,10 +162,7 @@ class _Guards:
 
     def _is_of_check(self, value: ir.Value) -> bool:
         """Return whether the check, rather than a gradient itself, has an effect on a value."""
-        scale = self.context.scale
-        if value not in self.check.dependent:
-            return False
-        return is_scalar(value) or (scale is not None and value in scale.scalars.values)
+        return value in self.check.dependent and (is_scalar(value) or self.context.is_bookkeeping(value))
 
     def _other_select(self, state: State) -> ir.Node | None:
         """Return a selection between the state and something else that the check does not decide."""

@@ -50,7 +50,8 @@ def _metadata(context: LintContext) -> Iterator[Finding]:
     missing = [name for name in [*named, *stamp.state] if view.value(name) is None]
     missing += [name for name in stamp.state.values() if name not in outputs]
     for name in dict.fromkeys(missing):
-        yield report("GS503", f"the metadata name {name!r}, which the graph does not have{_where(view.value(name))}")
+        place = "" if view.value(name) is None else " as an output"
+        yield report("GS503", f"the metadata name {name!r}, which the graph does not have{place}")
     for value in _forgotten(context, stamp.state) if stamp.state else ():
         yield report(
             "GS503", f"{value.name!r} is carried, and the metadata do not say what its next value is", value=value
@@ -71,7 +72,3 @@ def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Va
         if old is not None and old.is_graph_input() and old.dtype is output.dtype and old.shape == output.shape:
             found_values[old] = None
     return (value for value in found_values if value.name not in state and value not in in_place)
-
-
-def _where(value: ir.Value | None) -> str:
-    return "" if value is None else " as an output"

@@ -32,11 +32,6 @@ __all__ = ["RULES", "LintContext", "Rule", "rule"]
 class LintContext:
     """A model under lint.
 
-    Args:
-        model: the model, with no calls of model-local functions in it.
-        name: what to call it in messages.
-        scale: the name of the loss scale, or None to find it.
-
     Attributes:
         view: its main graph.
         stamp: what graphscale wrote into its metadata, if it did.

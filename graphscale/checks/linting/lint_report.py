@@ -46,18 +46,9 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON data, with the texts of its code."""
-        code = CODES[self.code]
-        return {
-            "code": self.code,
-            "title": code.title,
-            "severity": self.severity,
-            "message": self.message,
-            "node": self.node,
-            "value": self.value,
-            "why": self.why,
-            "fix": self.fix,
-            "page": code.page,
-        }
+        own, code = dataclasses.asdict(self), CODES[self.code]
+        first = {"code": own.pop("code"), "title": code.title, "severity": code.severity}
+        return {**first, **own, "why": code.why, "fix": code.fix, "page": code.page}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -16,7 +16,7 @@ from graphscale.checks.linting import (  # noqa: F401 - importing them fills RUL
 )
 from graphscale.checks.linting.codes import CODES
 from graphscale.checks.linting.lint_context import RULES, LintContext
-from graphscale.checks.linting.lint_report import Finding, LintReport
+from graphscale.checks.linting.lint_report import LintReport
 from graphscale.collector import paused_collector
 from graphscale.errors import LintError
 from graphscale.graph.diagnosis import name_damage
@@ -47,14 +47,21 @@ def lint(
         ModelFileError: the model cannot be read, is damaged, or is not in topological order.
         UnsupportedModelError: the model carries `training_info`.
     """
-    chosen = _codes(select, ignore)
-    work, name, nodes = _open(model)
+    chosen = {code for prefix in select for code in _matching(prefix)} if select else set(CODES)
+    chosen -= {code for prefix in ignore for code in _matching(prefix)}
+    work, name = model, "the model"
+    # A copy is needed only where something that hides the gradient path is to be replaced.
+    if not isinstance(work, ir.Model) or needs_preparation(work):
+        work, name = open_copy(model)
+    nodes = len(work.graph)
+    if needs_preparation(work):
+        prepare(work)
     context = LintContext(work, name, scale)
     found = [finding for rule in RULES if chosen.intersection(rule.codes) for finding in rule.find(context)]
     order = {node_name(node): i for i, node in enumerate(context.view.nodes)}
-    unique = dict.fromkeys(finding for finding in found if finding.code in chosen)
+    unique = {finding for finding in found if finding.code in chosen}
     return LintReport(
-        findings=tuple(sorted(unique, key=lambda f: _key(f, order))),
+        findings=tuple(sorted(unique, key=lambda f: (order.get(f.node or "", -1), f.code, f.value or "", f.message))),
         loss_scale=None if context.scale is None else context.scale.value.name,
         check=None if context.check is None else context.check.value.name,
         states=len(context.states),
@@ -63,33 +70,12 @@ def lint(
     )
 
 
-def _open(model: Model) -> tuple[ir.Model, str, int]:
-    """Return a model in which nothing hides the gradient path, its name in messages, and its number of nodes."""
-    if isinstance(model, ir.Model) and not needs_preparation(model):
-        # Nothing would be changed: no copy is needed.
-        return model, "the model", len(model.graph)
-    work, name = open_copy(model)
-    nodes = len(work.graph)
-    prepare(work)
-    return work, name, nodes
-
-
-def _key(finding: Finding, order: Mapping[str, int]) -> tuple[int, str, str, str]:
-    return order.get(finding.node or "", -1), finding.code, finding.value or "", finding.message
-
-
-def _codes(select: Sequence[str], ignore: Sequence[str]) -> set[str]:
-    chosen = {code for prefix in select for code in _matching(prefix)} if select else set(CODES)
-    return chosen.difference(code for prefix in ignore for code in _matching(prefix))
-
-
 def _matching(prefix: str) -> list[str]:
     wanted = prefix.strip().upper()
+    names = {code.name: code.code for code in CODES.values()}
     found = [code for code in CODES if wanted.startswith("GS") and code.startswith(wanted)]
+    found = found or [code for name, code in names.items() if name == wanted.lower()]
     if not found:
-        names = {code.name: code.code for code in CODES.values()}
-        if prefix.strip().lower() in names:
-            return [names[prefix.strip().lower()]]
         near = difflib.get_close_matches(prefix.strip(), [*CODES, *names], n=1, cutoff=0)
         raise LintError(f"there is no lint code {prefix!r}; did you mean {near[0]}? (docs/lint/index.md lists them)")
     return found

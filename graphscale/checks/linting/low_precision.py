@@ -23,29 +23,19 @@ _LARGEST = 65504
 _SUM = 0.9999
 
 
-@rule("GS601")
-def _casts(context: LintContext) -> Iterator[Finding]:
-    if context.scale is None or _is_small_constant(context):
+@rule("GS601", "GS604")
+def _small_scale(context: LintContext) -> Iterator[Finding]:
+    number = None if context.scale is None else number_of(context.scale.value)
+    # A small constant loses nothing in float16.
+    if context.scale is None or (number is not None and number <= _LARGEST):
         return
     scalars = context.scale.scalars
     for node in context.view.nodes:
         source = node.inputs[0] if node.op_type == "Cast" else None
-        if source is None or source not in scalars.values or scalars.degree(source) in (0, ZERO):
-            continue
-        if context.dtype(node.outputs[0]) is _HALF:
+        is_scale = source is not None and source in scalars.values and scalars.degree(source) not in (0, ZERO)
+        if source is not None and is_scale and context.dtype(node.outputs[0]) is _HALF:
             yield report("GS601", f"{source.name!r}, the loss scale, is cast to float16", node, source)
-
-
-def _is_small_constant(context: LintContext) -> bool:
-    number = None if context.scale is None else number_of(context.scale.value)
-    return number is not None and number <= _LARGEST
-
-
-@rule("GS604")
-def _scale_dtype(context: LintContext) -> Iterator[Finding]:
-    if context.scale is None or _is_small_constant(context):
-        return
-    for value in dict.fromkeys((context.scale.value, context.scale.scalars.symbol)):
+    for value in dict.fromkeys((context.scale.value, scalars.symbol)):
         if context.dtype(value) is _HALF:
             yield report("GS604", f"the loss scale {value.name!r} is float16", value.producer(), value)
 

@@ -19,12 +19,7 @@ _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sa
 
 
 def to_sarif(report: LintReport, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the findings on one file as a SARIF log (section 3.13) of one run.
-
-    Args:
-        report: the findings.
-        path: the model's file, to be shown; a relative path is relative to where the command runs.
-    """
+    """Return the findings on one file, by its path, as a SARIF log (section 3.13) of one run."""
     codes = list(CODES)
     driver = {
         "name": "graphscale",
@@ -71,7 +66,9 @@ def _result(finding: Finding, index: int, path: str | os.PathLike[str]) -> dict[
         for name, kind in ((finding.node, "element"), (finding.value, "variable"))
         if name
     ]
-    location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": _uri(path)}}}
+    file = Path(path)
+    uri = file.as_uri() if file.is_absolute() else quote(file.as_posix())
+    location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": uri}}}
     if logical:
         location["logicalLocations"] = logical
     return {
@@ -82,8 +79,3 @@ def _result(finding: Finding, index: int, path: str | os.PathLike[str]) -> dict[
         "locations": [location],
         "partialFingerprints": {"graphscale/v1": f"{finding.code}:{finding.node or ''}:{finding.value or ''}"},
     }
-
-
-def _uri(path: str | os.PathLike[str]) -> str:
-    file = Path(path)
-    return file.as_uri() if file.is_absolute() else quote(file.as_posix())

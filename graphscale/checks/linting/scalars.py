@@ -21,14 +21,9 @@ __all__ = ["Scalars"]
 class Scalars:
     """The bookkeeping values of a graph.
 
-    Args:
-        view: the graph.
-        leaves: the state of the loss scale, scalars.
-        symbol: the loss scale: a leaf, or a value computed from leaves.
-
     Attributes:
-        symbol: the loss scale.
-        leaves: the state of the loss scale.
+        symbol: the loss scale: a leaf, or a value computed from leaves.
+        leaves: the state of the loss scale, scalars.
         constants: values that depend on no input.
         values: the bookkeeping values, the leaves among them.
         degrees: of those that are the scale to a power, times a constant, that power.
@@ -65,13 +60,16 @@ class Scalars:
         numbers = [operand for operand in operands if not self.is_constant(operand) and not self.view.is_flag(operand)]
         if any(operand not in self.values for operand in numbers):
             return
-        if not numbers and not any(operand in self.values for operand in operands) and not _gives_numbers(node):
+        # A cast or a selection of constants turns flags into numbers.
+        if not numbers and self.values.isdisjoint(operands) and node.op_type not in ("Cast", "Where"):
             return
         self.values.update(node.outputs)
         self._spread(node, operands)
 
     def _spread(self, node: ir.Node, operands: Collection[ir.Value]) -> None:
-        if any(operand in self.bent for operand in operands) or self._chooses(node):
+        # An update rule selects one of two scales.
+        chooses = node.op_type == "Where" and all(v is not None and self.degree(v) != 0 for v in node.inputs[1:])
+        if chooses or not self.bent.isdisjoint(operands):
             self.bent.update(node.outputs)
             return
         degrees = [0 if value is None else self.degrees.get(value, 0) for value in node.inputs]
@@ -82,12 +80,3 @@ class Scalars:
             self.bent.update(node.outputs)
         else:
             self.degrees.update((v, d) for v, d in zip(node.outputs, result, strict=True) if d != 0)
-
-    def _chooses(self, node: ir.Node) -> bool:
-        """Return whether a node selects one of two scales, as an update rule does."""
-        return node.op_type == "Where" and all(v is not None and self.degree(v) != 0 for v in node.inputs[1:])
-
-
-def _gives_numbers(node: ir.Node) -> bool:
-    """Return whether a node turns flags into numbers: a cast, a selection of constants."""
-    return node.op_type in ("Cast", "Where")

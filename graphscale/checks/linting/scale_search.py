@@ -90,7 +90,9 @@ def find_scale(
         if losses and all(loss in reach and not _is_product(loss, candidate) for loss in losses):
             continue
         scale = _complete(view, candidate.leaf, roles, nexts, candidate.symbol)
-        if constant_tensor(candidate.leaf) is None or _is_consistent(view, scale):
+        # A constant is a loss scale if it acts as one in every respect; a shared 2.0 does not.
+        flow = None if constant_tensor(candidate.leaf) is None else Flow(view, scale.scalars, scale.nexts.values())
+        if flow is None or (flow.unscaled and not flow.events):
             return scale
     return None
 
@@ -105,10 +107,8 @@ def _complete(
     leaves = {value, *roles} if value.producer() is None else {*roles}
     if not roles and value in nexts:
         leaves.update(leaf for leaf in _bookkeeping_leaves(nexts[value]) if leaf in nexts)
-    if symbol is not None and symbol is not value:
-        return Scale(value, Scalars(view, leaves, symbol), {leaf: nexts[leaf] for leaf in leaves if leaf in nexts})
-    scalars = Scalars(view, leaves, value)
-    effective = _effective(view, scalars)
+    scalars = Scalars(view, leaves, symbol or value)
+    effective = _effective(view, scalars) if scalars.symbol is value else None
     if effective is not None:
         scalars = Scalars(view, leaves, effective)
     return Scale(value, scalars, {leaf: nexts[leaf] for leaf in leaves if leaf in nexts})
@@ -226,9 +226,3 @@ def _is_product(value: ir.Value, candidate: _Candidate) -> bool:
         return node.inputs[0] if passes else None
 
     return source_of(value, viewed) in candidate.products
-
-
-def _is_consistent(view: View, scale: Scale) -> bool:
-    """Return whether a constant acts as a loss scale in every respect; a shared 2.0 does not."""
-    flow = Flow(view, scale.scalars, list(scale.nexts.values()))
-    return bool(flow.unscaled) and not flow.events

@@ -23,10 +23,6 @@ _SMALL = 4096
 class View:
     """The main graph of a model.
 
-    Args:
-        model: the model, with no calls of model-local functions in it.
-        name: what to call it in messages.
-
     Attributes:
         graph: the main graph.
         nodes: its nodes in order.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,6 @@ ORIGINAL, RULE, OLD, TELEMETRY = (
 
 class Bench:
     """Both graphs, ready to run.
-
-    Args:
-        pair: the graphs.
-        roles: the values of the scaled one.
-        providers: execution providers; None for the CPU.
 
     Attributes:
         oracle: the rule of the loss scale.
@@ -103,26 +98,25 @@ class Bench:
         """Return whether the original computes a finite loss and finite gradients."""
         outputs = self.original.run(feeds).outputs
         wanted = [outputs[name] for name in (*self.gradients, self.pair.found.loss.name) if name in outputs]
-        return all(np.isfinite(array.astype(np.float64)).all() for array in wanted)
+        return _all_finite(wanted)
 
     # --- one step of both -------------------------------------------------------------------------------------------
 
     def _evaluate_step(self, case: Case) -> Iterator[Difference]:
         expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
         gradients = self._unscaled(got)
-        finite = self.last_was_finite = self._all_finite(gradients)
+        finite = self.last_was_finite = _all_finite(gradients.values())
         applies = self.oracle.applies(case.feeds, finite)
         loss = self.pair.found.loss.name or ""
         states = {state.output for state in self.pair.states}
+        compare = functools.partial(_compare, source=ORIGINAL, tolerance=case.tolerance, lost=self.lost)
         for name in self._shown:
             if name in got.outputs and name not in states and (finite or name == loss):
-                yield from _compare(
-                    name, expected.outputs[name], got.outputs[name], ORIGINAL, case.tolerance, self.lost
-                )
+                yield from compare(name, expected.outputs[name], got.outputs[name])
         for name, array in gradients.items() if finite else ():
             if name in expected.outputs and name not in self._shown:
                 wanted = np.asarray(expected.outputs[name]).astype(array.dtype)
-                yield from _compare(name, wanted, array, ORIGINAL, case.tolerance, self.lost)
+                yield from compare(name, wanted, array)
         # A step that is applied though it is not finite writes what it computed, NaN or not.
         for state in self.pair.states if finite or not applies else ():
             following = self._next(state.name, got)
@@ -130,7 +124,7 @@ class Bench:
                 yield from _compare(state.name, np.asarray(case.feeds[state.name]), following, OLD)
                 continue
             new = expected.left[state.name] if state.output is None else expected.outputs[state.output]
-            yield from _compare(state.name, new, following, ORIGINAL, case.tolerance, self.lost)
+            yield from compare(state.name, new, following)
         yield from self._scale_and_telemetry(case, got, finite, gradients)
         exposed = self.roles.scaled_loss
         if exposed is not None and loss in got.outputs:
@@ -154,10 +148,6 @@ class Bench:
             if name not in found and name in got.outputs:
                 found[name] = got.outputs[name]
         return found
-
-    @staticmethod
-    def _all_finite(gradients: Mapping[str, np.ndarray[Any, Any]]) -> bool:
-        return all(np.isfinite(array.astype(np.float64)).all() for array in gradients.values())
 
     def _next(self, state: str, got: Results) -> np.ndarray[Any, Any] | None:
         """Return the next value of a state, None where the graph does not give it, which the proof has found."""
@@ -192,10 +182,7 @@ class Bench:
     @functools.cached_property
     def _disturbed(self) -> tuple[Runner, dict[str, tuple[str, Any]]]:
         copy = self._scaled_copy()
-        extras = {}
-        for name, raw in self._raw.items():
-            extra = copy.disturb(raw)
-            extras[name] = (extra, next(v for v in copy.graph.inputs if v.name == extra).dtype.numpy())  # type: ignore[union-attr]
+        extras = {name: copy.disturb(raw) for name, raw in self._raw.items()}
         return Runner(copy.model, self._providers, "the scaled graph with disturbed gradients"), extras
 
     # --- the rule by itself -----------------------------------------------------------------------------------------
@@ -211,11 +198,8 @@ class Bench:
     @functools.cached_property
     def _rule(self) -> tuple[Runner, str, dict[str, str]]:
         copy = Copy(self.pair.scaled)
-        names = {
-            role: skip_ordering(value).name or ""
-            for role, value in self.roles.next_values.items()
-            if role in self.roles.scale_states
-        }
+        nexts = self.roles.next_values.items()
+        names = {role: skip_ordering(value).name or "" for role, value in nexts if role in self.roles.scale_states}
         if self.roles.stuck is not None:
             names["stuck"] = self.roles.stuck.name or ""
         assert self.roles.all_finite is not None
@@ -261,6 +245,10 @@ class Bench:
         return raw, quotients
 
 
+def _all_finite(arrays: Iterable[np.ndarray[Any, Any]]) -> bool:
+    return all(np.isfinite(array.astype(np.float64)).all() for array in arrays)
+
+
 def _quotient(value: ir.Value, scale: ir.Value, times: bool = True) -> ir.Value | None:
     """Return a value divided by the scale; where the scale enters at the value itself, its product divided by it."""
     for node, index in uses_of(value):
@@ -285,12 +273,12 @@ def _compare(
     if got is None:
         return
     expected, got = np.asarray(expected), np.asarray(got)
-    if (expected.dtype, expected.shape) != (got.dtype, got.shape):
-        yield Difference(name, expected, got, source)
-    elif tolerance and expected.dtype.kind not in "biu":
-        if not _close(expected.astype(np.float64), got.astype(np.float64), tolerance, lost):
-            yield Difference(name, expected, got, source)
-    elif expected.tobytes() != got.tobytes():
+    same = (expected.dtype, expected.shape) == (got.dtype, got.shape)
+    if same and tolerance and expected.dtype.kind not in "biu":
+        same = _close(expected.astype(np.float64), got.astype(np.float64), tolerance, lost)
+    elif same:
+        same = expected.tobytes() == got.tobytes()
+    if not same:
         yield Difference(name, expected, got, source)
 
 

@@ -27,7 +27,9 @@ def save_case(case: Case, path: str | os.PathLike[str]) -> None:
         OutputError: the file cannot be written; an existing one is as it was.
     """
     small = [name for name, array in case.feeds.items() if array.dtype == ml_dtypes.bfloat16]
-    arrays: dict[str, Any] = {f"{_FEED}{name}": _plain(array) for name, array in case.feeds.items()}
+    arrays: dict[str, Any] = {
+        f"{_FEED}{name}": array.view(np.uint16) if name in small else array for name, array in case.feeds.items()
+    }
     arrays[_CASE] = np.asarray(json.dumps({**case.to_dict(), "bfloat16": small}))
     with writing.write_file(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
@@ -57,7 +59,3 @@ def load_case(path: str | os.PathLike[str]) -> Case:
     if case.kind not in ("step", "skip", "rule") or not whole or math.isnan(case.tolerance):
         raise ModelFileError(f"{path} is a damaged counterexample: it says {fields!r}")
     return case
-
-
-def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else np.asarray(array)

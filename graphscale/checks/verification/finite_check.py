@@ -21,12 +21,7 @@ _BOTH = _NAN | _INFINITE
 
 
 def find_tested_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[ir.Value]:
-    """Find the values of which every element that is NaN or infinite is proved to make a flag false.
-
-    Args:
-        all_finite: the flag, a scalar bool value.
-        stop: values that are not looked behind.
-    """
+    """Find the values whose every NaN or infinite element is proved to make a flag false, not looking behind some."""
     # No walk of graph.walks: a value is met again as often as more is found to be noticed of it.
     seen: dict[ir.Value, int] = {}
     pending = list(_leaves(all_finite, good=True))

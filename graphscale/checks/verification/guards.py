@@ -16,13 +16,7 @@ __all__ = ["find_guard_fault", "find_unprotected_operands", "find_write_fault"]
 
 
 def find_guard_fault(value: ir.Value, state: ir.Value, conditions: Collection[ir.Value]) -> str | None:
-    """Return the reason why a next value is not kept at the old one on a skipped step, None if it is kept.
-
-    Args:
-        value: the next value.
-        state: the present value, an input.
-        conditions: the flags that say whether the step is applied.
-    """
+    """Return the reason why a next value is not the state's on a skipped step, by these conditions; None if it is."""
     value = skip_ordering(value)
     node = _behind_cast(value).producer()
     if node is None or node.op_type != "Where":
@@ -49,7 +43,8 @@ def find_write_fault(node: ir.Node, conditions: Collection[ir.Value]) -> str | N
     if selected is None or selected.op_type != "Where" or selected.inputs[0] not in conditions:
         return f"{node_name(node)!r} adds {value.name!r} whether the step is applied or not"
     kept = constant_tensor(selected.inputs[2])
-    if kept is None or not _is_negative_zero(kept):
+    addend = np.zeros(1) if kept is None else np.asarray(kept.numpy(), dtype=np.float64)
+    if addend.any() or not np.signbit(addend).all():
         return f"{node_name(node)!r} adds something on a skipped step"
     if flag is None and node.op_type == "InPlaceAccumulatorV2":
         return f"{node_name(node)!r} turns -0.0 into 0.0 on a skipped step"
@@ -66,14 +61,11 @@ def find_unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Val
             written += [i for i in sources if i is not None]
         for i in written:
             value = input_at(node, i)
-            if value is not None and not (is_fresh(value) or _is_copy(value)):
+            producer = None if value is None else value.producer()
+            # A sum of one operand is a copy, in a buffer of its own.
+            is_copy = producer is not None and producer.op_type == "Sum"
+            if value is not None and not (is_copy or is_fresh(value)):
                 yield node, value
-
-
-def _is_copy(value: ir.Value) -> bool:
-    """Return whether a value is a sum of one operand, which is computed into a buffer of its own."""
-    node = value.producer()
-    return node is not None and node.op_type == "Sum"
 
 
 def _behind_cast(value: ir.Value) -> ir.Value:
@@ -88,8 +80,3 @@ def _is_not(flag: ir.Value | None, conditions: Collection[ir.Value]) -> bool:
     if node is not None and node.op_type == "Reshape" and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node is not None and node.op_type == "Not" and node.inputs[0] in conditions
-
-
-def _is_negative_zero(tensor: ir.TensorProtocol) -> bool:
-    array = np.asarray(tensor.numpy())
-    return not array.astype(np.float64).any() and bool(np.signbit(array.astype(np.float64)).all())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.pair import Pair
-from graphscale.checks.verification.random_feeds import Feeder
+from graphscale.checks.verification.random_feeds import STYLES, Feeder
 from graphscale.checks.verification.states import Roles
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, Case, Check, Difference
 from graphscale.errors import VerifyError
@@ -55,46 +55,34 @@ class Measured:
 
 
 def measure(
-    pair: Pair,
-    roles: Roles,
-    *,
-    runs: int,
-    tolerance: float,
-    seed: int,
-    given: Mapping[str, np.ndarray[Any, Any]],
-    dims: Mapping[str, int],
-    providers: Sequence[Any] | None,
+    pair: Pair, roles: Roles, feeder: Feeder, providers: Sequence[Any] | None, *, runs: int, tolerance: float, seed: int
 ) -> Measured:
     """Run both graphs.
 
     Raises:
         VerifyError: a graph cannot be run, or the original computes nothing finite on random feeds.
     """
-    found = Measured()
-    feeder = Feeder(pair, given, dims)
-    found.notes += feeder.notes
+    found = Measured(notes=[*feeder.notes])
     with contextlib.closing(Bench(pair, roles, providers)) as bench:
-        _measure(bench, feeder, found, runs=runs, tolerance=tolerance, seed=seed)
+        if bench.replaced:
+            found.notes.append(
+                "IsAllFinite, which has no kernel for the CPU, was replaced by standard operators to run it"
+            )
+        random = np.random.default_rng(seed)
+        batches = _batches(bench, feeder, runs, random)
+        comparable = _settle_randomness(bench, batches[0], found)
+        if bench.pair.small and bench.pair.alike:
+            tolerance = max(tolerance, SMALL_TOLERANCE)
+            found.notes.append(
+                f"the graph computes in a type smaller than float32: values are compared within {tolerance:g} of the "
+                f"largest element of each tensor{f' and {bench.lost:.1g}, which may underflow' if bench.lost else ''}"
+            )
+        _compare_values(bench, feeder, batches, tolerance, comparable, found)
+        _force(bench, feeder, batches, found)
+        _try_rule(bench, found)
+        found.runs = bench.runs
+        found.notes += _zeros(bench, batches)
     return found
-
-
-def _measure(bench: Bench, feeder: Feeder, found: Measured, *, runs: int, tolerance: float, seed: int) -> None:
-    if bench.replaced:
-        found.notes.append("IsAllFinite, which has no kernel for the CPU, was replaced by standard operators to run it")
-    random = np.random.default_rng(seed)
-    batches = _batches(bench, feeder, runs, random)
-    comparable = _settle_randomness(bench, batches[0], found)
-    if bench.pair.small and bench.pair.alike:
-        tolerance = max(tolerance, SMALL_TOLERANCE)
-        found.notes.append(
-            f"the graph computes in a type smaller than float32: values are compared within {tolerance:g} of the "
-            f"largest element of each tensor{f' and {bench.lost:.1g}, which may underflow' if bench.lost else ''}"
-        )
-    _compare_values(bench, feeder, batches, tolerance, comparable, found)
-    _force(bench, feeder, batches, found)
-    _try_rule(bench, found)
-    found.runs = bench.runs
-    found.notes += _zeros(bench, batches)
 
 
 def replay(pair: Pair, roles: Roles, case: Case, providers: Sequence[Any] | None) -> Measured:
@@ -130,7 +118,7 @@ def _check_case(bench: Bench, case: Case) -> None:
 def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generator) -> list[Arrays]:
     """Draw feeds on which the original computes finite gradients."""
     failure: str | None = None
-    for style in feeder.styles():
+    for style in STYLES:
         batches = [feeder.draw(random, style) for _ in range(runs)]
         try:
             if all(bench.finite_gradients(batch) for batch in batches):

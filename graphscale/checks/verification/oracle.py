@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.states import Roles
@@ -23,12 +24,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Oracle:
-    """The rule of a scaled graph's policy.
-
-    Args:
-        pair: the graphs.
-        roles: the values of the scaled one.
-    """
+    """The rule of a scaled graph's policy."""
 
     def __init__(self, pair: Pair, roles: Roles) -> None:
         self.roles = roles
@@ -65,14 +61,9 @@ class Oracle:
         return {**start, name: np.asarray(scale, dtype=np.float32)}
 
     def _feeds(self, values: Mapping[str, float], count: int) -> Arrays:
-        states = self.roles.scale_states or {LOSS_SCALE: self.roles.scale}
-        found = {}
-        for role, state in states.items():
-            found[state.name or ""] = np.asarray(values[role], dtype=_dtype(state))
         counters = {"steps": 7 + count, "skipped_steps": 3 + count, "consecutive_skips": count, "last_skip_step": 5}
-        for role, state in self.roles.counters.items():
-            found[state.name or ""] = np.asarray(counters[role], dtype=_dtype(state))
-        return found
+        states = self.roles.scale_states or {LOSS_SCALE: self.roles.scale}
+        return _arrays(states, values) | _arrays(self.roles.counters, counters)
 
     def applies(self, feeds: Mapping[str, Any], finite: bool) -> bool:
         """Return whether a step is applied."""
@@ -85,9 +76,8 @@ class Oracle:
         """Return `{state: next value}` of the loss scale and of the counters."""
         found: Arrays = {}
         if self.rule is not None:
-            state = self.rule.step(self._state(feeds), finite)[0]
-            for role, value in self.roles.scale_states.items():
-                found[value.name or ""] = np.asarray(getattr(state, role), dtype=_dtype(value))
+            values = self.rule_alone(feeds, finite)
+            found = {state.name or "": values[role] for role, state in self.roles.scale_states.items()}
         if self.roles.counters:
             found |= self._counted(feeds, self.applies(feeds, finite))
         return found
@@ -96,19 +86,12 @@ class Oracle:
         """Return `{role: next value}` of the loss scale, and `stuck` where the policy has that."""
         assert self.rule is not None
         state, stuck = self.rule.step(self._state(feeds), finite)
-        found = {
-            role: np.asarray(getattr(state, role), dtype=_dtype(value))
-            for role, value in self.roles.scale_states.items()
-        }
+        states = self.roles.scale_states.items()
+        found = {role: np.asarray(getattr(state, role), dtype=_dtype(value)) for role, value in states}
         return found if self.roles.stuck is None else {**found, "stuck": np.asarray(stuck)}
 
     def telemetry(self, finite: bool, gradients: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[tuple[str, Any]]:
-        """Yield the names and values of the outputs that report on a step, as far as they are known.
-
-        Args:
-            finite: whether all gradients are finite.
-            gradients: the unscaled gradients of the step by their names in the original.
-        """
+        """Yield the known names and values of the outputs that report on a step, from its unscaled gradients."""
         if self.roles.all_finite is not None:
             yield self._names["all_finite"], np.asarray(finite)
         if not self._gradients or any(name not in gradients for name in self._gradients):
@@ -140,13 +123,15 @@ class Oracle:
             "consecutive_skips": 0 if applied else before["consecutive_skips"] + 1,
             "last_skip_step": before["last_skip_step"] if applied else steps,
         }
-        return {
-            state.name or "": np.asarray(following[role], dtype=_dtype(state))
-            for role, state in self.roles.counters.items()
-        }
+        return _arrays(self.roles.counters, following)
 
 
-def _dtype(value: Any) -> Any:
+def _arrays(states: Mapping[str, ir.Value], numbers: Mapping[str, float]) -> Arrays:
+    """Return numbers by role as arrays by the names and of the types of states."""
+    return {state.name or "": np.asarray(numbers[role], dtype=_dtype(state)) for role, state in states.items()}
+
+
+def _dtype(value: ir.Value) -> Any:
     if value.dtype is None:
         raise VerifyError(f"the counter {value.name!r} of the scaled graph has no type")
     return value.dtype.numpy()

@@ -24,7 +24,7 @@ from graphscale.errors import (
 )
 from graphscale.graph.order import check_order
 from graphscale.graph.stamp import Stamp, is_scaled
-from graphscale.graph.values import value_label
+from graphscale.graph.values import is_source, value_label
 from graphscale.operators import written_inputs
 from graphscale.passes import Autocast
 from graphscale.passes.lower_precision import AUTOCAST_KEY
@@ -108,16 +108,18 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> Pair:
         raise AlreadyScaledError(f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED")
     reading = read_scaled_graph(second, second_name)
     stamp = reading.stamp
-    _check_stamp(stamp, second_name)
+    policy = _check_stamp(stamp, second_name)
     if "loss" not in stamp.names or "window_finite" in stamp.names:
         raise VerifyError(
             f"{second_name} is one of the two models of an artifact folder, which work on one state; verify takes "
             "single graphs, and artifacts are proved as they are scaled"
         )
-    policy = _policy(stamp, second_name)
     prepare(first)
     check_order(second.graph, second_name)
-    _check_interface(first.graph, second.graph, stamp, (first_name, second_name))
+    misfit = _find_misfit(first.graph, second.graph, stamp)
+    if misfit is not None:
+        what = f"{second_name} is not {first_name} scaled: {misfit}"
+        raise VerifyError(f"{what}; pass the original that it was made from")
     hints = _complete_hints(second.graph, stamp, hints)
     alike, notes = _repeat_autocast(first, stamp, hints)
     found, more = _analyse(first.graph, hints, stamp)
@@ -138,9 +140,9 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> Pair:
     )
 
 
-def _check_stamp(stamp: Stamp, name: str) -> None:
-    """Refuse metadata that are JSON, but not of the form that scaling writes."""
-    report = stamp.report
+def _check_stamp(stamp: Stamp, name: str) -> LossScale:
+    """Refuse metadata that are JSON, but not of the form that scaling writes; return the policy."""
+    report, damaged = stamp.report, f"{name} has damaged graphscale metadata"
     try:
         for key, kind in (("state", StateReport), ("places", PlaceReport), ("gradients", GradientReport)):
             for item in report.get(key, ()):
@@ -148,47 +150,36 @@ def _check_stamp(stamp: Stamp, name: str) -> None:
         autocast = report.get("autocast")
         if autocast is not None:
             tuple(autocast[key] for key in ("dtype", "emulate", "casts", "low_nodes", "kept_nodes"))
-        texts: list[tuple[Any, ...]] = [*stamp.state.items(), *stamp.names.items()]
-        texts += [(name,) for name in (*stamp.telemetry.get("gradients", ()), *report.get("missed", ()))]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise VerifyError(f"{name} has damaged graphscale metadata: {one_line(error)}") from error
-    wrong = next((text for pair in texts for text in pair if not isinstance(text, str)), None)
-    if wrong is not None:
-        raise VerifyError(f"{name} has damaged graphscale metadata: {wrong!r} is no name")
-
-
-def _policy(stamp: Stamp, name: str) -> LossScale:
-    try:
+        texts = [*stamp.state.values(), *stamp.names.values()]
+        texts += [*stamp.telemetry.get("gradients", ()), *report.get("missed", ())]
         policy = get(stamp.policy)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise VerifyError(f"{damaged}: {one_line(error)}") from error
     except InvalidLossScaleError as error:
-        raise VerifyError(f"{name} has damaged graphscale metadata: its policy: {error}") from error
-    if policy is None:
-        raise VerifyError(f"{name} has damaged graphscale metadata: it has no policy")
+        raise VerifyError(f"{damaged}: its policy: {error}") from error
+    wrong = next((text for text in texts if not isinstance(text, str)), None)
+    if wrong is not None or policy is None:
+        raise VerifyError(f"{damaged}: {wrong!r} is no {'policy' if policy is None else 'name'}")
     return policy
 
 
-def _check_interface(original: ir.Graph, scaled: ir.Graph, stamp: Stamp, names: tuple[str, str]) -> None:
-    problem = _misfit(original, scaled, stamp)
-    if problem is not None:
-        raise VerifyError(f"{names[1]} is not {names[0]} scaled: {problem}; pass the original that it was made from")
-
-
-def _misfit(original: ir.Graph, scaled: ir.Graph, stamp: Stamp) -> str | None:
+def _find_misfit(original: ir.Graph, scaled: ir.Graph, stamp: Stamp) -> str | None:
+    """Return the reason why one graph cannot be the other one scaled, None without one."""
     inputs = {value.name: value for value in scaled.inputs}
+    outputs = {value.name: value for value in scaled.outputs}
+    # State that is written in place is no output of the scaled graph.
+    in_place = {s["input"] for s in stamp.report.get("state", ()) if s.get("output") is None}
+    missing = [value for value in original.outputs if value.name not in outputs]
     for value in original.inputs:
         if value.name not in inputs:
             return f"it has no input {value_label(value)}"
-        if not same_type(inputs[value.name], value):
-            return f"its input {value_label(inputs[value.name])} is {value_label(value)} in the original"
-    outputs = {value.name: value for value in scaled.outputs}
-    # What is written in place is no output of the scaled graph.
-    in_place = {s["input"] for s in stamp.report.get("state", ()) if s.get("output") is None}
-    missing = [value for value in original.outputs if value.name not in outputs]
     if len(missing) > len(in_place):
         return f"it has no output {value_label(missing[0])}"
-    for value in original.outputs:
-        if value.name in outputs and not same_type(outputs[value.name], value):
-            return f"its output {value_label(outputs[value.name])} is {value_label(value)} in the original"
+    for kind, values, others in (("input", original.inputs, inputs), ("output", original.outputs, outputs)):
+        for value in values:
+            other = others.get(value.name)
+            if other is not None and not same_type(other, value):
+                return f"its {kind} {value_label(other)} is {value_label(value)} in the original"
     known = {node.op_type for node in scaled}
     strange = next((node.op_type for node in original if node.op_type not in known), None)
     return None if strange is None else f"the original computes {strange}, and it does not"
@@ -219,7 +210,12 @@ def _analyse(graph: ir.Graph, hints: Hints, stamp: Stamp) -> tuple[TrainingGraph
         return analyse(graph, hints), []
     except GraphscaleError as error:
         # The scaling may have had hints on the places of the scale, or on gradients.
-        for extra in _places(stamp), {"gradients": _named_gradients(graph, stamp)}:
+        places, leaving = stamp.report.get("places", ()), stamp.report.get("gradients", ())
+        is_edge = len(places) == 1 and places[0].get("node")
+        seed = f"{places[0]['node']}:{places[0]['input']}" if is_edge else None
+        gradients = tuple(gradient["value"] for gradient in leaving if gradient["value"] in outputs)
+        extras: tuple[dict[str, Any], ...] = ({"seed": seed}, {"gradients": gradients})
+        for extra in extras:
             try:
                 return analyse(graph, dataclasses.replace(hints, **extra)), [
                     "the analysis of the original needed the hints of the scaling: "
@@ -228,18 +224,6 @@ def _analyse(graph: ir.Graph, hints: Hints, stamp: Stamp) -> tuple[TrainingGraph
             except GraphscaleError:
                 continue
         raise error
-
-
-def _places(stamp: Stamp) -> dict[str, Any]:
-    places = stamp.report.get("places", ())
-    if len(places) == 1 and places[0].get("node"):
-        return {"seed": f"{places[0]['node']}:{places[0]['input']}"}
-    return {"seed": None}
-
-
-def _named_gradients(graph: ir.Graph, stamp: Stamp) -> tuple[str, ...]:
-    outputs = {value.name for value in graph.outputs}
-    return tuple(g["value"] for g in stamp.report.get("gradients", ()) if g["value"] in outputs)
 
 
 def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Hints) -> tuple[bool, list[str]]:
@@ -273,13 +257,9 @@ def _small_types(graph: ir.Graph) -> frozenset[ir.DataType]:
 
 def _states(found: TrainingGraph) -> list[State]:
     states = {update.input.name or "": update.output.name for update in found.updates}
-    for node in found.accumulators:
-        buffer = node.inputs[0]
-        if buffer is not None and (buffer.is_graph_input() or buffer.is_initializer()):
+    buffers = [node.inputs[0] for node in found.accumulators]
+    buffers += [input_at(node, i) for node in found.graph for i in written_inputs(node)]
+    for buffer in buffers:
+        if buffer is not None and is_source(buffer):
             states.setdefault(buffer.name or "", None)
-    for node in found.graph:
-        for i in written_inputs(node):
-            value = input_at(node, i)
-            if value is not None and (value.is_graph_input() or value.is_initializer()):
-                states.setdefault(value.name or "", None)
     return [State(name, output) for name, output in states.items()]

@@ -90,8 +90,8 @@ class Copy:
             whole = "Dropout" in node.op_type
             node.attributes["seed"] = ir.AttrInt64("seed", seed) if whole else ir.AttrFloat32("seed", float(seed))
 
-    def disturb(self, name: str) -> str:
-        """Add an input to a value, before anything reads it; return the input's name. Adding -0.0 changes nothing."""
+    def disturb(self, name: str) -> tuple[str, Any]:
+        """Add an input to a value, before anything reads it; return its name and dtype. Adding -0.0 changes nothing."""
         value = self.values[name]
         uses = uses_of(value)
         extra = ir.val(self._editor.unique(f"{name}.extra"), dtype_of(value))
@@ -99,7 +99,7 @@ class Copy:
         build = self._editor.builder(PASS, at=behind(value), dtype=dtype_of(value))
         disturbed = build.op("Add", [value, extra], name=f"{name}.disturbed", like=value)
         self._editor.replace(value, disturbed, uses, "undisturbed")
-        return extra.name or ""
+        return extra.name or "", dtype_of(value).numpy()
 
     def spell_out_finite_checks(self) -> int:
         """Replace `IsAllFinite`, which has no kernel for the CPU, by standard operators; return how many there were."""
@@ -185,7 +185,8 @@ class Runner:
         self.runs += 1
         copies = {name: np.array(value) for name, value in feeds.items() if name in self.inputs}
         try:
-            return self._bound(copies) if self._cuda or _has_bfloat16(copies) else self._plain(copies)
+            is_bound = self._cuda or any(array.dtype == ml_dtypes.bfloat16 for array in copies.values())
+            return self._bound(copies) if is_bound else self._plain(copies)
         except Exception as error:  # ORT's exceptions share no public base class
             raise VerifyError(f"ONNX Runtime cannot run {self._what}: {one_line(error)}") from error
 
@@ -233,10 +234,6 @@ class Runner:
             raise VerifyError(
                 f"ONNX Runtime {ort.__version__} cannot load {self._what}: {one_line(error)}{advice if missing else ''}"
             ) from error
-
-
-def _has_bfloat16(feeds: Arrays) -> bool:
-    return any(array.dtype == ml_dtypes.bfloat16 for array in feeds.values())
 
 
 def _source(model: ir.Model, folder: Path) -> Path | bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.checks.patterns import input_at
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.private import Copy, Runner
 from graphscale.checks.verification.ranges import class_axis, find_index_limit, make_axis_length
@@ -16,7 +17,7 @@ from graphscale.errors import VerifyError
 from graphscale.graph.walks import ancestors
 from graphscale.session.interface import InputSpec
 
-__all__ = ["Feeder"]
+__all__ = ["STYLES", "Feeder"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -26,14 +27,14 @@ _FEW = 2  # numbers that are valid indices of nearly every axis
 
 @dataclasses.dataclass(frozen=True)
 class _Style:
-    """A way to draw numbers; the first ones are tried first."""
+    """A way to draw numbers, to be tried in turn until the original computes finite gradients."""
 
     normal: bool
     size: float
     few: bool = False
 
 
-_STYLES = (_Style(True, 0.5), _Style(False, 0.5), _Style(True, 0.05), _Style(True, 0.5, True), _Style(False, 0.5, True))
+STYLES = (_Style(True, 0.5), _Style(False, 0.5), _Style(True, 0.05), _Style(True, 0.5, True), _Style(False, 0.5, True))
 
 
 class Feeder:
@@ -74,21 +75,12 @@ class Feeder:
             self._limits = self._index_limits()
         self.notes = tuple(self._notes(given, dims))
 
-    def styles(self) -> Iterator[_Style]:
-        """Return ways to draw numbers, to be tried in turn until the original computes finite gradients."""
-        return iter(_STYLES)
-
     def without_resets(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
         """Return the same feeds, with no flag set that resets in-place accumulators: a reset is no carried state."""
         return {name: np.zeros_like(array) if name in self._resets else array for name, array in feeds.items()}
 
     def draw(self, random: np.random.Generator, style: _Style) -> Arrays:
-        """Draw a feed for every input.
-
-        Args:
-            random: where the numbers come from.
-            style: how they are drawn.
-        """
+        """Draw a feed for every input."""
         found = {}
         for name, value in self._values.items():
             if name in self._given:
@@ -126,21 +118,18 @@ class Feeder:
         sizes = dict(dims)
         for name, array in self._given.items():
             value = self._values[name]
-            spec = InputSpec(np.dtype(_numpy_dtype(value)), _spec_shape(value, array))
+            shape = array.shape if value.shape is None else [a if isinstance(a, int) else a.value for a in value.shape]
+            spec = InputSpec(np.dtype(_numpy_dtype(value)), tuple(shape))
             problem = spec.find_misfit(array.dtype, array.shape)
             if problem is not None:
                 raise VerifyError(f"--feeds: the array {name!r} {problem.replace('the step', 'the graph')}")
-            for axis, length in zip(value.shape or (), array.shape, strict=False):
-                if not isinstance(axis, int) and axis.value and sizes.setdefault(axis.value, length) != length:
+            for axis, length in zip(_axis_names(value), array.shape, strict=False):
+                if axis and sizes.setdefault(axis, length) != length:
                     raise VerifyError(
-                        f"--feeds: the array {name!r} has {length} along {axis.value!r}, and another has "
-                        f"{sizes[axis.value]}"
+                        f"--feeds: the array {name!r} has {length} along {axis!r}, and another has {sizes[axis]}"
                     )
-        for value in self._values.values():
-            for axis in value.shape or ():
-                if not isinstance(axis, int) and axis.value:
-                    sizes.setdefault(axis.value, _DEFAULT_SIZE)
-        return sizes
+        names = (axis for value in self._values.values() for axis in _axis_names(value) if axis)
+        return {**dict.fromkeys(names, _DEFAULT_SIZE), **sizes}
 
     def _index_limits(self) -> dict[str, int | None]:
         length = make_axis_length(self._sizes)
@@ -150,14 +139,9 @@ class Feeder:
         """Measure the scores of labels that have an axis of their own, such as batch times tokens."""
         changed = False
         for name, value in self._values.items():
-            free = [axis.value for axis in value.shape or () if not isinstance(axis, int) and axis.value]
-            shared = {
-                axis.value
-                for other in self._values.values()
-                for axis in other.shape or ()
-                if other is not value and not isinstance(axis, int)
-            }
-            if name in self._given or not free or set(free) & shared or set(free) & set(dims):
+            free = set(filter(None, _axis_names(value)))
+            shared = {axis for other in self._values.values() if other is not value for axis in _axis_names(other)}
+            if name in self._given or not free or free & shared or free & set(dims):
                 continue
             for node, index in value.uses():
                 axis, scores = class_axis(node), node.inputs[0]
@@ -166,11 +150,10 @@ class Feeder:
                 copy = Copy(model)
                 copy.keep([scores.name or ""])
                 runner = Runner(copy.model, None, "the forward pass of the original")
-                feeds = self.draw(np.random.default_rng(0), _STYLES[0])
+                feeds = self.draw(np.random.default_rng(0), STYLES[0])
                 shape = list(runner.run(feeds).outputs[scores.name or ""].shape)
                 del shape[axis]
-                sizes = zip(value.shape or (), shape, strict=False)
-                self._sizes.update({a.value: n for a, n in sizes if not isinstance(a, int) and a.value})
+                self._sizes.update({a: n for a, n in zip(_axis_names(value), shape, strict=False) if a})
                 changed = True
         return changed
 
@@ -180,7 +163,7 @@ class Feeder:
         return {name for name in self._values if name in states and name not in forward}
 
     def _notes(self, given: Mapping[str, Any], dims: Mapping[str, int]) -> Iterator[str]:
-        unknown = sorted(dim for dim in dims if not any(self._has_dim(v, dim) for v in self._values.values()))
+        unknown = sorted(set(dims).difference(*map(_axis_names, self._values.values())))
         if unknown:
             raise VerifyError(f"--dim {unknown[0]}: no input has an axis of this name")
         others = [name for name in given if name not in self._values and "/" not in name]
@@ -191,16 +174,10 @@ class Feeder:
             text = ", ".join(f"{name}={size}" for name, size in chosen.items())
             yield f"axes of unknown size were given one: {text} (--dim NAME=SIZE chooses)"
 
-    @staticmethod
-    def _has_dim(value: ir.Value, dim: str) -> bool:
-        return any(not isinstance(axis, int) and axis.value == dim for axis in value.shape or ())
 
-
-def _spec_shape(value: ir.Value, array: np.ndarray[Any, Any]) -> tuple[int | str | None, ...]:
-    if value.shape is None:
-        return tuple(array.shape)
-    found: tuple[int | str | None, ...] = tuple(a if isinstance(a, int) else a.value for a in value.shape)
-    return found
+def _axis_names(value: ir.Value) -> list[str | None]:
+    """Return the name of each axis, None for one of a known size or without a name."""
+    return [None if isinstance(axis, int) else axis.value for axis in value.shape or ()]
 
 
 def _numpy_dtype(value: ir.Value) -> Any:
@@ -219,9 +196,5 @@ def _vary(first: np.ndarray[Any, Any], random: np.random.Generator) -> Any:
 
 def _reset_flags(graph: ir.Graph) -> set[str]:
     """Return the inputs that make an in-place accumulator start anew."""
-    found = set()
-    for node in graph:
-        if node.op_type == "InPlaceAccumulatorV2" and len(node.inputs) > 2 and node.inputs[2] is not None:
-            if node.inputs[2].is_graph_input():
-                found.add(node.inputs[2].name or "")
-    return found
+    flags = [input_at(node, 2) for node in graph if node.op_type == "InPlaceAccumulatorV2"]
+    return {flag.name or "" for flag in flags if flag is not None and flag.is_graph_input()}

@@ -20,12 +20,7 @@ Length = Callable[[ir.Value, int], int | None]
 
 
 def find_index_limit(value: ir.Value, length: Length) -> int | None:
-    """Return the number that an input's whole numbers must be below to be valid indices, None if they are none.
-
-    Args:
-        value: an input.
-        length: gives the length of an axis of a value, None where it is not known.
-    """
+    """Return the number that an input's whole numbers must be below to be valid indices, None if they are none."""
 
     def moved(value: ir.Value) -> list[ir.Value]:
         return [output for node, index in value.uses() if _moves(node, index, value) for output in node.outputs]

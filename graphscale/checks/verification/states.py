@@ -76,6 +76,7 @@ def find_roles(pair: Pair) -> tuple[Roles | None, str | None]:
     in_place = {value.name for value in written}
     following |= {item.name: None if item.name in in_place else item.output for item in pair.states}
     originals = {value.name for value in pair.found.graph.outputs}
+    exposed = re.compile(r"scaled_loss(_\d+)?").fullmatch
     # In-place state may also have its next value among the outputs, to be looked at.
     shown = {f"{state.name}.next" for state in carried.values()}
     return Roles(
@@ -89,9 +90,5 @@ def find_roles(pair: Pair) -> tuple[Roles | None, str | None]:
         buffers=frozenset(item.name for item in pair.states if item.output is None),
         written=frozenset(value.name or "" for value in written),
         reports=frozenset({names[role] for role in OUTPUTS if role in names} | shown),
-        scaled_loss=next((v for v in graph.outputs if _is_scaled_loss(v) and v.name not in originals), None),
+        scaled_loss=next((v for name, v in outputs.items() if exposed(name or "") and name not in originals), None),
     ), None
-
-
-def _is_scaled_loss(value: ir.Value) -> bool:
-    return re.fullmatch(r"scaled_loss(_\d+)?", value.name or "") is not None

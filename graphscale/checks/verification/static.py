@@ -34,10 +34,14 @@ def prove_again(pair: Pair) -> list[Check]:
         return [Check("metadata", FAILS, problem or "", True)]
     checks = [_row("metadata", _metadata(pair, roles), f"{len(pair.stamp.state)} pairs of state, {len(graph)} nodes")]
     rule, ordering = _rule_nodes(graph, roles), _ordering_nodes(graph)
+    exempt = [] if roles.scaled_loss is None else [roles.scaled_loss]
+    loss, degrees = pair.counterpart(pair.found.loss), None
+    contradiction = f"the loss {pair.found.loss.name!r} of the original is not in the graph"
     try:
-        degrees, contradiction = _prove(pair, roles, rule | ordering), ""
+        if loss is not None:
+            degrees = prove(graph, roles.scale, loss, exempt=exempt, rule_nodes=rule | ordering).degrees
     except ProofError as error:
-        degrees, contradiction = None, str(error)
+        contradiction = str(error)
     checks.append(_free_of_scale(pair, roles, degrees, contradiction))
     names = ("every gradient checked", "carried state guarded", "update rule")
     if roles.all_finite is None:
@@ -118,14 +122,6 @@ def _free_of_scale(pair: Pair, roles: Roles, degrees: Degrees | None, contradict
         if value is not None and degrees.values.get(skip_ordering(value), 0) not in (0, ZERO):
             return Check(name, FAILS, f"{node_name(node)!r} writes {value.name!r}, which carries the loss scale", True)
     return Check(name, HOLDS, f"{len(graph.outputs)} outputs of degree 0 in {roles.scale.name!r}", True)
-
-
-def _prove(pair: Pair, roles: Roles, aside: frozenset[ir.Node]) -> Degrees:
-    loss = pair.counterpart(pair.found.loss)
-    if loss is None:
-        raise ProofError(f"the loss {pair.found.loss.name!r} of the original is not in the graph")
-    exempt = [] if roles.scaled_loss is None else [roles.scaled_loss]
-    return prove(pair.scaled.graph, roles.scale, loss, exempt=exempt, rule_nodes=aside).degrees
 
 
 def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:

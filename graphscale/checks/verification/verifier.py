@@ -14,6 +14,7 @@ from graphscale.checks.verification.counterexample import load_case
 from graphscale.checks.verification.numeric import Measured, measure
 from graphscale.checks.verification.numeric import replay as replay_case
 from graphscale.checks.verification.pair import open_pair
+from graphscale.checks.verification.random_feeds import Feeder
 from graphscale.checks.verification.states import find_roles
 from graphscale.checks.verification.static import prove_again
 from graphscale.checks.verification.verify_report import Case, VerifyReport
@@ -69,10 +70,17 @@ def verify(
     """
     if runs < 0 or not np.isfinite(tolerance) or tolerance < 0:
         raise VerifyError(f"runs and tolerance are at least 0; got {runs} and {tolerance:g}")
-    given = _arrays(feeds)
+    if isinstance(feeds, str | os.PathLike):
+        feeds = read_npz(feeds)
+    given = {name: np.asarray(array) for name, array in (feeds or {}).items()}
     case = load_case(replay) if isinstance(replay, str | os.PathLike) else replay
     scaled = getattr(scaled, "model", scaled) if not isinstance(scaled, str | os.PathLike) else scaled
-    _refuse_folders(original, scaled)
+    for model in (original, scaled):
+        if isinstance(model, str | os.PathLike) and Path(model).is_dir():
+            raise VerifyError(
+                f"{model} is a folder; verify takes two single graphs, ORIGINAL.onnx SCALED.onnx (the two models of an "
+                "artifact folder work on one state, and are proved as they are scaled)"
+            )
     pair = open_pair(original, scaled, Hints(loss=loss, gradients=tuple(gradients or ()), updates=updates))
     roles, problem = find_roles(pair)
     checks = [] if case is not None else prove_again(pair)
@@ -83,16 +91,8 @@ def verify(
     elif case is not None:
         measured = replay_case(pair, roles, case, providers)
     else:
-        measured = measure(
-            pair,
-            roles,
-            runs=runs,
-            tolerance=tolerance,
-            seed=seed,
-            given=given,
-            dims=dims or {},
-            providers=providers,
-        )
+        settings: dict[str, Any] = {"runs": runs, "tolerance": tolerance, "seed": seed}
+        measured = measure(pair, roles, Feeder(pair, given, dims or {}), providers, **settings)
     return VerifyReport(
         checks=(*checks, *measured.checks),
         notes=(*pair.notes, *measured.notes),
@@ -100,20 +100,3 @@ def verify(
         differences=measured.differences,
         runs=measured.runs,
     )
-
-
-def _arrays(feeds: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, np.ndarray[Any, Any]]:
-    if feeds is None:
-        return {}
-    if isinstance(feeds, Mapping):
-        return {name: np.asarray(array) for name, array in feeds.items()}
-    return read_npz(feeds)
-
-
-def _refuse_folders(*models: Any) -> None:
-    for model in models:
-        if isinstance(model, str | os.PathLike) and Path(model).is_dir():
-            raise VerifyError(
-                f"{model} is a folder; verify takes two single graphs, ORIGINAL.onnx SCALED.onnx (the two models of an "
-                "artifact folder work on one state, and are proved as they are scaled)"
-            )
