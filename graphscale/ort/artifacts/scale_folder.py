@@ -27,7 +27,6 @@ from graphscale.graph.stamp import Stamp
 from graphscale.ort.artifacts.folder import (
     CHECKPOINT,
     OPTIMIZER_MODEL,
-    TRAINING_MODEL,
     ArtifactFolder,
     read_folder,
 )
@@ -150,17 +149,7 @@ def repair_versions(artifacts: ArtifactFolder, target: Target) -> list[str]:
 def _scale_models(
     artifacts: ArtifactFolder, policy: LossScale, target: Target, loss: str | None, skip_nonfinite: bool
 ) -> ScaledTraining:
-    names = {*artifacts.checkpoint.parameters, *ir.convenience.create_value_mapping(artifacts.evaluation.graph)}
-    scaled = scale_training_model(
-        artifacts.training,
-        policy,
-        artifacts.checkpoint.trainable,
-        name=str(artifacts.path / TRAINING_MODEL),
-        taken=names,
-        target=target.name,
-        loss=loss,
-        skip_nonfinite=skip_nonfinite,
-    )
+    scaled = scale_training_model(artifacts, policy, target, loss, skip_nonfinite)
     for name in scaled.states:
         # A training session feeds all parameters of the training model to the eval model, by position.
         value = ir.val(name, ir.DataType.FLOAT, [])

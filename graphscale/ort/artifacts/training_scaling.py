@@ -14,13 +14,14 @@ from graphscale.graph.builder import shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.graph.walks import ancestors, descendants
 from graphscale.operators import written_inputs
-from graphscale.ort.artifacts.folder import buffer_of
+from graphscale.ort.artifacts.folder import TRAINING_MODEL, ArtifactFolder, buffer_of
 from graphscale.ort.artifacts.window import AccumulationWindow
 from graphscale.passes import CheckFinite, GuardUpdates, OrderWrites, Rewrite, ScaleLoss, UnscaleGradients, scale_nodes
 from graphscale.passes.guard_in_place import guard_written_input
 from graphscale.passes.nodes.write_order import order_writes
 from graphscale.pipeline import complete_report, prove_rewrite
 from graphscale.policy.loss_scale import LossScale
+from graphscale.targets import Target
 
 __all__ = ["ScaledTraining", "scale_training_model"]
 
@@ -41,24 +42,13 @@ class ScaledTraining:
 
 
 def scale_training_model(
-    model: ir.Model,
-    policy: LossScale,
-    trainable: Collection[str],
-    *,
-    name: str,
-    taken: Collection[str],
-    target: str,
-    loss: str | None,
-    skip_nonfinite: bool,
+    artifacts: ArtifactFolder, policy: LossScale, target: Target, loss: str | None, skip_nonfinite: bool
 ) -> ScaledTraining:
-    """Put loss scaling into a training model, in place.
+    """Put loss scaling into the training model of a folder, in place.
 
     Args:
-        model: the training model.
+        artifacts: the folder, whose trainable parameters have gradients that are accumulated.
         policy: the loss scale.
-        trainable: the parameters whose gradients are accumulated.
-        name: what to call the model in messages.
-        taken: names that the state must not get.
         target: the runtime.
         loss: the name of the loss, or None to find it.
         skip_nonfinite: guard running statistics for a fixed loss scale as well.
@@ -66,16 +56,19 @@ def scale_training_model(
     Raises:
         GraphscaleError: the model is not acceptable.
     """
+    model, checkpoint = artifacts.training, artifacts.checkpoint
     nodes_before = len(model.graph)
     _describe_gradients(model.graph)
-    ScaleLoss(policy, loss=loss, target=target, skip_nonfinite=skip_nonfinite)(model)
+    ScaleLoss(policy, loss=loss, target=target.name, skip_nonfinite=skip_nonfinite)(model)
     UnscaleGradients()(model)
     statistics = [node for node in model.graph if written_inputs(node)]
     if statistics:
         CheckFinite()(model)
     rewrite = Rewrite.detach(model)
-    _check_accumulated(rewrite, trainable, name)
+    _check_accumulated(rewrite, checkpoint.trainable, str(artifacts.path / TRAINING_MODEL))
     rewrite.attach()
+    # A training session feeds the parameters of the training model, the state among them, to the eval model.
+    taken = {*checkpoint.parameters, *ir.convenience.create_value_mapping(artifacts.evaluation.graph)}
     windows = AccumulationWindow(taken)
     windows(model)
     Rewrite.detach(model)

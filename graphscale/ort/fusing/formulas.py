@@ -15,7 +15,7 @@ import onnx_ir as ir
 from graphscale.graph.builder import Editor
 from graphscale.ort.fusing.optimizer_model import AdamW
 
-__all__ = ["AdamWRule", "Formula", "clip_by_norm"]
+__all__ = ["AdamWRule", "Formula", "add_sgd", "clip_by_norm"]
 
 # InplaceClipGradNorm divides by the norm plus this.
 _CLIP_EPSILON = 1e-6
@@ -66,6 +66,12 @@ def clip_by_norm(f: Formula, gradients: Sequence[ir.Value], max_norm: float) -> 
     return [f(f"{g.name}.clipped", "Mul", g, factor, like=g) for g in gradients]
 
 
+def add_sgd(f: Formula, rate: ir.Value, weight: ir.Value, gradient: ir.Value) -> ir.Value:
+    """Add SGDOptimizerV2, and return the next weight."""
+    move = f(f"{weight.name}.move", "Mul", gradient, rate, like=weight)
+    return f(f"{weight.name}.moved", "Sub", weight, move, like=weight)
+
+
 class AdamWRule:
     """AdamWOptimizer: `step` is the number of this step, counted from 1.
 
@@ -78,65 +84,61 @@ class AdamWRule:
 
     def __init__(self, f: Formula, options: AdamW, rate: ir.Value, step: ir.Value) -> None:
         self._f, self._options, self._rate = f, options, rate
-        self._alpha, self._beta = np.float32(options.alpha), np.float32(options.beta)
-        self._corrections: tuple[Operand, Operand] = (1.0, 1.0)
-        self._step_size: ir.Value = rate
-        self._decay: ir.Value | None = None
+        # Mode 0 is PyTorch's: the weight decays before the step; mode 1 is that of Hugging Face.
+        self._decays_first = options.adam_mode == 0
+        self._first_correction: Operand = 1.0
+        self._second_correction: Operand = 1.0
+        self._step_size = rate
         if options.correct_bias:
-            self._corrections = (
-                self._correction("alpha", self._alpha, step),
-                self._correction("beta", self._beta, step),
-            )
-            if options.adam_mode == 1:
-                root = f("adamw.beta_root", "Sqrt", self._corrections[1])
-                ratio = f("adamw.correction", "Div", root, self._corrections[0])
+            self._first_correction = self._correct("alpha", options.alpha, step)
+            self._second_correction = self._correct("beta", options.beta, step)
+            if not self._decays_first:
+                root = f("adamw.beta_root", "Sqrt", self._second_correction)
+                ratio = f("adamw.correction", "Div", root, self._first_correction)
                 self._step_size = f("adamw.step_size", "Mul", rate, ratio)
-        if options.weight_decay and options.adam_mode == 1:
+        self._decay: ir.Value | None = None
+        if options.weight_decay and not self._decays_first:
             self._decay = f("adamw.decay", "Mul", rate, options.weight_decay)
 
-    def _correction(self, name: str, base: np.float32, step: ir.Value) -> ir.Value:
-        """1 - base ** step, the power in float64: in float32 it would lose half of its digits in the difference."""
+    def _correct(self, name: str, base: float, step: ir.Value) -> ir.Value:
+        """Return 1 - base ** step, the power in float64: in float32 the difference would lose half of its digits."""
         f, double, single = self._f, ir.DataType.DOUBLE, ir.DataType.FLOAT
         exponent = f(f"adamw.{name}_exponent", "Cast", step, dtype=double, to=double)
-        power = f(f"adamw.{name}_power", "Pow", np.float64(base), exponent, dtype=double)
+        power = f(f"adamw.{name}_power", "Pow", np.float64(np.float32(base)), exponent, dtype=double)
         return f(f"adamw.{name}_correction", "Sub", 1.0, f(f"adamw.{name}_power32", "Cast", power, to=single))
 
     def __call__(
         self, weight: ir.Value, gradient: ir.Value, first: ir.Value, second: ir.Value
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Return the next weight and its next two moments."""
-        f, name = self._f, weight.name
-        one = np.float32(1)
-        kept = f(f"{first.name}.kept", "Mul", first, self._alpha, like=weight)
-        added = f(f"{first.name}.added", "Mul", gradient, one - self._alpha, like=weight)
-        first_next = f(f"{first.name}.sum", "Add", kept, added, like=weight)
-        kept = f(f"{second.name}.kept", "Mul", second, self._beta, like=weight)
-        part = f(f"{second.name}.part", "Mul", gradient, one - self._beta, like=weight)
-        added = f(f"{second.name}.added", "Mul", part, gradient, like=weight)
-        second_next = f(f"{second.name}.sum", "Add", kept, added, like=weight)
-        if self._options.adam_mode == 0:
-            weight = self._decayed(weight, name)
-        corrected = second_next
-        if self._options.adam_mode == 0:
-            corrected = f(f"{name}.corrected", "Div", second_next, self._corrections[1], like=weight)
-        root = f(f"{name}.root", "Sqrt", corrected, like=weight)
-        divisor = f(f"{name}.divisor", "Add", root, self._options.epsilon, like=weight)
-        if self._options.adam_mode == 0:
-            divisor = f(f"{name}.divisor", "Mul", divisor, self._corrections[0], like=weight)
-        scaled = f(f"{name}.direction", "Mul", first_next, self._step_size, like=weight)
-        moved = f(f"{name}.move", "Div", scaled, divisor, like=weight)
-        weight_next = f(f"{name}.moved", "Sub", weight, moved, like=weight)
-        if self._options.adam_mode == 1:
-            weight_next = self._decayed(weight_next, name)
-        return weight_next, first_next, second_next
+        name, one = weight.name, np.float32(1)
+        alpha, beta = np.float32(self._options.alpha), np.float32(self._options.beta)
+
+        def f(name: str, op_type: str, *operands: Operand) -> ir.Value:
+            return self._f(name, op_type, *operands, like=weight)
+
+        kept = f(f"{first.name}.kept", "Mul", first, alpha)
+        first_next = f(f"{first.name}.sum", "Add", kept, f(f"{first.name}.added", "Mul", gradient, one - alpha))
+        kept = f(f"{second.name}.kept", "Mul", second, beta)
+        part = f(f"{second.name}.part", "Mul", gradient, one - beta)
+        second_next = f(f"{second.name}.sum", "Add", kept, f(f"{second.name}.added", "Mul", part, gradient))
+        old, corrected = weight, second_next
+        if self._decays_first:
+            old = self._decayed(weight, name)
+            corrected = f(f"{name}.corrected", "Div", second_next, self._second_correction)
+        divisor = f(f"{name}.divisor", "Add", f(f"{name}.root", "Sqrt", corrected), self._options.epsilon)
+        if self._decays_first:
+            divisor = f(f"{name}.divisor", "Mul", divisor, self._first_correction)
+        scaled = f(f"{name}.direction", "Mul", first_next, self._step_size)
+        moved = f(f"{name}.moved", "Sub", old, f(f"{name}.move", "Div", scaled, divisor))
+        return moved if self._decays_first else self._decayed(moved, name), first_next, second_next
 
     def _decayed(self, weight: ir.Value, name: str | None) -> ir.Value:
-        f = self._f
         if not self._options.weight_decay:
             return weight
         if self._decay is not None:
-            decay = f(f"{name}.decay", "Mul", weight, self._decay, like=weight)
+            decay = self._f(f"{name}.decay", "Mul", weight, self._decay, like=weight)
         else:
-            part = f(f"{name}.decay_rate", "Mul", weight, self._rate, like=weight)
-            decay = f(f"{name}.decay", "Mul", part, self._options.weight_decay, like=weight)
-        return f(f"{name}.decayed", "Sub", weight, decay, like=weight)
+            part = self._f(f"{name}.decay_rate", "Mul", weight, self._rate, like=weight)
+            decay = self._f(f"{name}.decay", "Mul", part, self._options.weight_decay, like=weight)
+        return self._f(f"{name}.decayed", "Sub", weight, decay, like=weight)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import onnx_ir as ir
 
@@ -12,7 +11,7 @@ from graphscale.graph.values import node_name
 from graphscale.operators import optimizer_of
 from graphscale.ort.artifacts.optimizer_guard import trace_clips
 
-__all__ = ["AdamW", "Optimizer", "Sgd", "read_optimizer"]
+__all__ = ["AdamW", "Optimizer", "read_optimizer"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,20 +27,15 @@ class AdamW:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sgd:
-    """`com.microsoft.SGDOptimizerV2` has no attributes."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Optimizer:
     """The way of an optimizer model to use the gradients.
 
     Attributes:
-        rule: the optimizer.
+        adamw: the attributes of AdamWOptimizer; None for SGDOptimizerV2, which has none.
         max_norms: the gradients are clipped to these global norms before, one after the other.
     """
 
-    rule: AdamW | Sgd
+    adamw: AdamW | None
     max_norms: tuple[float, ...] = ()
 
 
@@ -80,17 +74,14 @@ def read_optimizer(model: ir.Model, name: str) -> Optimizer:
             f"{name}: fuse knows AdamWOptimizer, SGDOptimizerV2 and InplaceClipGradNorm, and not "
             f"{others[0].op_type} (node {node_name(others[0])!r})"
         )
-    rule = AdamW(**_attributes(node)) if node.op_type == "AdamWOptimizer" else Sgd()
-    if isinstance(rule, AdamW) and (rule.adam_mode, rule.correct_bias) not in {(0, 1), (1, 0), (1, 1)}:
+    attributes = {key: attribute.value for key, attribute in node.attributes.items()}
+    rule = AdamW(**attributes) if node.op_type == "AdamWOptimizer" else None
+    if rule is not None and (rule.adam_mode, rule.correct_bias) not in {(0, 1), (1, 0), (1, 1)}:
         raise UnsupportedModelError(
             f"{name}: ONNX Runtime has no AdamWOptimizer with adam_mode {rule.adam_mode} and correct_bias "
             f"{rule.correct_bias}"
         )
     return Optimizer(rule, tuple(_max_norm(clip) for clip in reversed(clips)))
-
-
-def _attributes(node: ir.Node) -> dict[str, Any]:
-    return {key: attribute.value for key, attribute in node.attributes.items()}
 
 
 def _find_clips(operand: ir.Value | None, name: str) -> list[ir.Node]:

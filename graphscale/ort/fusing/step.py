@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
 from graphscale.files.model_files import ModelResult
-from graphscale.files.ort_checkpoint import Checkpoint
+from graphscale.files.ort_checkpoint import Array, Checkpoint
 from graphscale.graph.builder import Editor, shape_like
 from graphscale.graph.diagnosis import name_damage
-from graphscale.ort.artifacts.folder import CHECKPOINT, OPTIMIZER_MODEL, TRAINING_MODEL, read_folder
-from graphscale.ort.fusing.formulas import AdamWRule, Formula, clip_by_norm
-from graphscale.ort.fusing.in_place import write_states_in_place
-from graphscale.ort.fusing.optimizer_model import AdamW, read_optimizer
+from graphscale.ort.artifacts.folder import OPTIMIZER_MODEL, TRAINING_MODEL, read_folder
+from graphscale.ort.fusing.formulas import AdamWRule, Formula, add_sgd, clip_by_norm
+from graphscale.ort.fusing.optimizer_model import Optimizer, read_optimizer
 from graphscale.ort.fusing.training_model import OpenModel, open_training_model
+from graphscale.passes import OrderWrites
+from graphscale.passes.nodes.write_order import order_writes
 from graphscale.targets import check_versions, get_target
 
 __all__ = ["MOMENTS", "STEP", "FusedStep", "fuse"]
@@ -70,23 +71,14 @@ def fuse(folder: str | os.PathLike[str], *, target: str = "onnx") -> FusedStep:
     chosen = get_target(target)
     found = read_folder(folder)
     checkpoint, model, name = found.checkpoint, found.training, str(found.path / TRAINING_MODEL)
-    if checkpoint.nominal:
-        raise UnsupportedModelError(f"{found.path / CHECKPOINT} is nominal: its parameters have no values")
     check_versions(model, chosen)
-    rule = read_optimizer(found.optimizer, str(found.path / OPTIMIZER_MODEL))
+    optimizer = read_optimizer(found.optimizer, str(found.path / OPTIMIZER_MODEL))
     loss = _loss(model, name)
     opened = open_training_model(model, checkpoint.trainable, checkpoint.frozen, name)
     editor = Editor(model.graph)
-    builder = _Builder(editor, opened, checkpoint)
-    for max_norm in rule.max_norms:
-        builder.clip(max_norm)
-    if isinstance(rule.rule, AdamW):
-        builder.adamw(rule.rule)
-    else:
-        builder.sgd()
-    states = {**builder.states, **opened.statistics}
+    states = {**_add_optimizer(editor, opened, checkpoint, optimizer), **opened.statistics}
     if chosen.in_place:
-        write_states_in_place(editor, states)
+        _write_in_place(editor, states)
         updates = {}
     else:
         for state, value in states.items():
@@ -102,52 +94,55 @@ def _loss(model: ir.Model, name: str) -> str:
     return loss.name
 
 
-class _Builder:
-    """Appends the optimizer to an open training model; `states` maps each state to its next value."""
+def _add_optimizer(
+    editor: Editor, opened: OpenModel, checkpoint: Checkpoint, optimizer: Optimizer
+) -> dict[ir.Value, ir.Value]:
+    """Append an optimizer to an open training model, and return its states, each with its next value."""
+    f = Formula(editor)
+    rate = ir.val(editor.unique("learning_rate", report=True), ir.DataType.FLOAT, [])
+    # After the user's inputs, before the state.
+    first = next(i for i, value in enumerate(editor.graph.inputs) if value.is_initializer())
+    editor.graph.inputs.insert(first, rate)
+    group = next(iter(checkpoint.groups.values()), None)
+    step = editor.state(STEP, np.asarray(0 if group is None else group.step, dtype=np.float32))
+    this_step = f("step.sum", "Add", step, 1.0)
+    gradients = list(opened.gradients.values())
+    for max_norm in optimizer.max_norms:
+        gradients = clip_by_norm(f, gradients, max_norm)
+    rule = None if optimizer.adamw is None else AdamWRule(f, optimizer.adamw, rate, this_step)
+    states: dict[ir.Value, ir.Value] = {}
+    moments: dict[ir.Value, ir.Value] = {}
+    for weight, gradient in zip(opened.gradients, gradients, strict=True):
+        if rule is None:
+            states[weight] = add_sgd(f, rate, weight, gradient)
+        else:
+            held = {} if group is None else group.moments.get(weight.name or "", {})
+            one, other = (_add_moment(editor, weight, key, held.get(key)) for key in MOMENTS)
+            states[weight], moments[one], moments[other] = rule(weight, gradient, one, other)
+    return {**states, **moments, step: this_step}
 
-    def __init__(self, editor: Editor, opened: OpenModel, checkpoint: Checkpoint) -> None:
-        self._editor, self._f = editor, Formula(editor)
-        self._parameters, self._gradients = list(opened.gradients), list(opened.gradients.values())
-        self._rate = ir.val(editor.unique("learning_rate", report=True), ir.DataType.FLOAT, [])
-        # After the user's inputs, before the state.
-        first = next(i for i, value in enumerate(editor.graph.inputs) if value.is_initializer())
-        editor.graph.inputs.insert(first, self._rate)
-        group = next(iter(checkpoint.groups.values()), None)
-        self._moments: dict[str, dict[str, np.ndarray[Any, Any]]] = {} if group is None else dict(group.moments)
-        count = np.asarray(0 if group is None else group.step, dtype=np.float32)
-        self._step = editor.state(STEP, count)
-        self._this_step = self._f("step.sum", "Add", self._step, 1.0)
-        self.states: dict[ir.Value, ir.Value] = {}
 
-    def clip(self, max_norm: float) -> None:
-        self._gradients = clip_by_norm(self._f, self._gradients, max_norm)
+def _add_moment(editor: Editor, weight: ir.Value, key: str, array: Array | None) -> ir.Value:
+    shape = shape_like(weight)
+    assert shape is not None
+    dims = tuple(int(n) for n in shape.numpy())
+    if array is None:
+        array = np.zeros(dims, dtype=np.float32)
+    if array.shape != dims or array.dtype != np.float32:
+        raise UnsupportedModelError(
+            f"the checkpoint's {key} of {weight.name!r} is {array.dtype}{list(array.shape)}, and the parameter "
+            f"float32{list(dims)}"
+        )
+    return editor.state(f"{weight.name}.{key}", array)
 
-    def sgd(self) -> None:
-        f = self._f
-        for weight, gradient in zip(self._parameters, self._gradients, strict=True):
-            move = f(f"{weight.name}.move", "Mul", gradient, self._rate, like=weight)
-            self.states[weight] = f(f"{weight.name}.moved", "Sub", weight, move, like=weight)
-        self.states[self._step] = self._this_step
 
-    def adamw(self, options: AdamW) -> None:
-        rule = AdamWRule(self._f, options, self._rate, self._this_step)
-        moved: dict[ir.Value, ir.Value] = {}
-        for weight, gradient in zip(self._parameters, self._gradients, strict=True):
-            first, second = (self._moment(weight, key) for key in MOMENTS)
-            self.states[weight], moved[first], moved[second] = rule(weight, gradient, first, second)
-        self.states.update(moved)
-        self.states[self._step] = self._this_step
-
-    def _moment(self, weight: ir.Value, key: str) -> ir.Value:
-        shape = shape_like(weight)
-        assert shape is not None
-        dims = tuple(int(n) for n in shape.numpy())
-        array = self._moments.get(weight.name or "", {}).get(key)
-        if array is None:
-            array = np.zeros(dims, dtype=np.float32)
-        if array.shape != dims or array.dtype != np.float32:
-            raise UnsupportedModelError(
-                f"the checkpoint's {key} of {weight.name!r} is {array.dtype}{list(array.shape)}, and the parameter "
-                f"float32{list(dims)}"
-            )
-        return self._editor.state(f"{weight.name}.{key}", array)
+def _write_in_place(editor: Editor, states: Mapping[ir.Value, ir.Value]) -> None:
+    """Let the graph assign each state its next value, after all readers of the present one."""
+    build = editor.builder("fuse", is_marked=False)
+    overwrite = editor.constant("optimizer/overwrite", np.asarray([True]))
+    for state, value in states.items():
+        if state.dtype is not ir.DataType.FLOAT:
+            raise UnsupportedModelError(f"{state.name!r} is {state.dtype}; only float32 state can be written in place")
+        outputs = [(f"{state.name}.written", ir.DataType.BOOL, [1])]
+        build.node("InPlaceAccumulatorV2", [state, value, overwrite], outputs, domain="com.microsoft")
+    order_writes(OrderWrites.builder(editor))
