@@ -38,3 +38,9 @@ def test_the_guide_names_files_that_exist() -> None:
     known = {path.name for folder in (PACKAGE, ROOT / "tests", ROOT / "docs") for path in folder.rglob("*.py")}
     named = {path.rsplit("/", 1)[-1] for path in re.findall(r"`([\w/]+\.py)`", text)}
     assert named - known == {"document_nodes.py"}, "but for the example"
+
+
+def test_files_are_short() -> None:
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert [str(path) for path, count in lines.items() if count > 400] == []
+    assert [str(path) for path, count in lines.items() if path.parent.name == "passes" and count > 150] == []
