@@ -10,7 +10,7 @@ from graphscale.graph.values import constant_tensor
 from graphscale.graph.walks import source_of
 from graphscale.operators import Trait, has_trait, optimizer_of
 
-__all__ = ["accumulators", "assigns", "input_at", "is_contradiction", "skip_ordering", "update_signal"]
+__all__ = ["assigns", "find_accumulators", "input_at", "is_contradiction", "skip_ordering", "update_signal"]
 
 
 def input_at(node: ir.Node, index: int | None) -> ir.Value | None:
@@ -18,7 +18,7 @@ def input_at(node: ir.Node, index: int | None) -> ir.Value | None:
     return node.inputs[index] if index is not None and index < len(node.inputs) else None
 
 
-def accumulators(nodes: Iterable[ir.Node]) -> list[ir.Node]:
+def find_accumulators(nodes: Iterable[ir.Node]) -> list[ir.Node]:
     """Return the nodes that add to a buffer, or assign to it, in place."""
     return [node for node in nodes if has_trait(node, Trait.ACCUMULATOR)]
 

@@ -15,12 +15,10 @@ from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.private import Copy, Results, Runner, find_unseeded
 from graphscale.checks.verification.states import Roles
-from graphscale.checks.verification.verify_report import Case, Difference
+from graphscale.checks.verification.verify_report import Arrays, Case, Difference
 from graphscale.graph.values import uses_of
 
 __all__ = ["Bench"]
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 # Below its normal numbers float16 rounds to multiples of 2**-24, and a gradient is a sum of many that were rounded so:
 # differences up to this are what the original loses without a scale. bfloat16 has the exponents of float32.
@@ -97,7 +95,7 @@ class Bench:
     def finite_gradients(self, feeds: Mapping[str, Any]) -> bool:
         """Return whether the original computes a finite loss and finite gradients."""
         outputs = self.original.run(feeds).outputs
-        wanted = [outputs[name] for name in (*self.gradients, self.pair.found.loss.name) if name in outputs]
+        wanted = [outputs[name] for name in (*self.gradients, self.pair.analysis.loss.name) if name in outputs]
         return _all_finite(wanted)
 
     # --- one step of both -------------------------------------------------------------------------------------------
@@ -107,7 +105,7 @@ class Bench:
         gradients = self._unscaled(got)
         finite = self.last_was_finite = _all_finite(gradients.values())
         applies = self.oracle.applies(case.feeds, finite)
-        loss = self.pair.found.loss.name or ""
+        loss = self.pair.analysis.loss.name or ""
         states = {state.output for state in self.pair.states}
         compare = functools.partial(_compare, source=ORIGINAL, tolerance=case.tolerance, lost=self.lost)
         for name in self._shown:
@@ -234,7 +232,7 @@ class Bench:
         """Find the gradients in the scaled graph, with the scale and without, by their names in the original."""
         raw: dict[str, str] = {}
         quotients: dict[str, str] = {}
-        for gradient in self.pair.found.gradients:
+        for gradient in self.pair.analysis.gradients:
             value = self.pair.counterpart(gradient)
             if value is None or not gradient.name:
                 continue

@@ -14,12 +14,10 @@ from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.random_feeds import STYLES, Feeder
 from graphscale.checks.verification.states import Roles
-from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, Case, Check, Difference
+from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, Arrays, Case, Check, Difference
 from graphscale.errors import VerifyError
 
-__all__ = ["Measured", "measure", "replay"]
-
-Arrays = dict[str, np.ndarray[Any, Any]]
+__all__ = ["Measurements", "measure", "replay"]
 
 POWERS = (1.0, 2.0**10, 2.0**15)
 HUGE = 2.0**126  # of two, and more than most backward passes take
@@ -31,7 +29,7 @@ _KINDS = (math.nan, math.inf, -math.inf)
 
 
 @dataclasses.dataclass
-class Measured:
+class Measurements:
     """The results of the measurements; the attributes are those of `VerifyReport`."""
 
     checks: list[Check] = dataclasses.field(default_factory=list)
@@ -56,13 +54,13 @@ class Measured:
 
 def measure(
     pair: Pair, roles: Roles, feeder: Feeder, providers: Sequence[Any] | None, *, runs: int, tolerance: float, seed: int
-) -> Measured:
+) -> Measurements:
     """Run both graphs.
 
     Raises:
         VerifyError: a graph cannot be run, or the original computes nothing finite on random feeds.
     """
-    found = Measured(notes=[*feeder.notes])
+    found = Measurements(notes=[*feeder.notes])
     with contextlib.closing(Bench(pair, roles, providers)) as bench:
         if bench.replaced:
             found.notes.append(
@@ -85,9 +83,9 @@ def measure(
     return found
 
 
-def replay(pair: Pair, roles: Roles, case: Case, providers: Sequence[Any] | None) -> Measured:
+def replay(pair: Pair, roles: Roles, case: Case, providers: Sequence[Any] | None) -> Measurements:
     """Run one case again."""
-    found = Measured()
+    found = Measurements()
     with contextlib.closing(Bench(pair, roles, providers)) as bench:
         _check_case(bench, case)
         if case.kind != "rule":
@@ -129,7 +127,7 @@ def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generato
     raise VerifyError(f"the original could not be tried: {failure}; give real values with --feeds FILE.npz")
 
 
-def _settle_randomness(bench: Bench, feeds: Arrays, found: Measured) -> bool:
+def _settle_randomness(bench: Bench, feeds: Arrays, found: Measurements) -> bool:
     """See whether the original gives the same twice, and say what follows; whether values can be compared."""
     if bench.seeds:
         found.notes.append(
@@ -154,7 +152,7 @@ def _same(bench: Bench, feeds: Arrays) -> bool:
 
 
 def _compare_values(
-    bench: Bench, feeder: Feeder, batches: Sequence[Arrays], tolerance: float, comparable: bool, found: Measured
+    bench: Bench, feeder: Feeder, batches: Sequence[Arrays], tolerance: float, comparable: bool, found: Measurements
 ) -> None:
     name = "values as in the original"
     if not comparable:
@@ -199,12 +197,12 @@ def _compare_values(
     found.try_all(name, cases(), bench, what)
 
 
-def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measured) -> None:
+def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measurements) -> None:
     name = "a non-finite gradient is skipped"
     if bench.roles.all_finite is None:
         found.checks.append(Check(name, SKIPPED, "a fixed loss scale is not checked: every step is applied"))
         return
-    lost = [g.name for g in bench.pair.found.gradients if g.name not in bench.gradients]
+    lost = [g.name for g in bench.pair.analysis.gradients if g.name not in bench.gradients]
     if lost:
         found.checks.append(Check(name, FAILS, f"the gradient {lost[0]!r} of the original is not in the scaled graph"))
         return
@@ -232,7 +230,7 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
     found.try_all(name, cases(), bench, what)
 
 
-def _try_rule(bench: Bench, found: Measured) -> None:
+def _try_rule(bench: Bench, found: Measurements) -> None:
     name = "the loss scale follows its rule"
     if bench.oracle.rule is None:
         found.checks.append(Check(name, SKIPPED, "a fixed loss scale has none"))

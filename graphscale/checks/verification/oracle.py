@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.states import Roles
+from graphscale.checks.verification.verify_report import Arrays
 from graphscale.errors import VerifyError
 from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
 from graphscale.passes.nodes.update_rule import initial_values
@@ -17,8 +18,6 @@ from graphscale.policy.dynamic_rule import DynamicRule, ScaleState
 from graphscale.policy.loss_scale import DynamicLossScale
 
 __all__ = ["Oracle"]
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 _LARGEST = float(np.finfo(np.float32).max)
 

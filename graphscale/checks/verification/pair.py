@@ -13,7 +13,7 @@ from graphscale.analysis.report import GradientReport, PlaceReport, StateReport
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
-from graphscale.checks.patterns import accumulators, input_at, skip_ordering
+from graphscale.checks.patterns import find_accumulators, input_at, skip_ordering
 from graphscale.checks.scaled_graph import ScaledGraph, read_scaled_graph
 from graphscale.errors import (
     AlreadyScaledError,
@@ -58,7 +58,7 @@ class Pair:
         scaled: the scaled model.
         reading: its values by the roles in its metadata.
         policy: its loss scale.
-        found: the analysis of the original.
+        analysis: the analysis of the original.
         states: what the original carries.
         nodes: `{node of the original: the same node in the scaled graph}`.
         lost: nodes of the original that the scaled graph does not have.
@@ -71,7 +71,7 @@ class Pair:
     scaled: ir.Model
     reading: ScaledGraph
     policy: LossScale
-    found: TrainingGraph
+    analysis: TrainingGraph
     states: tuple[State, ...]
     nodes: Mapping[ir.Node, ir.Node]
     lost: tuple[ir.Node, ...]
@@ -130,7 +130,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> Pair:
         scaled=second,
         reading=reading,
         policy=policy,
-        found=found,
+        analysis=found,
         states=tuple(_states(found)),
         nodes=nodes,
         lost=tuple(node for node in first.graph if node not in nodes),
@@ -193,7 +193,9 @@ def _complete_hints(graph: ir.Graph, stamp: Stamp, hints: Hints) -> Hints:
     named = {}
     # What is written in place has the name of the output that it was.
     written = {
-        n.inputs[0].name: skip_ordering(n.inputs[1]).name for n in accumulators(graph) if n.inputs[0] and n.inputs[1]
+        n.inputs[0].name: skip_ordering(n.inputs[1]).name
+        for n in find_accumulators(graph)
+        if n.inputs[0] and n.inputs[1]
     }
     for state in report.get("state", ()):
         output = state.get("output") or written.get(state["input"])

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.checks.verification.verify_report import Arrays
 from graphscale.errors import SessionError, VerifyError, one_line
 from graphscale.graph.builder import Editor, behind, replace_reads
 from graphscale.graph.types import dtype_of
@@ -23,8 +24,6 @@ from graphscale.session.loading import choose_device, make_quiet_options
 from graphscale.targets import get_target
 
 __all__ = ["Copy", "Results", "Runner", "find_unseeded"]
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 _CUDA = "CUDAExecutionProvider"
 _LARGE = 2**30  # bytes, from which on a model is not handed over in memory

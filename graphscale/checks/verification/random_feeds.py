@@ -13,13 +13,12 @@ from graphscale.checks.patterns import input_at
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.private import Copy, Runner
 from graphscale.checks.verification.ranges import class_axis, find_index_limit, make_axis_length
+from graphscale.checks.verification.verify_report import Arrays
 from graphscale.errors import VerifyError
 from graphscale.graph.walks import ancestors
 from graphscale.session.interface import InputSpec
 
 __all__ = ["STYLES", "Feeder"]
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 _DEFAULT_SIZE = 4
 _FEW = 2  # numbers that are valid indices of nearly every axis
@@ -159,7 +158,7 @@ class Feeder:
 
     def _moments(self, pair: Pair, states: set[str]) -> set[str]:
         """Return the state that the loss does not depend on: moments, and a second moment is never negative."""
-        forward = {value.name for value in ancestors([pair.found.loss])}
+        forward = {value.name for value in ancestors([pair.analysis.loss])}
         return {name for name in self._values if name in states and name not in forward}
 
     def _notes(self, given: Mapping[str, Any], dims: Mapping[str, int]) -> Iterator[str]:

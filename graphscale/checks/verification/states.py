@@ -7,7 +7,7 @@ import re
 
 import onnx_ir as ir
 
-from graphscale.checks.patterns import accumulators
+from graphscale.checks.patterns import find_accumulators
 from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS
 from graphscale.checks.verification.pair import Pair
 from graphscale.passes.nodes.update_rule import initial_values
@@ -64,7 +64,7 @@ def find_roles(pair: Pair) -> tuple[Roles | None, str | None]:
         if role in names and names[role] not in outputs:
             return None, f"{names[role]!r}, which the metadata call {role!r}, is no output"
     carried = {role: found[role] for role in (*states, *COUNTERS) if role in found}
-    written = {node.inputs[0]: node for node in accumulators(graph) if node.inputs[0] is not None}
+    written = {node.inputs[0]: node for node in find_accumulators(graph) if node.inputs[0] is not None}
     next_values: dict[str, ir.Value] = {}
     following: dict[str, str | None] = {}
     for role, state in carried.items():
@@ -75,7 +75,7 @@ def find_roles(pair: Pair) -> tuple[Roles | None, str | None]:
             next_values[role] = value
     in_place = {value.name for value in written}
     following |= {item.name: None if item.name in in_place else item.output for item in pair.states}
-    originals = {value.name for value in pair.found.graph.outputs}
+    originals = {value.name for value in pair.analysis.graph.outputs}
     exposed = re.compile(r"scaled_loss(_\d+)?").fullmatch
     # In-place state may also have its next value among the outputs, to be looked at.
     shown = {f"{state.name}.next" for state in carried.values()}

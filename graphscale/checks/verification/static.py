@@ -10,7 +10,7 @@ from onnx_ir.passes.common import InlinePass
 from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers
 from graphscale.analysis.proof import prove, reach_unchecked
-from graphscale.checks.patterns import accumulators, assigns, skip_ordering
+from graphscale.checks.patterns import assigns, find_accumulators, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.guards import find_guard_fault, find_unprotected_operands, find_write_fault
 from graphscale.checks.verification.pair import Pair
@@ -35,8 +35,8 @@ def prove_again(pair: Pair) -> list[Check]:
     checks = [_row("metadata", _metadata(pair, roles), f"{len(pair.stamp.state)} pairs of state, {len(graph)} nodes")]
     rule, ordering = _rule_nodes(graph, roles), _ordering_nodes(graph)
     exempt = [] if roles.scaled_loss is None else [roles.scaled_loss]
-    loss, degrees = pair.counterpart(pair.found.loss), None
-    contradiction = f"the loss {pair.found.loss.name!r} of the original is not in the graph"
+    loss, degrees = pair.counterpart(pair.analysis.loss), None
+    contradiction = f"the loss {pair.analysis.loss.name!r} of the original is not in the graph"
     try:
         if loss is not None:
             degrees = prove(graph, roles.scale, loss, exempt=exempt, rule_nodes=rule | ordering).degrees
@@ -98,13 +98,13 @@ def _metadata(pair: Pair, roles: Roles) -> list[str]:
     for name, output in stamped.items():
         problems.append(f"the metadata call {output!r} the next value of {name!r}, which it is not")
     moved = {state.output for state in pair.states if state.name in roles.written}
-    for value in pair.found.graph.outputs:
+    for value in pair.analysis.graph.outputs:
         if value.name not in outputs | moved:
             problems.append(f"the output {value.name!r} of the original is gone")
     for value in (*roles.scale_states.values(), *roles.counters.values()):
         if not value.is_graph_input() or value.const_value is None:
             problems.append(f"the state {value.name!r} is not an input with an initial value")
-    known = {value.name for value in pair.found.graph.outputs} | set(roles.following.values()) | roles.reports
+    known = {value.name for value in pair.analysis.graph.outputs} | set(roles.following.values()) | roles.reports
     for value in pair.scaled.graph.outputs:
         if value.name not in known and value is not roles.scaled_loss:
             problems.append(f"the output {value.name!r} is neither the original's nor one of the scaling")
@@ -117,7 +117,7 @@ def _free_of_scale(pair: Pair, roles: Roles, degrees: Degrees | None, contradict
         if "after it was overwritten" not in contradiction:
             return Check(name, FAILS, contradiction, True)
         return Check(name, SKIPPED, "see: in-place writes ordered", True)
-    for node in accumulators(graph):
+    for node in find_accumulators(graph):
         value = node.inputs[1]
         if value is not None and degrees.values.get(skip_ordering(value), 0) not in (0, ZERO):
             return Check(name, FAILS, f"{node_name(node)!r} writes {value.name!r}, which carries the loss scale", True)
@@ -130,7 +130,7 @@ def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:
     results += [] if roles.stuck is None else [roles.stuck]
     found = producers_of(ancestors(results, stop=lambda value: value is roles.all_finite) - {roles.all_finite})
     states = set(roles.scale_states.values())
-    return frozenset(found | {node for node in accumulators(graph) if node.inputs[0] in states})
+    return frozenset(found | {node for node in find_accumulators(graph) if node.inputs[0] in states})
 
 
 def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
@@ -166,7 +166,7 @@ def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested:
     for value in graph.outputs:
         if value in reached and value is not roles.scaled_loss:
             problems.append(f"output {value.name!r} depends on a gradient that the finite check may miss")
-    for node in accumulators(graph):
+    for node in find_accumulators(graph):
         written = node.inputs[1]
         if written is not None and skip_ordering(written) in reached and node not in aside:
             problems.append(f"{node_name(node)!r} writes a gradient that the finite check may miss")
@@ -187,7 +187,7 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> list[str]:
     graph = pair.scaled.graph
     inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     outputs = {value.name: value for value in graph.outputs}
-    written = {node.inputs[0].name: node for node in accumulators(graph) if node.inputs[0] is not None}
+    written = {node.inputs[0].name: node for node in find_accumulators(graph) if node.inputs[0] is not None}
     problems = []
     for state in pair.states:
         value = inputs.get(state.name)
@@ -230,7 +230,7 @@ def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: fro
             if value is not roles.stuck and others:
                 problems.append(f"{node_name(others[0])!r} reads {value.name!r} of the update rule")
     for role, state in roles.scale_states.items():
-        write = next((n for n in accumulators(graph) if n.inputs[0] is state), None)
+        write = next((n for n in find_accumulators(graph) if n.inputs[0] is state), None)
         if role not in roles.next_values:
             problems.append(f"{state.name!r} has no next value")
         elif write is not None and not assigns(write):
@@ -241,14 +241,14 @@ def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: fro
 
 
 def _coverage(pair: Pair, degrees: Degrees | None, contradiction: str) -> Check:
-    name, coverage = "backward contractions scaled", pair.found.coverage
+    name, coverage = "backward contractions scaled", pair.analysis.coverage
     missed = set(pair.stamp.report.get("missed", ()))
     if degrees is None:
         return Check(name, SKIPPED, f"the degrees are not known: {contradiction}", True)
     lacking = []
     for node in set(coverage.nodes) - set(coverage.missed):
         other = pair.nodes.get(node)
-        if other is None or node.graph is not pair.found.graph or node_name(node) in missed:
+        if other is None or node.graph is not pair.analysis.graph or node_name(node) in missed:
             continue
         if all(degrees.edge(other, i) == 0 for i in range(len(other.inputs))):
             lacking.append(f"the loss scale does not reach {node_name(other)!r}: what it computes may underflow")

@@ -11,7 +11,7 @@ import numpy as np
 
 from graphscale.analysis.hints import Hints
 from graphscale.checks.verification.counterexample import load_case
-from graphscale.checks.verification.numeric import Measured, measure
+from graphscale.checks.verification.numeric import Measurements, measure
 from graphscale.checks.verification.numeric import replay as replay_case
 from graphscale.checks.verification.pair import open_pair
 from graphscale.checks.verification.random_feeds import Feeder
@@ -87,7 +87,7 @@ def verify(
     if roles is None and case is not None:
         raise VerifyError(f"the case cannot be run again: {problem}")
     if roles is None or (runs == 0 and case is None):
-        measured = Measured()
+        measured = Measurements()
     elif case is not None:
         measured = replay_case(pair, roles, case, providers)
     else:

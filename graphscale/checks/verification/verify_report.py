@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FAILS", "HOLDS", "SKIPPED", "Case", "Check", "Difference", "VerifyReport", "find_differing"]
+__all__ = ["FAILS", "HOLDS", "SKIPPED", "Arrays", "Case", "Check", "Difference", "VerifyReport", "find_differing"]
 
 HOLDS, FAILS, SKIPPED = "holds", "fails", "skipped"
 
