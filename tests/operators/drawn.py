@@ -13,13 +13,18 @@ from tests.operators.recipes import RECIPES, draw_case
 from tests.operators.runtimes import RefusedError
 from tests.random_cases import run_random_cases
 
-__all__ = ["each_operator", "run_draws"]
+__all__ = ["count_nodes", "each_operator", "run_draws"]
 
 _Test = Callable[..., None]
 
 
+def count_nodes(operator: tuple[str, str], tried: int = 10) -> int:
+    """Return how many nodes of each definition are drawn: `tried`, or more if there are fewer than four definitions."""
+    return max(tried, 4 * tried // len(schema_versions(operator)))
+
+
 def each_operator(test: _Test) -> _Test:
-    """Run a test for each operator: at least `least` of `tried` nodes of each definition must run."""
+    """Run a test of `(operator, least, tried)` for each operator, in the quick tier on a few nodes; see `run_draws`."""
     tiers = [pytest.param(1, 2, id="some"), pytest.param(5, 10, id="all", marks=pytest.mark.full)]
     operators = [
         pytest.param(
@@ -33,7 +38,8 @@ def each_operator(test: _Test) -> _Test:
 
 
 def run_draws(check: Callable[[Case], None], operator: tuple[str, str], least: int, tried: int) -> None:
-    """Check nodes drawn for each definition of an operator; those that no runtime runs are set aside."""
+    """Check `count_nodes` nodes drawn for each definition of an operator; as many of `least` must run."""
+    least, tried = count_nodes(operator, least), count_nodes(operator, tried)
     for opsets in schema_versions(operator):
 
         def check_one(choices: random.Random) -> None:

@@ -21,6 +21,7 @@ import onnxruntime
 from tests.operators.cases import NEWEST, OLDEST, Case, is_training_operator, schema_versions
 from tests.operators.claims import ruled_operators, traits_of
 from tests.operators.coverage import UNTRIED, claims_something
+from tests.operators.drawn import count_nodes
 from tests.operators.properties import try_traits
 from tests.operators.recipes import RECIPES, draw_case
 from tests.operators.runtimes import RefusedError
@@ -32,8 +33,6 @@ __all__ = ["PAGE", "fill_page", "read_numbers"]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 _BEGIN, _END = "<!-- numbers -->\n", "<!-- end of numbers -->\n"
-# As in the full tier of the tests.
-_TRIED = 10
 
 _INTRODUCTION = """# Conformance
 
@@ -141,7 +140,7 @@ def _drawn_cases(training: bool) -> Iterator[Case]:
         if is_training_operator(operator) is not training:
             continue
         for opsets in schema_versions(operator):
-            for number in range(_TRIED):
+            for number in range(count_nodes(operator)):
                 yield draw_case(operator, random.Random(f"{operator[1]}-{opsets.start}-{number}"), opsets)
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from tests.operators.cases import schema_versions
 from tests.operators.claims import ZERO, Claim, Claimed, Degree, claim_degrees
+from tests.operators.drawn import count_nodes
 from tests.operators.properties import try_traits
 from tests.operators.recipes import draw_case
 from tests.operators.runtimes import RefusedError
 from tests.operators.scaling import try_case
 
 MICROSOFT = "com.microsoft"
-# As many nodes as the tests draw of each definition.
-_TRIED = 10
+pytestmark = pytest.mark.sample(6)
 
 
 def _forget_attributes(*names: str) -> Claim:
@@ -89,7 +89,7 @@ _OLD_RULES: Mapping[tuple[str, str, str], Claim] = {
 
 def _any_wrong(domain: str, name: str, check: Callable[..., list[object]]) -> bool:
     for opsets in schema_versions((domain, name)):
-        for number in range(_TRIED):
+        for number in range(count_nodes((domain, name))):
             case = draw_case((domain, name), random.Random(f"{name}-{opsets.start}-{number}"), opsets)
             try:
                 if check(case):

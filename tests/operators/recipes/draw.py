@@ -36,10 +36,12 @@ class Draw:
         op: the operator.
         opset: the version of ai.onnx.
         dtype: the type of the floating-point operands.
+        words: the words that were there to choose from for attributes.
     """
 
     def __init__(self, choices: random.Random, operator: tuple[str, str], opset: int) -> None:
         self.choices, self.op, self.opset = choices, operator[1], opset
+        self.words: set[str] = set()
         # Few of ONNX Runtime's own operators have float16 kernels for a CPU.
         others = [] if operator[0] else [np.float64, np.float16]
         self.dtype: Any = choices.choice([np.float32] * 6 + others)
@@ -97,8 +99,14 @@ class Draw:
         kept = shape[self.size(0, len(shape)) :] if self.chance(40) else shape
         return tuple(1 if self.chance(20) else dim for dim in kept)
 
+    def word(self, *words: str) -> str:
+        """Choose one of the words that an attribute may have."""
+        self.words.update(words)
+        return self.pick(*words)
+
     def options(self, **attributes: Sequence[Any]) -> dict[str, Any]:
         """Choose a value for each attribute, or leave it out."""
+        self.words.update(value for values in attributes.values() for value in values if isinstance(value, str))
         return {name: self.pick(*values) for name, values in attributes.items() if not self.chance(25)}
 
     def _generator(self) -> np.random.Generator:

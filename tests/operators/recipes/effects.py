@@ -32,7 +32,7 @@ def draw_bitwise(draw: Draw) -> Call:
 def draw_bit_shift(draw: Draw) -> Call:
     shape, dtype = draw.shape(), draw.pick(np.uint32, np.uint64)
     operands = [draw.integers(0, 100, shape, dtype), draw.integers(0, 8, draw.broadcast(shape), dtype)]
-    return Call(operands, {"direction": draw.pick("LEFT", "RIGHT")})
+    return Call(operands, {"direction": draw.word("LEFT", "RIGHT")})
 
 
 @recipe("Constant")

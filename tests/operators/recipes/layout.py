@@ -180,7 +180,7 @@ def draw_crop(draw: Draw) -> Call:
 @recipe("Pad")
 def draw_pad(draw: Draw) -> Call:
     shape = draw.shape(1, empty=False)
-    mode = draw.pick("constant", "constant", "edge", "reflect", *(("wrap",) if draw.opset >= 19 else ()))
+    mode = draw.word("constant", "constant", "edge", "reflect", *(("wrap",) if draw.opset >= 19 else ()))
     # ONNX Runtime reads beyond its memory where a negative pad leaves nothing, or another mode has negative pads.
     low = -1 if mode == "constant" and min(shape) > 2 else 0
     high = 1 if mode in ("reflect", "wrap") and min(shape) < 2 else 2

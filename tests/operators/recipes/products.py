@@ -20,9 +20,9 @@ def draw_matmul(draw: Draw) -> Call:
 @recipe("Einsum")
 def draw_einsum(draw: Draw) -> Call:
     sizes = {letter: draw.size(1, 3) for letter in "bijk"}
-    text = draw.pick("ij,jk->ik", "bij,bjk->bik", "i,j->ij", "ij->ji", "ii->i", "ij->", "ij,ij,ij->i", "i,i")
-    if draw.chance(20):
-        text = draw.pick("...ij,...jk->...ik", "...i->...")
+    text = draw.word("ij,jk->ik", "bij,bjk->bik", "i,j->ij", "ij->ji", "ii->i", "ij->", "ij,ij,ij->i", "i,i")
+    if draw.chance(15):
+        text = draw.word("...ij,...jk->...ik", "...i->...")
         lead = draw.shape(0, 1, empty=False)
         terms = text.partition("->")[0].split(",")
         shapes = [(*lead, *(sizes[letter] for letter in term.replace("...", ""))) for term in terms]
@@ -51,8 +51,8 @@ def window(draw: Draw, spatial: int, kernel: list[int], *, auto: bool = True) ->
     attributes: dict[str, Any] = draw.options(
         strides=([draw.size(1, 2) for _ in range(spatial)],), kernel_shape=(kernel,)
     )
-    if auto and draw.chance(25):
-        return {**attributes, "auto_pad": draw.pick("SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET")}
+    if auto and draw.chance(40):
+        return {**attributes, "auto_pad": draw.word("SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET")}
     return {
         **attributes,
         **draw.options(pads=([draw.size(0, 1) for _ in range(2 * spatial)],)),

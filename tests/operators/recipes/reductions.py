@@ -60,7 +60,7 @@ def draw_pool(draw: Draw) -> Call:
     kernel = [draw.size(1, 3) for _ in range(spatial)]
     attributes = {"kernel_shape": kernel, **draw.options(strides=([draw.size(1, 2) for _ in range(spatial)],))}
     if draw.chance(25):
-        attributes["auto_pad"] = draw.pick("SAME_UPPER", "SAME_LOWER", "VALID")
+        attributes["auto_pad"] = draw.word("SAME_UPPER", "SAME_LOWER", "VALID")
     elif draw.chance():
         attributes["pads"] = [draw.size(0, size - 1) for size in kernel] * 2
     # A window that lies in the padding has no maximum.

@@ -12,7 +12,7 @@ _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 @recipe("Resize")
 def draw_resize(draw: Draw) -> Call:
     shape = (draw.size(1, 2), draw.size(1, 2), draw.size(2, 4), draw.size(2, 4))
-    mode = draw.pick("nearest", "linear", *(("cubic",) if draw.opset >= 11 else ()))
+    mode = draw.word("nearest", "linear", *(("cubic",) if draw.opset >= 11 else ()))
     attributes = {"mode": mode}
     scales = np.asarray([1, 1, draw.pick(0.5, 1, 2), draw.pick(0.5, 1, 1.5)], np.float32)
     if draw.opset < 11:
