@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -13,10 +14,9 @@ import pytest
 
 from graphscale.demo.training import Training
 
-pytestmark = pytest.mark.full
-
-pytest.importorskip("sklearn", reason="the demo needs scikit-learn")
-image = pytest.importorskip("matplotlib.image", reason="the demo needs matplotlib")
+MISSING = [name for name in ("sklearn", "matplotlib") if importlib.util.find_spec(name) is None]
+demo_marks = [pytest.mark.full, pytest.mark.skipif(bool(MISSING), reason="the demo needs scikit-learn and matplotlib")]
+pytestmark = demo_marks
 
 COMMAND = Path(sysconfig.get_path("scripts"), "graphscale")
 
@@ -74,6 +74,8 @@ def test_the_picture_shows_the_run(finished: tuple[Path, str]) -> None:
     assert [path.name for path in folder.iterdir()] == ["demo.png"], "nothing but the picture is left behind"
     path = folder / "demo.png"
     assert 20_000 < path.stat().st_size < 150_000
+    from matplotlib import image
+
     pixels = image.imread(path)[..., :3]
     height, width, _ = pixels.shape
     assert 600 <= height <= 1200

@@ -7,12 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.test_demo import near, run_demo
+from tests.cli.test_demo import demo_marks, near, run_demo
 
-pytestmark = pytest.mark.full
-
-pytest.importorskip("sklearn", reason="the demo needs scikit-learn")
-image = pytest.importorskip("matplotlib.image", reason="the demo needs matplotlib")
+pytestmark = demo_marks
 
 NAMES = ("float32", "float16, not scaled", "float16, fixed scale 1024", "float16, dynamic scale")
 
@@ -62,6 +59,8 @@ def test_the_picture_shows_all_of_it(finished: tuple[Path, str]) -> None:
     assert [path.name for path in folder.iterdir()] == ["precision.png"]
     path = folder / "precision.png"
     assert 20_000 < path.stat().st_size < 150_000
+    from matplotlib import image
+
     pixels = image.imread(path)[..., :3]
     height, width, _ = pixels.shape
     for half in (pixels[:, : width // 2], pixels[:, width // 2 :]):

@@ -66,7 +66,7 @@ def open_large(target: str, how: str, folder: Path) -> gs.Session:
     return gs.Session(folder / "large.onnx")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @linux
 @pytest.mark.parametrize(
     ("target", "ending", "how"),
@@ -97,7 +97,7 @@ def test_closing_gives_the_memory_back(target: str, ending: str, how: str, tmp_p
     assert np.isfinite(result["loss"])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @linux
 @pytest.mark.parametrize(
     ("target", "how"),

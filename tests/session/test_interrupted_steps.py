@@ -90,7 +90,7 @@ def test_the_state_is_that_of_whole_steps(part: float, fetch: Any, steps: Steps)
     assert_all_same_bits(session.state_dict(), states[done + 1])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 def test_a_fixed_scale_and_no_outputs(steps: Steps) -> None:
     """Nothing is told of the step but its state, which is in two buffers, or in place without a check."""
     target, states, duration = steps

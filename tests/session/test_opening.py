@@ -48,6 +48,7 @@ def assert_refused(providers: list[Any], *fragments: str) -> None:
         assert fragment in line
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "providers",
     [
@@ -67,6 +68,7 @@ def test_a_provider_that_does_not_exist() -> None:
     assert_refused(["CpuExecutionProvider"], "CpuExecutionProvider", "CPUExecutionProvider")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(has_cuda(), reason="here it starts")
 @pytest.mark.parametrize(
     "providers",

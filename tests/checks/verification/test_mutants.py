@@ -22,7 +22,7 @@ def kinds_for(name: str, target: str) -> list[Kind]:
     return [kind for kind in KINDS if any(text in kind.name for text in GRAPHS[name, target])]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.training
 @pytest.mark.parametrize(("name", "target"), GRAPHS, ids=lambda value: value)
 def test_nothing_survives(name: str, target: str) -> None:
@@ -36,6 +36,7 @@ def test_nothing_survives(name: str, target: str) -> None:
     assert not survivors
 
 
+@pytest.mark.full
 @pytest.mark.training
 def test_every_kind_has_a_site() -> None:
     """In one of these graphs, at least; and there are as many kinds as there should be."""
