@@ -133,7 +133,7 @@ def report(text: str, **options: Any) -> gs.Report:
 
 
 def check() -> None:
-    """What is drawn is what the analysis finds."""
+    """Check that the picture shows what the analysis finds."""
     shared, residual, two, optimizer = map(report, (SHARED, RESIDUAL, TWO, OPTIMIZER))
     assert [(place.value, place.node is None) for place in shared.places] == [("one", False)], shared.places
     assert [place.value for place in residual.places] == ["residual"], residual.places
@@ -276,7 +276,7 @@ def unscaling() -> Figure:
 
 
 def updates() -> Figure:
-    """What is carried, and how a skipped step leaves it alone."""
+    """Draw the carried state, and how a skipped step leaves it alone."""
     sheet = Sheet(14.2, 4.9)
     sheet.panel(0.15, 0.2, 6.75, 4.55)
     sheet.title(0.4, 4.4, "Which output is the next value of which input?")

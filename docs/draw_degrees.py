@@ -126,7 +126,7 @@ class Drawing:
         self.axes.add_patch(arrow)
 
     def label(self, text: str, box: str, dx: float, dy: float) -> None:
-        """A further operand of a box, with an arrow into it."""
+        """Draw a further operand of a box, with an arrow into it."""
         x, y = self.at[box]
         self.value(f"{box}.{text}", x + dx, y + dy, text)
         self.arrow(f"{box}.{text}", box)
@@ -159,7 +159,7 @@ class Drawing:
 
 
 def check() -> None:
-    """What is drawn is what the analysis finds."""
+    """Check that the picture shows what the analysis finds."""
     report = gs.scale(onnx.parser.parse_model(STEP)).report
     assert [place.value for place in report.places] == ["two_over_n"], report.places
     assert sorted(gradient.value for gradient in report.gradients) == ["dw1", "dw2"], report.gradients

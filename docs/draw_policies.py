@@ -29,7 +29,7 @@ SHOWN = (
 
 
 def trajectory(policy: gs.DynamicLossScale) -> list[float]:
-    """The scale of each step."""
+    """Return the scale of each step."""
     scales = []
     for step in range(STEPS):
         scales.append(float(policy()))

@@ -18,7 +18,7 @@ _BEGIN = "\n## Before\n"
 
 
 def heading(code: Code) -> str:
-    """What the table says of a code, as the head of its page."""
+    """Return the head of a code's page, from the table."""
     return (
         f"# {code.code}: {code.title}\n\n"
         f"Severity: **{code.severity}**. Name: `{code.name}`.\n\n"
@@ -28,12 +28,12 @@ def heading(code: Code) -> str:
 
 
 def with_heading(code: Code, page: str) -> str:
-    """A page with its head as the table has it."""
+    """Return a page with its head as the table has it."""
     return heading(code) + page[page.index(_BEGIN) :]
 
 
 def index() -> str:
-    """The page that lists all codes."""
+    """Return the page that lists all codes."""
     lines = [
         "# Lint",
         "",

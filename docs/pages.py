@@ -57,7 +57,7 @@ def expand(markdown: str, page: str) -> str:
 
 
 def include(name: str, page: str) -> str:
-    """A Markdown file of the project, without its title where the page has one of its own."""
+    """Return a Markdown file of the project, without its title where the page has one of its own."""
     text = (ROOT / name).read_text(encoding="utf-8")
     if (DOCS / page).read_text(encoding="utf-8").startswith("# "):
         text = re.sub(r"^# .*\n", "", text)
@@ -75,7 +75,7 @@ def include(name: str, page: str) -> str:
 
 
 def source(name: str, *functions: str) -> str:
-    """A script of the project, or functions and constants of it, as they stand there."""
+    """Return a script of the project, or functions and constants of it."""
     text = (ROOT / name).read_text(encoding="utf-8")
     found = dict(_definitions(text))
     shown = "\n\n\n".join(found[function] for function in functions) if functions else text.rstrip()
@@ -104,7 +104,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def operators(colour: Colour) -> str:
-    """The operators of one list, by domain; the denied ones by reason."""
+    """List the operators of one list, by domain; the denied ones by reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for (domain, name), rule in default_rules().items():
         if rule.colour is colour:
@@ -127,7 +127,7 @@ def _codes(names: list[str]) -> str:
 
 
 def preset_table() -> str:
-    """The presets: what each sets otherwise than DynamicLossScale."""
+    """List the presets with the options that differ from those of DynamicLossScale."""
     policies = {"DynamicLossScale()": DynamicLossScale()}
     policies |= {name: getattr(presets, name)() for name in presets.NAMES}
     columns = ["initial_loss_scale", "increment_period", "min_loss_scale", "max_loss_scale"]
@@ -154,7 +154,7 @@ def _number(value: Any) -> str:
 
 
 def target_table() -> str:
-    """What the code knows of each target."""
+    """List the facts of each target."""
     rows = [
         [
             f"`{target.name}`",
@@ -171,12 +171,12 @@ def target_table() -> str:
 
 
 def wide_operators() -> str:
-    """The operators that stay float32 on the CPU whatever the lists say."""
+    """List the operators that stay float32 on the CPU in any case."""
     return ", ".join(f"`{name}`" for name in sorted(TARGETS["onnx"].wide_ops))
 
 
 def option_table() -> str:
-    """The arguments of DynamicLossScale, from its docstring."""
+    """List the arguments of DynamicLossScale, from its docstring."""
     text = inspect.cleandoc(DynamicLossScale.__doc__ or "").split("Args:\n")[1].split("\n\n")[0]
     said = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)
     defaults = inspect.signature(DynamicLossScale).parameters
@@ -235,7 +235,7 @@ def _default(parameter: inspect.Parameter, info: Any) -> str:
 
 
 def error_table() -> str:
-    """The classes of errors, with the first sentence of each docstring."""
+    """List the classes of errors, with the first sentence of each docstring."""
     found = [getattr(errors, name) for name in errors.__all__]
     rows = [[f"`{kind.__name__}`", (kind.__doc__ or "").split("\n\n")[0].replace("\n    ", " ")] for kind in found]
     return table(["class", "when"], rows)
@@ -259,7 +259,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
 
 
 def spelled_out(nav: list[Any]) -> list[Any]:
-    """The nav, `lint/` replaced by the pages of all codes."""
+    """Return the nav with `lint/` replaced by the pages of all codes."""
     return [{title: lint_pages() if entry == "lint/" else entry for title, entry in item.items()} for item in nav]
 
 

@@ -39,7 +39,7 @@ class Sheet(Drawing):
         self.axes.text(x, y, text, **{"fontsize": 9, "color": INK, "va": "center", "linespacing": 1.4, **options})
 
     def wide(self, name: str, x: float, y: float, text: str, kind: str = "0", half: float = 1.0) -> None:
-        """A box of any width, as high as its text needs."""
+        """Draw a box of any width, as high as its text needs."""
         fill, edge, width = COLOURS[kind]
         high = 0.17 + 0.16 * (text.count("\n") + 1)
         patch = FancyBboxPatch(
@@ -57,7 +57,7 @@ class Sheet(Drawing):
         self.at[name], self.patches[name] = (x, y), patch
 
     def panel(self, x: float, y: float, width: float, height: float) -> None:
-        """A faint frame around a group."""
+        """Draw a faint frame around a group."""
         patch = FancyBboxPatch(
             (x, y), width, height, boxstyle="round,pad=0,rounding_size=0.15", fc="#fbfbfa", ec="#e2e2de", lw=1, zorder=0
         )

@@ -81,7 +81,7 @@ def autocast(
         seed: as for `scale`.
         gradients: as for `scale`.
         updates: as for `scale`.
-        target: the runtime that shall execute the graph.
+        target: the runtime that executes the graph.
 
     Raises:
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.

@@ -92,9 +92,9 @@ def scale(
         model: a path, an onnx_ir model or a ModelProto: forward and backward pass, with or without the optimizer.
         loss_scale: "dynamic", a number of at least 1, a `LossScale`, or `{"class_name": ..., "config": {...}}`.
         loss: the name of the loss; None to find it among the scalar floating-point outputs.
-        seed: `NODE:INDEX`, the input of a node where the scale shall enter; None to find the places.
+        seed: `NODE:INDEX`, the input of a node where the scale enters; None to find the places.
         gradients: names of values that are gradients, where the optimizer begins.
-        updates: `{output name: input name}` for carried state that shall not be found by itself.
+        updates: `{output name: input name}` for carried state that is not to be found by itself.
         target: the runtime that executes the graph, one of `graphscale.targets.TARGETS`.
         skip_nonfinite: check and guard the step for a fixed loss scale as well, which TensorFlow does not.
         expose_scaled_loss: append the output `scaled_loss`.

@@ -102,7 +102,7 @@ def ways(steps: int) -> tuple[Way, ...]:
 
 
 def tasks(seed: int) -> tuple[Task, ...]:
-    """The digits and the sequences.
+    """Return the digits and the sequences.
 
     Args:
         seed: of the split, the initial weights and the order of the batches.

@@ -155,13 +155,13 @@ def _note_zeros(axes: Any, runs: Sequence[Run]) -> None:
 
 
 def _mean(steps: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
-    """The mean of the last few steps, 1 in 50."""
+    """Return the mean of the last few steps, 1 in 50."""
     width = max(1, len(steps) // 50)
     return steps[width - 1 :], np.convolve(values, np.full(width, 1 / width), mode="valid")
 
 
 def _smooth(steps: np.ndarray[Any, Any], losses: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
-    """The same for losses, which may not be finite, on a logarithmic scale."""
+    """Return the same for losses, which may not be finite, on a logarithmic scale."""
     with np.errstate(divide="ignore", invalid="ignore"):
         kept, logs = _mean(steps, np.log(losses))
         return kept, np.exp(logs)

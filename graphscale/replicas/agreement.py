@@ -20,7 +20,7 @@ _SHOWN = 200  # characters
 
 
 def facts_of(model: ir.Model, stamp: Stamp, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes two replicas of a kind, as a user knows it, the most telling first.
+    """Return the facts that replicas have in common, in a user's words, the most telling first.
 
     Args:
         model: the step.
@@ -81,7 +81,7 @@ def _told(value: ir.Value) -> str:
 
 
 def _digest(model: ir.Model, states: set[str]) -> str:
-    """Of the graph without the initial values of its state, which rank 0 gives to all."""
+    """Return a digest of the graph without the initial values of its state, which rank 0 gives to all."""
     copy = model.clone()
     for name in states & set(copy.graph.initializers):
         del copy.graph.initializers[name]

@@ -1,4 +1,4 @@
-"""Each replica's share of the data: its part of every batch, of which it alone reads the samples."""
+"""Each replica's share of the data: its part of every batch, whose samples it alone reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCAL_HEADER = 30  # bytes of a zip file's header of a member, before its name
 
 
 class Share(Batches):
-    """The batches of a run, of which this replica has a part: the run is that of one process, with any number of them.
+    """This replica's part of the batches of a run: the run is that of one process, with any number of them.
 
     Sample for sample, the parts of all replicas are the batch that one process would have. What is left at the end of
     an epoch is a smaller batch; samples of it that cannot be divided are left out.
@@ -55,7 +55,7 @@ class Share(Batches):
             raise TrainingError(f"the data has {data.samples} samples, too few for a batch of {replicas} replicas")
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray[Any, Any]]:
-        """This replica's part of the batch of this number."""
+        """Return this replica's part of the batch of this number."""
         epoch, position = divmod(number, self.per_epoch)
         chosen = self._epoch(epoch)[position * self.size : (position + 1) * self.size]
         share = len(chosen) // self._replicas
@@ -64,7 +64,7 @@ class Share(Batches):
 
 
 def map_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of an .npz file, mapped into memory where `numpy.savez` wrote them: what is not used is not read.
+    """Map the arrays of an .npz file into memory where `numpy.savez` wrote them: only used parts are read.
 
     Compressed arrays are read whole.
 

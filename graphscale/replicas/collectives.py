@@ -43,7 +43,7 @@ def import_mpi() -> Any:
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -137,12 +137,12 @@ class Replicas:
         return Request(self, self._comm.Iallreduce(self._mpi.IN_PLACE, array), what)
 
     def scatter_sums(self, array: Array, share: Array, counts: list[int], what: str) -> Request:
-        """Begin to add up an array over all replicas, of which each gets its share of `counts[rank]` elements."""
+        """Begin to add up an array over all replicas; each gets its share of `counts[rank]` elements."""
         self.traffic.count(array.nbytes, payload=True)
         return Request(self, self._comm.Ireduce_scatter(array, share, counts), what)
 
     def gather_shares(self, array: Array, counts: list[int], what: str) -> Request:
-        """Begin to give each replica all parts of an array, of which each has its `counts[rank]` elements in place."""
+        """Begin to give each replica all parts of an array; each has its own `counts[rank]` elements in place."""
         self.traffic.count(array.nbytes, payload=True)
         starts = [sum(counts[:i]) for i in range(len(counts))]
         return Request(self, self._comm.Iallgatherv(self._mpi.IN_PLACE, [array, (counts, starts)]), what)
@@ -168,7 +168,7 @@ class Replicas:
         self.wait(self._comm.Ibcast(flat, root).Test, what)
 
     def exchange(self, text: str, what: str) -> list[str]:
-        """The texts of all replicas, by rank."""
+        """Return the texts of all replicas, by rank."""
         if self.size == 1:
             return [text]
         data = np.frombuffer(text.encode(), np.uint8)
@@ -247,7 +247,7 @@ class Replicas:
 
 
 def told(error: BaseException) -> str:
-    """The text of an error in one line, with its kind where it is none of graphscale's own."""
+    """Return an error in one line, with its kind where it is none of graphscale's own."""
     text = one_line(error)
     return text if isinstance(error, GraphscaleError) and text else f"{type(error).__name__}: {text}"
 

@@ -1,4 +1,4 @@
-"""Where a scaled step is cut: at its gradients, which the marks of its nodes tell, and by what depends on what.
+"""The cut of a scaled step: at its gradients, which the marks of its nodes show, by the dependences of its values.
 
 The first half is what the gradients are computed from, and whatever else depends on the batch: the loss, metrics. The
 second half is what depends on the gradients, and what is the same on every replica: bias corrections, a learning rate.
@@ -33,7 +33,7 @@ class Cut:
         gradients: what is cut, in the order in which a backward pass gives them.
         first: the nodes of the first half.
         second: the nodes of the second half; what both need and every replica has is in both.
-        average: values of the first half that the second reads, or outputs, of which replicas take the mean.
+        average: values of the first half that the second reads, or outputs, whose mean replicas take.
         local: other values of the first half that the second reads, as they are.
         outputs: the outputs of the graph that the first half gives.
         kept: the outputs of the graph that the second half gives.
@@ -48,7 +48,7 @@ class Cut:
     kept: tuple[str, ...]
 
     def renamed(self, names: Mapping[str, str]) -> Cut:
-        """The same where what goes from half to half has other names."""
+        """Return the same cut with other names for the values that go from half to half."""
 
         def changed(values: Iterable[str]) -> tuple[str, ...]:
             return tuple(names.get(value, value) for value in values)
@@ -116,7 +116,7 @@ class _Finder:
             raise SplitError(
                 f"{self.name} cannot be cut: the next state depends on {strays[0].name!r} of "
                 f"{'an input' if node is None else node_name(node)!r}, which is no gradient, differs from replica to "
-                "replica, and is no floating-point number of which a mean could be taken"
+                "replica, and is no floating-point number, which has a mean"
             )
         outputs = [v for v in self.graph.outputs if v in local and v.name not in self.next and v not in gradients]
         metrics = [v for v in outputs if is_float(v) and is_scalar(v)]
@@ -134,7 +134,7 @@ class _Finder:
         )
 
     def _gradients(self) -> list[ir.Value]:
-        """The unscaled gradients as others read them, the whole one where a gradient is a sum of shares."""
+        """Find the unscaled gradients as others read them, the whole one where a gradient is a sum of shares."""
         unscale = {node for node in self.nodes if UnscaleGradients.inserted(node)}
         found = [
             self._wide(value, unscale)
@@ -163,7 +163,7 @@ class _Finder:
         return [value for value in found if value.producer() not in after]
 
     def _wide(self, value: ir.Value, unscale: set[ir.Node]) -> ir.Value:
-        """What a narrow copy of a quotient was cast from."""
+        """Return the quotient that a narrow copy was cast from, or the value itself."""
         node = value.producer()
         assert node is not None
         source = node.inputs[0] if node.op_type == "Cast" and node.inputs else None
@@ -184,12 +184,12 @@ class _Finder:
         return value.is_graph_input() and value.name not in self.states
 
     def _after(self, values: Iterable[ir.Value]) -> set[ir.Node]:
-        """The nodes that depend on one of these values."""
+        """Find the nodes that depend on one of these values."""
         reached = descendants(self.nodes, values, operands=self.operands.__getitem__)
         return {node for node in self.nodes if not reached.isdisjoint(self.operands[node])}
 
     def _local(self, batch: set[ir.Value], late: set[ir.Node]) -> set[ir.Value]:
-        """What differs from replica to replica before the gradients are reduced."""
+        """Find the values that differ from replica to replica before the gradients are reduced."""
         found = set(batch)
         for node in self.nodes:
             if node not in late and (_is_random(node) or any(operand in found for operand in self.operands[node])):
@@ -199,7 +199,7 @@ class _Finder:
     def _second(
         self, gradients: list[ir.Value], late: set[ir.Node], local: set[ir.Value]
     ) -> tuple[set[ir.Node], list[ir.Value]]:
-        """The nodes of the second half, and the values of the first that it reads beside the gradients."""
+        """Find the nodes of the second half, and the values of the first that it reads beside the gradients."""
         sinks = [node for node in self.nodes if not any(v.is_graph_output() or v.uses() for v in node.outputs)]
         roots = [v for node in (*late, *sinks) if not self._is_local(node, local) for v in node.outputs]
         roots += [v for v in self.graph.outputs if v not in local or v.name in self.next]
@@ -218,7 +218,7 @@ class _Finder:
         return any(value in local for value in node.outputs)
 
     def _reaching_state(self, second: set[ir.Node], gradients: list[ir.Value]) -> set[ir.Value]:
-        """The values that the next state depends on, back to where the second half begins."""
+        """Find the values that the next state depends on, back to where the second half begins."""
         pending = [v for v in self.graph.outputs if v.name in self.next]
         pending += [
             v for node in second if not any(o.is_graph_output() or o.uses() for o in node.outputs) for v in node.outputs
@@ -260,7 +260,7 @@ def _of_scale(how: str) -> bool:
 
 
 def _orders(value: ir.Value) -> bool:
-    """Whether a flag is there for the order of execution alone, and has the same value always."""
+    """Return whether a flag is there for the order of execution alone, and has the same value always."""
     node = value.producer()
     return node is not None and OrderWrites.inserted(node)
 

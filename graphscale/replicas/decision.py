@@ -22,7 +22,7 @@ _FIRST_BIT, _BITS = 3, 32
 def decide(
     replicas: Replicas, error: BaseException | None, finite: bool, common: Mapping[str, Any], stop: bool
 ) -> tuple[bool, bool]:
-    """Whether all replicas have finite gradients, and whether one wants to stop, by one MPI_LAND of flags.
+    """Decide whether all replicas have finite gradients, and whether one wants to stop, by one MPI_LAND of flags.
 
     The flags are: no error; all finite; go on; and the bits of a checksum of what must be the same on all replicas, and
     of its complement. The checksums agree if each bit is true on all replicas, or its complement is.
@@ -51,7 +51,7 @@ def decide(
 
 
 def means(replicas: Replicas, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The means of small arrays over all replicas, in one operation on float64."""
+    """Return the means of small arrays over all replicas, in one operation on float64."""
     if not arrays or replicas.size == 1:
         return dict(arrays)
     flat = np.concatenate([array.astype(np.float64).reshape(-1) for array in arrays.values()])
@@ -66,7 +66,7 @@ def means(replicas: Replicas, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def checksum(value: Any) -> int:
-    """A checksum of a number, an array or a value of ONNX Runtime."""
+    """Return a checksum of a number, an array or a value of ONNX Runtime."""
     array = np.ascontiguousarray(value.numpy() if hasattr(value, "numpy") else value)
     return zlib.crc32(array.tobytes())
 

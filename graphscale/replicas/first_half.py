@@ -25,7 +25,7 @@ class Held(Protocol):
     specs: dict[str, InputSpec]
 
     def buffer(self, name: str) -> Any:
-        """The value of ONNX Runtime that holds the present value."""
+        """Return the value of ONNX Runtime that holds the present value."""
 
 
 class Arena:
@@ -109,7 +109,7 @@ class FirstHalf:
         ]
 
     def check(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The feeds of the first half as values that ONNX Runtime takes.
+        """Return the feeds of the first half in a form that ONNX Runtime accepts.
 
         Raises:
             SessionError: one does not fit.

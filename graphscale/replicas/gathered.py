@@ -58,7 +58,7 @@ class GatheredState:
         self._values = {name: ort.OrtValue.ortvalue_from_numpy(view) for name, view in self._views.items()}
 
     def beside(self, carried: CarriedState) -> Beside:
-        """This state, and that which a session carries."""
+        """Return this state together with a session's carried state."""
         return Beside(self.specs, self._values, carried)
 
     def set(self, name: str, array: Array) -> None:
@@ -84,7 +84,7 @@ class Beside:
         self.specs = {**carried.specs, **specs}
 
     def buffer(self, name: str) -> Any:
-        """The value of ONNX Runtime that holds the present value."""
+        """Return the value of ONNX Runtime that holds the present value."""
         return self._values[name] if name in self._values else self._carried.buffer(name)
 
 

@@ -45,7 +45,7 @@ def know_types(model: ir.Model, names: Collection[str]) -> None:
 
 
 def gradients_of(model: ir.Model, names: Iterable[str]) -> list[Gradient]:
-    """The gradients of these names.
+    """Return the gradients of these names.
 
     Raises:
         SplitError: the shape of one is not known.
@@ -65,7 +65,7 @@ def gradients_of(model: ir.Model, names: Iterable[str]) -> list[Gradient]:
 def extract(
     model: ir.Model, nodes: Collection[int], outputs: Sequence[str], states: Collection[str], *, keep_states: bool
 ) -> tuple[ir.Model, dict[str, str]]:
-    """A model of some nodes of a step. What they read of others becomes an input, under its name.
+    """Extract a model of some nodes of a step. A value of other nodes that they read becomes an input of its name.
 
     Args:
         model: the step, which is not changed.
@@ -139,7 +139,7 @@ def _is_foreign(value: ir.Value, kept: Collection[ir.Node]) -> bool:
 
 
 def _handed_on(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
-    """An output of this name that gives what an input is."""
+    """Return an output of this name that hands an input through."""
     result = ir.Value(name=name, type=value.type, shape=value.shape)
     graph.append(ir.node("Identity", [value], outputs=[result], name=f"graphscale/{MARK}/{name}"))
     return result

@@ -85,7 +85,7 @@ def cut_parts(halves: Halves, shares: Shares, rank: int, own: Collection[str]) -
 
 
 def specs_of(graph: ir.Graph, states: Collection[str], *, carried: bool) -> dict[str, InputSpec]:
-    """What goes into a second half: its carried state, or what it is fed.
+    """Return the inputs of a second half: its carried state, or its feeds.
 
     Raises:
         SessionError: the shape of some state is not known.

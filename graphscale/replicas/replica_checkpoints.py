@@ -38,7 +38,7 @@ class ReplicaCheckpoints(Checkpoints):
         return [Path(text) for text in json.loads(texts[0])]
 
     def newest_state(self) -> Arrays:
-        """The arrays of the newest checkpoint on rank 0; none elsewhere, since rank 0 gives them to all."""
+        """Return the arrays of the newest checkpoint on rank 0; none elsewhere, since rank 0 gives them to all."""
         return super().newest_state() if self._replicas.is_first else self._none()
 
     @contextmanager

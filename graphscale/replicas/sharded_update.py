@@ -107,11 +107,11 @@ class ShardedUpdate:
         return result
 
     def initial(self) -> Arrays:
-        """The first state, on rank 0."""
+        """Return the first state, on rank 0."""
         return self._first
 
     def read(self) -> Arrays:
-        """All state, each from its owner."""
+        """Return all state, each from its owner."""
         own, found = self.session.state_dict(), {}
         for name in sorted(self.specs):
             spec = self.specs[name]
@@ -122,7 +122,7 @@ class ShardedUpdate:
         return found
 
     def check(self, state: Mapping[str, Any], source: str) -> Arrays:
-        """All state as arrays that fit.
+        """Return all state as arrays that fit.
 
         Raises:
             SessionError: one is missing, unknown, or does not fit.
@@ -130,7 +130,7 @@ class ShardedUpdate:
         return check_state(self.specs, state, source)
 
     def write(self, state: Arrays) -> None:
-        """Give the state of rank 0 to all, of which each keeps its share and the weights."""
+        """Give the state of rank 0 to all; each keeps its share and the weights."""
         self._first, own = {}, {}
         for name in sorted(self.specs):
             spec = self.specs[name]
@@ -171,7 +171,7 @@ class ShardedUpdate:
         return dict(zip(names, binding.get_outputs(), strict=True))
 
     def _exchange(self, names: Mapping[str, int], known: Mapping[str, Any]) -> Arrays:
-        """The numbers of a round, each from its owner: the others add zero."""
+        """Return the numbers of a round, each from its owner: the others add zero."""
         numbers = np.zeros(len(names), np.float64)
         for i, (name, rank) in enumerate(names.items()):
             if rank == self._replicas.rank:

@@ -114,7 +114,7 @@ def _groups(graph: ir.Graph, nodes: Sequence[ir.Node], pairs: Mapping[str, str])
 
 
 def _balance(groups: Mapping[ir.Value, ir.Value], weight: Mapping[ir.Value, int], size: int) -> dict[ir.Value, int]:
-    """An owner for each group: the largest first, to the replica that has the least."""
+    """Choose an owner for each group: the largest first, to the replica that has the least."""
     order = {root: i for i, root in enumerate(dict.fromkeys(groups.values()))}
     loads = [0] * size
     found = {}

@@ -40,9 +40,9 @@ class SplitReport:
         buckets: name, dtype, elements, bytes and stage of each, and its segments `[gradient, begin, end]`.
         stages: how many models the first half is.
         nodes: of each stage, and of the second half, without what packs and unpacks buckets.
-        average: outputs of the first half of which replicas take the mean, as of the gradients: scalar metrics, running
+        average: outputs of the first half whose mean replicas take, like that of gradients: scalar metrics, running
             statistics.
-        local: what the first half hands on to the second as it is.
+        local: values that the first half hands on to the second unchanged.
         outputs: the outputs of the step that the first half gives; the second gives all others.
     """
 
@@ -55,7 +55,7 @@ class SplitReport:
     outputs: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts, lists, strings and numbers."""
+        """Return the report as plain dicts, lists, strings and numbers."""
         return dataclasses.asdict(self)
 
 
@@ -161,7 +161,7 @@ def split(
 
 
 def open_step(step: Model) -> tuple[ir.Model, str]:
-    """A copy of a step, and what to call it in messages.
+    """Return a copy of a step, and its name for messages.
 
     Raises:
         ModelFileError: it cannot be read.

@@ -19,7 +19,7 @@ __all__ = ["cut_stages"]
 def cut_stages(
     model: ir.Model, cut: Cut, groups: Sequence[Sequence[Gradient]], states: Collection[str]
 ) -> tuple[ir.Model, ...]:
-    """The models of the first half, one for each group of gradients.
+    """Return the models of the first half, one for each group of gradients.
 
     A node belongs to the first stage that needs it; what no gradient needs, a metric, to the first that can give it.
     """

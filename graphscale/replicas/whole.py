@@ -19,13 +19,13 @@ Array = np.ndarray[Any, Any]
 
 
 def output_names(model: ir.Model, stamp: Stamp, carried: Mapping[str, InputSpec]) -> tuple[str, ...]:
-    """The outputs of a step but its carried state."""
+    """Return the outputs of a step but its carried state."""
     hidden = {*stamp.state.values(), *(f"{name}.next" for name in stamp.names.values() if name in carried)}
     return tuple(value.name or "" for value in model.graph.outputs if value.name not in hidden)
 
 
 def first_state(halves: Halves, given: Mapping[str, Any] | None, is_first: bool) -> Mapping[str, Any]:
-    """The first state of a replica: what is given to rank 0; elsewhere zeros stand for it until rank 0 has sent it."""
+    """Return a replica's first state: on rank 0 the one given; elsewhere zeros, until rank 0 has sent it."""
     if is_first or given is not None:
         return given or {}
     graph = halves.update.graph
@@ -41,12 +41,12 @@ def first_state(halves: Halves, given: Mapping[str, Any] | None, is_first: bool)
 
 
 def sizes_of(spec: InputSpec) -> list[int]:
-    """The shape of something whose shape is known."""
+    """Return the shape of a value whose shape is known."""
     return [axis for axis in spec.shape if isinstance(axis, int)]
 
 
 def without_state(model: ir.Model, states: frozenset[str]) -> ir.Model:
-    """A step that has no memory for the first values of its state: the session has the present ones."""
+    """Drop the first values of a step's state: the session has the present ones."""
     for value in model.graph.inputs:
         if value.name in states and value.name in model.graph.initializers:
             del model.graph.initializers[value.name]

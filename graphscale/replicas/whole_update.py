@@ -64,15 +64,15 @@ class WholeUpdate:
         return self.session.step({**values, **self.arena.gradients}, fetch=fetch)
 
     def initial(self) -> Arrays:
-        """The first state."""
+        """Return the first state."""
         return self.session.state_dict()
 
     def read(self) -> Arrays:
-        """All state."""
+        """Return all state."""
         return self.session.state_dict()
 
     def check(self, state: Mapping[str, Any], source: str) -> Arrays:
-        """All state as arrays that fit.
+        """Return all state as arrays that fit.
 
         Raises:
             SessionError: one is missing, unknown, or does not fit.

@@ -26,7 +26,7 @@ _GROUP, _LEARNING_RATE = "group0", 0.001
 
 
 class WeightsError(GraphscaleError):
-    """The trained weights do not fit the model they shall go into."""
+    """The trained weights do not fit the model that they go into."""
 
 
 @dataclasses.dataclass(frozen=True)
