@@ -86,7 +86,7 @@ def read_npz(path: str | os.PathLike[str], kind: type[GraphscaleError] = ModelFi
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise kind(f"{path} holds one array without a name; write numpy.savez(FILE, NAME=array, ...)")
+            raise kind(f"{path} holds one array without a name; write numpy.savez(FILE, NAME=array): arrays by name")
         with archive:
             for name in archive.files:
                 found[name] = archive[name]
