@@ -44,8 +44,13 @@ def make(path: Path, name: str, *sizes: int) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [((), SMALL), (SMALL, SMALL), ((), COPIED), (PAIR, COPIED), (PAIR, TENSORS)],
-    ids=["a new file", "over a file", "a new pair", "over a pair", "over a pair, by tensors"],
+    [
+        pytest.param((), SMALL, id="a new file", marks=pytest.mark.full),
+        pytest.param(SMALL, SMALL, id="over a file", marks=pytest.mark.full),
+        pytest.param((), COPIED, id="a new pair", marks=pytest.mark.full),
+        pytest.param(PAIR, COPIED, id="over a pair"),
+        pytest.param(PAIR, TENSORS, id="over a pair, by tensors", marks=pytest.mark.full),
+    ],
 )
 def test_killed_at_any_step(old: tuple[int, ...], new: tuple[int, ...], tmp_path: Path) -> None:
     if old:
