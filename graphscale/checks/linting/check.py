@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.checks.linting.view import View, is_constant_zero, number_of
 from graphscale.graph.values import inputs_of, reads_shape, subgraphs
-from graphscale.operators import Kind, Trait, has_trait, operators_of_kind, rule_of
+from graphscale.operators import Kind, Trait, attribute, has_trait, operators_of_kind, rule_of
 
 __all__ = ["BOTH", "INF", "NAN", "Check", "is_comparison"]
 
@@ -150,7 +150,7 @@ class Check:
             kinds, lost = frozenset({NAN}), {INF: node}
         else:
             kinds, lost = frozenset({INF}), {NAN: node}
-            if any((a := node.attributes.get(f"detect_{sign}")) is not None and a.as_int() == 0 for sign in _SIGNS):
+            if not (attribute(node, "detect_positive", 1) and attribute(node, "detect_negative", 1)):
                 kinds, lost = _NOTHING, {NAN: node, INF: node}
         for value in inputs_of(node):
             self._see(value, kinds, lost)
@@ -188,9 +188,6 @@ class Check:
             self._see(value, passed, {**{k: n for k, n in lost.items() if k not in passed}, **gone})
 
 
-_SIGNS = ("positive", "negative")
-
-
 def _operand_kinds(node: ir.Node, value: ir.Value, kinds: frozenset[str]) -> frozenset[str]:
     """Return the kinds of an operand's numbers that a check sees if it sees `kinds` of the result."""
     others = [v for v in node.inputs if v is not None and v is not value]
@@ -206,7 +203,7 @@ def _operand_kinds(node: ir.Node, value: ir.Value, kinds: frozenset[str]) -> fro
         return kinds - {NAN}
     if has_trait(node, Trait.LOSES_INFINITY) or (node.op_type == "Div" and node.inputs[0] is not value):
         return kinds - {INF}
-    if node.op_type == "Cast" and not ir.DataType(node.attributes["to"].as_int()).is_floating_point():
+    if node.op_type == "Cast" and not ir.DataType(attribute(node, "to", 0)).is_floating_point():
         return _NOTHING
     return kinds
 

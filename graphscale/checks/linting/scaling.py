@@ -10,7 +10,7 @@ import onnx_ir as ir
 from graphscale.checks.linting.flow import Event, Fault
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
-from graphscale.checks.linting.view import initial_number
+from graphscale.checks.linting.view import number_of
 from graphscale.graph.values import is_scalar, node_name, op_name
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Kind, Trait, has_trait, rule_of
@@ -181,6 +181,6 @@ def _initial_value(context: LintContext) -> Iterator[Finding]:
     if context.scale is None:
         return
     value = context.scale.value
-    number = initial_number(value) if value is context.scale.scalars.symbol else None
+    number = number_of(value, initial=True) if value is context.scale.scalars.symbol else None
     if number is not None and not (math.isfinite(number) and number >= 1):
         yield report("GS107", f"the loss scale {_name(value)} begins with {number:g}", value=value)

@@ -101,7 +101,9 @@ class Outcomes:
         if known and has_trait(node, Trait.VIEW | Trait.REPEAT):
             return self._view(node, known[0])
         if kind == "Where" and len(known) == 3:
-            return self._select(values, known)
+            condition, new, old = known
+            same = new is old or (isinstance(new, int) and new == old)
+            return (new if condition else old) if isinstance(condition, bool) else new if same else None
         if kind in ("Add", "Sum", "Sub"):
             return self._sum(node, known)
         if kind == "Mul" and len(known) == 2:
@@ -133,13 +135,6 @@ class Outcomes:
         if isinstance(outcome, ir.Value) and has_trait(node, Trait.REPEAT):
             return None
         return outcome
-
-    def _select(self, values: Sequence[ir.Value], known: Sequence[Outcome]) -> Outcome | None:
-        condition = known[0]
-        if isinstance(condition, bool):
-            return known[1] if condition else known[2]
-        same = known[1] is known[2] or (isinstance(known[1], int) and known[1] == known[2])
-        return known[1] if same else None
 
     def _sum(self, node: ir.Node, known: Sequence[Outcome]) -> Outcome | None:
         left = [outcome for outcome in known if isinstance(outcome, ir.Value) or outcome != 0]

@@ -91,19 +91,10 @@ class View:
         return found
 
 
-def number_of(value: ir.Value | None) -> float | None:
-    """Return the number that a constant of one element holds, None for anything else."""
-    tensor = constant_tensor(value)
-    return _scalar(tensor) if tensor is not None else None
-
-
-def initial_number(value: ir.Value) -> float | None:
-    """Return the number that an initializer of one element holds, graph input or not, None for anything else."""
-    return None if value.const_value is None else _scalar(value.const_value)
-
-
-def _scalar(tensor: ir.TensorProtocol) -> float | None:
-    if tensor.size != 1 or isinstance(tensor, ir.ExternalTensor):
+def number_of(value: ir.Value | None, *, initial: bool = False) -> float | None:
+    """Return the number that a constant of one element, or an initial value, holds, None for anything else."""
+    tensor = value.const_value if initial and value is not None else constant_tensor(value)
+    if tensor is None or tensor.size != 1 or isinstance(tensor, ir.ExternalTensor):
         return None
     array = np.ravel(tensor.numpy())
     return float(array[0]) if array.dtype.kind != "S" and array.dtype != object else None
