@@ -1,0 +1,66 @@
+"""The tiers of the tests: the sample of a test's cases, and tests that are named on the command line."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.tiers import DEFAULT_SELECTION, mark_tiers, select_named_tests
+
+
+class Case:
+    """As much of a `pytest.Item` as the choice looks at."""
+
+    parent, originalname = None, "test"
+
+    def __init__(self, size: int, **indices: int) -> None:
+        self.name = f"test[{indices}]"
+        self.callspec = SimpleNamespace(indices=indices)
+        self.markers = [pytest.mark.sample(size).mark]
+
+    def get_closest_marker(self, name: str) -> Any:
+        return next((marker for marker in self.markers if marker.name == name), None)
+
+    def add_marker(self, marker: pytest.MarkDecorator) -> None:
+        self.markers.append(marker.mark)
+
+
+def quick(size: int, shuffled: bool = False) -> list[dict[str, int]]:
+    cases = [Case(size, model=i, target=j, level=k) for i, j, k in itertools.product(range(6), range(2), range(4))]
+    if shuffled:
+        random.Random(1).shuffle(cases)
+    mark_tiers(cases)  # type: ignore[arg-type]
+    return [case.callspec.indices for case in cases if not case.get_closest_marker("full")]
+
+
+def test_a_sample_has_every_value_of_every_parameter_as_soon_as_it_can() -> None:
+    for size in (6, 10):
+        chosen = quick(size)
+        assert len(chosen) == size
+        for name, count in (("model", 6), ("target", 2), ("level", 4)):
+            assert {case[name] for case in chosen} == set(range(count))
+    assert len({case["model"] for case in quick(4)}) == len({case["level"] for case in quick(4)}) == 4
+
+
+def test_a_sample_does_not_depend_on_the_order_and_may_be_larger_than_the_test() -> None:
+    as_sets = [{tuple(case.items()) for case in quick(7, shuffled)} for shuffled in (False, True)]
+    assert as_sets[0] == as_sets[1]
+    assert len(quick(100)) == 6 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expression", "expected"),
+    [
+        (["tests/x.py::test_y"], DEFAULT_SELECTION, ""),
+        (["tests/x.py"], DEFAULT_SELECTION, DEFAULT_SELECTION),
+        (["tests/x.py::test_y"], "training", "training"),
+    ],
+)
+def test_a_test_that_is_named_runs_in_whatever_tier_it_is(arguments: list[str], expression: str, expected: str) -> None:
+    config = SimpleNamespace(args=arguments, option=SimpleNamespace(markexpr=expression))
+    select_named_tests(config)  # type: ignore[arg-type]
+    assert config.option.markexpr == expected
