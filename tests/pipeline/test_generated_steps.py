@@ -43,7 +43,7 @@ def featured(choices: random.Random, feature: str) -> tuple[Featured, Presentati
     return made, presentation_of(made, random_presentation(choices, made.step))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_step_with(feature: str) -> None:
     seen = collections.Counter[str]()

@@ -53,7 +53,7 @@ def assert_strips(rewritten: ir.Model | onnx.ModelProto, original: ir.Model | on
     assert serialized(gs.strip(onnx.ModelProto.FromString(before))) == serialized(original)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_models(name: str, target: str) -> None:
@@ -73,6 +73,7 @@ def test_mixed_precision_and_fixed_scales(name: str) -> None:
     assert_strips(gs.scale(original, 128.0, skip_nonfinite=True, target="ort-training").model, original)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["pytorch/attention_adamw_clip", "ort/transformer", "ort/recurrent"])
 @pytest.mark.parametrize("emulate", [False, True], ids=["typed", "emulated"])
 def test_one_after_the_other(name: str, emulate: bool) -> None:

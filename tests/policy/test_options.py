@@ -72,6 +72,7 @@ class InGraph:
         return results
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
 @pytest.mark.parametrize(
     ("target", "ir_version"), [("onnx", 10), ("onnx", 7), pytest.param("ort-training", 10, marks=pytest.mark.training)]

@@ -61,6 +61,7 @@ def check(actual: Trajectory, expected: Trajectory, case: Case, steps: list[bool
 # --- ten thousand sequences -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_random_sequences_eager(drawn: Drawn) -> None:
     for case, sequences, trajectories in drawn.sequences:
         unused = case.policy()
@@ -68,6 +69,7 @@ def test_random_sequences_eager(drawn: Drawn) -> None:
             check(eager_trajectory(copy.copy(unused), steps), expected, case, steps)
 
 
+@pytest.mark.full
 @each_graph
 def test_random_sequences_in_the_graph(drawn: Drawn, graph: dict[str, Any]) -> None:
     for case, sequences, trajectories in drawn.sequences:
@@ -144,6 +146,7 @@ def long_run() -> list[bool]:
     return [finite for index, row in enumerate(rows) for finite in [*[True] * row, *[False] * (1 + index % 2)]]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_the_defaults(name: str) -> None:
     case, steps = DEFAULTS[name], long_run()

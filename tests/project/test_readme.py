@@ -80,7 +80,7 @@ def test_python_blocks_run(code: str, folder: Path) -> None:
     run([sys.executable, "-c", code], folder)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command: str, folder: Path) -> None:
     if "demo" in command and not all(map(importlib.util.find_spec, ("sklearn", "matplotlib"))):

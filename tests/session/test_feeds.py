@@ -19,6 +19,7 @@ from tests.session.digits import SCALED, batch, first_state, make
 from tests.session.plain import PlainLoop
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", ["images", "labels"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_an_array(form: str, name: str) -> None:

@@ -113,7 +113,7 @@ def test_a_fixed_scale_and_no_outputs(steps: Steps) -> None:
     assert_all_same_bits(session.state_dict(), {"w": states[1]["w"]})
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("seconds", [0.005, 0.03])
 def test_loading_is_all_or_nothing(seconds: float, steps: Steps) -> None:
     """Or the session knows that it was not, and wants to be loaded again."""

@@ -32,6 +32,7 @@ def test_optimizer_operators(name: str, target: str) -> None:
     assert guarded.detail == f"{len(case.updates)} states"
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", range(24))
 def test_random_graphs(seed: int) -> None:
     choices = random.Random(seed)

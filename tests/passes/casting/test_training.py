@@ -69,6 +69,7 @@ def test_steps_of_models(name: str, way: str) -> None:
     assert {key: after[key].dtype for key in state} == {key: value.dtype for key, value in state.items()}
 
 
+@pytest.mark.sample(1)
 @each_way
 def test_the_demo(way: str) -> None:
     """Digits in random batches."""
