@@ -1,7 +1,7 @@
 """Try the tests on small mistakes in the code: `python -m tests.mutation FOLDER [--count N] [--full N ...]`.
 
-FOLDER keeps everything; a run that was interrupted goes on. First all tests run once on the code without a mistake, and
-it is noted which of them come by the place of which mistake. Then each mistake is tried on the files of tests that come
+FOLDER keeps everything; a run that was interrupted goes on. First a tier runs once on the code without a mistake, and
+it is noted which tests come by the place of which mistake. Then each mistake is tried on the files of tests that come
 by it, the quickest first, until one fails: on the quick tier, and those with the numbers after --full on the full tier.
 """
 
@@ -50,9 +50,8 @@ class Trial:
             write_package(ROOT, self.mutants, self.code)
             (folder / "mutants.json").write_text(json.dumps([dataclasses.asdict(mutant) for mutant in self.mutants]))
         self.mutants = [Mutant(**each) for each in json.loads((folder / "mutants.json").read_text())]
-        if not (folder / "recorded").exists():
-            self._record()
-        self._read_records()
+        self.tests: dict[str, Passing] = {}
+        self.visitors: dict[int, set[str]] = collections.defaultdict(set)
 
     def _run(self, *options: str, timeout: float | None = None, **environment: str | Path) -> int:
         environment = {**os.environ, "PYTHONPATH": str(self.code), **{key: str(at) for key, at in environment.items()}}
@@ -73,25 +72,27 @@ class Trial:
                 os.killpg(process.pid, 9)
                 process.wait()
 
-    def _record(self) -> None:
-        for name in ("visits", "outcomes"):
-            (self.folder / name).mkdir(exist_ok=True)
-        self._run(
-            *("-m", "", "-n", str(self.processes)),
-            GRAPHSCALE_MUTANT_VISITS=self.folder / "visits",
-            GRAPHSCALE_MUTANT_RECORD=self.folder / "outcomes",
-        )
-        (self.folder / "recorded").touch()
-
-    def _read_records(self) -> None:
-        self.tests: dict[str, Passing] = {}
-        for path in sorted((self.folder / "outcomes").iterdir()):
+    def record(self, full: bool) -> None:
+        """Run a tier without a mutant, unless that is done; read which tests pass, and which come by each mutant."""
+        tier = "full" if full else "quick"
+        visits, outcomes, done = (self.folder / f"{name}-{tier}" for name in ("visits", "outcomes", "recorded"))
+        if not done.exists():
+            visits.mkdir(exist_ok=True)
+            outcomes.mkdir(exist_ok=True)
+            code = self._run(
+                *("-m", "full" if full else "not full", "-n", str(self.processes)),
+                GRAPHSCALE_MUTANT_VISITS=visits,
+                GRAPHSCALE_MUTANT_RECORD=outcomes,
+            )
+            if code not in (0, 1):
+                sys.exit(f"the {tier} tier did not run to its end: pytest ended with {code}")
+            done.touch()
+        for path in sorted(outcomes.iterdir()):
             for line in path.read_text(encoding="utf-8").splitlines():
-                name, full, seconds, outcome = json.loads(line)
+                name, _, seconds, outcome = json.loads(line)
                 if outcome == "passed":
                     self.tests[name] = Passing(full, seconds)
-        self.visitors: dict[int, set[str]] = collections.defaultdict(set)
-        for path in sorted((self.folder / "visits").iterdir()):
+        for path in sorted(visits.iterdir()):
             for line in path.read_text(encoding="utf-8").splitlines():
                 number, _, test = line.partition(" ")
                 self.visitors[int(number)].add(test)
@@ -176,8 +177,10 @@ def main() -> None:
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     trial = Trial(chosen.folder.resolve(), chosen.count, chosen.seed, chosen.processes)
+    trial.record(full=False)
     trial.run(list(range(len(trial.mutants))), full=False)
     if chosen.full:
+        trial.record(full=True)
         trial.run(chosen.full, full=True)
     trial.report()
 
