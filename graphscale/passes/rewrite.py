@@ -98,7 +98,7 @@ class Rewrite:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the loss scale is a fixed one, which has no state."""
+        """Return whether the loss scale is a fixed one, which has no state."""
         return isinstance(self.bound.policy, FixedLossScale)
 
     def attach(self) -> None:

@@ -142,7 +142,7 @@ class _Search:
         return _make_term(node, self._scaled)
 
     def _sum(self, node: ir.Node, value: ir.Value, indices: Iterable[int]) -> list[Term] | None:
-        """Return the terms of operands, none of which is repeated to the shape of the others."""
+        """Return the terms of operands; none is repeated to the shape of the others."""
         terms: list[Term] = []
         for use in (Use(node, index) for index in indices):
             fits = node.op_type == "Concat" or _same_shape(operand_at(use), value)

@@ -63,7 +63,7 @@ def test_a_loss_that_depends_on_the_scale() -> None:
 
 
 def test_a_loss_that_depends_on_the_scale_within_a_branch() -> None:
-    """What a branch captures is an operand of the If: a loss behind it is rejected as a flat one is."""
+    """A value captured by a branch is an operand of the If: a loss behind it is rejected as a flat one is."""
     text = STEP.replace("float scale)", "float scale, bool train)")
     text = text.replace(
         "loss = ReduceSum <keepdims = 0> (product)",

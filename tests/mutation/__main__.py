@@ -1,7 +1,7 @@
 """Try the tests on small mistakes in the code: `python -m tests.mutation FOLDER [--count N] [--full N ...]`.
 
 FOLDER keeps everything; a run that was interrupted goes on. First a tier runs once on the code without a mistake, and
-it is noted which tests come by the place of which mistake. Then each mistake is tried on the files of tests that come
+the tests that pass by each mistake are recorded. Then each mistake is tried on the files of tests that come
 by it, the quickest first, until one fails: on the quick tier, and those with the numbers after --full on the full tier.
 """
 

@@ -128,7 +128,7 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _place(node: ast.AST) -> ast.AST:
-    """Return the expression or statement in place of which the mistake stands."""
+    """Return the expression or statement that the mistake replaces."""
     return node.test if isinstance(node, ast.If | ast.IfExp | ast.While) else node
 
 

@@ -1,4 +1,4 @@
-"""What the table of operators claims: the only module of this folder that knows the table's interface."""
+"""Claims of the table of operators: the only module of this folder that knows the table's interface."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Check:
         sources: the values that gradients consist of.
         fails_as: the value of the result if a gradient is not finite: False for `all_finite`, True for `overflow`.
         sees: for values, the kinds of numbers that the check sees: NaN, infinity, or both.
-        lost: for values of which it does not see all, `{NaN or infinity: the node where that is lost}`.
+        lost: for values that it sees in part, `{NaN or infinity: the node that loses it}`.
         dependent: the values that depend on the result, itself among them.
     """
 

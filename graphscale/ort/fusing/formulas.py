@@ -32,7 +32,7 @@ class Formula:
 
     def __init__(self, editor: Editor) -> None:
         self.editor = editor
-        # The step is an original graph: nodes that scale inserts later are told apart by their mark.
+        # The step is an original graph: nodes that scale inserts later carry a mark.
         self.build = editor.builder("fuse", shape=(), is_marked=False)
         self._numbers: dict[tuple[float, ir.DataType], ir.Value] = {}
 
