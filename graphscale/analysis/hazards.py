@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from graphscale.analysis.buffers import may_overwrite, views_of
 from graphscale.graph.marks import SELECTION
-from graphscale.graph.values import cannot_fail, main_node, main_nodes, operands_of, reads_shape, subgraphs
+from graphscale.graph.values import cannot_fail, is_source, main_node, main_nodes, operands_of, reads_shape, subgraphs
 from graphscale.graph.walks import descendants, nodes_above, reach
-from graphscale.operators import MICROSOFT, Trait, has_trait
+from graphscale.operators import Trait, has_trait, nodes_with
 
 __all__ = [
     "find_in_place_writes",
@@ -32,11 +32,10 @@ _SELECT = "Where"
 
 def find_in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
     """Yield the nodes that assign to a state of the graph: `InPlaceAccumulatorV2` on an input or initializer."""
-    for node in graph:
-        if (node.domain, node.op_type) == (MICROSOFT, "InPlaceAccumulatorV2"):
-            state = node.inputs[0]
-            if state is not None and (state.is_graph_input() or state.is_initializer()):
-                yield node
+    for node in nodes_with(graph, Trait.ACCUMULATOR):
+        state = node.inputs[0]
+        if node.op_type == "InPlaceAccumulatorV2" and state is not None and is_source(state):
+            yield node
 
 
 def find_unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]]:

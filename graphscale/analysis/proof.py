@@ -17,7 +17,7 @@ from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.errors import ProofError
 from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, reads_shape, subgraphs
 from graphscale.graph.walks import ancestors, descendants
-from graphscale.operators import Trait, has_trait, rule_of
+from graphscale.operators import Trait, nodes_with, rule_of
 
 __all__ = ["Proof", "prove", "reach_unchecked", "scale_degrees"]
 
@@ -85,9 +85,8 @@ def prove(
             if value not in reach:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
         reached = reach_unchecked(nodes, scale, frozenset(checked), rule_nodes)
-        for node in nodes:
-            is_write = has_trait(node, Trait.EFFECT) and node not in rule_nodes
-            if is_write and not reached.isdisjoint(operands_of(node)):
+        for node in nodes_with(nodes, Trait.EFFECT):
+            if node not in rule_nodes and not reached.isdisjoint(operands_of(node)):
                 raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
         for value in graph.outputs:
             if value in reached and value not in exempt:
@@ -133,8 +132,11 @@ def reach_unchecked(
         checked: the values that are tested.
         rule_nodes: the nodes of the update rule, which are passed over.
     """
-    nodes = (node for node in nodes if node not in rule_nodes and not reads_shape(node))
-    return descendants(nodes, [scale], results=lambda node: [v for v in node.outputs if v not in checked])
+
+    def results(node: ir.Node) -> Iterable[ir.Value]:
+        return () if node in rule_nodes or reads_shape(node) else [v for v in node.outputs if v not in checked]
+
+    return descendants(nodes, [scale], results=results)
 
 
 def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:
@@ -147,9 +149,12 @@ def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:
 
 
 def _scaled_contractions(nodes: Iterable[ir.Node], degrees: Degrees) -> Iterator[str]:
+    scaled = degrees.values.keys()
     for node in nodes:
         for body in subgraphs(node):
             yield from _scaled_contractions(body, degrees)
+        if scaled.isdisjoint(node.inputs):
+            continue
         rule = rule_of(node)
         if rule is not None and (rule.contraction or rule.gradient):
             if any(degrees.edge(node, i) not in (0, ZERO) for i in range(len(node.inputs))):

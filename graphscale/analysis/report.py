@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -119,7 +120,13 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dicts, lists, strings and numbers."""
-        return dataclasses.asdict(self)
+        # dataclasses.asdict copies each string of each row by itself.
+        return {
+            name: tuple(each if isinstance(each, str) else dict(vars(each)) for each in value)
+            if isinstance(value, tuple)
+            else copy.deepcopy(value)
+            for name, value in vars(self).items()
+        }
 
 
 def make_report(graph: TrainingGraph) -> Report:

@@ -39,7 +39,7 @@ from graphscale.graph.values import (
     value_label,
     values_by_name,
 )
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Trait, nodes_with
 
 __all__ = ["TrainingGraph", "analyse"]
 
@@ -234,7 +234,7 @@ def _finish(
         unscalings=tuple(sorted(plan.unscaled.values(), key=lambda u: topology.position(u.value))),
         roles=roles,
         updates=_updates(roles, named, answers),
-        accumulators=tuple(node for node in topology.nodes if has_trait(node, Trait.ACCUMULATOR)),
+        accumulators=tuple(nodes_with(topology.nodes, Trait.ACCUMULATOR)),
         coverage=attempt.coverage,
         degrees={value: degree for value, degree in plan.values.items() if degree != 0},
         warnings=tuple(attempt.coverage.warnings()),
@@ -243,7 +243,7 @@ def _finish(
 
 def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
     """Refuse a gradient that holds a state and may be its next value, where no contraction separates the optimizer."""
-    for value in gradients:
+    for value in sorted(gradients, key=topology.position):
         held = topology.coefficients(value)
         state = next((state for state, c in held.items() if c >= NEXT_STATE), None)
         if state is not None:

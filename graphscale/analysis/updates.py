@@ -25,18 +25,24 @@ __all__ = [
     "Factors",
     "KnownFactors",
     "Shares",
+    "Type",
     "Update",
     "find_coefficients",
     "find_held_initializers",
     "is_constant_view",
     "same_type",
+    "type_of",
 ]
+
+# The dtype and the shape of a value.
+Type = tuple[ir.DataType | None, tuple[int | ir.SymbolicDim, ...] | None]
 
 # The least coefficient of the previous value that a next state holds and no gradient with decay.
 NEXT_STATE = 0.5
 # A coefficient up to this is that of a gradient with decay.
 _NOTHING = 0.05
 
+_ARITHMETIC = frozenset(("Add", "Sum", "Sub", "Neg", "Mul", "Pow", "Div"))
 _VIEWS = Trait.VIEW | Trait.REPEAT
 _DIRECT = _VIEWS | Trait.PERMUTE | Trait.BOUND
 
@@ -101,6 +107,8 @@ def find_coefficients(
 
 def _terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait) -> list[tuple[ir.Value, float]]:
     """Return the operands that a node's output is a sum of, with their coefficients; empty for other nodes."""
+    if node.op_type in _ARITHMETIC and node.domain == "":
+        return _arithmetic_terms(node, factors)
     optimizer = optimizer_of(node)
     if optimizer is not None:
         source = optimizer.source(value.index() or 0)
@@ -119,6 +127,14 @@ def _terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait) -> 
         return [] if is_known_zero(inputs[0]) else [(inputs[0], 1.0)]
     if node.op_type in ("Floor", "Ceil", "Round", "Relu") and through & Trait.MOVE:
         return [(inputs[0], 1.0)]
+    if node.op_type in ("BatchNormalization", "BatchNormInternal") and value.index() in (1, 2):
+        momentum = node.attributes.get("momentum")
+        return [(inputs[2 + (value.index() or 0)], 0.9 if momentum is None else momentum.as_float())]
+    return []
+
+
+def _arithmetic_terms(node: ir.Node, factors: Factors) -> list[tuple[ir.Value, float]]:
+    inputs = [operand for operand in node.inputs if operand is not None]
     if node.op_type in ("Add", "Sum"):
         return [(operand, 1.0) for operand in inputs]
     if node.op_type == "Sub":
@@ -132,9 +148,6 @@ def _terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait) -> 
     if node.op_type == "Div":
         divisor = factors[inputs[1]]
         return [(inputs[0], 1.0 / divisor)] if divisor else []
-    if node.op_type in ("BatchNormalization", "BatchNormInternal") and value.index() in (1, 2):
-        momentum = node.attributes.get("momentum")
-        return [(inputs[2 + (value.index() or 0)], 0.9 if momentum is None else momentum.as_float())]
     return []
 
 
@@ -187,12 +200,17 @@ def _uniform(tensor: ir.TensorProtocol) -> float:
 
 
 def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
-    """Find the initializers that some output holds with a coefficient near one: weights, moments, constants."""
+    """Find the initializers that some output holds with a coefficient near one: weights, moments, constants.
+
+    Outputs of a type that no initializer has are passed over, since no state of theirs is stored.
+    """
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
     held: set[ir.Value] = set()
-    factors = Factors()
+    kinds, factors = {type_of(value) for value in values}, Factors()
+    is_any = any(None in kind for kind in kinds)
     for output in graph.outputs if values else ():
-        held.update(v for v, c in find_coefficients(output, values, factors).items() if c >= NEXT_STATE)
+        if is_any or (kind := type_of(output)) in kinds or None in kind:
+            held.update(v for v, c in find_coefficients(output, values, factors).items() if c >= NEXT_STATE)
     return held
 
 
@@ -200,6 +218,11 @@ def is_constant_view(output: ir.Value) -> bool:
     """Return whether an output is a constant, moved about at most: that changes no state."""
     source = source_by_trait(output, Trait.SHARES_BUFFER)
     return source is not output and constant_tensor(source) is not None
+
+
+def type_of(value: ir.Value) -> Type:
+    """Return the dtype and the shape of a value, None for each that is unknown."""
+    return value.dtype, None if value.shape is None else tuple(value.shape)
 
 
 def same_type(output: ir.Value, value: ir.Value) -> bool:

@@ -23,11 +23,13 @@ from graphscale.operators.table import (
     Optimizer,
     attribute,
     has_trait,
+    nodes_with,
     operators_of_kind,
     operators_with,
     optimizer_of,
     overwritten_inputs,
     rule_of,
+    writing_nodes,
     written_inputs,
 )
 from graphscale.operators.traits import Trait
@@ -48,10 +50,12 @@ __all__ = [
     "Trait",
     "attribute",
     "has_trait",
+    "nodes_with",
     "operators_of_kind",
     "operators_with",
     "optimizer_of",
     "overwritten_inputs",
     "rule_of",
+    "writing_nodes",
     "written_inputs",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -23,12 +23,14 @@ __all__ = [
     "Optimizer",
     "attribute",
     "has_trait",
+    "nodes_with",
     "operators_of_kind",
     "operators_with",
     "optimizer_of",
     "overwritten_inputs",
     "row",
     "rule_of",
+    "writing_nodes",
     "written_inputs",
 ]
 
@@ -136,6 +138,27 @@ def operators_with(traits: Trait) -> frozenset[tuple[str, str]]:
 def operators_of_kind(kind: Kind) -> frozenset[tuple[str, str]]:
     """Return the operators, by domain and name, whose degree rule is of a kind."""
     return frozenset(key for key, operator in OPERATORS.items() if operator.rule.kind is kind)
+
+
+@functools.cache
+def _writing_operators() -> frozenset[tuple[str, str]]:
+    rows = OPERATORS.items()
+    return frozenset(key for key, row in rows if row.optimizer is not None or row.written or row.overwritten)
+
+
+def nodes_with(nodes: Iterable[ir.Node], traits: Trait) -> list[ir.Node]:
+    """Return the nodes whose operators have at least one of some traits."""
+    return _nodes_of(nodes, operators_with(traits))
+
+
+def writing_nodes(nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """Return the nodes that update weights, or may write running statistics into the buffers of their inputs."""
+    return _nodes_of(nodes, _writing_operators())
+
+
+def _nodes_of(nodes: Iterable[ir.Node], operators: Collection[tuple[str, str]]) -> list[ir.Node]:
+    names = {name for _, name in operators}  # asked first: few nodes have one of them
+    return [node for node in nodes if node.op_type in names and (node.domain, node.op_type) in operators]
 
 
 def has_trait(node: ir.Node, traits: Trait) -> bool:

@@ -10,7 +10,7 @@ from graphscale.analysis.updates import Update
 from graphscale.graph.builder import Builder
 from graphscale.graph.order import restore_order
 from graphscale.graph.types import dtype_of
-from graphscale.operators import overwritten_inputs, written_inputs
+from graphscale.operators import overwritten_inputs, writing_nodes, written_inputs
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.guard_in_place import (
     copy_overwritten_input,
@@ -55,7 +55,8 @@ class GuardUpdates(RewritePass):
         if applies is not None and rewrite.all_finite is not None:
             for node in graph.accumulators:
                 guard_accumulator(build, node, applies)
-            for node in tuple(graph.graph):
+            writers = writing_nodes(graph.graph)
+            for node in writers:
                 guard_optimizer(build, node, applies)
                 written = written_inputs(node)
                 for i in overwritten_inputs(node):
@@ -63,8 +64,9 @@ class GuardUpdates(RewritePass):
                         guard_written_input(rewrite, build, node, i, written[i], applies)
                     else:
                         copy_overwritten_input(build, node, i)
-            # Guards may stand before their operands, and the check at the end: restore the order.
-            restore_order(graph.graph)
+            if writers or graph.accumulators:
+                # These guards stand before their nodes, and the check at the end: restore the order.
+                restore_order(graph.graph)
             rewrite.bound.editor.output(rewrite.all_finite, "all_finite")
         return any(changed) or applies is not None
 

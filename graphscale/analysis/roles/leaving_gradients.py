@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import onnx_ir as ir
 
+from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import VIEWS, Interface
@@ -27,8 +30,12 @@ class Gradients:
         wholes = {whole for whole in wholes if not self._holds_state(whole)}
         step.doubtful = self._unknown_shares(wholes) if wholes else set()
         self._values = {*step.plan.unscaled, *wholes} - step.doubtful
-        ignored = (value for value in step.graph.inputs if step.is_ignored(value) and not is_scalar(value))
-        self._memory = step.dependence(ignored)
+
+    @functools.cached_property
+    def _memory(self) -> Dependence:
+        """The dependence of all values on the inputs that the loss ignores."""
+        step = self._step
+        return step.dependence(value for value in step.graph.inputs if step.is_ignored(value) and not is_scalar(value))
 
     def _unknown_shares(self, wholes: set[ir.Value]) -> set[ir.Value]:
         """Return the sums that hold a share of a weight that is unknown, or a filled initializer."""

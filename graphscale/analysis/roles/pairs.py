@@ -11,8 +11,8 @@ import onnx_ir as ir
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Role
-from graphscale.analysis.roles.step_interface import Interface, type_of
-from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
+from graphscale.analysis.roles.step_interface import Interface
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type, type_of
 from graphscale.graph.values import inputs_of, is_float, is_scalar
 
 __all__ = [

@@ -12,17 +12,24 @@ from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.updates import NEXT_STATE, Factors, KnownFactors, Shares, find_coefficients, same_type
+from graphscale.analysis.updates import (
+    NEXT_STATE,
+    Factors,
+    KnownFactors,
+    Shares,
+    Type,
+    find_coefficients,
+    same_type,
+    type_of,
+)
 from graphscale.graph.values import is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["VIEWS", "Interface", "type_of"]
+__all__ = ["VIEWS", "Interface"]
 
 VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
 _HANDS_ON = VIEWS | Trait.REPEAT | Trait.BOUND | Trait.MOVE | Trait.PART
-
-_Type = tuple[ir.DataType | None, tuple[int | ir.SymbolicDim, ...] | None]
 
 
 class Interface:
@@ -48,7 +55,7 @@ class Interface:
         self.doubtful: set[ir.Value] = set()
         self._coefficients: dict[ir.Value, dict[ir.Value, float]] = {}
         self._sources = {*self.graph.inputs, *self.graph.initializers.values()}
-        self._by_type: dict[_Type, list[ir.Value]] = {}
+        self._by_type: dict[Type, list[ir.Value]] = {}
         for value in dict.fromkeys((*self.graph.inputs, *self._stored())):
             self._by_type.setdefault(type_of(value), []).append(value)
         self._untyped = [kind for kind in self._by_type if None in kind]
@@ -71,7 +78,7 @@ class Interface:
         """Return the inputs and initializers of the type of a value that have no role yet."""
         kind = type_of(value)
         if None in kind:
-            kinds: Iterable[_Type] = self._by_type
+            kinds: Iterable[Type] = self._by_type
         else:
             kinds = (kind, *self._untyped) if kind not in self._untyped else self._untyped
         fitting = (each for kind in kinds for each in self._by_type.get(kind, ()))
@@ -177,8 +184,3 @@ def _is_selected_zero(value: ir.Value) -> bool:
     if is_scalar(value) or value.is_graph_input() or not is_known_zero(value):
         return False
     return bool(value.uses()) and all(node.op_type == "Where" for node, _ in value.uses())
-
-
-def type_of(value: ir.Value) -> _Type:
-    """Return the dtype and the shape of a value."""
-    return value.dtype, None if value.shape is None else tuple(value.shape)
