@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -57,18 +57,24 @@ class Coverage:
             )
 
 
-def measure_coverage(topology: Topology, degrees: Degrees, cotangents: Mapping[ir.Node, tuple[Use, ...]]) -> Coverage:
+def measure_coverage(
+    topology: Topology,
+    degrees: Degrees,
+    cotangents: Mapping[ir.Node, tuple[Use, ...]],
+    optimizer: Container[ir.Node] = frozenset(),
+) -> Coverage:
     """Measure how far the scale reaches.
 
     Args:
         topology: the graph.
         degrees: the degree of every edge.
         cotangents: the backward contractions and gradient operators, with their cotangents where they are known.
+        optimizer: nodes that count for nothing: they are part of the optimizer.
     """
     nodes = [
         inner
         for node in topology.nodes
-        if node in topology.backward and (topology.owners or node in topology.propagating)
+        if node in topology.backward and (topology.owners or node in topology.propagating) and node not in optimizer
         for inner in (node, *inner_nodes(node))
         if _counts(topology, inner, node in cotangents)
     ]

@@ -37,14 +37,22 @@ class Solver:
         topology: forward, backward and dependence of every value.
         seed: None to find the places; else the only edge where the scale enters.
         gradients: values named as gradients: unscaled there, and no value behind them is backward any more.
+        optimizer: contractions that demand no scale: they are part of the optimizer.
 
     Attributes:
         plan: the edits, after `solve`.
         lost: the reason why the seed's linearity is lost at a value: it depends on something unscaled.
         cotangents: each backward contraction and gradient operator, with the inputs known to be cotangents.
+        live: the values that those inputs depend on.
     """
 
-    def __init__(self, topology: Topology, seed: Use | None, gradients: Sequence[ir.Value]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        seed: Use | None,
+        gradients: Sequence[ir.Value],
+        optimizer: Set[ir.Node] = frozenset(),
+    ) -> None:
         self.topology = topology
         self.plan = Plan()
         self._seed = seed
@@ -54,8 +62,8 @@ class Solver:
         self._visits = 0
         self.lost: dict[ir.Value, str] = {}
         readers = {node for value in gradients for node in topology.consumers(value)}
-        self.cotangents = self._find_cotangents(topology.descendants(nodes=readers))
-        self._live = topology.ancestors(operand_at(use) for uses in self.cotangents.values() for use in uses)
+        self.cotangents = self._find_cotangents(topology.descendants(nodes=readers), optimizer)
+        self.live = topology.ancestors(operand_at(use) for uses in self.cotangents.values() for use in uses)
 
     def solve(self, wanted: Iterable[ir.Value] = ()) -> Plan:
         """Return the plan.
@@ -80,10 +88,10 @@ class Solver:
         self._prune()
         return self.plan
 
-    def _find_cotangents(self, behind: Set[ir.Value]) -> dict[ir.Node, tuple[Use, ...]]:
+    def _find_cotangents(self, behind: Set[ir.Value], optimizer: Set[ir.Node]) -> dict[ir.Node, tuple[Use, ...]]:
         cotangents = {}
         for node in self.topology.nodes:
-            if node not in self.topology.propagating or node not in self.topology.backward:
+            if node not in self.topology.propagating or node not in self.topology.backward or node in optimizer:
                 continue
             rule = rule_of(node)
             if rule is not None and behind.isdisjoint(node.outputs):
@@ -206,7 +214,7 @@ class Solver:
         if node not in self.topology.index:
             return False
         topology = self.topology
-        is_cotangent = any(value in self._live for value in node.outputs)
+        is_cotangent = any(value in self.live for value in node.outputs)
         places: dict[Place, None] = {}
         for i in conflict.others:
             value, use = operand_at(Use(node, i)), Use(node, i)
@@ -235,7 +243,7 @@ class Solver:
         is_sum = conflict.node.op_type in ("Add", "Sub", "Sum") and conflict.node in self.topology.index
         if is_sum and conflict.others and not self._belongs_to_the_optimizer(whole):
             unscale.wholes.add(whole)
-        if value in self._live:
+        if value in self.live:
             unscale.edges.add(use)
         else:
             unscale.everywhere = True
@@ -259,7 +267,7 @@ class Solver:
         Views of a gradient that nobody else reads belong to it: its name is at their end.
         """
         path = [value]
-        while value not in self._live:
+        while value not in self.live:
             node = value.producer()
             rule = None if node is None else rule_of(node)
             if node is None or rule is None or rule.kind not in (Kind.LINEAR, Kind.PRODUCT, Kind.QUOTIENT):
@@ -268,7 +276,7 @@ class Solver:
             if len(uses) != 1 or uses[0] in self.plan.scaled_edges or not self._is_factor_or_view(*uses[0]):
                 break
             above = operand_at(uses[0])
-            if above in self._live or self._is_inner(above):
+            if above in self.live or self._is_inner(above):
                 break
             value = above
             path.append(value)
@@ -321,7 +329,7 @@ class Solver:
                 # A scalar is a metric of a gradient, such as its largest element.
                 source = self._source(value) if is_scalar(value) else value
                 unscale = self.plan.unscale(source)
-                if source in self._live:
+                if source in self.live:
                     unscale.output = True
                 else:
                     unscale.everywhere = True

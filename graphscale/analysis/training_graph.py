@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 
 import onnx_ir as ir
 
@@ -13,6 +13,7 @@ from graphscale.analysis.edits import Place, Unscaling
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.loss_evidence import Attempt, choose_attempt
+from graphscale.analysis.optimizer_contractions import OptimizerContractions
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles
 from graphscale.analysis.roles.named_pairs import resolve_pairs
@@ -28,6 +29,7 @@ from graphscale.errors import (
     GradientError,
     GraphscaleError,
     LossError,
+    NonlinearGradientError,
     RolesError,
     SeedNotFoundError,
     UpdateError,
@@ -147,8 +149,8 @@ def _attempt(
             raise GradientError(
                 f"--gradient {value.name}: the loss {loss.name!r} depends on this value, so it is no gradient of it"
             )
-    solver = Solver(topology, seed, chosen)
-    plan = solver.solve(() if solver.cotangents else _gradient_like_outputs(topology))
+    solver, optimizer = _solve(topology, seed, chosen)
+    plan = solver.plan
     if not plan.places:
         raise SeedNotFoundError(
             f"no place was found where the loss scale can enter the backward pass of loss {loss.name!r}: "
@@ -164,7 +166,25 @@ def _attempt(
             )
     if not plan.unscaled:
         raise SeedNotFoundError(f"the scale that enters at {plan.places[0]} reaches no gradient and no update")
-    return Attempt(topology, solver, measure_coverage(topology, plan, solver.cotangents))
+    return Attempt(topology, solver, measure_coverage(topology, plan, solver.cotangents, optimizer))
+
+
+def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> tuple[Solver, Set[ir.Node]]:
+    """Return the solver, after `solve`, and the contractions that belong to the optimizer."""
+    solver = Solver(topology, seed, chosen)
+    try:
+        solver.solve(() if solver.cotangents else _gradient_like_outputs(topology))
+    except NonlinearGradientError as error:
+        optimizer = OptimizerContractions(topology)
+        solver = Solver(topology, seed, chosen, optimizer.nodes)
+        if not optimizer.nodes or not solver.cotangents:
+            raise
+        solver.solve()
+        missed = {node for node in optimizer.nodes if not any(solver.plan.edges(node).values())}
+        if not optimizer.are_behind_gradients(solver, missed):
+            raise error from None
+        return solver, missed
+    return solver, set()
 
 
 def _why_no_place(solver: Solver) -> str:
