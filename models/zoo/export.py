@@ -8,6 +8,7 @@ for the fifth of the kinds that is set aside, into FOLDER/aside. PATTERN is a ki
 
 import argparse
 import importlib
+import importlib.util
 import json
 import time
 import traceback
@@ -19,9 +20,10 @@ import onnx_ir as ir
 import onnxruntime
 
 from models.zoo import styles
-from models.zoo.steps import Step, is_aside, steps
+from models.zoo.steps import KINDS, Step, is_aside, steps
 
-EXPORTERS = ("pytorch",)
+EXPORTERS = {"pytorch": "torch", "jax": "jax2onnx"}
+"""The package that each exporter needs; one without it is left out."""
 
 
 def write(step: Step, folder: Path) -> str:
@@ -82,6 +84,11 @@ def compare(path: Path, feeds: styles.Feeds, names: list[str], expected: list[np
     return f"largest error {worst:.1e}"
 
 
+def prepare(kind: str) -> None:
+    """Prepare the exporter of a kind for it."""
+    importlib.import_module(f"models.zoo.{KINDS[kind][0]}.exporter").prepare(kind)
+
+
 def main() -> int:
     """Export the steps that the command line selects; return 1 if one of them failed."""
     parser = argparse.ArgumentParser(description="Export training steps with their ground truth.")
@@ -93,21 +100,22 @@ def main() -> int:
     arguments = parser.parse_args()
     failed: dict[str, str] = {}
     counts: Counter[str] = Counter()
-    for exporter in EXPORTERS:
-        prepare = importlib.import_module(f"models.zoo.{exporter}.exporter").prepare
-        for step in steps(arguments.only, prepare):
-            if arguments.small and counts[step.kind]:
-                continue
-            counts[step.kind] += 1
-            start = time.perf_counter()
-            try:
-                line = write(step, arguments.out / ("aside" if is_aside(step.kind) else "open"))
-                print(f"{line}, {time.perf_counter() - start:.1f} s", flush=True)
-            except Exception as error:
-                failed[step.name] = f"{type(error).__name__}: {error}"[:500]
-                print(f"{step.name} FAILED: {failed[step.name]}", flush=True)
-                with (arguments.out / "failed.log").open("a") as log:
-                    log.write(f"{step.name}\n{''.join(traceback.format_exception(error))}\n")
+    for exporter, package in EXPORTERS.items():
+        if importlib.util.find_spec(package):
+            importlib.import_module(f"models.zoo.{exporter}.exporter")
+    for step in steps(arguments.only, prepare):
+        if arguments.small and counts[step.kind]:
+            continue
+        counts[step.kind] += 1
+        start = time.perf_counter()
+        try:
+            line = write(step, arguments.out / ("aside" if is_aside(step.kind) else "open"))
+            print(f"{line}, {time.perf_counter() - start:.1f} s", flush=True)
+        except Exception as error:
+            failed[step.name] = f"{type(error).__name__}: {error}"[:500]
+            print(f"{step.name} FAILED: {failed[step.name]}", flush=True)
+            with (arguments.out / "failed.log").open("a") as log:
+                log.write(f"{step.name}\n{''.join(traceback.format_exception(error))}\n")
     print(json.dumps({"kinds": len(counts), "steps": sum(counts.values()), "failed": len(failed)}))
     return int(bool(failed))
 

@@ -2,7 +2,8 @@
 
 A step is right where the loss and all pairs of state are those of its script, and asked about where some role is open:
 then the proposals are taken, all of them and as they are. What is right by either way is scaled and run: by 1024 for
-equal bits, and dynamically with each batch and each state made NaN at one element, for a skip that changes no state.
+equal bits, and dynamically with each batch and each state made NaN at one element, for a skip that changes no state;
+its gradients are compared with differences of its loss. An exception that is no GraphscaleError is a wrong outcome.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from graphscale.errors import GraphscaleError
 Arrays = dict[str, np.ndarray]
 OUTCOMES = ("right", "asked, proposal right", "asked, proposal wrong", "refused", "wrong")
 RUN = ("same bits", "skips", "covered")
+VERDICTS = ("agree", "disagree", "cannot say")
 
 
 @dataclasses.dataclass
@@ -38,21 +40,28 @@ class Outcome:
         outcome: one of `OUTCOMES`.
         reason: the class of the refusal, the open outputs, or what is wrong.
         checks: how each check of `RUN` went; one that could not be made is left out.
+        gradients: one of `VERDICTS`, what `graphscale.check_gradients` finds; empty where it was not asked.
     """
 
     name: str
     outcome: str
     reason: str = ""
     checks: dict[str, bool] = dataclasses.field(default_factory=dict)
+    gradients: str = ""
 
 
 def try_step(path: Path) -> Outcome:
     """Try one step: its roles against the truth beside it, then its scaled graphs against itself."""
-    truth, model = json.loads(path.with_suffix(".json").read_text()), onnx.load(path)
     try:
-        report = gs.inspect(model)
+        return _try(path, json.loads(path.with_suffix(".json").read_text()), onnx.load(path))
     except GraphscaleError as error:
         return Outcome(path.stem, "refused", type(error).__name__)
+    except Exception as error:
+        return Outcome(path.stem, "wrong", f"it raises {type(error).__name__}")
+
+
+def _try(path: Path, truth: dict[str, Any], model: onnx.ModelProto) -> Outcome:
+    report = gs.inspect(model)
     outputs = [entry for entry in report.roles if entry.kind == "output"]
     wrong = [entry for entry in outputs if entry.pair != truth["states"].get(entry.name)]
     certain = [entry.name for entry in wrong if entry.certain]
@@ -62,11 +71,18 @@ def try_step(path: Path) -> Outcome:
     if wrong:
         return Outcome(path.stem, "asked, proposal wrong", ", ".join(entry.name for entry in wrong))
     roles = json.loads(roles_file(report.roles)) if asked else None
+    checks = dict(_checks(path, model, truth, roles, report.coverage))
+    verdict = _verdict(path, model, roles)
+    return Outcome(path.stem, "asked, proposal right" if asked else "right", ", ".join(asked), checks, verdict)
+
+
+def _verdict(path: Path, model: onnx.ModelProto, roles: Any) -> str:
+    """Return one of `VERDICTS` on the gradients of a step."""
     try:
-        checks = dict(_checks(path, model, truth, roles, report.coverage))
-    except GraphscaleError as error:
-        return Outcome(path.stem, "refused", type(error).__name__)
-    return Outcome(path.stem, "asked, proposal right" if asked else "right", ", ".join(asked), checks)
+        found = gs.check_gradients(model, dict(np.load(path.with_suffix(".npz"))), roles=roles)
+    except GraphscaleError:
+        return "cannot say"
+    return "agree" if found.ok else "disagree" if found.count("disagrees") else "cannot say"
 
 
 def _checks(
@@ -128,19 +144,21 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
 
 def table(outcomes: dict[str, list[Outcome]]) -> str:
     """Write the table of outcomes by part of the zoo, and the steps that are not right, as Markdown."""
-    head = ("", "kinds", "steps", *OUTCOMES, *RUN)
+    head = ("", "kinds", "steps", *OUTCOMES, *RUN, f"gradients {', '.join(VERDICTS)}")
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for part, found in outcomes.items():
         counts = Counter(each.outcome for each in found)
         kinds = {each.name.partition(".")[0] for each in found}
         runs = [[each.checks[check] for each in found if check in each.checks] for check in RUN]
         cells = [part, len(kinds), len(found), *(counts[o] for o in OUTCOMES), *(f"{sum(r)} of {len(r)}" for r in runs)]
+        verdicts = Counter(each.gradients for each in found)
+        cells.append(", ".join(str(verdicts[verdict]) for verdict in VERDICTS))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     for outcome in OUTCOMES[1:]:
         groups = defaultdict(list)
         for each in (each for found in outcomes.values() for each in found if each.outcome == outcome):
             kind, _, variant = each.name.partition(".")
-            groups[kind, each.reason if outcome == "refused" else ""].append(variant)
+            groups[kind, each.reason if outcome in ("refused", "wrong") else ""].append(variant)
         lines += ["", f"**{outcome}**: "] if groups else []
         lines += [
             f"- {kind} ({', '.join(v)}){reason and ': ' + reason}" for (kind, reason), v in sorted(groups.items())
@@ -148,6 +166,9 @@ def table(outcomes: dict[str, list[Outcome]]) -> str:
     for check in RUN:
         failed = [e.name for found in outcomes.values() for e in found if e.checks.get(check) is False]
         lines += ["", f"**not: {check}**: {', '.join(failed)}"] if failed else []
+    for verdict in VERDICTS[1:]:
+        named = [each.name for found in outcomes.values() for each in found if each.gradients == verdict]
+        lines += ["", f"**gradients {verdict}**: {', '.join(named)}"] if named else []
     return "\n".join(lines) + "\n"
 
 
