@@ -62,18 +62,25 @@ def try_step(path: Path) -> Outcome:
 
 def _try(path: Path, truth: dict[str, Any], model: onnx.ModelProto) -> Outcome:
     report = gs.inspect(model)
+    found = judge(path.stem, report, truth)
+    if found.outcome.endswith("wrong"):
+        return found
+    roles = json.loads(roles_file(report.roles)) if found.reason else None
+    checks = dict(_checks(path, model, truth, roles, report.coverage))
+    return dataclasses.replace(found, checks=checks, gradients=_verdict(path, model, roles))
+
+
+def judge(name: str, report: gs.Report, truth: dict[str, Any]) -> Outcome:
+    """Hold the loss and the pairs of a report against the truth: an outcome of `OUTCOMES`, without any check."""
     outputs = [entry for entry in report.roles if entry.kind == "output"]
     wrong = [entry for entry in outputs if entry.pair != truth["states"].get(entry.name)]
     certain = [entry.name for entry in wrong if entry.certain]
     if certain or report.loss not in truth["losses"]:
-        return Outcome(path.stem, "wrong", ", ".join(certain) or f"loss {report.loss}")
-    asked = [entry.name for entry in outputs if not entry.certain]
+        return Outcome(name, "wrong", ", ".join(certain) or f"loss {report.loss}")
     if wrong:
-        return Outcome(path.stem, "asked, proposal wrong", ", ".join(entry.name for entry in wrong))
-    roles = json.loads(roles_file(report.roles)) if asked else None
-    checks = dict(_checks(path, model, truth, roles, report.coverage))
-    verdict = _verdict(path, model, roles)
-    return Outcome(path.stem, "asked, proposal right" if asked else "right", ", ".join(asked), checks, verdict)
+        return Outcome(name, "asked, proposal wrong", ", ".join(entry.name for entry in wrong))
+    asked = [entry.name for entry in outputs if not entry.certain]
+    return Outcome(name, "asked, proposal right" if asked else "right", ", ".join(asked))
 
 
 def _verdict(path: Path, model: onnx.ModelProto, roles: Any) -> str:

@@ -120,7 +120,6 @@ WRAPPERS = {
     "lion-schedule": lambda: {"cosine": optax.lion(scheduled(optax.cosine_decay_schedule, 0.01, 50))},
     "adam-schedule": lambda: {
         "cosine": optax.adam(scheduled(optax.cosine_decay_schedule, 0.01, 50)),
-        "one-cycle": optax.adam(scheduled(optax.linear_onecycle_schedule, 100, 0.01)),
         "polynomial": optax.adam(scheduled(optax.polynomial_schedule, 0.01, 1e-4, 2, 50)),
         "restarts": optax.adam(
             scheduled(
