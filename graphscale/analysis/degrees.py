@@ -37,6 +37,10 @@ class Degrees:
         value = node.inputs[index]
         return 0 if value is None else self.values.get(value, 0)
 
+    def adopt(self, value: ir.Value, degree: Degree) -> None:
+        """Take note of the degree of a value inside of a subgraph."""
+        self.values[value] = degree
+
     def edges(self, node: ir.Node) -> dict[int, Degree]:
         """Return the degrees with which a node reads its inputs, by their indices."""
         values = self.values
@@ -183,8 +187,12 @@ def _evaluate_bodies(node: ir.Node, known: Degrees) -> Sequence[Degree] | Confli
             return dataclasses.replace(result, others=())
         results.append(result)
     outputs: list[Degree] = []
-    for column in zip(*results, strict=True):
+    for i, column in enumerate(zip(*results, strict=True)):
         distinct = set(column) - {ZERO}
+        if len(distinct) > 1:
+            # A branch that gives zeros, in place of a gradient.
+            leaving = zip(column, subgraphs(node), strict=True)
+            distinct = {degree for degree, body in leaving if degree or not is_known_zero(body.outputs[i])} - {ZERO}
         if len(distinct) > 1:
             return _body_conflict(node, known)
         outputs.append(distinct.pop() if distinct else ZERO)
@@ -196,14 +204,15 @@ def _evaluate_body(node: ir.Node, body: ir.Graph, known: Degrees) -> list[Degree
     first = 2 if node.op_type == "Loop" else 0
     for i, value in enumerate(body.inputs):
         start = known.edge(node, i) if i >= first else 0
-        known.values[value] = ZERO if start == 0 and is_known_zero(node.inputs[i]) else start
+        known.adopt(value, ZERO if start == 0 and i >= first and is_known_zero(node.inputs[i]) else start)
     carried = body.inputs[first : len(node.inputs) - _scanned(node)]
     while True:
         for inner in body:
             result = evaluate(inner, known)
             if isinstance(result, Conflict):
                 return result
-            known.values.update(zip(inner.outputs, result, strict=True))
+            for value, degree in zip(inner.outputs, result, strict=True):
+                known.adopt(value, degree)
         leaving = [known.values.get(value, 0) for value in body.outputs]
         if node.op_type == "If":
             return leaving

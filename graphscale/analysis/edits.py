@@ -54,6 +54,13 @@ class Unscaling:
         """Return whether this reader gets the quotient."""
         return self.everywhere or use in self.edges
 
+    def merge(self, other: Unscaling) -> None:
+        """Let the readers that get the quotient by another unscaling of the value get it by this one."""
+        self.everywhere, self.output = self.everywhere or other.everywhere, self.output or other.output
+        self.edges |= other.edges
+        self.wholes |= other.wholes
+        self.reason = self.reason or other.reason
+
 
 class Plan(Degrees):
     """The edits found so far, and every value's degree under them.
@@ -84,6 +91,10 @@ class Plan(Degrees):
     def unscale(self, value: ir.Value) -> Unscaling:
         """Return the unscaling of a value, created if it is new."""
         return self.unscaled.setdefault(value, Unscaling(value))
+
+    def adopt(self, value: ir.Value, degree: Degree) -> None:
+        """Take note of the degree of a value inside of a subgraph, times the scale if it enters there."""
+        self.values[value] = degree + 1 if degree is not None and value in self.scaled_values else degree
 
     def edge(self, node: ir.Node, index: int) -> Degree:
         """Return the degree with which a node reads its input, with the plan's edits of that edge."""

@@ -107,8 +107,13 @@ def _holds_gradients(topology: Topology, other: Attempt) -> bool:
     return any(value in topology.forward for value in leaving)
 
 
-def choose_attempt(graph: ir.Graph, attempts: Sequence[Attempt], answers: Answers) -> tuple[Attempt, str, bool]:
+def choose_attempt(graph: ir.Graph | None, attempts: Sequence[Attempt], answers: Answers) -> tuple[Attempt, str, bool]:
     """Choose a loss by its evidence, and by its derivatives where the evidence excludes no other one.
+
+    Args:
+        graph: the main graph; None if it cannot be run.
+        attempts: the candidates.
+        answers: the answers of the user.
 
     Returns:
         the choice, the evidence for it, and whether it is certain.
@@ -121,7 +126,8 @@ def choose_attempt(graph: ir.Graph, attempts: Sequence[Attempt], answers: Answer
     if len(rivals) == 1:
         return best, "the scalar output that the backward pass differentiates", True
     plans = [(a.topology.loss, a.solver.plan) for a in rivals]
-    loss = LossChoice.choose(graph, [LossCandidate(v, (*p.unscaled.values(),), p.values.keys()) for v, p in plans])
+    candidates = [LossCandidate(loss, (*plan.unscaled.values(),), plan.values.keys()) for loss, plan in plans]
+    loss = None if graph is None else LossChoice.choose(graph, candidates)
     if loss is None:
         names = ", ".join(repr(a.topology.loss.name) for a in rivals[1:])
         return best, f"it is the likeliest, but no derivative excludes {names}", False

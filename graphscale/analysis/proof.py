@@ -15,8 +15,9 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import ZERO, Conflict, Degrees, evaluate
 from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.errors import ProofError
+from graphscale.graph.body_flow import sources_of
 from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, reads_shape, subgraphs
-from graphscale.graph.walks import ancestors, descendants
+from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import Trait, nodes_with, rule_of
 
 __all__ = ["Proof", "prove", "reach_unchecked", "scale_degrees"]
@@ -70,7 +71,7 @@ def prove(
     for value in graph.outputs:
         if degrees.values.get(value, 0) not in (0, ZERO) and value not in exempt:
             raise ProofError(f"output {value.name!r} would still be multiplied by the loss scale")
-    if scale in ancestors([loss]):
+    if scale in reach([loss], sources_of):
         raise ProofError(f"the loss {loss.name!r} would depend on the loss scale")
     if all_finite is not None:
         condition = all_finite if applies is None else applies
@@ -78,11 +79,11 @@ def prove(
             raise ProofError("whether the step is applied would not depend on the finite check")
         _prove_guards(condition, guarded)
         # A branch need not read all that it captures: captures are no proof that the check sees a gradient.
-        reach = ancestors([all_finite], stop=frozenset(checked).__contains__, operands=inputs_of)
-        if not reach.issuperset(checked):
-            reach = ancestors([all_finite], operands=inputs_of)  # one of them may be met only above another
+        above = ancestors([all_finite], stop=frozenset(checked).__contains__, operands=inputs_of)
+        if not above.issuperset(checked):
+            above = ancestors([all_finite], operands=inputs_of)  # one of them may be met only above another
         for value in checked:
-            if value not in reach:
+            if value not in above:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
         reached = reach_unchecked(nodes, scale, frozenset(checked), rule_nodes)
         for node in nodes_with(nodes, Trait.EFFECT):
@@ -132,11 +133,13 @@ def reach_unchecked(
         checked: the values that are tested.
         rule_nodes: the nodes of the update rule, which are passed over.
     """
-
-    def results(node: ir.Node) -> Iterable[ir.Value]:
-        return () if node in rule_nodes or reads_shape(node) else [v for v in node.outputs if v not in checked]
-
-    return descendants(nodes, [scale], results=results)
+    found = {scale}
+    for node in nodes:
+        if found.isdisjoint(operands_of(node)) or node in rule_nodes or reads_shape(node):
+            continue
+        reached = (v for v in node.outputs if not subgraphs(node) or not found.isdisjoint(sources_of(v)))
+        found.update(value for value in reached if value not in checked)
+    return found
 
 
 def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 
 import onnx_ir as ir
 
+from graphscale.analysis.bodies import Unrolled, unroll_bodies
 from graphscale.analysis.coverage import Coverage, measure_coverage
 from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.analysis.edits import Place, Unscaling
@@ -32,6 +33,7 @@ from graphscale.errors import (
     NonlinearGradientError,
     RolesError,
     SeedNotFoundError,
+    UnsupportedModelError,
     UpdateError,
 )
 from graphscale.graph.values import (
@@ -103,6 +105,40 @@ def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) ->
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError,
             RolesError: the message says which value or node, and what to do.
     """
+    unrolled = unroll_bodies(graph)
+    if unrolled is None:
+        return _analyse(graph, hints, asking)
+    result = _look_into_bodies(graph, unrolled, hints)
+    if asking and (table := result.roles.table()).open:
+        raise ask(table)
+    return result
+
+
+def _look_into_bodies(graph: ir.Graph, unrolled: Unrolled, hints: Hints) -> TrainingGraph:
+    """Return the analysis of a graph, or of the one whose bodies run once if that protects more contractions."""
+    inside: TrainingGraph | None = None
+    refusal: GraphscaleError | None = None
+    try:
+        inside = unrolled.restore(_analyse(unrolled.graph, hints, asking=False, runs=False))
+    except UnsupportedModelError as error:
+        refusal = error
+    except GraphscaleError as error:
+        refusal = None if hints.answers.losses else unrolled.explain(error)
+    try:
+        whole = _analyse(graph, hints, asking=False)
+    except GraphscaleError as error:
+        if inside is None:
+            raise (refusal or error) from error
+    else:
+        if refusal is not None and whole.coverage.covered == 0:
+            raise refusal
+        if inside is None or inside.coverage.covered <= whole.coverage.covered:
+            return whole
+    return inside
+
+
+def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> TrainingGraph:
+    """Analyse a main graph by itself; `runs` says whether a runtime may execute it to choose between losses."""
     answers = hints.answers
     values = values_by_name(graph) if hints.gradients or answers.losses else {}
     named = resolve_pairs(graph, answers)
@@ -127,7 +163,7 @@ def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) ->
     if not attempts:
         raise _explain(failures, bool(answers.losses))
     attempts = [a for a in attempts if not any(a.is_gradient_of(other) for other in attempts)] or attempts
-    best, how, certain = choose_attempt(graph, attempts, answers)
+    best, how, certain = choose_attempt(graph if runs else None, attempts, answers)
     if best.coverage.total == 0 and failures and not isinstance(failures[0][1], SeedNotFoundError | GradientError):
         # The backward pass is that of a loss that cannot be scaled.
         raise _explain(failures, bool(answers.losses))
@@ -136,7 +172,7 @@ def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) ->
     if empty:
         # A moment that begins with zeros is no constant: its degree is that of a state.
         graph.inputs.extend(empty)
-        return analyse(graph, hints, asking=asking)
+        return _analyse(graph, hints, asking, runs)
     return result
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "behind",
     "count_inserted",
     "replace_inputs",
+    "replace_outputs",
     "replace_reads",
     "shape_like",
     "unused_name",
@@ -277,6 +278,14 @@ def replace_reads(old: ir.Value, new: ir.Value, uses: Iterable[Any]) -> None:
     for node, index in uses:
         assert node.inputs[index] is old
         node.replace_input_with(index, new)
+
+
+def replace_outputs(old: ir.Value, new: ir.Value) -> None:
+    """Let the body that `old` leaves give `new` in its place."""
+    assert isinstance(old.graph, ir.Graph)
+    outputs = old.graph.outputs
+    for index in [i for i, value in enumerate(outputs) if value is old]:
+        outputs[index] = new
 
 
 def replace_inputs(node: ir.Node, values: Sequence[ir.Value]) -> None:

@@ -14,7 +14,7 @@ from graphscale.analysis.hints import Hints
 from graphscale.analysis.report import make_report
 from graphscale.analysis.training_graph import analyse
 from graphscale.errors import AlreadyScaledError
-from graphscale.graph.builder import Builder, Position, behind, replace_reads
+from graphscale.graph.builder import Builder, Position, behind, replace_outputs, replace_reads
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
@@ -93,16 +93,20 @@ def _enter(build: Builder, value: ir.Value, places: Sequence[Place], scale: ir.V
     edges = [place.edge for place in places if place.edge is not None]
     everywhere = len(edges) < len(places)
     uses = uses_of(value) if everywhere else edges
-    if everywhere:
-        at = behind(value)
-    else:
-        owners = main_nodes(build.editor.graph)
+    at, graph, main = behind(value), value.graph, build.editor.graph
+    if graph is main and not everywhere:
+        owners = main_nodes(main)
         readers = {main_node(owners, edge.node) for edge in edges}
-        at = ("before", next(node for node in build.editor.graph if node in readers))
+        at = ("before", next(node for node in main if node in readers))
+    elif at is None and isinstance(graph, ir.Graph):
+        at = ("before", graph[0])
     scaled = _multiply(build, value, scale, f"{value.name}.scaled", at)
     replace_reads(value, scaled, uses)
     if everywhere and value.is_graph_output():
-        build.editor.take_over_output(value, scaled, "unscaled")
+        if graph is main:
+            build.editor.take_over_output(value, scaled, "unscaled")
+        else:
+            replace_outputs(value, scaled)
     return scaled
 
 

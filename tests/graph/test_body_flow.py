@@ -1,0 +1,38 @@
+"""The values that each output of an If, a Loop or a Scan depends on."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from graphscale.graph.body_flow import sources_of
+from tests.build import parse
+
+IF = """If(flag) <then_branch = t () => (float p, float q) { p = Neg(a) q = Neg(b) },
+    else_branch = e () => (float p2, float q2) { p2 = Neg(c) q2 = Neg(b) }>"""
+NESTED = f"""If(flag) <then_branch = o () => (float r, float s) {{ r, s = {IF.replace("(flag)", "(inner)")} }},
+    else_branch = n () => (float r2, float s2) {{ r2 = Neg(d) s2 = Neg(d) }}>"""
+LOOP = """Loop(count, flag, a, b) <body = l (int64 i, bool more, float p, float q) => (bool on, float p2, float q2)
+    { on = Greater(c, d) p2 = Add(p, q) q2 = Neg(q) }>"""
+SCAN = """Scan(a, b, xs, ys) <num_scan_inputs = 2, body = s (float p, float q, float x, float y)
+    => (float p2, float q2, float z) { p2 = Add(p, x) q2 = Add(q, y) z = Mul(q, c) }>"""
+CASES = {
+    "If, first": ("u, v", IF, 0, "flag a c"),
+    "If, second": ("u, v", IF, 1, "flag b"),
+    "If in If": ("u, v", NESTED, 1, "flag inner b d"),
+    "Loop, another value in the round before": ("u, v", LOOP, 0, "count flag a b c d"),
+    "Loop, itself": ("u, v", LOOP, 1, "count flag b c d"),
+    "Scan, itself": ("u, v, w", SCAN, 0, "a xs"),
+    "Scan, what is stacked": ("u, v, w", SCAN, 2, "b ys c"),
+}
+
+
+@pytest.mark.parametrize(("outputs", "node", "index", "expected"), CASES.values(), ids=CASES)
+def test_sources(outputs: str, node: str, index: int, expected: str) -> None:
+    model = parse(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        flow (bool flag, bool inner, int64 count, float a, float b, float c, float d, float[3] xs, float[3] ys)
+            => (float u) {{ {outputs} = {node} }}
+    """)
+    graph = ir.from_proto(model).graph
+    assert {value.name for value in sources_of(graph[0].outputs[index])} == set(expected.split())
