@@ -103,7 +103,7 @@ def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) ->
 
     Raises:
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError,
-            RolesError: the message says which value or node, and what to do.
+            RolesError, UnsupportedModelError: the message says which value, node or body, and what to do.
     """
     unrolled = unroll_bodies(graph)
     if unrolled is None:
