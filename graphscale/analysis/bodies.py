@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +17,7 @@ import onnx_ir as ir
 from graphscale.analysis.coverage import Coverage
 from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.edits import Place, Plan, Unscaling
+from graphscale.analysis.result import TrainingGraph
 from graphscale.analysis.roles.role_table import Assigned, Roles
 from graphscale.errors import GraphscaleError, LossError, UnsupportedModelError
 from graphscale.graph.builder import unused_name
@@ -36,9 +37,6 @@ from graphscale.graph.values import (
     value_label,
 )
 from graphscale.operators import rule_of
-
-if TYPE_CHECKING:
-    from graphscale.analysis.training_graph import TrainingGraph
 
 __all__ = ["Unrolled", "unroll_bodies"]
 

@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping, Sequence, Set
 import onnx_ir as ir
 
 from graphscale.analysis.bodies import Unrolled, unroll_bodies
-from graphscale.analysis.coverage import Coverage, measure_coverage
-from graphscale.analysis.degrees import ZERO, Degree
-from graphscale.analysis.edits import Place, Unscaling
+from graphscale.analysis.coverage import measure_coverage
+from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.loss_evidence import Attempt, choose_attempt
 from graphscale.analysis.optimizer_contractions import OptimizerContractions
+from graphscale.analysis.result import TrainingGraph
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles
 from graphscale.analysis.roles.named_pairs import resolve_pairs
@@ -46,51 +46,6 @@ from graphscale.graph.values import (
 from graphscale.operators import Trait, nodes_with
 
 __all__ = ["TrainingGraph", "analyse"]
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingGraph:
-    """The result of an analysis, in values and nodes of the graph.
-
-    Attributes:
-        graph: the main graph.
-        reads: the values that each of its nodes reads, in execution order: its inputs, and its subgraphs' captures.
-        owners: for each nested graph, the node of the main graph that it belongs to.
-        loss: the loss, a scalar floating-point value.
-        loss_found: the way the loss was found.
-        places: the places where the scale enters.
-        unscalings: those where it comes out: the values divided by it are the gradients.
-        roles: the role of each input and output.
-        updates: the pairs of carried state, as far as they are certain.
-        accumulators: the in-place accumulators that gradients flow into.
-        coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
-        degrees: the degree that each value will have in the loss scale, where it is not 0.
-        warnings: notes for the user, a sentence each.
-    """
-
-    graph: ir.Graph
-    reads: Mapping[ir.Node, tuple[ir.Value, ...]]
-    owners: Mapping[ir.Graph, ir.Node]
-    loss: ir.Value
-    loss_found: str
-    places: tuple[Place, ...]
-    unscalings: tuple[Unscaling, ...]
-    roles: Roles
-    updates: tuple[Update, ...]
-    accumulators: tuple[ir.Node, ...]
-    coverage: Coverage
-    degrees: Mapping[ir.Value, Degree]
-    warnings: tuple[str, ...]
-
-    @property
-    def gradients(self) -> tuple[ir.Value, ...]:
-        """The values that are divided by the scale, in graph order."""
-        return tuple(unscale.value for unscale in self.unscalings)
-
-    @property
-    def nodes(self) -> tuple[ir.Node, ...]:
-        """The nodes of the main graph, in execution order."""
-        return tuple(self.reads)
 
 
 def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) -> TrainingGraph:
