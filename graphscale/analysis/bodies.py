@@ -17,8 +17,8 @@ import onnx_ir as ir
 from graphscale.analysis.coverage import Coverage
 from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.edits import Place, Plan, Unscaling
-from graphscale.analysis.result import TrainingGraph
 from graphscale.analysis.roles.role_table import Assigned, Roles
+from graphscale.analysis.training_result import TrainingGraph
 from graphscale.errors import GraphscaleError, LossError, UnsupportedModelError
 from graphscale.graph.builder import unused_name
 from graphscale.graph.values import (

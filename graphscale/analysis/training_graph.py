@@ -14,13 +14,13 @@ from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.loss_evidence import Attempt, choose_attempt
 from graphscale.analysis.optimizer_contractions import OptimizerContractions
-from graphscale.analysis.result import TrainingGraph
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles
 from graphscale.analysis.roles.named_pairs import resolve_pairs
 from graphscale.analysis.roles.role_table import Roles
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
+from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import (
     NEXT_STATE,
     Update,
