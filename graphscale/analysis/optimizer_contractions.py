@@ -60,7 +60,7 @@ class OptimizerContractions:
         def above(node: ir.Node) -> Set[ir.Node]:
             return producers_of(value for value in operands(node) if value in behind)
 
-        return solver.live.isdisjoint(unscaled) and not any(
+        return not solver.unscales_cotangents and not any(
             value not in behind and self._depends(value, node)
             for node in reach(missed, above)
             for value in operands(node)

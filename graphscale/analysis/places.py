@@ -224,7 +224,7 @@ def _unrounded(topology: Topology, value: ir.Value) -> ir.Value:
 def _is_saved(topology: Topology, value: ir.Value) -> bool:
     """Return whether a value is a forward value, a weight or an input, seen through views and casts: no cotangent."""
     source = _viewed(topology, value)
-    return not topology.is_backward(source) and not _is_constant(topology, source)
+    return source in topology.anew or (not topology.is_backward(source) and not _is_constant(topology, source))
 
 
 def _is_residual(topology: Topology, value: ir.Value) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable, Mapping
 
 import onnx_ir as ir
 
@@ -16,7 +16,10 @@ _SMALL = 64
 
 
 def find_recomputed_values(
-    forward: Iterable[ir.Node], rest: Iterable[ir.Node], mixing: Container[ir.Value]
+    forward: Iterable[ir.Node],
+    rest: Iterable[ir.Node],
+    mixing: Container[ir.Value],
+    moved: Mapping[ir.Value, ir.Value] | None = None,
 ) -> dict[ir.Value, ir.Value]:
     """Return the values outside of forward that equal a forward value, each with that value.
 
@@ -28,8 +31,10 @@ def find_recomputed_values(
         forward: the nodes that the loss depends on, in graph order.
         rest: the others, in graph order.
         mixing: the forward values that count: those that mix several inputs, so that a seed is never among them.
+        moved: values that count as equal to a weight, and make all that is computed from them count: no seed is.
     """
     numbers = _Numbers()
+    numbers.update((value, numbers[weight]) for value, weight in (moved or {}).items())
     classes: dict[Hashable, list[ir.Node]] = {}
     for node in forward:
         key = _key(node, numbers)
@@ -38,6 +43,7 @@ def find_recomputed_values(
             members.append(node)
             numbers.update(zip(node.outputs, members[0].outputs, strict=False))
     originals: dict[ir.Value, ir.Value] = {}
+    behind = set(moved or ())
     for node in rest:
         # A node that reads a value which is no forward value computed again gives none itself.
         if [v for v in node.inputs if v is not None and v not in numbers and not _is_source(v)]:
@@ -48,9 +54,11 @@ def find_recomputed_values(
             same = [member.outputs[index] for member in members if index < len(member.outputs)]
             if same:
                 numbers[value] = numbers[same[0]]
-            original = next((v for v in same if v in mixing), None)
+            follows = not behind.isdisjoint(node.inputs)
+            original = next((v for v in same if v in mixing or follows), None)
             if original is not None:
                 originals[value] = original
+                behind.update([value] if follows else ())
     return originals
 
 

@@ -63,7 +63,10 @@ class Solver:
         self.lost: dict[ir.Value, str] = {}
         readers = {node for value in gradients for node in topology.consumers(value)}
         self.cotangents = self._find_cotangents(topology.descendants(nodes=readers), optimizer)
-        self.live = topology.ancestors(operand_at(use) for uses in self.cotangents.values() for use in uses)
+        self.live = topology.ancestors(
+            (operand_at(use) for uses in self.cotangents.values() for use in uses),
+            stop=lambda node: node.outputs[0] in topology.anew,
+        )
 
     def solve(self, wanted: Iterable[ir.Value] = ()) -> Plan:
         """Return the plan.
@@ -87,6 +90,11 @@ class Solver:
         self._unscale_outputs()
         self._prune()
         return self.plan
+
+    @property
+    def unscales_cotangents(self) -> bool:
+        """True if the scale comes out at a value that a contraction of the backward pass goes on from."""
+        return not self.live.isdisjoint(self.plan.unscaled)
 
     def _find_cotangents(self, behind: Set[ir.Value], optimizer: Set[ir.Node]) -> dict[ir.Node, tuple[Use, ...]]:
         cotangents = {}

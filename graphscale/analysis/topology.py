@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from itertools import compress
 
 import onnx_ir as ir
 
 from graphscale.analysis.recomputed import find_recomputed_values
-from graphscale.analysis.updates import Factors, find_coefficients
+from graphscale.analysis.updates import NEXT_STATE, Factors, find_coefficients
 from graphscale.graph.numbering import Numbering, ValueSet
 from graphscale.graph.order import check_order
 from graphscale.graph.values import (
@@ -43,6 +43,7 @@ class Topology:
         graph: the main graph.
         loss: the loss.
         held: the initializers that some output is the next value of, if they are weights or moments at all.
+        moving: look for further forward passes, at weights that the first gradients have moved.
 
     Attributes:
         nodes: the nodes in graph order; `index` gives the place of each.
@@ -58,9 +59,11 @@ class Topology:
         tail_dependent: values that depend on such a value of the tail.
         target_dependent: values that depend on a target, an input that an output is compared with.
         propagated: values that depend on a backward contraction or gradient operator, as residuals never do.
+        anew: the values of further forward passes, and the moved weights that they read, each with the value that it
+            stands for, whose dependences it has.
     """
 
-    def __init__(self, graph: ir.Graph, loss: ir.Value, held: Iterable[ir.Value] = ()) -> None:
+    def __init__(self, graph: ir.Graph, loss: ir.Value, held: Iterable[ir.Value] = (), *, moving: bool = False) -> None:
         self.graph = graph
         self.loss = loss
         self.nodes = tuple(graph)
@@ -90,19 +93,23 @@ class Topology:
         # Of the states that a value depends on: the number of the only one, or _MANY.
         self._roots, self._late, self._depth = [0] * count, [0] * count, [0] * count
         self._late_states: dict[ir.Value, int] = {}
+        self.anew: dict[ir.Value, ir.Value] = {}
         self.activation_dependent = ValueSet(self._numbering, bytearray(count))
         self.tail_dependent = ValueSet(self._numbering, bytearray(count))
         for root, value in enumerate(self.states, 1):
             self._roots[self._numbering.numbers[value]] = root
         self._spread()
-        again = self._recomputed()
+        moved = self._moved_weights() if moving else {}
+        again = self._recomputed(moved)
+        moved = {v: w for v, w in moved.items() if any(o in again for n in self.consumers(v) for o in n.outputs)}
+        self.anew = {**moved, **again} if moved else {}
         if again:
             self.forward.include(again)
             self.tail.include([value for value, original in again.items() if original in self.tail])
             self._spread()
         self.target_dependent = self.descendants(self.targets)
         self.backward = self._backward_nodes()
-        self.propagated = self.descendants(nodes=self.propagating & self.backward)
+        self.propagated = self.descendants(nodes=self.propagating & self.backward, stop=self.anew)
 
     def coefficients(self, value: ir.Value) -> dict[ir.Value, float]:
         """Return the states on which a value depends directly, each with its coefficient; see `find_coefficients`."""
@@ -164,16 +171,36 @@ class Topology:
                     marks[operand] = 1
         return ValueSet(self._numbering, marks, above.difference(self._numbering.numbers) if self.owners else ())
 
-    def _recomputed(self) -> dict[ir.Value, ir.Value]:
-        """Return the values outside of forward that equal a forward value, each with that value."""
+    def _recomputed(self, moved: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
+        """Return the values outside of forward that equal a forward value, but for moved weights, with that value."""
         marks = self.forward.marks
         is_forward = [marks.find(1, first, end) >= 0 for first, end, _ in self._rows]
         forward = compress(self.nodes, is_forward)
         rest = compress(self.nodes, map(operator.not_, is_forward))
-        return find_recomputed_values(forward, rest, self.activation_dependent)
+        return find_recomputed_values(forward, rest, self.activation_dependent, moved)
 
-    def descendants(self, values: Set[ir.Value] = frozenset(), nodes: Set[ir.Node] = frozenset()) -> ValueSet:
-        """Return the values that depend on some values, themselves included, or that some nodes compute."""
+    def _moved_weights(self) -> dict[ir.Value, ir.Value]:
+        """Return the values outside of forward that hold a weight, of the shape of one, each with the weight."""
+        kept = {v for output in self.graph.outputs for v, c in self.coefficients(output).items() if c >= NEXT_STATE}
+        weights = kept & self.forward
+        shapes = {None, *(tuple(weight.shape) for weight in weights if weight.shape is not None)}
+        moved: dict[ir.Value, ir.Value] = {}
+        for node in self.nodes:
+            value = node.outputs[0]
+            if value not in self.forward and (None if value.shape is None else tuple(value.shape)) in shapes:
+                moved.update((value, weight) for weight in [*self.coefficients(value)][:1] if weight in weights)
+        return moved
+
+    def descendants(
+        self,
+        values: Set[ir.Value] = frozenset(),
+        nodes: Set[ir.Node] = frozenset(),
+        stop: Container[ir.Value] = (),
+    ) -> ValueSet:
+        """Return the values that depend on some values, themselves included, or that some nodes compute.
+
+        Values where to `stop` are not among them.
+        """
         marks = self._numbering.marks(values)
         for node, (first, end, operands) in zip(self.nodes, self._rows, strict=True) if values or nodes else ():
             depends = node in nodes
@@ -181,7 +208,7 @@ class Topology:
                 if marks[operand]:
                     depends = True
                     break
-            if depends:
+            if depends and (not stop or node.outputs[0] not in stop):
                 marks[first:end] = b"\1" * (end - first)
         return ValueSet(self._numbering, marks)
 
@@ -242,6 +269,8 @@ class Topology:
         values, forward, tail = self._numbering.values, self.forward.marks, self.tail.marks
         roots, lates, depths = self._roots, self._late, self._depth
         activations, tails = self.activation_dependent.marks, self.tail_dependent.marks
+        numbers = self._numbering.numbers
+        same = {numbers[value]: numbers[original] for value, original in self.anew.items()}
         for first, end, operands in self._rows:
             root = late = depth = is_activation = is_tail = 0
             for operand in operands:
@@ -255,14 +284,19 @@ class Topology:
                 is_tail |= tails[operand]
             is_forward = forward.find(1, first, end) >= 0
             for number in range(first, end):
+                if number in same:
+                    original = same[number]
+                    for row in (roots, lates, depths, activations, tails):
+                        row[number] = row[original]
+                    continue
                 if root:
                     roots[number] = root
                 if late:
                     lates[number] = late
                 depths[number] = depth + is_forward
                 mixes = is_forward and root == _MANY and is_float(values[number])
-                activations[number] |= is_activation or mixes
-                tails[number] |= is_tail or (mixes and tail[number])
+                activations[number] = is_activation or mixes
+                tails[number] = is_tail or (mixes and tail[number])
 
 
 def contains_contraction(node: ir.Node) -> bool:

@@ -117,6 +117,9 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
             failures.insert(0, (candidate, error))
     if not attempts:
         raise _explain(failures, bool(answers.losses))
+    # The loss of a further pass explains the whole step, if it explains its own backward pass.
+    covering = {a.topology.loss for a in attempts if a.coverage.covered}
+    attempts = [a for a in attempts if covering.isdisjoint(a.topology.anew)]
     attempts = [a for a in attempts if not any(a.is_gradient_of(other) for other in attempts)] or attempts
     best, how, certain = choose_attempt(graph if runs else None, attempts, answers)
     if best.coverage.total == 0 and failures and not isinstance(failures[0][1], SeedNotFoundError | GradientError):
@@ -134,7 +137,21 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
 def _attempt(
     graph: ir.Graph, loss: ir.Value, seed: Use | None, chosen: Sequence[ir.Value], held: Collection[ir.Value]
 ) -> Attempt:
-    topology = Topology(graph, loss, held)
+    """Try a loss; where that is refused, look for further forward passes at weights that its gradients moved."""
+    try:
+        return _solve_attempt(Topology(graph, loss, held), seed, chosen)
+    except NonlinearGradientError:
+        topology = Topology(graph, loss, held, moving=True)
+        if not topology.anew:
+            raise
+        attempt = _solve_attempt(topology, seed, chosen)
+        if attempt.solver.unscales_cotangents:
+            raise
+        return attempt
+
+
+def _solve_attempt(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> Attempt:
+    loss = topology.loss
     for value in chosen:
         if value in topology.forward:
             raise GradientError(
