@@ -15,7 +15,7 @@ from graphscale.analysis.degrees import ZERO, Conflict, Degree
 from graphscale.checks.linting.scalars import Scalars, evaluate_powers
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import input_at
-from graphscale.graph.values import inputs_of, is_float, reads_shape, subgraphs
+from graphscale.graph.values import inputs_of, is_float, is_known_zero, reads_shape, subgraphs
 from graphscale.operators import Kind, rule_of
 
 __all__ = ["Event", "Fault", "Flow"]
@@ -182,8 +182,11 @@ class Flow:
         first, given = (2, 1) if node.op_type == "Loop" else (0, 0)
         for body in subgraphs(node):
             for i, value in enumerate(body.inputs[first:], first):
-                start = self.degree(input_at(node, i))
-                if start != 0:
+                first_value = input_at(node, i)
+                start = self.degree(first_value)
+                if start == 0 and is_known_zero(first_value):
+                    self.degrees[value] = ZERO
+                elif start != 0:
                     self.degrees[value] = start
                     self.touched.add(value)
             self._evaluate_body(body, body.inputs[first:] if node.op_type != "If" else [], given)
@@ -201,7 +204,12 @@ class Flow:
                 else:
                     self._evaluate(inner)
             after = zip(carried, [self.degree(value) for value in body.outputs][given:], strict=False)
-            changed = {value: degree for value, degree in after if degree not in (0, ZERO, self.degree(value))}
+            # The first round that adds to zeros tells their degree.
+            changed = {
+                value: degree
+                for value, degree in after
+                if degree not in (ZERO, self.degree(value)) and (degree or self.degree(value) is ZERO)
+            }
             if not changed:
                 return
             self.degrees.update(changed)

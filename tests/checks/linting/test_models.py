@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import graphscale as gs
 from graphscale.passes import Autocast
 from graphscale.policy import presets
+from tests.analysis.recurrent import recurrent_step
 from tests.build import step
 from tests.conftest import MODEL_NAMES, MODELS
 from tests.ort.artifacts.training_session import FOLDERS
@@ -157,3 +159,18 @@ def test_a_gradient_that_is_a_constant_is_no_state() -> None:
 
     assert codes("same = Identity(ones)\n db = Identity(same)") == set()
     assert codes("db = Sub(ones, n1)") == {"GS501"}
+
+
+@pytest.mark.parametrize("zeros", ["initializers", "computed"])
+@pytest.mark.parametrize("kind", ["Scan", "Loop"])
+def test_sums_in_a_body_begin_with_zeros(kind: str, zeros: str) -> None:
+    assert gs.lint(gs.scale(recurrent_step(kind, zeros)).model).findings == ()
+
+
+@pytest.mark.parametrize("kind", ["Scan", "Loop"])
+def test_sums_in_a_body_that_begin_with_numbers(kind: str) -> None:
+    scaled = gs.scale(recurrent_step(kind)).model
+    for tensor in scaled.graph.initializer:
+        if tensor.name == "no_du":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.ones((3, 4), np.float32), "no_du"))
+    assert [(finding.code, finding.value) for finding in gs.lint(scaled).findings] == [("GS201", "du_out_1")]
