@@ -9,12 +9,14 @@ nox.options.sessions = ["quick", "lint", "full", "stock", "pytorch", "mpi", "ten
 
 PYTEST = ("python", "-m", "pytest", "-q")
 TWO_PROCESSES = ("-n", "2")
-# As in models/zoo/README.md.
-ZOO = (
-    *("torch==2.13.0", "onnxscript==0.7.2", "transformers==5.23.0"),
-    *("jax==0.10.2", "jax2onnx==0.17.1", "optax==0.2.8", "keras==3.15.1"),
-    *("onnx==1.23.2", "onnxruntime==1.31.1"),
-)
+# As in models/zoo/README.md. tf2onnx needs an older onnx.
+ZOO = {
+    ("pytorch", "jax"): (
+        *("torch==2.13.0", "onnxscript==0.7.2", "transformers==5.23.0", "onnx==1.23.2", "onnxruntime==1.31.1"),
+        *("jax==0.10.2", "jax2onnx==0.17.1", "optax==0.2.8", "keras==3.15.1"),
+    ),
+    ("tensorflow",): ("tensorflow-cpu==2.19.0", "tf2onnx==1.17.0", "onnx==1.22.0"),
+}
 
 
 @nox.session
@@ -92,12 +94,13 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session
 def zoo(session: nox.Session) -> None:
-    """Export the steps of models/zoo by PyTorch and JAX, for hours, and try them; `-- --small`: one of a kind."""
-    session.install(".[ort]", *ZOO)
+    """Export the steps of models/zoo by all exporters, for hours, and try them; `-- --small`: one of a kind."""
     folder = session.create_tmp()
-    session.run(
-        *("python", "-m", "models.zoo.export", "--out", folder, *session.posargs),
-        env={"JAX_PLATFORMS": "cpu"},
-        success_codes=[0, 1],  # 1: some step is beyond its exporter
-    )
+    for exporters, packages in ZOO.items():
+        session.install(".[ort]", *packages)
+        session.run(
+            *("python", "-m", "models.zoo.export", "--out", folder, "--exporters", *exporters, *session.posargs),
+            env={"JAX_PLATFORMS": "cpu"},
+            success_codes=[0, 1],  # 1: some step is beyond its exporter
+        )
     session.run("python", "-m", "models.zoo.trial", folder)

@@ -1,6 +1,6 @@
 """Export the zoo: training steps whose scripts know the role of every input and output.
 
-    python -m models.zoo.export --out FOLDER [--only PATTERN ...] [--small]
+    python -m models.zoo.export --out FOLDER [--only PATTERN ...] [--small] [--exporters NAME ...]
 
 Writes NAME.onnx, NAME.npz (a value for every input) and NAME.json (the truth, see `steps.Truth`) into FOLDER/open, or,
 for the fifth of the kinds that is set aside, into FOLDER/aside. PATTERN is a kind, or KIND.VARIANT, with wildcards.
@@ -22,7 +22,7 @@ import onnxruntime
 from models.zoo import styles
 from models.zoo.steps import KINDS, Step, is_aside, steps
 
-EXPORTERS = {"pytorch": "torch", "jax": "jax2onnx"}
+EXPORTERS = {"pytorch": "torch", "jax": "jax2onnx", "tensorflow": "tf2onnx"}
 """The package that each exporter needs; one without it is left out."""
 
 
@@ -97,12 +97,13 @@ def main() -> int:
         "--only", nargs="+", default=["*"], metavar="PATTERN", help="kinds, or KIND.VARIANT, with wildcards"
     )
     parser.add_argument("--small", action="store_true", help="the first step of each kind only")
+    parser.add_argument("--exporters", nargs="+", choices=EXPORTERS, help="those that are installed, if not given")
     arguments = parser.parse_args()
     failed: dict[str, str] = {}
     counts: Counter[str] = Counter()
-    for exporter, package in EXPORTERS.items():
-        if importlib.util.find_spec(package):
-            importlib.import_module(f"models.zoo.{exporter}.exporter")
+    installed = [name for name, package in EXPORTERS.items() if importlib.util.find_spec(package)]
+    for exporter in arguments.exporters or installed:
+        importlib.import_module(f"models.zoo.{exporter}.exporter")
     for step in steps(arguments.only, prepare):
         if arguments.small and counts[step.kind]:
             continue

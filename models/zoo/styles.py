@@ -88,6 +88,33 @@ def scramble(model: ir.Model) -> dict[str, str]:
     return names
 
 
+def separate_outputs(graph: ir.Graph) -> None:
+    """Put an Identity before each output that is an input or another output: exporters give them one value."""
+    seen: set[int] = set()
+    for index, value in enumerate(graph.outputs):
+        if value.is_graph_input() or value.is_initializer() or id(value) in seen:
+            copy = ir.node("Identity", [value])
+            copy.outputs[0].name = f"out_{index}"
+            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+            graph.append(copy)
+            graph.outputs[index] = copy.outputs[0]
+        seen.add(id(value))
+
+
+def name_interface(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:
+    """Name the inputs and outputs, not left to exporters: some refuse states that are handed through."""
+    wanted = {id(value): name for value, name in zip([*graph.inputs, *graph.outputs], [*inputs, *outputs], strict=True)}
+    taken = set(wanted.values())
+    values = {id(value): value for value in [*graph.inputs, *graph.initializers.values()]}
+    values |= {id(value): value for node in graph.all_nodes() for value in node.outputs}
+    initializers = list(graph.initializers.values())
+    graph.initializers.clear()
+    for identity, value in values.items():
+        value.name = wanted.get(identity) or (f"{value.name}_inner" if value.name in taken else value.name)
+    for value in initializers:
+        graph.initializers[value.name] = value
+
+
 def forget_shapes(model: ir.Model, *, outputs: bool) -> None:
     """Forget the shapes and types of inner values, and the shapes of the outputs if asked for."""
     for node in model.graph.all_nodes():

@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 from jax2onnx import to_onnx
 
+from models.zoo import styles
 from models.zoo.steps import Arrays, Outputs, Step, Truth
-from models.zoo.styles import Feeds, permute
 
 logging.getLogger("onnx_ir").setLevel(logging.ERROR)
 # The oldest opset that jax2onnx is tested with.
@@ -27,7 +27,7 @@ def prepare(kind: str) -> None:
         keras.utils.clear_session()  # which numbers its names
 
 
-def export(step: Step) -> tuple[ir.Model, Truth, Feeds, list[np.ndarray]]:
+def export(step: Step) -> tuple[ir.Model, Truth, styles.Feeds, list[np.ndarray]]:
     """Return the model, the truth under its names, a value for each input, and the outputs that JAX computes."""
     style, values = step.style, {name: jax.numpy.asarray(value) for name, value in step.inputs.flat().items()}
     run = jax.jit(lambda values: step.run(values).flat())
@@ -36,8 +36,8 @@ def export(step: Step) -> tuple[ir.Model, Truth, Feeds, list[np.ndarray]]:
         computed = run(values)
         values |= {name: computed[f"{name}_next"] for name in sample.states | sample.kept}
     computed = run(values)
-    inputs = permute(list(values), style.order, f"{step.name} in")
-    results = permute(list(sample.flat()), style.order, f"{step.name} out")
+    inputs = styles.permute(list(values), style.order, f"{step.name} in")
+    results = styles.permute(list(sample.flat()), style.order, f"{step.name} out")
     model = to_model(step, {name: values[name] for name in inputs}, results)
     renamed = dict(zip(inputs, (value.name for value in model.graph.inputs), strict=True))
     renamed |= dict(zip(results, (value.name for value in model.graph.outputs), strict=True))
@@ -82,37 +82,10 @@ def to_model(step: Step, values: Arrays, results: list[str]) -> ir.Model:
         opset=max(style.opset, OLDEST_OPSET),
     )
     model = ir.from_proto(proto)
-    separate_outputs(model.graph)
+    styles.separate_outputs(model.graph)
     if style.names != "exporter":
-        name_interface(model.graph, names, results)
+        styles.name_interface(model.graph, names, results)
     return model
-
-
-def separate_outputs(graph: ir.Graph) -> None:
-    """Put an Identity before each output that is an input or another output: jax2onnx gives them one value."""
-    seen: set[int] = set()
-    for index, value in enumerate(graph.outputs):
-        if value.is_graph_input() or value.is_initializer() or id(value) in seen:
-            copy = ir.node("Identity", [value])
-            copy.outputs[0].name = f"out_{index}"
-            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
-            graph.append(copy)
-            graph.outputs[index] = copy.outputs[0]
-        seen.add(id(value))
-
-
-def name_interface(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:
-    """Name the inputs and outputs, not left to jax2onnx, which refuses states that are handed through."""
-    wanted = {id(value): name for value, name in zip([*graph.inputs, *graph.outputs], [*inputs, *outputs], strict=True)}
-    taken = set(wanted.values())
-    values = {id(value): value for value in [*graph.inputs, *graph.initializers.values()]}
-    values |= {id(value): value for node in graph.all_nodes() for value in node.outputs}
-    initializers = list(graph.initializers.values())
-    graph.initializers.clear()
-    for identity, value in values.items():
-        value.name = wanted.get(identity) or (f"{value.name}_inner" if value.name in taken else value.name)
-    for value in initializers:
-        graph.initializers[value.name] = value
 
 
 # The kinds register themselves when their modules are imported.
