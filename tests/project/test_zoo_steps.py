@@ -9,14 +9,16 @@ from models.zoo import pack, trial
 from models.zoo.steps import is_aside
 
 NAMES = pack.names()
+CRASH = "an exception that is no GraphscaleError"
 UNREAD = "a state that nothing reads"
 CONSTANT = "a state whose next value is a constant"
 # Where a certain answer contradicts the script.
 WRONG = {
     "keras-option-weight-average-overwriting.square": "weights and averages, each of which may become the other",
     "optax-adafactor.square": CONSTANT,
+    "optax-backtracking.square": CRASH,
     "optax-dog.square": CONSTANT,
-    "optax-momo.square": "an exception that is no GraphscaleError",
+    "optax-momo.square": CRASH,
     "optax-optimistic-adam.square": CONSTANT,
     "optax-optimistic-gradient-descent.square": CONSTANT,
     "wrap-measured.square": UNREAD,
