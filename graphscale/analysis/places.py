@@ -73,8 +73,10 @@ def find_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[Use,
     return (max(group, key=lambda use: _rank(topology, operand_at(use))),) if group else ()
 
 
-def find_places(topology: Topology, plan: Plan, value: ir.Value, use: Use, *, force: bool = False) -> tuple[Place, ...]:
-    """Return where the scale must enter so that the value that `use` reads gets degree 1.
+def find_places(
+    topology: Topology, plan: Plan, value: ir.Value, use: Use | None = None, *, force: bool = False
+) -> tuple[Place, ...]:
+    """Return where the scale must enter so that a value gets degree 1.
 
     The demand goes up through operators that keep the degree, through all operands of a sum, and through one operand
     of a product: the one that depends on the deepest forward value, a constant last. It stops where it can go no
@@ -84,7 +86,7 @@ def find_places(topology: Topology, plan: Plan, value: ir.Value, use: Use, *, fo
         topology: the graph.
         plan: the edits so far.
         value: the value.
-        use: the reader that wants it.
+        use: the reader that wants it; None for all of them.
         force: scale the value itself, for this reader at least, if nothing above it can be scaled.
     """
     search = _Search(topology, plan)

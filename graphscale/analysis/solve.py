@@ -322,11 +322,7 @@ class Solver:
     def _reach(self, values: Iterable[ir.Value]) -> None:
         """Demand degree 1 of gradients that no contraction vouches for: those of element-wise models."""
         for value in values:
-            node = value.producer()
-            if node is None or self.plan.values.get(value, 0) != 0 or value in self.lost or is_known_zero(value):
-                continue
-            places = find_places(self.topology, self.plan, value, Use(node, 0))
-            for place in places:
+            for place in () if value in self.lost else find_places(self.topology, self.plan, value):
                 if place.value is not value:
                     self._enter(place)
             self._work()

@@ -22,6 +22,8 @@ CLIP_BY_NORM = nodes("""
 """)
 
 # Of w1 alone, with m, v and count.
+MOMENTS = "float[4,5] m, float[4,5] v, float count"
+NEXT_MOMENTS = "float[4,5] w1_next, float[4,5] m_next, float[4,5] v_next, float count_next"
 ADAM = nodes("""
     count_next = count + one
     m_next = m * beta1 + dw1 * rest1

@@ -8,7 +8,7 @@ import pytest
 
 import graphscale as gs
 from tests.analysis.expected import GRADIENTS, PLAIN, WEIGHTS, check
-from tests.analysis.optimizers import NEXT, NUMBERS
+from tests.analysis.optimizers import ADAM, MOMENTS, NEXT, NEXT_MOMENTS, NUMBERS
 from tests.build import parse, step
 from tests.expressions import nodes
 
@@ -41,6 +41,19 @@ class TestMetrics:
 
     def test_beside_updates(self, name: str) -> None:
         check(step(PLAIN + METRICS[name], outputs=f"{NEXT}, float metric", constants=NUMBERS), "dw1 dw2", WEIGHTS)
+
+
+def test_the_norm_of_the_next_weight() -> None:
+    """Taken for the loss, the norm has one gradient where the loss has two: no reason to take it."""
+    model = step(
+        ADAM + nodes("metric = ReduceL2(w1_next, keepdims=0)"),
+        inputs=MOMENTS,
+        outputs=f"{NEXT_MOMENTS}, float[5,3] dw2, float metric",
+        constants=NUMBERS,
+    )
+    report = gs.inspect(model)
+    assert report.loss == "loss"
+    assert {gradient.value for gradient in report.gradients} == {"dw1", "dw2"}
 
 
 def test_the_loss_as_two_outputs() -> None:

@@ -9,8 +9,20 @@ import pytest
 
 import graphscale as gs
 from tests.analysis.expected import GRADIENTS, PLAIN, WEIGHTS, check
-from tests.analysis.optimizers import ADAM, CLIP_BY_NORM, NEXT, NUMBERS, SGD
-from tests.build import BACKWARD, EXACT, FORWARD, assert_same_step, feeds_for, linear_step, listed, numbers, ramp, step
+from tests.analysis.optimizers import ADAM, CLIP_BY_NORM, MOMENTS, NEXT, NEXT_MOMENTS, NUMBERS, SGD
+from tests.build import (
+    BACKWARD,
+    EXACT,
+    FORWARD,
+    LINEAR,
+    assert_same_step,
+    feeds_for,
+    linear_step,
+    listed,
+    numbers,
+    ramp,
+    step,
+)
 from tests.conftest import assert_all_same_bits, run_once
 from tests.expressions import nodes
 
@@ -59,6 +71,34 @@ class TestTheSeed:
             "dw",
             places="dy",
         )
+
+    def test_beside_a_deeper_activation(self) -> None:
+        """The cotangent of the mean of cubes is d * d times 3/N * d: the seed is in the shallower factor."""
+        model = linear_step(
+            forward=LINEAR.replace("(square)", "(cube)").replace("loss =", "cube = Mul(square, d) loss ="),
+            backward=nodes("dy = square * (d * three_over_n); dw = x.T @ dy"),
+            constants="float three_over_n = {0.125}",
+        )
+        check(model, "dw", places="three_over_n:1")
+
+    def test_above_a_product_with_an_addend(self) -> None:
+        """Noise that is added to a cotangent cannot be scaled: the scale enters once more behind it."""
+        backward = BACKWARD.replace("MatMul(dy, w2t)", "Gemm(dy, w2t, noise)")
+        report = assert_same_step(step(backward=backward, inputs="float[8,5] noise"))
+        assert {place.value for place in report.places} == {"two_over_n", "slope"}
+        assert {gradient.value for gradient in report.gradients} == {"dy", "dw1", "dw2"}
+
+    def test_beside_a_weight_that_is_an_initializer(self) -> None:
+        """The gradient of sum(w * w) is w times 2, and w is no constant."""
+        model = linear_step(
+            nodes("w_next = w - dw * rate"),
+            inputs="float rate",
+            outputs="float[4,3] w_next",
+            forward=nodes("loss = ReduceSum(w * w, keepdims=0)"),
+            backward=nodes("dw = w * two"),
+            constants=f"float two = {{2}}, float[4,3] w = {ramp(12)}",
+        )
+        assert [(place.value, place.input) for place in gs.inspect(model).places] == [("two", 1)]
 
     def test_one_seed_for_each_of_two_losses(self) -> None:
         loss = nodes("mean = ReduceMean(Abs(y), keepdims=0); loss = error + mean * weight")
@@ -168,12 +208,7 @@ class TestState:
         check(model, "dw1 dw2", " ".join([WEIGHTS, *(f"{state}={state}_next" for _, state in states)]))
 
     def test_adam(self) -> None:
-        model = step(
-            ADAM,
-            inputs="float[4,5] m, float[4,5] v, float count",
-            outputs="float[4,5] w1_next, float[4,5] m_next, float[4,5] v_next, float count_next",
-            constants=NUMBERS,
-        )
+        model = step(ADAM, inputs=MOMENTS, outputs=NEXT_MOMENTS, constants=NUMBERS)
         feeds = feeds_for(model, count=np.float32(3))
         feeds["v"] = np.abs(feeds["v"])
         check(model, "dw1", "w1=w1_next m=m_next v=v_next count=count_next", feeds=feeds)

@@ -54,7 +54,6 @@ def assign_roles(
     _take_answers(step, named, gradients, answers)
     found = Gradients(step)
     assign_fixed_roles(step)
-    found.assign()
     pair_by_coefficients(step, ir.Value.is_graph_input)
     found.pair_compared()
     found.assign()  # The moments that gradients were added to have their next values now.

@@ -69,7 +69,7 @@ def _check_kept(settings: Settings, graph: ir.Graph) -> None:
     unknown = settings.keep.difference(names)
     if unknown:
         name = min(unknown)
-        close = difflib.get_close_matches(name, names, 1)
+        close = difflib.get_close_matches(name, names)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise AutocastError(f"there is no node {name!r} to keep in float32{hint}")
 

@@ -27,7 +27,7 @@ def find_refusal(
         dtype: the type.
         opsets: the versions of the operator domains.
     """
-    version = opsets.get(domain, 1) if domain else opsets.get("", opsets.get("ai.onnx", 1))
+    version = opsets.get(domain, opsets.get("ai.onnx", 1))
     return _refusal((op_type, domain, version), low, wide, dtype)
 
 

@@ -134,6 +134,6 @@ def _find_operator(name: str, rules: Mapping[tuple[str, str], CastRule]) -> tupl
             return candidate, op_type
     names = sorted({op for _, op in rules} | {schema.name for schema in onnx.defs.get_all_schemas()})
     alike = [known for known in names if known.lower() == op_type.lower()]
-    close = alike or difflib.get_close_matches(op_type, names, 1)
+    close = alike or difflib.get_close_matches(op_type, names)
     hint = f"; did you mean {close[0]}?" if close else "; pass it as DOMAIN::NAME if it is your own"
     raise AutocastError(f"there is no operator {name!r}{hint}")

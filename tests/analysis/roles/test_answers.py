@@ -238,6 +238,10 @@ class TestContradictions:
             found = roles_of(two_moments(), {"states": states})
             assert found == {"w_next": "next w", "a_next": "next a", "b_next": "next b"}
 
+    def test_a_named_pair_is_not_doubted(self) -> None:
+        descent = CARRIED["a descent that may begin anew"][0]
+        assert roles_of(descent, {"states": {"w_next": "first"}}) == {"w_next": "next first"}
+
     def test_naming_one_role_leaves_the_others_asked_about(self) -> None:
         assert roles_of(hidden_state_step(), {"states": {"w_next": "w"}})["h_next"] == "next h?"
         with pytest.raises(RolesError, match="one output has no certain role: 'h_next'"):

@@ -17,7 +17,7 @@ from tests.analysis.roles.steps import (
     swappable_step,
     update_step,
 )
-from tests.build import LINEAR, numbers
+from tests.build import LINEAR, linear_step, numbers
 from tests.expressions import nodes
 
 PREVIOUS, DEPENDS = "depends on its own previous value", "it depends on its previous value"
@@ -159,13 +159,15 @@ STEPS = {
         shown_step("x * high + other * low", "float[8,4] other", LINEAR.replace("x, w", "shown, w")),
         {**states("w"), "shown": "next x?"},
     ),
+    # The pair of the weight is known by the time that the target's is judged, whichever output comes first.
     "a target network that follows the weights": (
-        update_step(
-            inputs="float[4,3] target",
-            outputs="float[4,3] target_next",
+        linear_step(
+            nodes(SGD),
+            inputs="float[4,3] w, float[4,3] target",
+            outputs="float[4,3] target_next, float[4,3] w_next",
             forward=nodes("target_next = target * high + w * low; y = x @ w - x @ target_next")
             + LINEAR.partition("\n    y = MatMul(x, w)")[2],
-            constants="float low = {0.01}, float high = {0.99}",
+            constants="float low = {0.01}, float high = {0.99}, float rate = {0.1}",
         ),
         states("w", "target"),
     ),
@@ -201,6 +203,10 @@ STEPS = {
         states("w", "n"),
     ),
     "a hidden state": (hidden_state_step(), states("w", "r", "h?")),
+    "a sum of two inputs that is named after a third": (
+        update_step("c_next = Tanh(a) + Tanh(b)", f"{TWO}, float[4,3] c"),
+        states("w", "c?"),
+    ),
     "pairs that could be swapped": (swappable_step(), states("w", "a?", "b?")),
     # --- another form of a next value
     "float16 weights cast from the next masters": (
@@ -258,7 +264,10 @@ STEPS = {
     "the weight of the step before": (update_step("last_next = Identity(w)", "float[4,3] last"), states("w", "last")),
     "a frozen weight": (
         update_step(
-            "k_next = Identity(k)", "float[3,3] k", forward=LINEAR.replace("loss =", "z = MatMul(y, k) loss =")
+            "k_next = Identity(k)",
+            "float[3,3] k",
+            forward=LINEAR.replace("Sub(y, t)", "Sub(z, t)").replace("d =", "z = MatMul(y, k) d ="),
+            backward=nodes("dy = d * two_over_n; dw = x.T @ (dy @ k.T)"),
         ),
         states("w", "k"),
     ),

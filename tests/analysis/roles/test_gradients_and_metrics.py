@@ -41,6 +41,20 @@ GRADIENTS = {
         linear_step(DECAYED, outputs="float[4,3] g", constants="float share = {0.9}"),
         {"g": "next w"},
     ),
+    # The other rows may hold anything.
+    "with weight decay of some rows": (
+        linear_step(
+            nodes("g = dw + ScatterND(w * share, rows, fresh)"),
+            inputs="float[4,3] w, int64[2,1] rows, float[2,3] fresh",
+            outputs="float[4,3] g",
+            constants="float share = {0.02}",
+        ),
+        {"g": "next w?"},
+    ),
+    "with weight decay that is rounded": (
+        linear_step(nodes("g = dw + Floor(w * share)"), outputs="float[4,3] g", constants="float share = {0.02}"),
+        {"g": "next w?"},
+    ),
     "a clipped gradient": (
         linear_step(
             nodes("g = Clip(dw, low, top)"), outputs="float[4,3] g", constants="float low = {-1}, float top = {1}"
