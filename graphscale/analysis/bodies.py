@@ -331,4 +331,5 @@ def _describe(node: ir.Node, conflict: Conflict) -> str:
 
 def _axes(node: ir.Node, name: str, count: int) -> list[int]:
     attribute = node.attributes.get(name)
-    return [0] * count if attribute is None else list(attribute.as_ints())
+    axes = [] if attribute is None else list(attribute.as_ints())
+    return [*axes, *[0] * count][:count]

@@ -72,24 +72,27 @@ def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) ->
 def _look_into_bodies(graph: ir.Graph, unrolled: Unrolled, hints: Hints) -> TrainingGraph:
     """Return the analysis of a graph, or of the one whose bodies run once if that protects more contractions."""
     inside: TrainingGraph | None = None
-    refusal: GraphscaleError | None = None
+    failure: GraphscaleError | None = None
+    refusal: GraphscaleError | None = None  # one that names a body
     try:
         inside = unrolled.restore(_analyse(unrolled.graph, hints, asking=False, runs=False))
     except UnsupportedModelError as error:
         refusal = error
     except GraphscaleError as error:
-        refusal = None if hints.answers.losses else unrolled.explain(error)
+        failure, refusal = error, None if hints.answers.losses else unrolled.explain(error)
     try:
         whole = _analyse(graph, hints, asking=False)
     except GraphscaleError as error:
         if inside is None:
             raise (refusal or error) from error
-    else:
-        if refusal is not None and whole.coverage.covered == 0:
-            raise refusal
-        if inside is None or inside.coverage.covered <= whole.coverage.covered:
-            return whole
-    return inside
+        return inside
+    if inside is not None:
+        return inside if inside.coverage.covered > whole.coverage.covered else whole
+    reason = refusal or failure
+    if reason is not None and whole.coverage.covered == 0:
+        # There may be contractions in bodies to protect.
+        raise reason
+    return whole
 
 
 def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> TrainingGraph:

@@ -200,6 +200,12 @@ class TestMicroBatches:
         with pytest.raises(gs.GraphscaleError, match="lose: the graph has no value of this name"):
             gs.scale(model, loss="lose")
 
+    def test_a_gradient_that_no_sum_reads(self, kind: str) -> None:
+        """A scale behind the body would protect nothing."""
+        refused(
+            micro_batches(kind, nodes("total_out = total_in * rate"), after=SGD, outputs=NEXT), "no place was found"
+        )
+
     def test_a_loss_that_reads_the_gradients_before(self, kind: str) -> None:
         step = nodes("loss_i = ReduceMean(d * d, keepdims=0) + ReduceSum(total_in, keepdims=0)")
         model = micro_batches(kind, forward=nodes("d = x_i @ w - t_i") + step)
