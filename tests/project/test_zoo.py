@@ -1,4 +1,4 @@
-"""The frame of models/zoo: truth, registry, forms of a graph. Its steps are exported with PyTorch alone."""
+"""The frame of models/zoo: truth, registry, forms of a graph, trial. Frameworks alone can export its steps."""
 
 import hashlib
 import json
@@ -7,10 +7,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
-from models.zoo import export, styles
+import graphscale as gs
+from models.zoo import export, pack, styles, trial
 from models.zoo.steps import Style, Truth, is_aside
 
 MODELS = Path("models/pytorch")
@@ -78,3 +80,57 @@ def test_a_form_computes_the_same(style: Style, tmp_path: Path) -> None:
     note = export.compare(tmp_path / "m.onnx", {name: feeds[name] for name in given}, outputs, arrays, 1e-4)
     assert fnmatch(note, "largest error*")
     assert outputs == names or style.names == "scrambled"
+
+
+def test_outputs_that_an_exporter_merges_are_separated_and_named() -> None:
+    graph = onnx.parser.parse_graph(
+        "g (float w, float x) => (float y, float y, float w) { y = Mul(w, x) \n loss = Neg(y) }"
+    )
+    made = ir.from_proto(graph)
+    styles.separate_outputs(made)
+    styles.name_interface(made, ["w", "loss"], ["y_next", "again", "kept"])
+    assert [value.name for value in made.outputs] == ["y_next", "again", "kept"]
+    assert [value.name for value in made.inputs] == ["w", "loss"]
+    produced = [value.name for node in made for value in node.outputs]
+    assert produced == ["y_next", "loss_inner", "again", "kept"], "an inner value gives its name to an input"
+    assert [node.inputs[0].name for node in list(made)[2:]] == ["y_next", "w"]
+
+
+def judged(name: str, **changed: object) -> trial.Outcome:
+    model, truth = pack.read(name)
+    return trial.judge(name, gs.inspect(onnx.load_from_string(model)), {**truth, **changed})
+
+
+def test_the_trial_holds_roles_against_the_truth() -> None:
+    assert judged("wrap-clip.square").outcome == "right"
+    _, truth = pack.read("wrap-clip.square")
+    first, second, *_ = truth["states"]
+    swapped = truth["states"] | {first: truth["states"][second], second: truth["states"][first]}
+    found = judged("wrap-clip.square", states=swapped)
+    assert (found.outcome, set(found.reason.split(", "))) == ("wrong", {first, second})
+    assert judged("wrap-clip.square", losses=["another"]).reason == f"loss {truth['losses'][0]}"
+
+
+def test_the_trial_takes_a_crash_for_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, truth = pack.read("wrap-clip.square")
+    path = tmp_path / "k.v.onnx"
+    path.write_bytes(model)
+    path.with_suffix(".json").write_text(json.dumps(truth))
+    monkeypatch.setattr(gs, "inspect", lambda _: {}[0])
+    assert trial.try_step(path) == trial.Outcome("k.v", "wrong", "it raises KeyError")
+
+
+def test_packing_takes_the_smallest_open_step_and_gives_the_same_bytes(tmp_path: Path) -> None:
+    aside = next(f"kind-{n}" for n in range(99) if is_aside(f"kind-{n}"))
+    kept = next(f"kind-{n}" for n in range(99) if not is_aside(f"kind-{n}"))
+    folder = tmp_path / "open"
+    folder.mkdir()
+    for name, content in {f"{kept}.a": b"12", f"{kept}.b": b"1", f"{kept}.c": b"12", f"{aside}.a": b"1"}.items():
+        (folder / f"{name}.onnx").write_bytes(content)
+        (folder / f"{name}.json").write_text("{}")
+    chosen = pack.choose([tmp_path])
+    assert [path.name for path in chosen] == [f"{kept}.b.onnx"]
+    for file in ("one.zip", "two.zip"):
+        pack.write(chosen, tmp_path / file)
+        assert (pack.names(tmp_path / file), pack.read(f"{kept}.b", tmp_path / file)) == ([f"{kept}.b"], (b"1", {}))
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
