@@ -6,13 +6,20 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.updates import NEXT_STATE, find_coefficients
+from graphscale.analysis.updates import NEXT_STATE, KnownFactors, find_coefficients
 from graphscale.errors import LossError
-from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar, value_label
-from graphscale.graph.walks import reach
+from graphscale.graph.values import (
+    constant_tensor,
+    inputs_of,
+    is_float,
+    is_known_zero,
+    is_scalar,
+    value_label,
+)
+from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["find_loss_candidates", "resolve_loss"]
+__all__ = ["find_carried_number", "find_loss_candidates", "resolve_loss"]
 
 
 def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Value:
@@ -59,7 +66,7 @@ def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Valu
     """Find the outputs that could be the loss: scalar, floating point, and not the next value of a number."""
     values = [*graph.inputs, *graph.initializers.values()]
     numbers = {value for value in values if is_scalar(value)}
-    return [
+    found = [
         value
         for value in graph.outputs
         if value not in others
@@ -70,6 +77,7 @@ def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Valu
         and _is_differentiable(value)
         and not any(_is_next(value, number, c) for number, c in find_coefficients(value, numbers).items())
     ]
+    return [value for value in found if not _find_averaged(graph, value)] or found
 
 
 def _is_next(value: ir.Value, number: ir.Value, coefficient: float) -> bool:
@@ -77,9 +85,44 @@ def _is_next(value: ir.Value, number: ir.Value, coefficient: float) -> bool:
     if coefficient < NEXT_STATE or number.is_graph_input():
         return coefficient >= NEXT_STATE
     node = value.producer()
-    bounded = node is not None and node.op_type in ("Min", "Max")
+    if coefficient < 1 or (node is not None and node.op_type in ("Min", "Max")):
+        return True
     # Else a constant is added to a loss.
-    return bounded or coefficient < 1 or is_known_zero(number)
+    if node is None or node.op_type != "Add" or number not in node.inputs or not is_known_zero(number):
+        return False
+    return any(operand is not None and operand.is_graph_output() for operand in node.inputs)
+
+
+def find_carried_number(graph: ir.Graph, loss: ir.Value) -> ir.Value | None:
+    """Find a number that a loss may be the next value of: a zero that it is added to, or one that it is averaged with.
+
+    A running sum begins with a stored zero, and so does `sum` in Python.
+    """
+    stored = (value for value in graph.initializers.values() if is_scalar(value) and not value.is_graph_input())
+    added = {value for value in stored if any(node.op_type == "Add" for node, _ in value.uses())}
+    zero = next((value for value in find_coefficients(loss, added) if is_known_zero(value)), None)
+    return _find_averaged(graph, loss) if zero is None else zero
+
+
+def _find_averaged(graph: ir.Graph, value: ir.Value) -> ir.Value | None:
+    """Find the input that a value is a sum with a share of, where the share follows from numbers alone."""
+    numbers = {each for each in graph.inputs if is_scalar(each) and is_float(each)}
+    return next(iter(find_coefficients(value, numbers, _Shares())), None) if numbers else None
+
+
+class _Shares(KnownFactors):
+    """Factors, with 1 for unknown ones that follow from numbers alone, as those of an average do."""
+
+    def __missing__(self, value: ir.Value) -> float:
+        self[value] = number = super().__missing__(value) or float(_follows_from_numbers(value))
+        return number
+
+
+def _follows_from_numbers(value: ir.Value) -> bool:
+    def is_number(each: ir.Value) -> bool:
+        return is_scalar(each) or (each.shape is None and each.producer() is not None)
+
+    return all(map(is_number, ancestors([value], stop=lambda each: not is_number(each))))
 
 
 def _is_differentiable(value: ir.Value) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Sequence, Set
 import onnx_ir as ir
 
 from graphscale.analysis.coverage import Coverage
+from graphscale.analysis.loss import find_carried_number
 from graphscale.analysis.loss_choice import LossCandidate, LossChoice
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.solve import Solver
@@ -107,12 +108,15 @@ def _holds_gradients(topology: Topology, other: Attempt) -> bool:
     return any(value in topology.forward for value in leaving)
 
 
-def choose_attempt(graph: ir.Graph | None, attempts: Sequence[Attempt], answers: Answers) -> tuple[Attempt, str, bool]:
+def choose_attempt(
+    graph: ir.Graph | None, attempts: Sequence[Attempt], failed: Sequence[ir.Value], answers: Answers
+) -> tuple[Attempt, str, bool]:
     """Choose a loss by its evidence, and by its derivatives where the evidence excludes no other one.
 
     Args:
         graph: the main graph; None if it cannot be run.
-        attempts: the candidates.
+        attempts: the candidates whose backward pass can be scaled.
+        failed: the others. One that the choice is computed from may be the loss, and the choice an average of it.
         answers: the answers of the user.
 
     Returns:
@@ -123,12 +127,17 @@ def choose_attempt(graph: ir.Graph | None, attempts: Sequence[Attempt], answers:
     if answers.losses:
         return best, answers.evidence(best.topology.loss.name), True
     rivals = [best, *(a for a in others if ranks[a][:_EXCLUDING] == ranks[best][:_EXCLUDING])]
-    if len(rivals) == 1:
-        return best, "the scalar output that the backward pass differentiates", True
-    plans = [(a.topology.loss, a.solver.plan) for a in rivals]
-    candidates = [LossCandidate(loss, (*plan.unscaled.values(),), plan.values.keys()) for loss, plan in plans]
-    loss = None if graph is None else LossChoice.choose(graph, candidates)
-    if loss is None:
-        names = ", ".join(repr(a.topology.loss.name) for a in rivals[1:])
-        return best, f"it is the likeliest, but no derivative excludes {names}", False
-    return next(a for a in rivals if a.topology.loss is loss), "the backward pass computes its derivatives", True
+    parts = [value for value in failed if value in best.topology.forward]
+    how = "the scalar output that the backward pass differentiates"
+    if len(rivals) > 1 or parts:
+        plans = [(a.topology.loss, a.solver.plan) for a in rivals]
+        candidates = [LossCandidate(v, (*plan.unscaled.values(),), plan.values.keys()) for v, plan in plans]
+        loss = None if graph is None else LossChoice.choose(graph, candidates)
+        if loss is None:
+            names = ", ".join(repr(value.name) for value in (*(a.topology.loss for a in rivals[1:]), *parts))
+            return best, f"it is the likeliest, but no derivative excludes {names}", False
+        best, how = next(a for a in rivals if a.topology.loss is loss), "the backward pass computes its derivatives"
+    number = find_carried_number(best.topology.graph, best.topology.loss)
+    if number is not None:
+        return best, f"it may be a running sum or average, and the next value of {number.name!r}", False
+    return best, how, True

@@ -124,7 +124,8 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     covering = {a.topology.loss for a in attempts if a.coverage.covered}
     attempts = [a for a in attempts if covering.isdisjoint(a.topology.anew)]
     attempts = [a for a in attempts if not any(a.is_gradient_of(other) for other in attempts)] or attempts
-    best, how, certain = choose_attempt(graph if runs else None, attempts, answers)
+    failed = [candidate for candidate, _ in failures]
+    best, how, certain = choose_attempt(graph if runs else None, attempts, failed, answers)
     if best.coverage.total == 0 and failures and not isinstance(failures[0][1], SeedNotFoundError | GradientError):
         # The backward pass is that of a loss that cannot be scaled.
         raise _explain(failures, bool(answers.losses))
@@ -274,7 +275,7 @@ def _finish(
 
 def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
     """Refuse a gradient that holds a state and may be its next value, where no contraction separates the optimizer."""
-    for value in sorted(gradients, key=topology.position):
+    for value in (output for output in topology.graph.outputs if output in gradients):
         held = topology.coefficients(value)
         state = next((state for state, c in held.items() if c >= NEXT_STATE), None)
         if state is not None:

@@ -24,6 +24,7 @@ __all__ = [
     "NEXT_STATE",
     "Factors",
     "KnownFactors",
+    "PossibleFactors",
     "Shares",
     "Type",
     "Update",
@@ -167,11 +168,19 @@ class Shares(Factors):
         return number
 
 
-class KnownFactors(Factors):
-    """The same, with 0 for the sum of a constant and an unknown number."""
+class PossibleFactors(Factors):
+    """The same, with 1 for all that is unknown."""
 
     def __missing__(self, value: ir.Value) -> float:
-        number = _number(value, unknown=math.nan)
+        self[value] = number = _number(value) or 1.0
+        return number
+
+
+class KnownFactors(Factors):
+    """The same, with 0 for the sum of a constant and an unknown number, and for filled tensors, which may be states."""
+
+    def __missing__(self, value: ir.Value) -> float:
+        number = math.nan if value.is_initializer() and not is_scalar(value) else _number(value, unknown=math.nan)
         self[value] = number = 0.0 if math.isnan(number) else number
         return number
 

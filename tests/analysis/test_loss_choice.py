@@ -12,7 +12,9 @@ from graphscale.analysis.loss_choice import LossChoice
 from graphscale.analysis.roles.answers import roles_file
 from graphscale.checks.derivatives import choose_loss
 from graphscale.errors import RolesError
-from tests.build import BACKWARD, FORWARD, step
+from tests.analysis.roles.steps import roles_of, states, update_step
+from tests.build import BACKWARD, FORWARD, LINEAR, step
+from tests.expressions import nodes
 
 GRADIENTS = "float[4,5] dw1, float[5,3] dw2"
 PENALIZED = FORWARD.replace("loss =", "fit =") + (
@@ -73,6 +75,50 @@ def test_gradients_that_agree_with_no_loss_decide_nothing(model: onnx.ModelProto
     c.CopyFrom(onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(c), c.name))
     with pytest.raises(RolesError, match=r"loss\? it is the likeliest"):
         gs.scale(twice)
+
+
+ZERO = "float nought = {0}, float share = {0.01}, float twice = {0.02}"
+PART = LINEAR.replace("loss =", "fit =")
+DECAYED = "w_next = w - (dw + w * twice) * rate"
+SUMS = {
+    "two losses": update_step(
+        forward=PART + nodes("loss = (nought + fit) + ReduceSum(w * w, keepdims=0) * share"),
+        outputs="float fit",
+        constants=ZERO,
+        update=DECAYED,
+    ),
+    "one loss": update_step(forward=PART + nodes("loss = nought + fit"), constants=ZERO),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_loss_that_a_stored_zero_is_added_to_may_be_a_running_sum(name: str) -> None:
+    """Python's `sum` begins with a zero, and so does an epoch."""
+    with pytest.raises(RolesError, match=r"'loss': loss\? it may be a running sum"):
+        gs.scale(SUMS[name])
+    assert gs.scale(SUMS[name], loss="loss").report.loss == "loss"
+
+
+def test_a_running_sum_is_no_loss() -> None:
+    model = update_step("total_next = total + loss", constants="float total = {0}")
+    assert roles_of(model) == {**states("w", "total?")}
+
+
+AVERAGE = "mean_next = mean * mu + loss * (one - mu)"
+
+
+def test_an_average_of_the_loss_is_no_loss() -> None:
+    """The derivative of the average is the share of the gradient that the moment takes."""
+    update = f"{AVERAGE}; m_next = m * mu + dw * (one - mu); w_next = w - m_next * Min(mean_next, rate)"
+    model = update_step(update=update, inputs="float mean, float mu, float[4,3] m")
+    assert roles_of(model) == {**states("w", "mean?", "m")}
+
+
+def test_an_average_that_alone_leaves_the_graph_is_asked_about() -> None:
+    model = update_step(
+        AVERAGE.replace("loss", "fit").replace("mean_next", "loss"), "float mean, float mu", forward=PART
+    )
+    assert gs.inspect(model).loss_found == "it may be a running sum or average, and the next value of 'mean'"
 
 
 def test_a_named_loss_of_unknown_shape_is_a_scalar_by_its_operators() -> None:

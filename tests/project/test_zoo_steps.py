@@ -9,29 +9,12 @@ from models.zoo import pack, trial
 from models.zoo.steps import is_aside
 
 NAMES = pack.names()
-CRASH = "an exception that is no GraphscaleError"
-UNREAD = "a state that nothing reads"
-CONSTANT = "a state whose next value is a constant"
-# Where a certain answer contradicts the script.
-WRONG = {
-    "keras-option-weight-average-overwriting.square": "weights and averages, each of which may become the other",
-    "optax-adafactor.square": CONSTANT,
-    "optax-backtracking.square": CRASH,
-    "optax-dog.square": CONSTANT,
-    "optax-momo.square": CRASH,
-    "optax-optimistic-adam.square": CONSTANT,
-    "optax-optimistic-gradient-descent.square": CONSTANT,
-    "wrap-measured.square": UNREAD,
-    "wrap-skip-large.square": UNREAD,
-}
 
 
 @pytest.mark.static
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", NAMES)
-def test_no_certain_role_is_wrong(name: str, request: pytest.FixtureRequest) -> None:
-    if name in WRONG:
-        request.applymarker(pytest.mark.xfail(reason=WRONG[name]))
+def test_no_certain_role_is_wrong(name: str) -> None:
     model, truth = pack.read(name)
     try:
         report = gs.inspect(onnx.load_from_string(model))

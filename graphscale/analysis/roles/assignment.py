@@ -14,12 +14,13 @@ import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
-from graphscale.analysis.roles.fixed import assign_fixed_roles, assign_predictions
+from graphscale.analysis.roles.fixed import assign_fixed_roles, assign_predictions, doubt_constants
 from graphscale.analysis.roles.leaving_gradients import Gradients
 from graphscale.analysis.roles.pairs import (
     doubt_replaced_weights,
     is_weight,
     may_begin_anew,
+    may_hold_moment,
     pair_by_coefficients,
     pair_by_dependence,
     pair_other_forms,
@@ -62,9 +63,10 @@ def assign_roles(
     doubt_replaced_weights(step)
     assign_predictions(step)
     pair_by_dependence(step, lambda value: is_weight(step, value))
-    pair_by_dependence(step, _may_hold_moment)
+    pair_by_dependence(step, may_hold_moment)
     pair_other_forms(step)
     propose(step)
+    doubt_constants(step)
     found.doubt()
     others = [value for value in topology.graph.inputs if value not in step.inputs]
     step.inputs.update({value: Assigned(*_role_of_input(step, value)) for value in others})
@@ -110,6 +112,8 @@ def _refuse_contradiction(
     source = answers.sources.get(output.name or "")
     if (answers.forced and source is None) or is_scalar(output) or step.copied_input(output) is not None:
         return
+    if value is not None and value in step.held_possibly(output):
+        return
     held = {v: c for v, c in step.held(output).items() if c >= NEXT_STATE and same_type(output, v)}
     if held.keys() & confirmed and (value is None or value in step.topology.ancestors([output])):
         return
@@ -123,10 +127,6 @@ def _refuse_contradiction(
             f"{where}output {value_label(output)} is named {said}, but it holds {other.name!r} {coefficient:g} times, "
             f"and no other input of its type; correct it, or {remedy}"
         )
-
-
-def _may_hold_moment(value: ir.Value) -> bool:
-    return value.is_initializer() and is_float(value) and not is_scalar(value)
 
 
 def _role_of_input(step: Interface, value: ir.Value) -> tuple[Role, str]:

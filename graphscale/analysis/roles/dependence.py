@@ -32,8 +32,12 @@ class Dependence:
         singles = sum(bit for value, bit in bits.items() if is_scalar(value))
         numbers: set[ir.Value] = set()  # of unknown shape, but computed from one-element values alone
         for node in topology.nodes if bits else ():
+            reads = topology.reads[node]
+            untyped = [value for value in node.outputs if value.shape is None]
+            if untyped and all(is_scalar(value) or value in numbers for value in reads):
+                numbers.update(untyped)
             anywhere = plain = 0
-            for value in topology.reads[node]:
+            for value in reads:
                 if value in self._all and value not in cut:
                     anywhere |= self._all[value]
                     plain |= self._plain.get(value, 0)
@@ -41,10 +45,7 @@ class Dependence:
                 continue
             if node in topology.contractions:
                 plain = 0
-            single = all(is_scalar(value) or value in numbers for value in topology.reads[node])
             for value in node.outputs:
-                if single and value.shape is None:
-                    numbers.add(value)
                 kept = ~0 if is_scalar(value) or value in numbers else ~singles
                 self._all[value] = anywhere & kept
                 self._plain[value] = plain & kept

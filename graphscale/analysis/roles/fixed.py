@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import collections
+
 import onnx_ir as ir
 
+from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_constant_view, same_type
-from graphscale.graph.values import constant_tensor, is_known_zero
+from graphscale.graph.values import constant_tensor, is_float, is_known_zero
 from graphscale.operators import Trait, has_trait, optimizer_of
 
-__all__ = ["assign_fixed_roles", "assign_predictions"]
+__all__ = ["assign_fixed_roles", "assign_predictions", "doubt_constants"]
 
 
 def assign_fixed_roles(step: Interface) -> None:
@@ -36,12 +39,49 @@ def _role(step: Interface, value: ir.Value) -> tuple[Role, str] | None:
         return Role.GRADIENT, "the gradient of weight decay alone"
     if node is None:
         return None if step.may_be_shifted(value) else (Role.CONSTANT, "an input or a constant itself")
-    if is_constant_view(value) or (not any(map(ir.Value.is_graph_input, step.held(value))) and is_known_zero(value)):
+    if is_constant_view(value) or (
+        not any(map(ir.Value.is_graph_input, step.held_firmly(value))) and is_known_zero(value)
+    ):
         return Role.CONSTANT, "a constant"
     optimizer = optimizer_of(node)
     if has_trait(node, Trait.EFFECT) and (optimizer is None or optimizer.source(value.index() or 0) is None):
         return Role.METRIC, "the signal of an operator that writes into its inputs"
     return None
+
+
+def doubt_constants(step: Interface) -> None:
+    """Doubt constants that may be the next values of inputs: a flag of the first step, a rate that nothing changes."""
+    constants = [o for o, assigned in step.outputs.items() if assigned.role is Role.CONSTANT and not assigned.is_named]
+    fitting = {output: _find_states_of_constant(step, output) for output in constants}
+    claims = collections.Counter(value for values in fitting.values() for value in values)
+    for output, values in fitting.items():
+        left = [value for value in values if value not in step.inputs]
+        if left:
+            likely = max(left, key=lambda value, output=output: likeness(value, output))  # type: ignore[misc]
+            # What nothing reads makes no difference.
+            certain = len(values) == claims[likely] == 1 and not likely.uses()
+            evidence = f"a constant, and {likely.name!r} has its type"
+            if is_float(likely) and likely.uses() and likely is not step.copied_input(output):
+                step.outputs[output] = Assigned(Role.CONSTANT, evidence, certain=False)  # beside a rate, say
+            else:
+                step.pair(output, likely, evidence, certain)
+
+
+def _find_states_of_constant(step: Interface, output: ir.Value) -> list[ir.Value]:
+    """Find the inputs that a constant may be the next value of: that the loss ignores, or itself, if it is read.
+
+    Zeros may be the gradient of a weight that has no part in the loss.
+    """
+    source = step.copied_input(output)
+    if source is not None and source.is_graph_input():
+        return []
+    values = [value for value in step.open_inputs_like(output) if value.is_graph_input() and step.is_ignored(value)]
+    if source is None or source in step.inputs or not same_type(output, source):
+        return values
+    views = step.views(output)
+    is_read = any(node.outputs[0] not in views for node in step.topology.consumers(source))
+    is_gradient = is_known_zero(source) and bool(step.weights_like(output))
+    return [*values, source] if is_read and not is_gradient else values
 
 
 def _is_decay(step: Interface, value: ir.Value) -> bool:

@@ -10,8 +10,8 @@ from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import VIEWS, Interface
-from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
-from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
+from graphscale.analysis.updates import NEXT_STATE, Type, find_coefficients, same_type, type_of
+from graphscale.graph.values import inputs_of, is_float, is_scalar
 from graphscale.operators import Trait, has_trait
 
 __all__ = ["Gradients"]
@@ -59,10 +59,10 @@ class Gradients:
     def assign_counted(self) -> None:
         """Take for gradients the open outputs that scale with the loss, if there is a weight for each."""
         step = self._step
-        groups: dict[object, list[ir.Value]] = {}
+        groups: dict[Type, list[ir.Value]] = {}
         for output in step.open_outputs():
             if self.includes(output):
-                groups.setdefault((output.dtype, output.shape and tuple(output.shape)), []).append(output)
+                groups.setdefault(type_of(output), []).append(output)
         for alike in groups.values():
             if len(alike) + len(step.gradients_like(alike[0])) <= len(step.weights_like(alike[0])):
                 step.outputs.update((output, Assigned(Role.GRADIENT, _SCALES)) for output in alike)
@@ -78,10 +78,10 @@ class Gradients:
         """Doubt gradients that are more than the weights of their type, where the loss ignores an open input of it."""
         step = self._step
         surplus: dict[object, int] = {}
-        for value in (*step.graph.inputs, *step.graph.initializers.values()):
+        for value in step.holders:
             if value in step.inputs or is_scalar(value) or not is_float(value):
                 continue
-            if not step.is_ignored(value) and not _is_empty_moment(value):
+            if value in step.topology.forward or (value.is_initializer() and not _is_computed_with(value)):
                 continue
             gradients = step.gradients_like(value)
             if value.shape is None or not gradients:
@@ -126,6 +126,6 @@ class Gradients:
         return any(operand in views for node in sums for operand in self._step.topology.operands(node))
 
 
-def _is_empty_moment(value: ir.Value) -> bool:
-    """Return whether an initializer holds zeros that something is multiplied by, which nobody does with a constant."""
-    return any(node.op_type == "Mul" for node, _ in value.uses()) and is_known_zero(value)
+def _is_computed_with(value: ir.Value) -> bool:
+    """Return whether a stored value meets others in sums or products; sums of gradients in a body begin at others."""
+    return any(node.op_type in ("Add", "Sub", "Mul", "Div") for node, _ in value.uses())

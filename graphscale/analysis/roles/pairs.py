@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
 from graphscale.analysis.roles.dependence import Dependence
+from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type, type_of
-from graphscale.graph.values import inputs_of, is_float, is_scalar
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar
 
 __all__ = [
     "doubt_replaced_weights",
     "fitting_inputs",
     "is_weight",
     "may_begin_anew",
+    "may_hold_moment",
     "pair_by_coefficients",
     "pair_by_dependence",
     "pair_other_forms",
 ]
 
 _Test = Callable[[ir.Value], bool]
+_Candidates = dict[ir.Value, list[ir.Value]]
 
 
 def pair_by_coefficients(step: Interface, among: _Test) -> None:
@@ -35,26 +38,40 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
         if value in step.inputs or not among(value) or not same_type(output, value):
             return False
         if is_scalar(value) and not value.is_graph_input():
-            # Nobody adds a constant zero: that is where a counter begins.
+            # A sum of constants that nobody folded: zero is where a counter begins.
             node = output.producer()
-            return node is not None and node.op_type == "Add" and step.factors[value] == 0
+            is_sum = node is not None and node.op_type == "Add" and all(map(constant_tensor, node.inputs))
+            return is_sum and step.factors[value] == 0
         return coefficient >= least and (coefficient >= NEXT_STATE or value not in step.topology.forward)
 
-    for least in (NEXT_STATE, 0.0):
+    def candidates(find: Callable[[ir.Value], Mapping[ir.Value, float]], least: float) -> _Candidates:
         outputs = [output for output in step.open_outputs() if not step.may_be_shifted(output)]
-        candidates = {o: [v for v, c in step.held(o).items() if may_hold(o, v, c, least)] for o in outputs}
-        for choose in (None, _firm, _handed_on):
-            left = {
-                o: choose(step, o, v) if choose else v for o, v in candidates.items() if v and o not in step.outputs
+        return {o: [v for v, c in find(o).items() if may_hold(o, v, c, least)] for o in outputs}
+
+    def settle(found: _Candidates) -> None:
+        step.settle(found, "depends on its own previous value", lambda o, v: not _may_be_batch(step, o, v))
+
+    for least in (NEXT_STATE, 0.0):
+        settle(candidates(step.held_firmly, least))
+        for choose in (_keep_all, _handed_on):
+            held = candidates(step.held, least)
+            # Beside a share that is computed, any other one may be the larger.
+            shares = {
+                o: choose(step, o, [*values, *_other_shares(step, o, values, among)]) for o, values in held.items()
             }
-            left = {o: [v for v in values if v not in step.inputs] for o, values in left.items()}
-            step.settle(left, "depends on its own previous value", lambda o, v: not _may_be_batch(step, o, v))
+            settle({output: [value] for output, value in eliminate(shares) if value in held[output]})
 
 
-def _firm(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
-    """Return the candidates if all factors of all their coefficients are constants."""
-    firm = step.held_firmly(output)
-    return values if all(value in firm for value in values) else []
+def _keep_all(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
+    return values
+
+
+def _other_shares(step: Interface, output: ir.Value, values: list[ir.Value], among: _Test) -> list[ir.Value]:
+    """Return the other open inputs of an output's type that it holds a share of, whose size is unknown."""
+    if is_scalar(output):
+        return []
+    others = [value for value in step.open_inputs_like(output) if among(value) and value not in values]
+    return [value for value in others if value in step.held_possibly(output)] if others else []
 
 
 def _handed_on(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
@@ -157,6 +174,11 @@ def fitting_inputs(step: Interface, among: _Test) -> dict[ir.Value, list[ir.Valu
 def is_weight(step: Interface, value: ir.Value) -> bool:
     """Return whether a value is an input, or an initializer that is a weight, or that nothing else could need."""
     return value.is_graph_input() or value in step.topology.states or not value.uses()
+
+
+def may_hold_moment(value: ir.Value) -> bool:
+    """Return whether an initializer may be a moment, by its type."""
+    return value.is_initializer() and is_float(value) and not is_scalar(value)
 
 
 def pair_by_dependence(step: Interface, among: _Test) -> None:

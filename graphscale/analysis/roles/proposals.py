@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.names import likeness
-from graphscale.analysis.roles.pairs import fitting_inputs, is_weight
+from graphscale.analysis.roles.pairs import fitting_inputs, is_weight, may_hold_moment
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import NEXT_STATE, same_type
@@ -17,7 +17,7 @@ __all__ = ["propose"]
 
 def propose(step: Interface) -> None:
     """Give each open output a role: certain where no input is left that it could replace, else a proposal."""
-    possible = fitting_inputs(step, lambda value: is_weight(step, value))
+    possible = fitting_inputs(step, lambda value: is_weight(step, value) or may_hold_moment(value))
     dependence = step.dependence(value for values in possible.values() for value in values)
     for output in sorted(step.open_outputs(), key=step.may_be_shifted):
         fitting = [value for value in possible.get(output, ()) if _may_replace(step, output, value, dependence)]
@@ -49,7 +49,8 @@ def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
     if not is_scalar(output) or node is None:
         return []
     alone = not any(value.is_graph_input() for value in sources)
-    held = {value: c for value, c in step.held(output).items() if c >= NEXT_STATE}
+    least = NEXT_STATE if alone else 0.0
+    held = {value: c for value, c in step.held(output).items() if c >= least}
 
     def may_be_state(value: ir.Value) -> bool:
         if not is_float(output):
@@ -82,7 +83,7 @@ def _rank(step: Interface, output: ir.Value, values: list[ir.Value], dependence:
 
 def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence) -> bool:
     """Return whether an output could be the next value of an input of its type, whatever else is known."""
-    if value in dependence.of(output):
+    if value in dependence.of(output) or (value.is_graph_input() and not value.uses()):
         return True
     if value.is_initializer():
         return not value.uses() and not (is_scalar(value) and is_float(value))

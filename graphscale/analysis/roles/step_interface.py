@@ -16,6 +16,7 @@ from graphscale.analysis.updates import (
     NEXT_STATE,
     Factors,
     KnownFactors,
+    PossibleFactors,
     Shares,
     Type,
     find_coefficients,
@@ -42,21 +43,26 @@ class Interface:
     Attributes:
         inputs: the roles of inputs, and of initializers that hold state.
         outputs: the roles of outputs.
+        holders: the inputs, and the initializers that may hold state.
         is_gradient: returns whether a value is a gradient, viewed, clipped or times other values.
         doubtful: sums of a gradient and an unknown share of a weight: a next weight, or a gradient with decay.
     """
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.topology, self.plan, self.graph = topology, plan, topology.graph
-        self.factors, self._shares, self._known_factors = Factors(), Shares(), KnownFactors()
+        self.factors, self._shares = Factors(), Shares()
+        self._known_factors, self._possible_factors = KnownFactors(), PossibleFactors()
         self.inputs: dict[ir.Value, Assigned] = {}
         self.outputs: dict[ir.Value, Assigned] = {}
         self.is_gradient: Callable[[ir.Value], bool] = lambda value: value in plan.unscaled
         self.doubtful: set[ir.Value] = set()
-        self._coefficients: dict[ir.Value, dict[ir.Value, float]] = {}
+        self._held: dict[ir.Value, dict[ir.Value, float]] = {}
+        self._held_possibly: dict[ir.Value, dict[ir.Value, float]] = {}
+        self._held_firmly: dict[ir.Value, dict[ir.Value, float]] = {}
         self._sources = {*self.graph.inputs, *self.graph.initializers.values()}
         self._by_type: dict[Type, list[ir.Value]] = {}
-        for value in dict.fromkeys((*self.graph.inputs, *self._stored())):
+        self.holders = tuple(dict.fromkeys((*self.graph.inputs, *self._stored())))
+        for value in self.holders:
             self._by_type.setdefault(type_of(value), []).append(value)
         self._untyped = [kind for kind in self._by_type if None in kind]
 
@@ -86,14 +92,19 @@ class Interface:
 
     def held(self, output: ir.Value) -> Mapping[ir.Value, float]:
         """Return the inputs and initializers of an output's type that it holds, with their coefficients."""
-        if output not in self._coefficients:
-            held = find_coefficients(output, self._sources, self.factors, _HANDS_ON)
-            self._coefficients[output] = {value: c for value, c in held.items() if not self._is_number(value)}
-        return self._coefficients[output]
+        return self._find_held(output, self._held, self.factors)
 
-    def held_firmly(self, output: ir.Value) -> Collection[ir.Value]:
+    def held_firmly(self, output: ir.Value) -> Mapping[ir.Value, float]:
         """Return the inputs and initializers that an output holds with coefficients made of constants alone."""
-        return find_coefficients(output, self._sources, self._known_factors, _HANDS_ON)
+        return self._find_held(output, self._held_firmly, self._known_factors)
+
+    def _find_held(
+        self, output: ir.Value, known: dict[ir.Value, dict[ir.Value, float]], factors: Factors
+    ) -> Mapping[ir.Value, float]:
+        if output not in known:
+            held = find_coefficients(output, self._sources, factors, _HANDS_ON)
+            known[output] = {value: c for value, c in held.items() if not self._is_number(value)}
+        return known[output]
 
     def _is_number(self, value: ir.Value) -> bool:
         """Return whether an initializer is filled with one number and is no weight and no empty moment."""
@@ -108,6 +119,13 @@ class Interface:
     def holds_a_share(self, output: ir.Value, value: ir.Value) -> bool:
         """Return whether an output is a sum with a multiple of a value, however large."""
         return value in find_coefficients(output, [value], self._shares, _HANDS_ON)
+
+    def held_possibly(self, output: ir.Value) -> Collection[ir.Value]:
+        """Return the inputs and initializers that an output is a sum with a product of, whatever the other factors."""
+        if output not in self._held_possibly:
+            found = find_coefficients(output, self._sources, self._possible_factors, _HANDS_ON)
+            self._held_possibly[output] = found
+        return self._held_possibly[output]
 
     def views(self, value: ir.Value) -> list[ir.Value]:
         """Return a value, and the values that it is a view of, one above the other."""
@@ -124,14 +142,17 @@ class Interface:
     def may_be_shifted(self, output: ir.Value) -> bool:
         """Return whether an output hands one input through, and another of its type is open.
 
-        That is how a step keeps the weights of the step before.
+        That is how a step keeps the weights of the step before. Numbers that are handed through themselves, as rates
+        are, and constants are no such others.
         """
         source = self.copied_input(output)
-        return (
-            source is not None
-            and source.is_graph_input()
-            and any(value is not source for value in self.open_inputs_like(output))
-        )
+        if source is None or not source.is_graph_input():
+            return False
+        others = [value for value in self.open_inputs_like(output) if value is not source]
+        if is_scalar(source) and others:
+            handed = {self.copied_input(each) for each in self.open_outputs()}
+            others = [value for value in others if value.is_graph_input() and value not in handed]
+        return bool(others)
 
     def is_ignored(self, value: ir.Value) -> bool:
         """Return whether an input is there for the update alone: the loss does not depend on it."""

@@ -41,4 +41,4 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate]) -> ir.Valu
             if is_derivative(checks):
                 return candidate.loss
             counts[i] = sum(each.verdict == AGREES for each in checks)
-    return candidates[0].loss if counts[0] > max(counts[1:]) else None
+    return candidates[0].loss if counts[0] > max(counts[1:], default=counts[0]) else None

@@ -17,12 +17,13 @@ from tests.analysis.roles.steps import (
     swappable_step,
     update_step,
 )
-from tests.build import LINEAR, linear_step, numbers
+from tests.build import LINEAR, linear_step, numbers, ramp
 from tests.expressions import nodes
 
 PREVIOUS, DEPENDS = "depends on its own previous value", "it depends on its previous value"
 MOVED = SGD.replace("w_next", "moved")
 CAST = "wide = Cast<to = 1>(half)\n" + LINEAR.replace("x, w", "x, wide")
+FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
 TWO = "float[4,3] a, float[4,3] b"
 BRANCH = """
     w_next = If(flag) <
@@ -123,6 +124,16 @@ STEPS = {
     ),
     # The share `1 - decay` of the weight may be near one, but the weight has a next value whose share is known.
     "shares that are computed": (computed_average_step(), states("w", "ema")),
+    # The average's share of the weight may be 1 or 0, and the weight is replaced by it or not.
+    "weights that their average replaces now and then": (
+        update_step(
+            update=MOVED
+            + "kept = Cast(flag, to=1); share = kept * beta; ema_next = ema * share + moved * (one - share)\n"
+            "turn = Cast(Not(flag), to=1); w_next = ema_next * turn + moved * kept",
+            inputs="float[4,3] ema, bool flag",
+        ),
+        states("w?", "ema?"),
+    ),
     # Both hold both, but the slow weights stay what they are where they are not moved.
     "slow weights that the weights are set to now and then": (
         update_step(
@@ -260,7 +271,60 @@ STEPS = {
         states("w", "k?"),
     ),
     "a counter that is an input": (update_step("n_next = n + unit", "int64 n"), states("w", "n")),
+    # Python's sum begins with a zero, too.
+    "a sum that begins at zero": (
+        update_step("k_next = k + ReduceSum(dw * dw, keepdims=0)", constants="float k = {0}"),
+        states("w", "k?"),
+    ),
+    "a second moment of one number": (
+        update_step(
+            "k_next = k * low + ReduceSum(dw * dw, keepdims=0) * one", constants="float k = {2}, float low = {0.3}"
+        ),
+        states("w", "k?"),
+    ),
+    "a few numbers with a decay each": (
+        update_step(
+            "k_next = k * decays + ReduceSum(dw * dw, keepdims=0)",
+            constants=f"float[2] k = {numbers(2, '2')}, float[2] decays = {{0.9, 0.99}}",
+        ),
+        states("w", "k?"),
+    ),
+    "a stored gradient that the next one is compared with": (
+        update_step(
+            constants=f"float[4,3] prev = {ramp(12)}",
+            update="prev_next = Identity(dw); w_next = w - (dw - prev) * rate",
+        ),
+        states("w", "prev?"),
+    ),
+    # --- constants
+    "a flag of the first step": (
+        update_step("first_next = Identity(no)", "bool first", constants="bool no = {0}", update=FIRST),
+        states("w", "first?"),
+    ),
+    "a number that nothing reads": (
+        update_step("k_next = Identity(nought)", "float[1] k", constants="float[1] nought = {0}"),
+        states("w", "k"),
+    ),
+    "numbers that nothing reads": (
+        update_step(
+            "a_next = Identity(nought); b_next = Identity(nought)",
+            "float[1] a, float[1] b",
+            constants="float[1] nought = {0}",
+        ),
+        states("w", "a?", "b?"),
+    ),
+    "a norm in place of a number that nothing reads": (
+        update_step("k_next = ReduceL2(dw, keepdims=0)", "float k"),
+        states("w", "k?"),
+    ),
+    "a stored rate": (update_step("rate_next = Identity(rate)", outputs="float rate_next"), states("w", "rate?")),
     # --- handed through
+    "rates": (
+        update_step(
+            "lr_next = Identity(lr); mu_next = Identity(mu)", "float lr, float mu", update="w_next = w - dw * lr * mu\n"
+        ),
+        states("w", "lr", "mu"),
+    ),
     "the weight of the step before": (update_step("last_next = Identity(w)", "float[4,3] last"), states("w", "last")),
     "a frozen weight": (
         update_step(

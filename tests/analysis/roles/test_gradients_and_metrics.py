@@ -139,9 +139,11 @@ METRICS = {
         update_step("lr_next = lr * beta", "float lr", update=FED_RATE),
         states("lr"),
     ),
-    "a constant": (
+    "a constant": (update_step("version = Identity(beta)", outputs="float version"), {"version": "constant"}),
+    # A rate may be set to a constant by the first step.
+    "a constant beside a rate": (
         update_step("version = Identity(beta)", "float lr", "float version", update=FED_RATE),
-        {"version": "constant"},
+        {"version": "constant?"},
     ),
     "a saliency map of sizes": (update_step(SALIENCY + "s = Abs(dx)", outputs="float[8,4] s"), {"s": "gradient"}),
     "a saliency map of products": (update_step(SALIENCY + "s = dx * x", outputs="float[8,4] s"), {"s": "gradient"}),
