@@ -12,8 +12,8 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from models.zoo import export, pack, styles, trial
-from models.zoo.steps import Style, Truth, is_aside
+from models.zoo import export, pack, reform, styles, trial
+from models.zoo.steps import STYLES, Style, Truth, is_aside
 
 MODELS = Path("models/pytorch")
 TRUTH = Truth("k", "e", ["loss"], [], [], {"w_next": "w"}, [], ["x"], ["rate"], [])
@@ -134,3 +134,19 @@ def test_packing_takes_the_smallest_open_step_and_gives_the_same_bytes(tmp_path:
         pack.write(chosen, tmp_path / file)
         assert (pack.names(tmp_path / file), pack.read(f"{kept}.b", tmp_path / file)) == ([f"{kept}.b"], (b"1", {}))
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+
+
+def test_a_step_takes_another_form(tmp_path: Path) -> None:
+    model, truth, feeds = momentum()
+    path = tmp_path / "k.v.onnx"
+    ir.save(model, path)
+    np.savez(path.with_suffix(".npz"), **feeds)
+    path.with_suffix(".json").write_text(truth.to_json())
+    folder = tmp_path / "open"
+    folder.mkdir()
+    assert reform.reform(path, STYLES["scrambled-initializers"], folder)
+    made, written = ir.load(folder / path.name), json.loads((folder / "k.v.json").read_text())
+    given = [value.name for value in made.graph.inputs]
+    assert set(written["states"].values()) <= set(made.graph.initializers) and given == written["batch"]
+    assert set(np.load(folder / "k.v.npz")) == set(given)
+    assert not reform.reform(folder / path.name, STYLES["bare"], tmp_path), "its states are no inputs"
