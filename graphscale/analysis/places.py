@@ -18,6 +18,7 @@ from graphscale.graph.values import (
     is_float,
     is_known_zero,
     is_scalar,
+    is_tensor,
     main_node,
     operand_at,
     uses_of,
@@ -139,9 +140,11 @@ class _Search:
         node = value.producer()
         if node is None or not self.topology.is_backward(value) or not is_float(value):
             return _Answer(_Grade.NONE)
+        # A sequence cannot be multiplied.
+        nonlinear = _Answer(_Grade.NONLINEAR, (Place(value),)) if is_tensor(value) else _Answer(_Grade.NONE)
         rule = rule_of(node)
         if rule is None or not rule.has_degree(value.index() or 0):
-            return _Answer(_Grade.NONLINEAR, (Place(value),))
+            return nonlinear
         if rule.kind is Kind.LINEAR:
             return (yield from self._through_sum(value, node, rule))
         if rule.kind is Kind.PRODUCT:
@@ -149,7 +152,7 @@ class _Search:
         if rule.kind is Kind.QUOTIENT:
             answer = yield from self._operand(node, 0)
             return answer if answer.grade is not _Grade.NONE else _Answer(_Grade.PRODUCT, (Place(value),))
-        return _Answer(_Grade.NONLINEAR, (Place(value),))
+        return nonlinear
 
     def _operand(self, node: ir.Node, index: int) -> _Steps:
         use = Use(node, index)

@@ -18,8 +18,18 @@ from graphscale.analysis.edits import Place, Plan
 from graphscale.analysis.places import find_cotangents, find_places
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
-from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError
-from graphscale.graph.values import Use, is_known_zero, is_scalar, main_node, node_name, op_name, operand_at, uses_of
+from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError, UnsupportedModelError
+from graphscale.graph.values import (
+    Use,
+    is_known_zero,
+    is_scalar,
+    is_tensor,
+    main_node,
+    node_name,
+    op_name,
+    operand_at,
+    uses_of,
+)
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["Solver"]
@@ -245,6 +255,9 @@ class Solver:
             del self.plan.scaled_edges[use]
             return
         value = self._source(operand_at(use))
+        if not is_tensor(value):
+            use = self._use_of_tensor(value)
+            value = operand_at(use)
         unscale = self.plan.unscale(value)
         unscale.reason = unscale.reason or conflict
         whole = conflict.node.outputs[0]
@@ -256,6 +269,26 @@ class Solver:
         else:
             unscale.everywhere = True
             self._enqueue_consumers(value)
+
+    def _use_of_tensor(self, value: ir.Value) -> Use:
+        """Find the tensor that a sequence of gradients is made of, with its reader: a sequence cannot be divided.
+
+        Raises:
+            UnsupportedModelError: the sequence is made in a body.
+        """
+        above = value
+        while (node := above.producer()) is not None and (rule := rule_of(node)) is not None:
+            operands = rule.operands(len(node.inputs)) if rule.kind is Kind.LINEAR else ()
+            if len(operands) != 1:
+                break
+            use = Use(node, operands[0])
+            above = operand_at(use)
+            if is_tensor(above):
+                return use
+        raise UnsupportedModelError(
+            f"{value.name!r} is a sequence of gradients, which cannot be divided by the loss scale; let its members "
+            "leave the body as tensors"
+        )
 
     def _belongs_to_the_optimizer(self, value: ir.Value) -> bool:
         """Return whether a sum with a share of a gradient is a next state, or reads a moment, as no gradient does."""
@@ -284,7 +317,7 @@ class Solver:
             if len(uses) != 1 or uses[0] in self.plan.scaled_edges or not self._is_factor_or_view(*uses[0]):
                 break
             above = operand_at(uses[0])
-            if above in self.live or self._is_inner(above):
+            if above in self.live or self._is_inner(above) or not is_tensor(above):
                 break
             value = above
             path.append(value)
@@ -332,8 +365,14 @@ class Solver:
             if self.plan.output(value) not in (0, ZERO):
                 # A scalar is a metric of a gradient, such as its largest element.
                 source = self._source(value) if is_scalar(value) else value
+                use = None if is_tensor(source) else self._use_of_tensor(source)
+                source = source if use is None else operand_at(use)
                 unscale = self.plan.unscale(source)
-                if source in self.live:
+                if source in self.live and use is not None:
+                    unscale.edges.add(use)
+                    unscale.reason = unscale.reason or Conflict(use.node, (use.idx,))
+                    self._enqueue(use.node)
+                elif source in self.live:
                     unscale.output = True
                 else:
                     unscale.everywhere = True

@@ -21,6 +21,7 @@ __all__ = [
     "is_known_zero",
     "is_scalar",
     "is_source",
+    "is_tensor",
     "main_node",
     "main_nodes",
     "node_name",
@@ -123,6 +124,20 @@ def is_scalar(value: ir.Value) -> bool:
         tensor = constant_tensor(value)
         return tensor is not None and tensor.size == 1
     return all(isinstance(d, int) and d == 1 for d in value.shape)
+
+
+# The operators that give a sequence or an optional value.
+_CONTAINERS = ("SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceEmpty", "Optional")
+
+
+def is_tensor(value: ir.Value) -> bool:
+    """Return whether a value is a tensor, by its type or its operator: no sequence and no optional value."""
+    node = value.producer()
+    if value.type is not None or node is None:
+        return value.type is None or isinstance(value.type, ir.TensorType)
+    if node.op_type == "Identity" and node.inputs[0] is not None:
+        return is_tensor(node.inputs[0])
+    return node.op_type not in _CONTAINERS
 
 
 def is_source(value: ir.Value) -> bool:

@@ -149,6 +149,16 @@ class TestMicroBatches:
         assert {place.value for place in report.places} == places
         assert {gradient.value for gradient in report.gradients} == {"total", "dys"}
 
+    def test_verify_looks_into_the_body(self, kind: str) -> None:
+        """What is as it was scaled holds; a factor in the body is found."""
+        model = micro_batches(kind, backward=nodes("dy = d * t_i; dw = x_i.T @ dy"), after=SGD, outputs=NEXT)
+        scaled = gs.scale(model).model
+        assert gs.verify(model, scaled).ok
+        for node in (node for loop in scaled.graph.node for a in loop.attribute for node in a.g.node):
+            if "graphscale/scale-loss" in node.name and node.op_type == "Mul":
+                node.op_type = "Div"
+        assert not gs.verify(model, scaled).ok
+
     def test_a_sum_that_decays(self, kind: str) -> None:
         right(micro_batches(kind, nodes("total_out = total_in * rate + dw")))
 
