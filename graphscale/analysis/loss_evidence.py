@@ -44,6 +44,14 @@ class Attempt:
         return sum(not (is_scalar(value) or self.topology.may_be_state(value)) for value in forced)
 
     @functools.cached_property
+    def differentiates_all(self) -> bool:
+        """True if cotangents depend, for each of several losses, on values that are computed for it alone."""
+        above = [{v for v in self.topology.ancestors([loss]) if v.producer()} for loss in self.topology.losses]
+        return all(
+            any(v in self.solver.live for v in own.difference(*(a for a in above if a is not own))) for own in above
+        )
+
+    @functools.cached_property
     def begins_with_constants(self) -> bool:
         """True if the scale enters at constants alone."""
         return all(constant_tensor(place.value) is not None for place in self.solver.plan.places)
@@ -127,7 +135,9 @@ def choose_attempt(
     if answers.losses:
         return best, answers.evidence(best.topology.loss.name), True
     rivals = [best, *(a for a in others if ranks[a][:_EXCLUDING] == ranks[best][:_EXCLUDING])]
-    parts = [value for value in failed if value in best.topology.forward]
+    topology = best.topology
+    alike = {*topology.losses, *topology.anew}
+    parts = [value for value in failed if value in topology.forward and value not in alike]
     how = "the scalar output that the backward pass differentiates"
     if len(rivals) > 1 or parts:
         plans = [(a.topology.loss, a.solver.plan) for a in rivals]

@@ -44,15 +44,17 @@ class Topology:
         loss: the loss.
         held: the initializers that some output is the next value of, if they are weights or moments at all.
         moving: look for further forward passes, at weights that the first gradients have moved.
+        others: further losses, each with a backward pass of its own.
 
     Attributes:
+        losses: the loss, and the others.
         nodes: the nodes in graph order; `index` gives the place of each.
         owners: for each nested graph, the node of the main graph that it belongs to.
         reads: the values that each node reads, in graph order: its inputs, and the captures of its subgraphs.
         contractions: the nodes that are contractions, or have one in their subgraphs.
         propagating: these, and gradient operators: where gradients go through a backward node for certain.
-        forward: the values that the loss depends on, the loss among them, and those that equal one of them.
-        tail: the forward values from which the loss is reached without a further contraction.
+        forward: the values that the losses depend on, these among them, and those that equal one of them.
+        tail: the forward values from which a loss is reached without a further contraction.
         states: the graph inputs, and the initializers that are weights or moments: no constants.
         backward: the nodes outside of forward that reach a gradient, or carried state.
         activation_dependent: values that depend on a forward value that mixes several inputs.
@@ -63,9 +65,18 @@ class Topology:
             stands for, whose dependences it has.
     """
 
-    def __init__(self, graph: ir.Graph, loss: ir.Value, held: Iterable[ir.Value] = (), *, moving: bool = False) -> None:
+    def __init__(
+        self,
+        graph: ir.Graph,
+        loss: ir.Value,
+        held: Iterable[ir.Value] = (),
+        *,
+        moving: bool = False,
+        others: Iterable[ir.Value] = (),
+    ) -> None:
         self.graph = graph
         self.loss = loss
+        self.losses = (loss, *others)
         self.nodes = tuple(graph)
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.owners = main_nodes(self.nodes)
@@ -84,8 +95,8 @@ class Topology:
         else:
             self.contractions = frozenset(node for rule, nodes in of_rules if rule.contraction for node in nodes)
         self.propagating = self.contractions.union(*(nodes for rule, nodes in of_rules if rule.gradient))
-        self.forward = self.ancestors([loss])
-        self.tail = self.ancestors([loss], stop=self.contractions.__contains__)
+        self.forward = self.ancestors(self.losses)
+        self.tail = self.ancestors(self.losses, stop=self.contractions.__contains__)
         self.states = frozenset(graph.inputs) | self._weights(set(held))
         self._coefficients: dict[ir.Value, dict[ir.Value, float]] = {}
         self._factors = Factors()

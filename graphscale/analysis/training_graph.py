@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence, Set
 
@@ -14,6 +15,7 @@ from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.loss_evidence import Attempt, choose_attempt
 from graphscale.analysis.optimizer_contractions import OptimizerContractions
+from graphscale.analysis.recomputed import is_copy
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles
 from graphscale.analysis.roles.named_pairs import resolve_pairs
@@ -103,11 +105,10 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     edge = None if hints.seed is None else _seed_edge(graph, hints.seed)
     # The scale comes out at these; a gradient of a roles file may be computed from them.
     chosen = [_named_gradient(values, name) for name in hints.gradients]
+    others = {*answers.states, *answers.gradients, *answers.metrics}
+    candidates = found = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
     if answers.losses:
         candidates = [resolve_loss(values, name, answers.label(name, "--loss")) for name in answers.losses]
-    else:
-        others = {*answers.states, *answers.gradients, *answers.metrics}
-        candidates = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
     held = find_held_initializers(graph)
     attempts: list[Attempt] = []
     failures: list[tuple[ir.Value, GraphscaleError]] = []
@@ -118,6 +119,7 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
             failures.append((candidate, error))
         except GraphscaleError as error:
             failures.insert(0, (candidate, error))
+    attempts = attempts or _attempt_several(graph, candidates, found, edge, chosen, held)
     if not attempts:
         raise _explain(failures, bool(answers.losses))
     # The loss of a further pass explains the whole step, if it explains its own backward pass.
@@ -152,6 +154,26 @@ def _attempt(
         if attempt.solver.unscales_cotangents:
             raise
         return attempt
+
+
+def _attempt_several(
+    graph: ir.Graph,
+    candidates: Sequence[ir.Value],
+    further: Sequence[ir.Value],
+    seed: Use | None,
+    chosen: Sequence[ir.Value],
+    held: Collection[ir.Value],
+) -> list[Attempt]:
+    """Try several losses at once, each computed as the first one: of micro-batches, or of networks side by side."""
+    attempts: list[Attempt] = []
+    for loss in candidates:
+        others = [other for other in further if is_copy(loss, other)]
+        if others and not any(loss in attempt.topology.losses for attempt in attempts):
+            with contextlib.suppress(GraphscaleError):
+                attempt = _solve_attempt(Topology(graph, loss, held, others=others), seed, chosen)
+                if attempt.differentiates_all and not attempt.solver.unscales_cotangents:
+                    attempts.append(attempt)
+    return attempts
 
 
 def _solve_attempt(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> Attempt:

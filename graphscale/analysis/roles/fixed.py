@@ -33,7 +33,7 @@ def assign_predictions(step: Interface) -> None:
 
 def _role(step: Interface, value: ir.Value) -> tuple[Role, str] | None:
     node, forward = value.producer(), value not in step.behind_gradients
-    if value is step.topology.loss:
+    if value in step.topology.losses:
         return Role.LOSS, "the backward pass differentiates it"
     if forward and _is_decay(step, value):
         return Role.GRADIENT, "the gradient of weight decay alone"

@@ -1,0 +1,152 @@
+"""Steps with several losses, each with a backward pass of its own."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.analysis.loss_choice import LossChoice
+from graphscale.analysis.recomputed import is_copy
+from graphscale.analysis.topology import Topology
+from graphscale.errors import NonlinearGradientError
+from tests.build import assert_same_step, listed, parse
+from tests.expressions import nodes
+
+SHAPES = {"w": "4,5", "u": "5,3", "v": "4,6", "s": "6,3", "z": "3,3"}
+LAST = "w_next = w - (pa + pb) * rate; u_next = u - (qa + qb) * rate"
+
+
+def half(tag: str, w: str = "w", u: str = "u", *, batch: str = "Slice(x, {0}, {1}, zero)", loss: str = "d * d") -> str:
+    """Forward and backward pass on half of the batch: the loss and the gradients `p` and `q` of `w` and `u`."""
+    first, last = ("zero", "four") if tag == "a" else ("four", "eight")
+    return f"""
+        x{tag} = {batch.format(first, last)}; t{tag} = Slice(t, {first}, {last}, zero)
+        a{tag} = Tanh(x{tag} @ {w}); d{tag} = a{tag} @ {u} - t{tag}
+        loss_{tag} = ReduceMean({loss.replace("d", "d" + tag)}, keepdims=0)
+        dy{tag} = d{tag} * two_over_n; q{tag} = a{tag}.T @ dy{tag}
+        p{tag} = x{tag}.T @ ((dy{tag} @ {u}.T) * (one - a{tag} * a{tag}))
+    """
+
+
+def two_losses(
+    text: str, last: str = LAST, inputs: str = "", outputs: str = "float loss_a, float loss_b"
+) -> onnx.ModelProto:
+    """A step with two losses: its passes, and the update behind them."""
+    following = [f"float[{shape}] {name}_next" for name, shape in SHAPES.items() if f"{name}_next" in last]
+    return parse(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        step ({listed("float[8,4] x, float[8,3] t, float[4,5] w, float[5,3] u", inputs)})
+            => ({listed(outputs, *following)})
+        <float rate = {{0.1}}, float one = {{1}}, float two_over_n = {{0.16666667}}, int64[1] zero = {{0}},
+         int64[1] four = {{4}}, int64[1] eight = {{8}}, float[3,3] k = {{1, 0, 1, 2, 1, 0, 0, 1, 1}}>
+        {{ {nodes(text + last)} }}
+    """)
+
+
+def losses_of(report: gs.Report) -> list[str]:
+    """The outputs that are certainly losses."""
+    return [entry.name for entry in report.roles if entry.role == "loss" and entry.certain]
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        "float loss_a, float loss_b",
+        "float error_a, float error_b, float loss_a, float loss_b",
+        "float error_b, float loss_b, float loss_a",
+    ],
+)
+def test_micro_batches(outputs: str) -> None:
+    errors = "error_a = ReduceMean(Abs(da), keepdims=0); error_b = ReduceMean(Abs(db), keepdims=0);"
+    report = assert_same_step(two_losses(half("a") + half("b") + errors, outputs=outputs))
+    assert [place.value for place in report.places] == ["two_over_n", "two_over_n"]
+    assert (report.contractions, report.missed) == (6, ())
+    assert sorted(losses_of(report)) == ["loss_a", "loss_b"]
+
+
+def test_one_loss_that_is_named_stands_for_all() -> None:
+    report = gs.scale(two_losses(half("a") + half("b")), loss="loss_b").report
+    assert (report.loss, report.contractions, losses_of(report)) == ("loss_b", 6, ["loss_a", "loss_b"])
+
+
+def test_networks_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No derivative need decide which of the two is the loss."""
+    monkeypatch.setattr(LossChoice, "choose", staticmethod(lambda graph, candidates: None))
+    last = "w_next = w - pa * rate; u_next = u - qa * rate; v_next = v - pb * rate; s_next = s - qb * rate"
+    report = assert_same_step(two_losses(half("a") + half("b", "v", "s"), last, inputs="float[4,6] v, float[6,3] s"))
+    assert {gradient.value for gradient in report.gradients} == {"pa", "qa", "pb", "qb"}
+    assert (report.contractions, losses_of(report)) == (6, ["loss_a", "loss_b"])
+
+
+def test_muon_on_the_gradients_of_micro_batches() -> None:
+    muon = "g = pa + pb; n = g / Sqrt(ReduceSum(g * g, keepdims=0) + rate); o = n @ n.T @ n; "
+    report = assert_same_step(
+        two_losses(half("a") + half("b"), muon + "w_next = w - (o @ o.T @ o) * rate; u_next = u - (qa + qb) * rate")
+    )
+    assert report.contractions == 6
+
+
+DEEP = {" = a{} @": " = (a{} @", "- t{}": "- t{}) @ k", "dy{} = d{} * two_over_n": "dy{} = (d{} * two_over_n) @ k.T"}
+
+
+def deep(tag: str, **options: str) -> str:
+    """The same with one more layer, whose weight is constant."""
+    text = half(tag, **options)
+    for before, after in DEEP.items():
+        text = text.replace(before.format(tag, tag), after.format(tag, tag))
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        pytest.param(deep("b") + deep("a", loss="Abs(d)"), LAST, id="computed in another way"),
+        pytest.param(
+            deep("b") + deep("a"),
+            "k_ = Where(Less(loss_b, loss_a), rate, one); w_next = w - pa * k_; u_next = u - qa * k_",
+            id="no backward pass of its own",
+        ),
+        pytest.param(deep("b") + deep("a"), LAST + "; z_next = z - dya.T @ dyb", id="a product of cotangents of both"),
+        pytest.param(
+            deep("b") + deep("a").replace("xa.T @ (", "xa.T @ Tanh("), LAST, id="a gradient that is not linear"
+        ),
+    ],
+)
+def test_losses_that_are_none(text: str, last: str) -> None:
+    with pytest.raises(NonlinearGradientError, match="other candidates for the loss"):
+        gs.scale(two_losses(text, last, "float[3,3] z"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("one = Slice(x, zero, four, zero) * half; two = Slice(y, four, eight, zero) * half", True),
+        ("one = x * y; two = y * x", True),
+        ("one = x * y; two = y * y", False),
+        ("one = x * half; two = y * quarter", False),
+        ("one = x * half; two = y * f", False),
+        ("one = Softmax(x, axis=0); two = Softmax(y, axis=1)", False),
+        ("one = Tanh(x); two = Sigmoid(y)", False),
+        ("one = Tanh(x * y); two = Tanh(x)", False),
+    ],
+)
+def test_copies(text: str, expected: bool) -> None:
+    model = parse(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        copies (float[8,4] x, float[8,4] y, float f) => (float[?,?] one, float[?,?] two)
+        <int64[1] zero = {{0}}, int64[1] four = {{4}}, int64[1] eight = {{8}}, float half = {{0.5}},
+         float quarter = {{0.25}}> {{ {nodes(text)} }}
+    """)
+    one, two = ir.from_proto(model).graph.outputs
+    assert is_copy(one, two) == expected
+    assert not is_copy(one, one)
+
+
+def test_the_tail_is_that_of_all_losses() -> None:
+    graph = ir.from_proto(two_losses(half("a") + half("b"))).graph
+    topology = Topology(graph, graph.outputs[0], others=graph.outputs[1:2])
+    names = {value.name for value in topology.tail}
+    assert {"da", "db"} <= names
+    assert names.isdisjoint({"aa", "ab"})
