@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -30,7 +30,7 @@ from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.graph.types import complete_types
-from graphscale.graph.values import node_name
+from graphscale.graph.values import inner_nodes, node_name
 from graphscale.passes import (
     AddTelemetry,
     Autocast,
@@ -133,7 +133,7 @@ def scale(
         scale_loss = ScaleLoss(policy, **options, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss)
         mixed = _autocast_pass(autocast, options)
         passes = filter(None, (mixed, scale_loss, AddTelemetry() if telemetry else None))
-        marked = frozenset(node for node in work.graph if PASS_KEY in node.metadata_props)
+        marked = frozenset(_marked_nodes(work.graph))
         outputs = {value.name for value in work.graph.outputs}
         run_passes(work, *standard_passes(*passes))
         if isinstance(autocast, Autocast) and mixed is not None:
@@ -141,7 +141,7 @@ def scale(
         rewrite = Rewrite.detach(work)
         new = [value for value in work.graph.outputs if value.name not in outputs]
         exposed = [value for value in new if expose_scaled_loss and (value.name or "").startswith("scaled_loss")]
-        with_mark = [node for node in work.graph if PASS_KEY in node.metadata_props]
+        with_mark = list(_marked_nodes(work.graph))
         if training_info_of(work):
             warnings.append(f"training_info was read as roles, and {LEFT_OUT}; graphscale.state has the carried state")
         # Nodes that were marked before, as those of a fused step are, are nodes like all others.
@@ -327,6 +327,14 @@ def complete_report(
         state=_state(rewrite),
         proved=True,
     )
+
+
+def _marked_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the nodes with the mark of a pass, those in bodies of others among them."""
+    for node in graph:
+        for candidate in (node,) if PASS_KEY in node.metadata_props else inner_nodes(node):
+            if PASS_KEY in candidate.metadata_props:
+                yield candidate
 
 
 def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:

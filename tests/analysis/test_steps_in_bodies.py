@@ -136,6 +136,7 @@ class TestMicroBatches:
         model = micro_batches(kind, backward=nodes("dw = x_i.T @ d"))
         report = right(model)
         assert [place.value for place in report.places] == ["d"]
+        assert report.inserted["scale-loss"] == {"Mul": 1}
 
     @pytest.mark.parametrize(
         ("dy", "places"), [("dy = d * t_i", {"dy"}), ("dy = d * d", {"dy", "dys"})], ids=["product", "recomputed"]
