@@ -11,7 +11,7 @@ from onnx_ir.passes.common import RemoveUnusedFunctionsPass, ShapeInferencePass
 from graphscale.errors import SplitError, UnsupportedModelError
 from graphscale.graph.builder import Editor, behind, replace_reads
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import operands_of, uses_of, values_by_name
+from graphscale.graph.values import inner_nodes, operands_of, uses_of, values_by_name
 from graphscale.graph.walks import nodes_above
 from graphscale.replicas.buckets import Gradient
 from graphscale.replicas.cut import Cut
@@ -102,7 +102,10 @@ def extract(
             values[name] = ir.Value(name=name, type=new.type, shape=new.shape)
             graph.append(ir.node("Identity", [new], outputs=[values[name]], name=f"graphscale/{MARK}/{name}"))
     graph.outputs.extend(values[name] for name in outputs)
-    graph.remove([node for node in everything if node not in kept], safe=True)
+    removed = [node for node in everything if node not in kept]
+    for inner in (inner for node in removed for inner in inner_nodes(node)):
+        inner.resize_inputs(0)  # A body that is removed reads nothing any more.
+    graph.remove(removed, safe=True)
     _drop_unread(graph, states, keep_states)
     RemoveUnusedFunctionsPass()(work)  # type: ignore[no-untyped-call]
     return work, renamed

@@ -101,3 +101,19 @@ def test_a_metric_of_gradients_and_the_loss() -> None:
     scaled, parts = split(model, updates={"w_next": "w"})
     assert parts.report.average == ("loss",) and parts.report.outputs == ("loss",)
     assert_whole(scaled, parts, model)
+
+
+def test_a_body_in_the_first_half() -> None:
+    """The second half has no part of it, nor of what it reads."""
+    branch = "xt_{0} = Transpose<perm = [1, 0]>(x) g_{0} = MatMul(xt_{0}, dy)"
+    then, other = branch.format("a"), branch.format("b")
+    backward = f"""
+        dy = Mul(d, two_over_n)
+        wanted = Greater(loss, two_over_n)
+        dw = If(wanted) <then_branch = a () => (float[4,3] g_a) {{ {then} }},
+            else_branch = b () => (float[4,3] g_b) {{ {other} }}>
+    """
+    model = linear_step(SGD, outputs=WEIGHT, backward=backward)
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("dw", onnx.TensorProto.FLOAT, [4, 3]))
+    scaled, parts = split(model)
+    assert_whole(scaled, parts, model)
