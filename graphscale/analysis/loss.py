@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.updates import NEXT_STATE, KnownFactors, find_coefficients
+from graphscale.analysis.updates import NEXT_STATE, AverageFactors, KnownFactors, find_coefficients
 from graphscale.errors import LossError
 from graphscale.graph.values import (
     constant_tensor,
@@ -16,7 +16,7 @@ from graphscale.graph.values import (
     is_scalar,
     value_label,
 )
-from graphscale.graph.walks import ancestors, reach
+from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["find_carried_number", "find_loss_candidates", "resolve_loss"]
@@ -77,7 +77,7 @@ def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Valu
         and _is_differentiable(value)
         and not any(_is_next(value, number, c) for number, c in find_coefficients(value, numbers).items())
     ]
-    return [value for value in found if not _find_averaged(graph, value)] or found
+    return [value for value in found if not _find_averaged(value, graph.inputs)] or found
 
 
 def _is_next(value: ir.Value, number: ir.Value, coefficient: float) -> bool:
@@ -98,31 +98,20 @@ def find_carried_number(graph: ir.Graph, loss: ir.Value) -> ir.Value | None:
 
     A running sum begins with a stored zero, and so does `sum` in Python.
     """
-    stored = (value for value in graph.initializers.values() if is_scalar(value) and not value.is_graph_input())
+    values = (*graph.inputs, *graph.initializers.values())
+    stored = (value for value in values if is_scalar(value) and not value.is_graph_input())
     added = {value for value in stored if any(node.op_type == "Add" for node, _ in value.uses())}
     zero = next((value for value in find_coefficients(loss, added) if is_known_zero(value)), None)
-    return _find_averaged(graph, loss) if zero is None else zero
+    return _find_averaged(loss, values) if zero is None else zero
 
 
-def _find_averaged(graph: ir.Graph, value: ir.Value) -> ir.Value | None:
-    """Find the input that a value is a sum with a share of, where the share follows from numbers alone."""
-    numbers = {each for each in graph.inputs if is_scalar(each) and is_float(each)}
-    return next(iter(find_coefficients(value, numbers, _Shares())), None) if numbers else None
-
-
-class _Shares(KnownFactors):
-    """Factors, with 1 for unknown ones that follow from numbers alone, as those of an average do."""
-
-    def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = super().__missing__(value) or float(_follows_from_numbers(value))
-        return number
-
-
-def _follows_from_numbers(value: ir.Value) -> bool:
-    def is_number(each: ir.Value) -> bool:
-        return is_scalar(each) or (each.shape is None and each.producer() is not None)
-
-    return all(map(is_number, ancestors([value], stop=lambda each: not is_number(each))))
+def _find_averaged(value: ir.Value, numbers: Iterable[ir.Value]) -> ir.Value | None:
+    """Find the number that a value is a sum with a share of, where the share is unknown and follows from numbers."""
+    chosen = {each for each in numbers if is_scalar(each) and is_float(each)}
+    if not chosen:
+        return None
+    constant = find_coefficients(value, chosen, KnownFactors())
+    return next((v for v in find_coefficients(value, chosen, AverageFactors()) if v not in constant), None)
 
 
 def _is_differentiable(value: ir.Value) -> bool:

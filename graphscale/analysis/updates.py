@@ -17,11 +17,12 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor, is_known_zero, is_scalar, subgraphs
-from graphscale.graph.walks import source_by_trait
+from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 
 __all__ = [
     "NEXT_STATE",
+    "AverageFactors",
     "Factors",
     "KnownFactors",
     "PossibleFactors",
@@ -30,6 +31,7 @@ __all__ = [
     "Update",
     "find_coefficients",
     "find_held_initializers",
+    "find_terms",
     "is_constant_view",
     "same_type",
     "type_of",
@@ -99,14 +101,14 @@ def find_coefficients(
             coefficients[value] = coefficient
             continue
         node = value.producer()
-        for operand, factor in () if node is None else _terms(node, value, factors, through):
+        for operand, factor in () if node is None else find_terms(node, value, factors, through):
             c = coefficient * factor
             if abs(c) > least:
                 heapq.heappush(pending, (-abs(c), next(order), c, operand))
     return coefficients
 
 
-def _terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait) -> list[tuple[ir.Value, float]]:
+def find_terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait) -> list[tuple[ir.Value, float]]:
     """Return the operands that a node's output is a sum of, with their coefficients; empty for other nodes."""
     if node.op_type in _ARITHMETIC and node.domain == "":
         return _arithmetic_terms(node, factors)
@@ -183,6 +185,21 @@ class KnownFactors(Factors):
         number = math.nan if value.is_initializer() and not is_scalar(value) else _number(value, unknown=math.nan)
         self[value] = number = 0.0 if math.isnan(number) else number
         return number
+
+
+class AverageFactors(KnownFactors):
+    """Factors, with 1 for unknown ones that follow from numbers alone, as those of an average do."""
+
+    def __missing__(self, value: ir.Value) -> float:
+        self[value] = number = super().__missing__(value) or float(_follows_from_numbers(value))
+        return number
+
+
+def _follows_from_numbers(value: ir.Value) -> bool:
+    def is_number(each: ir.Value) -> bool:
+        return is_scalar(each) or (each.shape is None and each.producer() is not None)
+
+    return all(map(is_number, ancestors([value], stop=lambda each: not is_number(each))))
 
 
 def _number(value: ir.Value, depth: int = 8, unknown: float = 0.0) -> float:

@@ -11,7 +11,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -105,7 +105,7 @@ def _messages(message: Message, kind: type[_M], place: str = "the model") -> Ite
         yield str(place), message
     for field, value in message.ListFields():
         if field.message_type is not None:
-            for item in value if field.is_repeated else [value]:
+            for item in value if isinstance(value, MutableSequence) else [value]:
                 yield from _messages(item, kind, place)
 
 
@@ -113,7 +113,7 @@ def _texts(model: onnx.ModelProto) -> Iterator[str]:
     for place, message in _messages(model, Message):
         for field, value in message.ListFields():
             if field.type == field.TYPE_STRING:
-                for text in value if field.is_repeated else [value]:
+                for text in value if isinstance(value, MutableSequence) else [value]:
                     if not isinstance(text, str) or _SURROGATE.search(text):
                         yield f"a {field.name} in {place!r} is not UTF-8"
 

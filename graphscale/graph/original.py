@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 
 import onnx
 import onnx_ir as ir
@@ -74,7 +74,7 @@ def _copy_without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
         for field, content in source.ListFields():
             if field.name in ("graph", "initializer"):
                 continue
-            if field.is_repeated:
+            if isinstance(content, MutableSequence):
                 getattr(copy, field.name).extend(content)
             elif field.message_type is not None:
                 getattr(copy, field.name).CopyFrom(content)

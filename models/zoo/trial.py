@@ -19,10 +19,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 
 import graphscale as gs
 from graphscale.analysis.roles.answers import roles_file
+from graphscale.analysis.roles.role_table import RoleEntry
 from graphscale.errors import GraphscaleError
 
 Arrays = dict[str, np.ndarray]
@@ -62,7 +64,7 @@ def try_step(path: Path) -> Outcome:
 
 def _try(path: Path, truth: dict[str, Any], model: onnx.ModelProto) -> Outcome:
     report = gs.inspect(model)
-    found = judge(path.stem, report, truth)
+    found = judge(path.stem, model, report, truth)
     if found.outcome.endswith("wrong"):
         return found
     roles = json.loads(roles_file(report.roles)) if found.reason else None
@@ -70,10 +72,11 @@ def _try(path: Path, truth: dict[str, Any], model: onnx.ModelProto) -> Outcome:
     return dataclasses.replace(found, checks=checks, gradients=_verdict(path, model, roles))
 
 
-def judge(name: str, report: gs.Report, truth: dict[str, Any]) -> Outcome:
+def judge(name: str, model: onnx.ModelProto, report: gs.Report, truth: dict[str, Any]) -> Outcome:
     """Hold the loss and the pairs of a report against the truth: an outcome of `OUTCOMES`, without any check."""
     outputs = [entry for entry in report.roles if entry.kind == "output"]
-    wrong = [entry for entry in outputs if entry.pair != truth["states"].get(entry.name)]
+    states = truth["states"]
+    wrong = [e for e in outputs if e.pair != states.get(e.name) and not _is_idle(model, e, states.get(e.name))]
     certain = [entry.name for entry in wrong if entry.certain]
     if certain or report.loss not in truth["losses"]:
         return Outcome(name, "wrong", ", ".join(certain) or f"loss {report.loss}")
@@ -81,6 +84,14 @@ def judge(name: str, report: gs.Report, truth: dict[str, Any]) -> Outcome:
         return Outcome(name, "asked, proposal wrong", ", ".join(entry.name for entry in wrong))
     asked = [entry.name for entry in outputs if not entry.certain]
     return Outcome(name, "asked, proposal right" if asked else "right", ", ".join(asked))
+
+
+def _is_idle(model: onnx.ModelProto, entry: RoleEntry, state: str | None) -> bool:
+    """Return whether an output without a pair is the next value of a state that no step reads."""
+    if state is None or entry.pair is not None:
+        return False
+    value = ir.convenience.create_value_mapping(ir.from_proto(model).graph)[state]
+    return all([output.name for output in node.outputs] == [entry.name] for node, _ in value.uses())
 
 
 def _verdict(path: Path, model: onnx.ModelProto, roles: Any) -> str:

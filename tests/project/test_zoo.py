@@ -97,8 +97,9 @@ def test_outputs_that_an_exporter_merges_are_separated_and_named() -> None:
 
 
 def judged(name: str, **changed: object) -> trial.Outcome:
-    model, truth = pack.read(name)
-    return trial.judge(name, gs.inspect(onnx.load_from_string(model)), {**truth, **changed})
+    content, truth = pack.read(name)
+    model = onnx.load_from_string(content)
+    return trial.judge(name, model, gs.inspect(model), {**truth, **changed})
 
 
 def test_the_trial_holds_roles_against_the_truth() -> None:

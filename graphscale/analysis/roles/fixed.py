@@ -65,6 +65,9 @@ def doubt_constants(step: Interface) -> None:
                 step.outputs[output] = Assigned(Role.CONSTANT, evidence, certain=False)  # beside a rate, say
             else:
                 step.pair(output, likely, evidence, certain)
+        elif (source := step.copied_input(output)) is not None and not step.is_certain(source):
+            evidence = f"it hands {source.name!r} through, for which another output is proposed"
+            step.outputs[output] = Assigned(Role.CONSTANT, evidence, certain=False)
 
 
 def _find_states_of_constant(step: Interface, output: ir.Value) -> list[ir.Value]:
@@ -75,13 +78,23 @@ def _find_states_of_constant(step: Interface, output: ir.Value) -> list[ir.Value
     source = step.copied_input(output)
     if source is not None and source.is_graph_input():
         return []
-    values = [value for value in step.open_inputs_like(output) if value.is_graph_input() and step.is_ignored(value)]
+    others = [value for value in step.open_inputs_like(output) if value not in (source, output)]
+    values = [value for value in others if step.is_ignored(value) or not value.uses()]
+    stored = (value for value in step.graph.initializers.values() if value not in (source, output, *values))
+    values += [value for value in stored if value not in step.inputs and _may_become(step, output, value)]
     if source is None or source in step.inputs or not same_type(output, source):
         return values
     views = step.views(output)
     is_read = any(node.outputs[0] not in views for node in step.topology.consumers(source))
     is_gradient = is_known_zero(source) and bool(step.weights_like(output))
     return [*values, source] if is_read and not is_gradient else values
+
+
+def _may_become(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether a stored value may become a constant: a flag, or what the constant is computed from."""
+    if value.is_graph_input() or not same_type(output, value):
+        return False
+    return value.dtype is ir.DataType.BOOL or value in step.held_possibly(output)
 
 
 def _is_decay(step: Interface, value: ir.Value) -> bool:

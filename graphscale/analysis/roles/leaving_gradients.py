@@ -81,13 +81,15 @@ class Gradients:
         for value in step.holders:
             if value in step.inputs or is_scalar(value) or not is_float(value):
                 continue
-            if value in step.topology.forward or (value.is_initializer() and not _is_computed_with(value)):
+            if value in step.topology.forward or not (value.is_graph_input() or _is_computed_with(value)):
                 continue
             gradients = step.gradients_like(value)
             if value.shape is None or not gradients:
                 continue
             kind = value.dtype, tuple(value.shape)
             found = [gradient for gradient in gradients if not step.outputs[gradient].is_named]
+            if not value.is_graph_input():
+                found = [gradient for gradient in found if not _is_masked(step, gradient, value)]
             if found and surplus.setdefault(kind, len(gradients) - len(step.weights_like(value))) > 0:
                 surplus[kind] -= 1
                 evidence = f"{_SCALES}, but {value.name!r} has its type and the loss ignores it"
@@ -127,5 +129,10 @@ class Gradients:
 
 
 def _is_computed_with(value: ir.Value) -> bool:
-    """Return whether a stored value meets others in sums or products; sums of gradients in a body begin at others."""
-    return any(node.op_type in ("Add", "Sub", "Mul", "Div") for node, _ in value.uses())
+    """Return whether a stored value meets others; sums of gradients in a body begin at some that do not."""
+    return any(node.op_type in ("Add", "Sub", "Mul", "Div", "Where") for node, _ in value.uses())
+
+
+def _is_masked(step: Interface, gradient: ir.Value, value: ir.Value) -> bool:
+    node = step.views(gradient)[-1].producer()
+    return node is not None and node.op_type == "Mul" and value in node.inputs

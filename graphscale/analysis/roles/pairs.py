@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
+from graphscale.analysis.roles.alternatives import always_holds
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.names import likeness
-from graphscale.analysis.roles.role_table import Role
+from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
-from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type, type_of
-from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar
+from graphscale.analysis.updates import NEXT_STATE, PossibleFactors, find_coefficients, same_type, type_of
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
 
 __all__ = [
     "doubt_replaced_weights",
@@ -22,6 +23,7 @@ __all__ = [
     "is_weight",
     "may_begin_anew",
     "may_hold_moment",
+    "may_hold_state",
     "pair_by_coefficients",
     "pair_by_dependence",
     "pair_other_forms",
@@ -38,18 +40,20 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
         if value in step.inputs or not among(value) or not same_type(output, value):
             return False
         if is_scalar(value) and not value.is_graph_input():
-            # A sum of constants that nobody folded: zero is where a counter begins.
-            node = output.producer()
-            is_sum = node is not None and node.op_type == "Add" and all(map(constant_tensor, node.inputs))
-            return is_sum and step.factors[value] == 0
+            is_weight = coefficient >= NEXT_STATE and value in step.topology.forward and _takes_gradient(step, output)
+            return is_weight or (step.factors[value] == 0 and _is_counter(step, output, value))
         return coefficient >= least and (coefficient >= NEXT_STATE or value not in step.topology.forward)
 
     def candidates(find: Callable[[ir.Value], Mapping[ir.Value, float]], least: float) -> _Candidates:
         outputs = [output for output in step.open_outputs() if not step.may_be_shifted(output)]
         return {o: [v for v, c in find(o).items() if may_hold(o, v, c, least)] for o in outputs}
 
+    def is_certain(output: ir.Value, value: ir.Value) -> bool:
+        is_number = value.is_graph_input() and is_scalar(value) and is_float(value)
+        return always_holds(output, value) if is_number else not _may_be_batch(step, output, value)
+
     def settle(found: _Candidates) -> None:
-        step.settle(found, "depends on its own previous value", lambda o, v: not _may_be_batch(step, o, v))
+        step.settle(found, "depends on its own previous value", is_certain)
 
     for least in (NEXT_STATE, 0.0):
         settle(candidates(step.held_firmly, least))
@@ -60,6 +64,23 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
                 o: choose(step, o, [*values, *_other_shares(step, o, values, among)]) for o, values in held.items()
             }
             settle({output: [value] for output, value in eliminate(shares) if value in held[output]})
+
+
+def _takes_gradient(step: Interface, output: ir.Value) -> bool:
+    """Return whether an output is a sum with a gradient of its type, whatever that is multiplied or divided by."""
+    gradients = [value for value in step.plan.unscaled if same_type(value, output)]
+    return bool(gradients and find_coefficients(output, gradients, PossibleFactors(), least=0.0))
+
+
+def _is_counter(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether an output is a sum of constants that nobody folded; a whole number may have a largest value."""
+    node = output.producer()
+    if node is not None and node.op_type == "Add":
+        return all(map(constant_tensor, node.inputs))
+    if is_float(output) or any(each.is_graph_input() for each in step.topology.ancestors([output])):
+        return False
+    sums = [reader.outputs[0] for reader in step.topology.consumers(value) if reader.op_type == "Add"]
+    return step.holds_one_of(output, sums)
 
 
 def _keep_all(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
@@ -94,7 +115,7 @@ def _may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
         return False
     if not value.is_graph_input() or is_scalar(value) or not is_float(value):
         return False
-    if step.copied_input(output) is value:
+    if step.copied_input(output) is value or _adds_nothing(output, value):
         return False  # Guarded or not, it is the same.
     above = step.topology.ancestors([output])
     others = [v for v in above if v.is_graph_input() and not is_scalar(v) and v is not value]
@@ -106,6 +127,13 @@ def _may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     readers = {n.op_type for n in step.topology.consumers(value) if any(result in above for result in n.outputs)}
     is_average = step.held(output)[value] < 1 and readers <= {"Add", "Sub", "Mul"}
     return not others or bool(alike) or not is_average
+
+
+def _adds_nothing(output: ir.Value, value: ir.Value) -> bool:
+    node = output.producer()
+    if node is None or node.op_type not in ("Add", "Sub") or node.inputs[0] is not value:
+        return False
+    return is_known_zero(node.inputs[1])
 
 
 def doubt_replaced_weights(step: Interface) -> None:
@@ -181,6 +209,11 @@ def may_hold_moment(value: ir.Value) -> bool:
     return value.is_initializer() and is_float(value) and not is_scalar(value)
 
 
+def may_hold_state(step: Interface, value: ir.Value) -> bool:
+    """Return whether an initializer may be state: a weight, a moment, a key, what nothing reads."""
+    return is_weight(step, value) or not is_scalar(value)
+
+
 def pair_by_dependence(step: Interface, among: _Test) -> None:
     """Pair outputs with the inputs that they depend on, by paths without a contraction first."""
     possible = fitting_inputs(step, among)
@@ -200,22 +233,35 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
             # A prediction depends on a batch of its own type, too, and a gradient on its mask.
             if any(view in step.doubtful for view in step.views(output)) or _multiplies(step, value, output):
                 return False
+            if is_scalar(value) and is_float(value):
+                return always_holds(output, value)
             if output in step.behind_gradients:
                 return True
-            if step.is_ignored(value) and is_float(value) and not is_scalar(value):
+            if step.is_ignored(value) and is_float(value):
                 return step.copied_input(output) is not None or step.holds_a_share(output, value)
             # A counter that starts again, or a random key.
             unsigned = value.dtype in (ir.DataType.UINT32, ir.DataType.UINT64)
             return not is_float(value) and (unsigned or is_scalar(value))
 
-        settled |= step.settle(candidates, "it depends on its previous value", is_certain)
+        found = step.settle(candidates, "it depends on its previous value", is_certain)
+        settled |= {output: value for output, value in found.items() if not _may_be_metric(step, output, value)}
     _doubt_swaps(step, settled, dependence)
 
 
+def _may_be_metric(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Propose a metric in place of a doubtful pair of numbers: the norm of an update depends on the rate."""
+    if step.outputs[output].certain or not (is_scalar(value) and is_float(value)):
+        return False
+    del step.inputs[value]
+    evidence = f"it depends on {value.name!r}, which has its type"
+    step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
+    return True
+
+
 def _multiplies(step: Interface, value: ir.Value, output: ir.Value) -> bool:
-    """Return whether an output is a gradient times an input that the loss ignores."""
+    """Return whether an output is a gradient, times or divided by an input that the loss ignores."""
     node = step.views(output)[-1].producer()
-    if node is None or node.op_type != "Mul" or value not in node.inputs or not step.is_ignored(value):
+    if node is None or node.op_type not in ("Mul", "Div") or value not in node.inputs or not step.is_ignored(value):
         return False
     return step.is_gradient(output)
 

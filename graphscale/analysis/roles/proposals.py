@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from graphscale.analysis.roles.alternatives import sums_with
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.names import likeness
-from graphscale.analysis.roles.pairs import fitting_inputs, is_weight, may_hold_moment
+from graphscale.analysis.roles.pairs import fitting_inputs, may_hold_state
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import NEXT_STATE, same_type
-from graphscale.graph.values import is_float, is_scalar
+from graphscale.graph.values import is_float, is_known_zero, is_scalar
 
 __all__ = ["propose"]
 
 
 def propose(step: Interface) -> None:
     """Give each open output a role: certain where no input is left that it could replace, else a proposal."""
-    possible = fitting_inputs(step, lambda value: is_weight(step, value) or may_hold_moment(value))
+    possible = fitting_inputs(step, lambda value: may_hold_state(step, value))
     dependence = step.dependence(value for values in possible.values() for value in values)
     for output in sorted(step.open_outputs(), key=step.may_be_shifted):
         fitting = [value for value in possible.get(output, ()) if _may_replace(step, output, value, dependence)]
@@ -32,8 +33,12 @@ def propose(step: Interface) -> None:
             evidence = f"it has the type of {fitting[0].name!r}, for which another output is proposed"
             step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
         elif seeds := _numbers_below(step, output):
-            seed = max(seeds, key=lambda value, output=output: likeness(value, output))  # type: ignore[misc]
-            step.pair(output, seed, "it is computed from numbers in the graph alone", certain=False)
+            evidence = "it is computed from numbers in the graph alone"
+            left = [value for value in seeds if value not in step.inputs]
+            if left:
+                step.pair(output, left[0], evidence, certain=False)
+            else:
+                step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
         elif any(view in step.doubtful for view in step.views(output)):
             step.outputs[output] = Assigned(Role.GRADIENT, "a gradient and a share of another value", certain=False)
         elif other := _state_in_another_form(step, output):
@@ -44,25 +49,33 @@ def propose(step: Interface) -> None:
 
 
 def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
-    """Return the initializers that may hold a number that an output is the next value of: counters, flags, averages."""
-    node, sources = output.producer(), _sources(step, output)
+    """Return the initializers that may hold a number that an output is the next value of, the likeliest first.
+
+    Counters, flags, averages, rates, weights of one element.
+    """
+    node, sources = output.producer(), {*_sources(step, output)}
     if not is_scalar(output) or node is None:
         return []
-    alone = not any(value.is_graph_input() for value in sources)
-    least = NEXT_STATE if alone else 0.0
+    is_alone = not any(value.is_graph_input() for value in sources)
+    # Numbers that follow from counters may be those of a schedule.
+    counters = {value for value in sources if value in step.inputs}
+    is_counted = all(is_scalar(value) and (value in counters or not value.is_graph_input()) for value in sources)
+    is_scheduled = bool(counters) and is_counted and output not in step.behind_gradients
+    least = NEXT_STATE if is_alone else 0.0
     held = {value: c for value, c in step.held(output).items() if c >= least}
 
     def may_be_state(value: ir.Value) -> bool:
         if not is_float(output):
-            return alone or value in held
-        if value not in held or step.factors[output] == step.factors[value] != 0:
-            return False
-        # Else a constant is added to a metric.
-        moved = held[value] != 1 or node.op_type in ("Clip", "Max", "Min", "Relu")
-        return moved or step.factors[value] == 0 or (alone and node.op_type in ("Add", "Sub"))
+            return is_alone or value in held
+        # Weights have axes, be it one element long, which the numbers of a metric lack.
+        is_weight = bool(output.shape) or (value in step.topology.forward and output in step.behind_gradients)
+        if value is output or (step.factors[output] == step.factors[value] != 0 and not is_weight):
+            return False  # a constant is added to a metric
+        return value in held or is_scheduled or sums_with(output, value)
 
-    stored = (value for value in sources if value.is_initializer() and not value.is_graph_input())
-    return [v for v in stored if v not in step.inputs and same_type(output, v) and may_be_state(v)]
+    stored = (value for value in step.graph.initializers.values() if not value.is_graph_input())
+    near = [value for value in stored if value in sources and same_type(output, value) and may_be_state(value)]
+    return sorted(near, key=lambda value: (likeness(value, output), held.get(value, 0.0)), reverse=True)
 
 
 def _sources(step: Interface, output: ir.Value) -> list[ir.Value]:
@@ -83,10 +96,15 @@ def _rank(step: Interface, output: ir.Value, values: list[ir.Value], dependence:
 
 def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence) -> bool:
     """Return whether an output could be the next value of an input of its type, whatever else is known."""
-    if value in dependence.of(output) or (value.is_graph_input() and not value.uses()):
+    if value in dependence.of(output):
         return True
-    if value.is_initializer():
-        return not value.uses() and not (is_scalar(value) and is_float(value))
+    is_stored = value.is_initializer() and not value.is_graph_input()
+    if not value.uses():
+        return not (is_stored and is_scalar(value) and is_float(value))  # a constant that nobody removed
+    if is_stored:
+        if output in step.topology.forward or value in step.topology.forward:
+            return False
+        return output in step.behind_gradients or not (step.factors[value] or is_known_zero(value))
     if is_scalar(value) and is_float(value):
         # A metric reads a batch; a number that follows from numbers may be a schedule's.
         return step.is_ignored(value) and all(is_scalar(v) for v in _sources(step, output) if v.is_graph_input())

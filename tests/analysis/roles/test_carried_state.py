@@ -265,6 +265,10 @@ STEPS = {
     ),
     "a counter that begins at zero": (update_step("n_next = n + unit", constants="int64 n = {0}"), states("w", "n")),
     # A constant plus a constant has the same form.
+    "a counter that stops at the largest number": (
+        update_step("n_next = Where(Less(n, most), n + unit, most)", constants="int64 n = {0}, int64 most = {9}"),
+        states("w", "n"),
+    ),
     "a counter that begins elsewhere": (update_step("n_next = n + unit", constants="int64 n = {5}"), states("w", "n?")),
     "a number that is kept from falling below zero": (
         update_step("k_next = Relu(k + ReduceMean(w, keepdims=0) * rate)", constants="float k = {0.3}"),
@@ -295,6 +299,43 @@ STEPS = {
             update="prev_next = Identity(dw); w_next = w - (dw - prev) * rate",
         ),
         states("w", "prev?"),
+    ),
+    "a mean over the steps so far": (
+        update_step("n_next = n + unit; k_next = (k * Cast(n, to=1) + loss) / Cast(n_next, to=1)", "int64 n, float k"),
+        states("w", "n", "k"),
+    ),
+    "a rate that is halved": (
+        update_step(
+            "rate_next = Where(flag, rate * half, rate)", "float rate, bool flag", constants="float half = {0.5}"
+        ),
+        states("w", "rate"),
+    ),
+    "a mean that begins anew": (
+        update_step(
+            "k_next = Where(flag, loss, k * beta + loss * tenth)", "float k, bool flag", "", "float tenth = {0.1}"
+        ),
+        states("w", "k"),
+    ),
+    "the least loss so far": (update_step("k_next = Min(k, loss)", "float k"), states("w", "k?")),
+    "a number with a floor": (
+        update_step("k_next = Max(k + loss * rate, low)", "float k", constants="float low = {0.1}"),
+        states("w", "k"),
+    ),
+    "the norm of an update": (
+        update_step("norm = ReduceL2(dw, keepdims=0) * lr", "float lr", "float norm", update="w_next = w - dw * lr\n"),
+        {**states("w"), "norm": "metric?"},
+    ),
+    "a clipped norm": (
+        update_step("norm = Min(ReduceL2(dw, keepdims=0), limit)", "float limit", "float norm"),
+        {**states("w"), "norm": "next limit?"},
+    ),
+    "a number in a condition": (
+        update_step("norm = Where(Less(limit, rate), ReduceL2(dw, keepdims=0), rate)", "float limit", "float norm"),
+        {**states("w"), "norm": "metric?"},
+    ),
+    "a gradient in other units": (
+        update_step("turned = dw / units", "float[4,3] units", "float[4,3] turned"),
+        {**states("w"), "turned": "next units?"},
     ),
     # --- constants
     "a flag of the first step": (
@@ -332,6 +373,15 @@ STEPS = {
             "float[3,3] k",
             forward=LINEAR.replace("Sub(y, t)", "Sub(z, t)").replace("d =", "z = MatMul(y, k) d ="),
             backward=nodes("dy = d * two_over_n; dw = x.T @ (dy @ k.T)"),
+        ),
+        states("w", "k"),
+    ),
+    "a frozen weight that a zero is added to": (
+        update_step(
+            "k_next = k + nought",
+            "float[3,3] k",
+            forward=LINEAR.replace("loss =", "z = MatMul(y, k) loss ="),
+            constants=f"float[3,3] nought = {numbers(9)}",
         ),
         states("w", "k"),
     ),

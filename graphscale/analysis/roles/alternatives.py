@@ -1,0 +1,73 @@
+"""Numbers that an output holds whichever alternative a condition or a bound chooses."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graphscale.analysis.updates import AverageFactors, find_terms
+from graphscale.graph.values import constant_tensor, subgraphs
+from graphscale.operators import Trait
+
+__all__ = ["always_holds", "sums_with"]
+
+_VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE | Trait.REPEAT
+_NOT, _ITSELF, _IN_SUM = 0, 1, 2
+
+
+def always_holds(output: ir.Value, number: ir.Value) -> bool:
+    """Return whether an output holds a number on all its ways, or on one of them in a sum with something else.
+
+    `Where(flag, rate * 0.5, rate)` and `Where(first, norm, 0.9 * mean + 0.1 * norm)` are next values;
+    `Min(norm, limit)` is a metric, or the least norm so far.
+    """
+    return _grade(output, number) != _NOT
+
+
+def sums_with(output: ir.Value, number: ir.Value) -> bool:
+    """Return whether an output is, on one of its ways at least, a sum of a share of a number with something else."""
+    return _grade(output, number) == _IN_SUM
+
+
+def _grade(output: ir.Value, number: ir.Value) -> int:
+    known = {number: _ITSELF}
+    factors = AverageFactors()
+    pending = [output]
+    while pending:
+        value = pending[-1]
+        alternatives, terms = _operands(value, factors)
+        unknown = [each for each in (*alternatives, *terms) if each not in known]
+        if unknown and value not in known:
+            pending += unknown
+            continue
+        pending.pop()
+        if value not in known:
+            ways = [known[each] for each in alternatives]
+            held = max((known[each] for each in terms), default=_NOT)
+            known[value] = _IN_SUM if _IN_SUM in ways else min(ways, default=_NOT) if ways else held
+            if held and _is_sum(value):
+                known[value] = _IN_SUM
+    return known[output]
+
+
+def _is_sum(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type in ("Add", "Sub", "Sum") and not any(map(constant_tensor, node.inputs))
+
+
+def _operands(value: ir.Value, factors: AverageFactors) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Return the values that one is chosen from, but constant bounds, and those that it is a sum with shares of."""
+    node = value.producer()
+    if node is None:
+        return [], []
+    inputs = [operand for operand in node.inputs if operand is not None]
+    if node.domain not in ("", "ai.onnx"):
+        return [], []
+    if node.op_type == "If":
+        return [branch.outputs[value.index() or 0] for branch in subgraphs(node)], []
+    if node.op_type == "Where":
+        return inputs[1:], []
+    if node.op_type in ("Max", "Min"):
+        return [operand for operand in inputs if constant_tensor(operand) is None], []
+    if node.op_type in ("Clip", "Relu"):
+        return [], inputs[:1]
+    return [], [operand for operand, factor in find_terms(node, value, factors, _VIEWS) if factor]
