@@ -91,8 +91,8 @@ def _other_shares(step: Interface, output: ir.Value, values: list[ir.Value], amo
     """Return the other open inputs of an output's type that it holds a share of, whose size is unknown."""
     if is_scalar(output):
         return []
-    others = [value for value in step.open_inputs_like(output) if among(value) and value not in values]
-    return [value for value in others if value in step.held_possibly(output)] if others else []
+    found = [value for value in step.held_possibly(output) if value not in values and among(value)]
+    return [value for value in found if step.is_open(value) and same_type(output, value)]
 
 
 def _handed_on(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
