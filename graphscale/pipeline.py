@@ -30,7 +30,7 @@ from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.graph.types import complete_types
-from graphscale.graph.values import inner_nodes, node_name
+from graphscale.graph.values import inner_nodes, node_name, subgraphs
 from graphscale.passes import (
     AddTelemetry,
     Autocast,
@@ -332,9 +332,10 @@ def complete_report(
 def _marked_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     """Yield the nodes with the mark of a pass, those in bodies of others among them."""
     for node in graph:
-        for candidate in (node,) if PASS_KEY in node.metadata_props else inner_nodes(node):
-            if PASS_KEY in candidate.metadata_props:
-                yield candidate
+        if PASS_KEY in node.metadata_props:
+            yield node
+        elif subgraphs(node):
+            yield from (inner for inner in inner_nodes(node) if PASS_KEY in inner.metadata_props)
 
 
 def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:

@@ -135,7 +135,9 @@ def reach_unchecked(
     """
     found = {scale}
     for node in nodes:
-        if found.isdisjoint(operands_of(node)) or node in rule_nodes or reads_shape(node):
+        if found.isdisjoint(operands_of(node) if subgraphs(node) else node.inputs):
+            continue
+        if node in rule_nodes or reads_shape(node):
             continue
         reached = (v for v in node.outputs if not subgraphs(node) or not found.isdisjoint(sources_of(v)))
         found.update(value for value in reached if value not in checked)

@@ -75,7 +75,7 @@ class Solver:
         self.cotangents = self._find_cotangents(topology.descendants(nodes=readers), optimizer)
         self.live = topology.ancestors(
             (operand_at(use) for uses in self.cotangents.values() for use in uses),
-            stop=lambda node: node.outputs[0] in topology.anew,
+            stop=(lambda node: node.outputs[0] in topology.anew) if topology.anew else None,
         )
 
     def solve(self, wanted: Iterable[ir.Value] = ()) -> Plan:

@@ -63,6 +63,7 @@ class Interface:
         self._by_type: dict[Type, list[ir.Value]] = {}
         self.holders = tuple(dict.fromkeys((*self.graph.inputs, *self._stored())))
         self._holding = {*self.holders}
+        self._outputs = tuple(dict.fromkeys(self.graph.outputs))
         for value in self.holders:
             self._by_type.setdefault(type_of(value), []).append(value)
         self._untyped = [kind for kind in self._by_type if None in kind]
@@ -79,7 +80,7 @@ class Interface:
 
     def open_outputs(self) -> list[ir.Value]:
         """Return the outputs without a role, each once."""
-        return [value for value in dict.fromkeys(self.graph.outputs) if value not in self.outputs]
+        return [value for value in self._outputs if value not in self.outputs]
 
     def is_open(self, value: ir.Value) -> bool:
         """Return whether a value is an input, or an initializer that may hold state, and has no role yet."""
