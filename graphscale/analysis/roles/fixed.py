@@ -80,21 +80,15 @@ def _find_states_of_constant(step: Interface, output: ir.Value) -> list[ir.Value
         return []
     others = [value for value in step.open_inputs_like(output) if value not in (source, output)]
     values = [value for value in others if step.is_ignored(value) or not value.uses()]
-    stored = (value for value in step.graph.initializers.values() if value not in (source, output, *values))
-    values += [value for value in stored if value not in step.inputs and _may_become(step, output, value)]
+    # A flag, or what the constant is computed from.
+    stored = [v for v in (*step.flags, *step.held_possibly(output)) if v not in (source, output, *values)]
+    values += [v for v in stored if v not in step.inputs and not v.is_graph_input() and same_type(output, v)]
     if source is None or source in step.inputs or not same_type(output, source):
         return values
     views = step.views(output)
     is_read = any(node.outputs[0] not in views for node in step.topology.consumers(source))
     is_gradient = is_known_zero(source) and bool(step.weights_like(output))
     return [*values, source] if is_read and not is_gradient else values
-
-
-def _may_become(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether a stored value may become a constant: a flag, or what the constant is computed from."""
-    if value.is_graph_input() or not same_type(output, value):
-        return False
-    return value.dtype is ir.DataType.BOOL or value in step.held_possibly(output)
 
 
 def _is_decay(step: Interface, value: ir.Value) -> bool:

@@ -76,6 +76,11 @@ class Interface:
             if not is_scalar(value) or len(value.uses()) < 2:
                 yield value
 
+    @functools.cached_property
+    def flags(self) -> list[ir.Value]:
+        """The initializers that are flags."""
+        return [value for value in self.graph.initializers.values() if value.dtype is ir.DataType.BOOL]
+
     # --- questions ------------------------------------------------------------------------------------------------
 
     def open_outputs(self) -> list[ir.Value]:
