@@ -11,7 +11,7 @@ from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import VIEWS, Interface
 from graphscale.analysis.updates import NEXT_STATE, Type, find_coefficients, same_type, type_of
-from graphscale.graph.values import inputs_of, is_float, is_scalar
+from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.operators import Trait, has_trait
 
 __all__ = ["Gradients"]
@@ -81,7 +81,7 @@ class Gradients:
         for value in step.holders:
             if value in step.inputs or is_scalar(value) or not is_float(value):
                 continue
-            if value in step.topology.forward or not (value.is_graph_input() or _is_computed_with(value)):
+            if value in step.topology.forward or not (value.is_graph_input() or _may_be_gradient(step, value)):
                 continue
             gradients = step.gradients_like(value)
             if value.shape is None or not gradients:
@@ -128,9 +128,15 @@ class Gradients:
         return any(operand in views for node in sums for operand in self._step.topology.operands(node))
 
 
-def _is_computed_with(value: ir.Value) -> bool:
-    """Return whether a stored value meets others; sums of gradients in a body begin at some that do not."""
-    return any(node.op_type in ("Add", "Sub", "Mul", "Div", "Where") for node, _ in value.uses())
+def _may_be_gradient(step: Interface, value: ir.Value) -> bool:
+    """Return whether a stored value may be the gradient of the step before, which others are compared with.
+
+    Sums of gradients in a body begin at zeros as well, masks are multiplied with, and filled tensors are constants.
+    """
+    read_by = {node.op_type for node, _ in value.uses()}
+    if is_known_zero(value):
+        return not read_by.isdisjoint(("Mul", "Sub"))
+    return step.factors[value] == 0 and not read_by.isdisjoint(("Add", "Sub", "Where"))
 
 
 def _is_masked(step: Interface, gradient: ir.Value, value: ir.Value) -> bool:
