@@ -67,9 +67,10 @@ def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
     def may_be_state(value: ir.Value) -> bool:
         if not is_float(output):
             return is_alone or value in held
-        # Weights have axes, be it one element long, which the numbers of a metric lack.
-        is_weight = bool(output.shape) or (value in step.topology.forward and output in step.behind_gradients)
-        if value is output or (step.factors[output] == step.factors[value] != 0 and not is_weight):
+        # Nothing reads a metric, and it has no axes; weights have some, be it one element long.
+        is_read = bool(output.shape) or bool(output.uses())
+        is_weight = value in step.topology.forward and output in step.behind_gradients
+        if value is output or (step.factors[output] == step.factors[value] != 0 and not (is_read or is_weight)):
             return False  # a constant is added to a metric
         return value in held or is_scheduled or sums_with(output, value)
 

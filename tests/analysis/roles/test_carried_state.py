@@ -280,6 +280,10 @@ STEPS = {
         update_step("k_next = k + ReduceSum(dw * dw, keepdims=0)", constants="float k = {0}"),
         states("w", "k?"),
     ),
+    "a sum of squares of one number": (
+        update_step("k_next = k + ReduceSum(dw * dw, keepdims=0); root = Sqrt(k_next)", constants="float k = {2}"),
+        states("w", "k?"),
+    ),
     "a second moment of one number": (
         update_step(
             "k_next = k * low + ReduceSum(dw * dw, keepdims=0) * one", constants="float k = {2}, float low = {0.3}"
