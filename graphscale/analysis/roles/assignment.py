@@ -114,7 +114,8 @@ def _refuse_contradiction(
         return
     if value is not None and value in step.held_possibly(output):
         return
-    held = {v: c for v, c in step.held(output).items() if c >= NEXT_STATE and same_type(output, v)}
+    near_one = {v: c for v, c in step.held(output).items() if NEXT_STATE <= c <= 1 / NEXT_STATE}
+    held = {v: c for v, c in near_one.items() if same_type(output, v)}
     if held.keys() & confirmed and (value is None or value in step.topology.ancestors([output])):
         return
     if len(held) == 1 and value not in held:
