@@ -350,6 +350,10 @@ STEPS = {
         update_step("k_next = Identity(nought)", "float[1] k", constants="float[1] nought = {0}"),
         states("w", "k"),
     ),
+    "a stored pair of numbers that nothing reads": (
+        update_step("k_next = Identity(nought)", constants="float[2] k = {1, 2}, float[2] nought = {0, 1}"),
+        states("w", "k"),
+    ),
     "numbers that nothing reads": (
         update_step(
             "a_next = Identity(nought); b_next = Identity(nought)",

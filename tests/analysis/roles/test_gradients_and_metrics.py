@@ -140,6 +140,15 @@ METRICS = {
         states("lr"),
     ),
     "a constant": (update_step("version = Identity(beta)", outputs="float version"), {"version": "constant"}),
+    "two constants beside a number that nothing reads": (
+        update_step(
+            "a_next = Identity(nought); b = Identity(other)",
+            "float[1] a",
+            "float[1] b",
+            constants="float[1] nought = {0}, float[1] other = {1}",
+        ),
+        {"a_next": "next a?", "b": "constant"},
+    ),
     # A rate may be set to a constant by the first step.
     "a constant beside a rate": (
         update_step("version = Identity(beta)", "float lr", "float version", update=FED_RATE),
