@@ -151,7 +151,6 @@ class TestMicroBatches:
         assert {gradient.value for gradient in report.gradients} == {"total", "dys"}
 
     def test_verify_looks_into_the_body(self, kind: str) -> None:
-        """What is as it was scaled holds; a factor in the body is found."""
         model = micro_batches(kind, backward=nodes("dy = d * t_i; dw = x_i.T @ dy"), after=SGD, outputs=NEXT)
         scaled = gs.scale(model).model
         assert gs.verify(model, scaled).ok

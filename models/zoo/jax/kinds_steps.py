@@ -34,7 +34,7 @@ def scalar_weights() -> Iterator[Step]:
 
 @kind("jax-loss-parts", "jax")
 def loss_parts() -> Iterator[Step]:
-    """Yield a loss of two parts, each of which is an output, too."""
+    """Yield steps that return the two parts of their loss beside it."""
     yield with_parts(regression(), "regression")
     yield with_parts(square(), "square")
 

@@ -13,6 +13,7 @@ import pytest
 import graphscale as gs
 from graphscale.analysis.roles.answers import Answers, roles_file
 from graphscale.errors import LossError, RolesError
+from tests.analysis.roles import test_carried_state, test_numbers, test_stored_state
 from tests.analysis.roles.steps import (
     computed_average_step,
     gradients_step,
@@ -24,10 +25,10 @@ from tests.analysis.roles.steps import (
     swappable_step,
     update_step,
 )
-from tests.analysis.roles.test_carried_state import STEPS as CARRIED
 from tests.build import EXACT, assert_skips, feeds_for, linear_step
 from tests.conftest import assert_all_same_bits, run_once
 
+CARRIED = test_carried_state.STEPS | test_numbers.STEPS | test_stored_state.STEPS
 FIELDS = ["losses", "states", "gradients", "metrics", "kept"]
 SWAPPED = {"a_next": "b", "b_next": "a"}
 STEPS = [

@@ -17,7 +17,7 @@ from tests.analysis.roles.steps import (
     swappable_step,
     update_step,
 )
-from tests.build import LINEAR, linear_step, numbers, ramp
+from tests.build import LINEAR, linear_step, numbers
 from tests.expressions import nodes
 
 PREVIOUS, DEPENDS = "depends on its own previous value", "it depends on its previous value"
@@ -205,14 +205,6 @@ STEPS = {
     "max norm": (update_step(update=MOVED + "w_next = moved / Max(ReduceL2(moved), one)"), states("w")),
     "soft threshold": (update_step(update=MOVED + "w_next = Relu(Abs(moved) - rate) * Sign(moved)"), states("w")),
     "exponentiated gradient": (update_step(update=MOVED + "w_next = w / Exp(u)"), states("w")),
-    "a counter that starts again, typed": (
-        update_step("more = n + unit; n_next = Mod(more, period)", "int64 n", "", "int64 period = {4}, int64 more"),
-        states("w", "n"),
-    ),
-    "a counter that starts again, untyped": (
-        update_step("more = n + unit; n_next = Mod(more, period)", "int64 n", "", "int64 period = {4}"),
-        states("w", "n"),
-    ),
     "a hidden state": (hidden_state_step(), states("w", "r", "h?")),
     "a sum of two inputs that is named after a third": (
         update_step("c_next = Tanh(a) + Tanh(b)", f"{TWO}, float[4,3] c"),
@@ -246,134 +238,11 @@ STEPS = {
         states("w"),
     ),
     "branches that swap two inputs": (update_step("", f"bool flag, {TWO}", control=BRANCHES), states("w", "a?", "b?")),
-    # --- initializers
-    "a momentum of zeros": (update_step(constants=f"float[4,3] m = {numbers(12)}", update=MOMENTUM), states("w", "m")),
-    "a sum of squares that begins at a tenth": (
-        update_step(
-            constants=f"float[4,3] sum = {numbers(12, '0.1')}",
-            update="sum_next = sum + dw * dw; w_next = w - dw / Sqrt(sum_next) * rate",
-        ),
-        states("w", "sum"),
-    ),
-    "a gradient that the next step is compared with": (
-        update_step(
-            constants=f"float[4,3] prev = {numbers(12)}, float nought = {{0}}",
-            update="turned = Less(dw * prev, nought); prev_next = Identity(dw)\n"
-            "w_next = w - Sign(dw) * Where(turned, rate, one)",
-        ),
-        states("w", "prev?"),
-    ),
-    "a counter that begins at zero": (update_step("n_next = n + unit", constants="int64 n = {0}"), states("w", "n")),
-    # A constant plus a constant has the same form.
-    "a counter that stops at the largest number": (
-        update_step("n_next = Where(Less(n, most), n + unit, most)", constants="int64 n = {0}, int64 most = {9}"),
-        states("w", "n"),
-    ),
-    "a counter that begins elsewhere": (update_step("n_next = n + unit", constants="int64 n = {5}"), states("w", "n?")),
-    "a number that is kept from falling below zero": (
-        update_step("k_next = Relu(k + ReduceMean(w, keepdims=0) * rate)", constants="float k = {0.3}"),
-        states("w", "k?"),
-    ),
-    "a counter that is an input": (update_step("n_next = n + unit", "int64 n"), states("w", "n")),
-    # Python's sum begins with a zero, too.
-    "a sum that begins at zero": (
-        update_step("k_next = k + ReduceSum(dw * dw, keepdims=0)", constants="float k = {0}"),
-        states("w", "k?"),
-    ),
-    "a sum of squares of one number": (
-        update_step("k_next = k + ReduceSum(dw * dw, keepdims=0); root = Sqrt(k_next)", constants="float k = {2}"),
-        states("w", "k?"),
-    ),
-    "a second moment of one number": (
-        update_step(
-            "k_next = k * low + ReduceSum(dw * dw, keepdims=0) * one", constants="float k = {2}, float low = {0.3}"
-        ),
-        states("w", "k?"),
-    ),
-    "a few numbers with a decay each": (
-        update_step(
-            "k_next = k * decays + ReduceSum(dw * dw, keepdims=0)",
-            constants=f"float[2] k = {numbers(2, '2')}, float[2] decays = {{0.9, 0.99}}",
-        ),
-        states("w", "k?"),
-    ),
-    "a stored gradient that the next one is compared with": (
-        update_step(
-            constants=f"float[4,3] prev = {ramp(12)}",
-            update="prev_next = Identity(dw); w_next = w - (dw - prev) * rate",
-        ),
-        states("w", "prev?"),
-    ),
-    "a mean over the steps so far": (
-        update_step("n_next = n + unit; k_next = (k * Cast(n, to=1) + loss) / Cast(n_next, to=1)", "int64 n, float k"),
-        states("w", "n", "k"),
-    ),
-    "a rate that is halved": (
-        update_step(
-            "rate_next = Where(flag, rate * half, rate)", "float rate, bool flag", constants="float half = {0.5}"
-        ),
-        states("w", "rate"),
-    ),
-    "a mean that begins anew": (
-        update_step(
-            "k_next = Where(flag, loss, k * beta + loss * tenth)", "float k, bool flag", "", "float tenth = {0.1}"
-        ),
-        states("w", "k"),
-    ),
-    "the least loss so far": (update_step("k_next = Min(k, loss)", "float k"), states("w", "k?")),
-    "a number with a floor": (
-        update_step("k_next = Max(k + loss * rate, low)", "float k", constants="float low = {0.1}"),
-        states("w", "k"),
-    ),
-    "the norm of an update": (
-        update_step("norm = ReduceL2(dw, keepdims=0) * lr", "float lr", "float norm", update="w_next = w - dw * lr\n"),
-        {**states("w"), "norm": "metric?"},
-    ),
-    "a clipped norm": (
-        update_step("norm = Min(ReduceL2(dw, keepdims=0), limit)", "float limit", "float norm"),
-        {**states("w"), "norm": "next limit?"},
-    ),
-    "a number in a condition": (
-        update_step("norm = Where(Less(limit, rate), ReduceL2(dw, keepdims=0), rate)", "float limit", "float norm"),
-        {**states("w"), "norm": "metric?"},
-    ),
     "a gradient in other units": (
         update_step("turned = dw / units", "float[4,3] units", "float[4,3] turned"),
         {**states("w"), "turned": "next units?"},
     ),
-    # --- constants
-    "a flag of the first step": (
-        update_step("first_next = Identity(no)", "bool first", constants="bool no = {0}", update=FIRST),
-        states("w", "first?"),
-    ),
-    "a number that nothing reads": (
-        update_step("k_next = Identity(nought)", "float[1] k", constants="float[1] nought = {0}"),
-        states("w", "k"),
-    ),
-    "a stored pair of numbers that nothing reads": (
-        update_step("k_next = Identity(nought)", constants="float[2] k = {1, 2}, float[2] nought = {0, 1}"),
-        states("w", "k"),
-    ),
-    "numbers that nothing reads": (
-        update_step(
-            "a_next = Identity(nought); b_next = Identity(nought)",
-            "float[1] a, float[1] b",
-            constants="float[1] nought = {0}",
-        ),
-        states("w", "a?", "b?"),
-    ),
-    "a norm in place of a number that nothing reads": (
-        update_step("k_next = ReduceL2(dw, keepdims=0)", "float k"),
-        states("w", "k?"),
-    ),
-    "a stored rate": (update_step("rate_next = Identity(rate)", outputs="float rate_next"), states("w", "rate?")),
     # --- handed through
-    "rates": (
-        update_step(
-            "lr_next = Identity(lr); mu_next = Identity(mu)", "float lr, float mu", update="w_next = w - dw * lr * mu\n"
-        ),
-        states("w", "lr", "mu"),
-    ),
     "the weight of the step before": (update_step("last_next = Identity(w)", "float[4,3] last"), states("w", "last")),
     "a frozen weight": (
         update_step(
@@ -430,11 +299,6 @@ def test_a_weight_that_decays_by_an_input_under_gradient_descent(minus: str) -> 
     """As `w*decay - rate*dw`; the same with a plus may be a gradient with decay, and is asked about."""
     found = roles_of(update_step("", "float decay", update=SGD.replace("w - u", f"w * decay {minus} u")))
     assert found["w_next"] in ("next w", "next w?", "gradient?")
-
-
-def test_a_momentum_of_ones() -> None:
-    model = update_step(constants=f"float[4,3] m = {numbers(12, '1')}", update=MOMENTUM)
-    assert roles_of(model)["m_next"] in ("next m", "next m?")
 
 
 @pytest.mark.parametrize(

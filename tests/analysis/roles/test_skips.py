@@ -7,8 +7,7 @@ import pytest
 
 import graphscale as gs
 from tests.analysis.roles.steps import hidden_state_step, momentum_step, previous_gradient_step, update_step
-from tests.analysis.roles.test_answers import SWAPPED, proposal, two_moments
-from tests.analysis.roles.test_carried_state import STEPS as CASES
+from tests.analysis.roles.test_answers import CARRIED, SWAPPED, proposal, two_moments
 from tests.build import assert_same_step, feeds_for
 from tests.conftest import assert_all_same_bits
 
@@ -30,7 +29,7 @@ CARRIED = (
 )
 OTHERS = (previous_gradient_step, running_mean, momentum_step, hidden_state_step)
 STEPS = [
-    *(pytest.param(CASES[name][0], id=name) for name in CARRIED),
+    *(pytest.param(CARRIED[name][0], id=name) for name in CARRIED),
     *(pytest.param(make(), id=make.__name__) for make in OTHERS),
 ]
 

@@ -1,0 +1,85 @@
+"""Outputs that may be the next values of single numbers: counters, rates, means, limits, flags."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.analysis.roles.steps import roles_of, states, update_step
+
+FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
+STEPS = {
+    "a counter that starts again, typed": (
+        update_step("more = n + unit; n_next = Mod(more, period)", "int64 n", "", "int64 period = {4}, int64 more"),
+        states("w", "n"),
+    ),
+    "a counter that starts again, untyped": (
+        update_step("more = n + unit; n_next = Mod(more, period)", "int64 n", "", "int64 period = {4}"),
+        states("w", "n"),
+    ),
+    "a counter that is an input": (update_step("n_next = n + unit", "int64 n"), states("w", "n")),
+    "a mean over the steps so far": (
+        update_step("n_next = n + unit; k_next = (k * Cast(n, to=1) + loss) / Cast(n_next, to=1)", "int64 n, float k"),
+        states("w", "n", "k"),
+    ),
+    "a rate that is halved": (
+        update_step(
+            "rate_next = Where(flag, rate * half, rate)", "float rate, bool flag", constants="float half = {0.5}"
+        ),
+        states("w", "rate"),
+    ),
+    "a mean that begins anew": (
+        update_step(
+            "k_next = Where(flag, loss, k * beta + loss * tenth)", "float k, bool flag", "", "float tenth = {0.1}"
+        ),
+        states("w", "k"),
+    ),
+    "the least loss so far": (update_step("k_next = Min(k, loss)", "float k"), states("w", "k?")),
+    "a number with a floor": (
+        update_step("k_next = Max(k + loss * rate, low)", "float k", constants="float low = {0.1}"),
+        states("w", "k"),
+    ),
+    "the norm of an update": (
+        update_step("norm = ReduceL2(dw, keepdims=0) * lr", "float lr", "float norm", update="w_next = w - dw * lr\n"),
+        {**states("w"), "norm": "metric?"},
+    ),
+    "a clipped norm": (
+        update_step("norm = Min(ReduceL2(dw, keepdims=0), limit)", "float limit", "float norm"),
+        {**states("w"), "norm": "next limit?"},
+    ),
+    "a number in a condition": (
+        update_step("norm = Where(Less(limit, rate), ReduceL2(dw, keepdims=0), rate)", "float limit", "float norm"),
+        {**states("w"), "norm": "metric?"},
+    ),
+    "a flag of the first step": (
+        update_step("first_next = Identity(no)", "bool first", constants="bool no = {0}", update=FIRST),
+        states("w", "first?"),
+    ),
+    "a number that nothing reads": (
+        update_step("k_next = Identity(nought)", "float[1] k", constants="float[1] nought = {0}"),
+        states("w", "k"),
+    ),
+    "numbers that nothing reads": (
+        update_step(
+            "a_next = Identity(nought); b_next = Identity(nought)",
+            "float[1] a, float[1] b",
+            constants="float[1] nought = {0}",
+        ),
+        states("w", "a?", "b?"),
+    ),
+    "a norm in place of a number that nothing reads": (
+        update_step("k_next = ReduceL2(dw, keepdims=0)", "float k"),
+        states("w", "k?"),
+    ),
+    "rates": (
+        update_step(
+            "lr_next = Identity(lr); mu_next = Identity(mu)", "float lr, float mu", update="w_next = w - dw * lr * mu\n"
+        ),
+        states("w", "lr", "mu"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_roles(name: str) -> None:
+    model, expected = STEPS[name]
+    assert roles_of(model) == expected

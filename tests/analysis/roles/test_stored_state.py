@@ -1,0 +1,84 @@
+"""State that is an initializer and no input: weights, moments, counters, rates."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.analysis.roles.steps import MOMENTUM, roles_of, states, update_step
+from tests.build import numbers, ramp
+
+FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
+STEPS = {
+    "a momentum of zeros": (update_step(constants=f"float[4,3] m = {numbers(12)}", update=MOMENTUM), states("w", "m")),
+    "a sum of squares that begins at a tenth": (
+        update_step(
+            constants=f"float[4,3] sum = {numbers(12, '0.1')}",
+            update="sum_next = sum + dw * dw; w_next = w - dw / Sqrt(sum_next) * rate",
+        ),
+        states("w", "sum"),
+    ),
+    "a gradient that the next step is compared with": (
+        update_step(
+            constants=f"float[4,3] prev = {numbers(12)}, float nought = {{0}}",
+            update="turned = Less(dw * prev, nought); prev_next = Identity(dw)\n"
+            "w_next = w - Sign(dw) * Where(turned, rate, one)",
+        ),
+        states("w", "prev?"),
+    ),
+    "a counter that begins at zero": (update_step("n_next = n + unit", constants="int64 n = {0}"), states("w", "n")),
+    # A constant plus a constant has the same form.
+    "a counter that stops at the largest number": (
+        update_step("n_next = Where(Less(n, most), n + unit, most)", constants="int64 n = {0}, int64 most = {9}"),
+        states("w", "n"),
+    ),
+    "a counter that begins elsewhere": (update_step("n_next = n + unit", constants="int64 n = {5}"), states("w", "n?")),
+    "a number that is kept from falling below zero": (
+        update_step("k_next = Relu(k + ReduceMean(w, keepdims=0) * rate)", constants="float k = {0.3}"),
+        states("w", "k?"),
+    ),
+    # Python's sum begins with a zero, too.
+    "a sum that begins at zero": (
+        update_step("k_next = k + ReduceSum(dw * dw, keepdims=0)", constants="float k = {0}"),
+        states("w", "k?"),
+    ),
+    "a sum of squares of one number": (
+        update_step("k_next = k + ReduceSum(dw * dw, keepdims=0); root = Sqrt(k_next)", constants="float k = {2}"),
+        states("w", "k?"),
+    ),
+    "a second moment of one number": (
+        update_step(
+            "k_next = k * low + ReduceSum(dw * dw, keepdims=0) * one", constants="float k = {2}, float low = {0.3}"
+        ),
+        states("w", "k?"),
+    ),
+    "a few numbers with a decay each": (
+        update_step(
+            "k_next = k * decays + ReduceSum(dw * dw, keepdims=0)",
+            constants=f"float[2] k = {numbers(2, '2')}, float[2] decays = {{0.9, 0.99}}",
+        ),
+        states("w", "k?"),
+    ),
+    "a stored gradient that the next one is compared with": (
+        update_step(
+            constants=f"float[4,3] prev = {ramp(12)}",
+            update="prev_next = Identity(dw); w_next = w - (dw - prev) * rate",
+        ),
+        states("w", "prev?"),
+    ),
+    "a stored pair of numbers that nothing reads": (
+        update_step("k_next = Identity(nought)", constants="float[2] k = {1, 2}, float[2] nought = {0, 1}"),
+        states("w", "k"),
+    ),
+    "a stored rate": (update_step("rate_next = Identity(rate)", outputs="float rate_next"), states("w", "rate?")),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_roles(name: str) -> None:
+    model, expected = STEPS[name]
+    assert roles_of(model) == expected
+
+
+def test_a_momentum_of_ones() -> None:
+    model = update_step(constants=f"float[4,3] m = {numbers(12, '1')}", update=MOMENTUM)
+    assert roles_of(model)["m_next"] in ("next m", "next m?")
