@@ -17,7 +17,7 @@ def running_mean() -> onnx.ModelProto:
     return update_step("r_next = r + (ReduceMean(x, axes, keepdims=0) - r) * share", "float[4] r, float share")
 
 
-CARRIED = (
+GUARDED = (
     "float16 weights cast from the next masters",
     "a queue moved on by the batch",
     "an update in a branch",
@@ -29,7 +29,7 @@ CARRIED = (
 )
 OTHERS = (previous_gradient_step, running_mean, momentum_step, hidden_state_step)
 STEPS = [
-    *(pytest.param(CARRIED[name][0], id=name) for name in CARRIED),
+    *(pytest.param(CARRIED[name][0], id=name) for name in GUARDED),
     *(pytest.param(make(), id=make.__name__) for make in OTHERS),
 ]
 
