@@ -34,7 +34,7 @@ class UnscaleGradients(RewritePass):
 
     def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
         for unscale in rewrite.training_graph.unscalings:
-            # Where the scale enters at a gradient itself, its readers read the product already.
+            # If the scale enters at a gradient itself, its readers read the product already.
             value = rewrite.scaled.get(unscale.value, unscale.value)
             rewrite.gradients.append(_unscale(build, unscale, value, rewrite.bound()))
         return bool(rewrite.gradients)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.sample(12)
 HALF_PRECISION = "pytorch/mlp_float16"
 CONTRACTIONS = {"Conv", "ConvTranspose", "Einsum", "FusedMatMul", "Gemm", "MatMul"}
 GRADIENT_OPERATOR = re.compile("Grad(_|$)")
-# What to spoil in the graphs whose batch is whole numbers: a weight that the result depends on everywhere.
+# The weight to spoil in the graphs whose batch is whole numbers: the result depends on it everywhere.
 WEIGHT_OF = {"jax/language_model": "query.weight", "ort/transformer": "position.weight", "pytorch/": "positions"}
 
 

@@ -55,7 +55,7 @@ DEFAULTS = {
     "mindspore": Case(peers.MindSpore, "mindspore"),
     "flax": Case(peers.Flax, "flax"),
     "keras": Case(peers.Keras, "keras"),
-    # What the presets' documentation says of the projects' other code paths.
+    # The other code paths of the projects, by the presets' documentation.
     "deepspeed without ZeRO": Case(peers.DeepSpeedFused, "deepspeed", more={"hysteresis": 1, "on_stuck": "hold"}),
     "deepspeed 0.16": Case(peers.OldDeepSpeed, "deepspeed", more={"growth_delay": "none"}),
     "deepspeed 0.16, no keys set": Case(

@@ -76,7 +76,7 @@ class GraphForm:
         bound = policy.bind(model, target)
         _, should_apply = bound.update([gradient])
         assert isinstance(should_apply, ir.Value) and bound.target.in_place == (target == "ort-training")
-        # What tells that the scale is stuck stands in the graph where the state is written in place.
+        # The flag of a stuck scale stands in the graph if the state is written in place.
         spelled_out = bound.target.in_place and policy.rule.on_stuck != "hold"
         assert bool(model.functions) == (ir_version >= 8 and not spelled_out)
         if should_apply not in graph.outputs:

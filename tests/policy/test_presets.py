@@ -81,7 +81,7 @@ def test_random_sequences_in_the_graph(drawn: Drawn, graph: dict[str, Any]) -> N
             check(form.trajectory(steps), expected, case, steps)
 
 
-# What the sequences of each peer must meet, besides growths and decreases.
+# Events that the sequences of each peer must meet, besides growths and decreases.
 MET = {
     "tensorflow": {"floor", "limit"},
     "torch": {"zero", "limit"},

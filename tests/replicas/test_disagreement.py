@@ -80,7 +80,7 @@ def test_what_one_replica_alone_knows_of_ends_all(tmp_path: Path, scenario: str,
 
 
 def test_a_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
-    # What a process sees that the mpiexec of another MPI has started: variables that are not its own, and no others.
+    # The variables of a process that the mpiexec of another MPI has started: not its own, and no others.
     sizes = {"OMPI_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_SIZE": "4"}
     subprocess.run(
         program("scenarios", str(tmp_path), "policies"),

@@ -61,7 +61,7 @@ class PlainLoop:
         )
         self._next = {s.input: s.output for s in result.report.state}
         first = {**initial_values(result.model), **state}
-        # What is written in place is written into the array that is fed.
+        # A write in place goes into the array that is fed.
         self.state = {name: np.array(first[name]) for name in self._next}
 
     def step(self, feeds: Mapping[str, Any]) -> Arrays:

@@ -27,7 +27,7 @@ from tests.session.plain import ALWAYS, BY_ROWS, buffers, lowered_graph, options
 
 Array = np.ndarray[Any, Any]
 
-# Where the fusions of ONNX Runtime are the same for both.
+# Cases in which the fusions of ONNX Runtime are the same for both.
 EXACT = Level.ORT_DISABLE_ALL
 F32_MAX = float(np.finfo(np.float32).max)
 

@@ -155,7 +155,7 @@ def test_an_opset_whose_sums_take_their_axes_as_an_attribute() -> None:
 
 # --- non-finite parts of an operand that the gradient drops must not hide an overflow beside them ---------------------
 
-# What drops the last row of MatMul(zt, dy), at least, but not the second one.
+# Drops the last row of MatMul(zt, dy), at least, but not the second one.
 DROPPING = {
     "Where": "g = MatMul(zt, dy) dw = Where(b, g, zero)",
     "Where before a mask": "g = MatMul(zt, dy) n = Neg(g) h = Where(b, n, zero) dw = Mul(h, kept)",

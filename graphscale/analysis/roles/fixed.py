@@ -58,7 +58,7 @@ def doubt_constants(step: Interface) -> None:
         left = [value for value in values if value not in step.inputs]
         if left:
             likely = max(left, key=lambda value, output=output: likeness(value, output))  # type: ignore[misc]
-            # What nothing reads makes no difference.
+            # A value that nothing reads is the same under either constant.
             certain = len(values) == claims[likely] == 1 and not likely.uses()
             evidence = f"a constant, and {likely.name!r} has its type"
             if is_float(likely) and likely.uses() and likely is not step.copied_input(output):

@@ -172,7 +172,7 @@ class GradientBench:
                     distance = min((_distance(p, slope) for p in products for slope in tried), default=0.0)
                     share, length = likeness(value, gradient)
                     rank = max(distance, self._limits.tolerance) if distance < _FAR else 1.0
-                    # What fits nothing is a wrong gradient of a weight, or the right one of nothing that is here.
+                    # A gradient that fits no input here is wrong, or belongs to none of them.
                     if value in self._weights or rank == self._limits.tolerance:
                         ranked.append(((rank, value not in self._weights, -share, -length), gradient, value))
         pairs: dict[ir.Value, ir.Value] = {}

@@ -126,7 +126,7 @@ class Flow:
         for value, degree in zip(node.outputs, result, strict=True):
             if degree != 0:
                 self.degrees[value] = degree
-            # Where the scale has come out again, nothing is wrong any more.
+            # Nothing is wrong any more once the scale has come out again.
             if taint is not None and (degree != 0 or event is not None):
                 self._taint[value] = taint
         if any(degrees) and self._by(node) is not None and self.degree(node.outputs[0]) == 0:

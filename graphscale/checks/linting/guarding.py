@@ -31,7 +31,7 @@ def _guards(context: LintContext) -> Iterator[Finding]:
     guards = _Guards(context, context.check, *context.outcomes)
     kept = {state: guards.keeps(state) for state in context.states}
     adjusts = context.scale is not None and context.scale.adjusts
-    # Where nothing depends on the check, somebody outside of the graph decides what to do with a step.
+    # If nothing depends on the check, somebody outside of the graph decides what to do with a step.
     if adjusts or any(kept.values()) or any(guards.depends(state) for state in context.states):
         found = (guards.never_changes(state) if kept[state] else guards.explain(state) for state in kept)
         yield from (finding for finding in found if finding is not None)

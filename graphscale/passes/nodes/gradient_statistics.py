@@ -103,7 +103,7 @@ def _search(build: Builder, gradients: Sequence[ir.Value]) -> tuple[ir.Value, ir
     # The first one at fault has the most weight. ArgMax and ReduceMax have no CUDA kernels in every opset and release.
     weight = build.op("Max", bad)
     number = build.number(count, _REAL)
-    # Where no gradient is at fault, the last position comes out, so that it is a position at all.
+    # If no gradient is at fault, the last position comes out, so that it is a position at all.
     position = build.op("Min", [build.op("Sub", [number, weight]), build.number(count - 1, _REAL)])
     index = build.cast(position, _INDEX)
     nans = build.op("Gather", [build.op("Concat", nan, shape=[count], axis=0), index], axis=0)

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from models.zoo.arrays import normal
 from models.zoo.jax.kinds_optax import form_of
-from models.zoo.jax.problems import matmul, normal
+from models.zoo.jax.problems import matmul
 from models.zoo.steps import PLAIN, STYLES, Arrays, Inputs, Outputs, Step, Style, kind
 
 optimizers = keras.optimizers

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from models.zoo.jax.problems import Problem, dense, normal, regression, square
+from models.zoo.arrays import normal
+from models.zoo.jax.problems import Problem, dense, regression, square
 from models.zoo.jax.training import train
 from models.zoo.steps import STYLES, Arrays, Inputs, Outputs, Step, kind
 

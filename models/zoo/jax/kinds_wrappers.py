@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
+from models.zoo.arrays import normal
 from models.zoo.jax.kinds_optax import form_of
-from models.zoo.jax.problems import Problem, classification, normal, regression, square
+from models.zoo.jax.problems import Problem, classification, regression, square
 from models.zoo.jax.training import train
 from models.zoo.steps import PLAIN, STYLES, Arrays, Outputs, Step, Style, kind
 

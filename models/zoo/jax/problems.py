@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from models.zoo.arrays import layers, normal
 from models.zoo.steps import Arrays
 
 Loss = Callable[[Arrays, Arrays], jax.Array]
@@ -33,21 +33,6 @@ def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 matmul.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, saved[0].T @ g))
-
-
-def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
-    """Return random numbers; the exporter seeds them by the kind's name."""
-    return (scale * np.random.standard_normal(shape)).astype(np.float32)
-
-
-def layers(*sizes: int, bias: bool = True) -> Arrays:
-    """Return the weights of dense layers: w1, b1, w2, ..."""
-    weights = {}
-    for index, (rows, columns) in enumerate(pairwise(sizes), start=1):
-        weights[f"w{index}"] = normal(rows, columns, scale=rows**-0.5)
-        if bias:
-            weights[f"b{index}"] = normal(columns, scale=0.1)
-    return weights
 
 
 def dense(weights: Arrays, x: jax.Array, activation: Callable[[jax.Array], jax.Array] = jnp.tanh) -> jax.Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from models.zoo.arrays import normal
 from models.zoo.steps import STYLES, Arrays, Outputs, Step, Style, kind
 from models.zoo.tensorflow.problems import (
     Problem,
@@ -17,7 +18,6 @@ from models.zoo.tensorflow.problems import (
     language,
     layers,
     mean_square,
-    normal,
     regression,
     square,
 )

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import tensorflow as tf
 
+from models.zoo.arrays import layers, normal
 from models.zoo.steps import Arrays
 
 Loss = Callable[[Arrays, Arrays], tf.Tensor]
@@ -21,24 +21,9 @@ class Problem:
     loss: Loss
 
 
-def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
-    """Return random numbers; the exporter seeds them by the kind's name."""
-    return (scale * np.random.standard_normal(shape)).astype(np.float32)
-
-
 def labels(count: int, *shape: int) -> np.ndarray:
     """Return random labels, int32."""
     return np.random.randint(0, count, shape).astype(np.int32)
-
-
-def layers(*sizes: int, bias: bool = True) -> Arrays:
-    """Return the weights of dense layers: w1, b1, w2, ..."""
-    weights = {}
-    for index, (rows, columns) in enumerate(pairwise(sizes), start=1):
-        weights[f"w{index}"] = normal(rows, columns, scale=rows**-0.5)
-        if bias:
-            weights[f"b{index}"] = normal(columns, scale=0.1)
-    return weights
 
 
 def dense(weights: Arrays, x: tf.Tensor, activation: Callable[[tf.Tensor], tf.Tensor] = tf.tanh) -> tf.Tensor:

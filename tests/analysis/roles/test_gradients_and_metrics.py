@@ -156,7 +156,7 @@ METRICS = {
     ),
     "a saliency map of sizes": (update_step(SALIENCY + "s = Abs(dx)", outputs="float[8,4] s"), {"s": "gradient"}),
     "a saliency map of products": (update_step(SALIENCY + "s = dx * x", outputs="float[8,4] s"), {"s": "gradient"}),
-    # What a step hands through is not replaced by itself.
+    # A value that a step hands through is not replaced by itself.
     "an input that is handed through under another name": (
         update_step("shown = Identity(a)", "float[4,3] a, float[4,3] b", "float[4,3] shown"),
         {"shown": "metric?"},

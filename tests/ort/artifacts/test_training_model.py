@@ -186,7 +186,7 @@ def test_the_module_looks_as_before(name: str, scaled: Scaled, tmp_path: Path) -
         assert session.module.input_names(training) == original.module.input_names(training)
         assert session.module.output_names(training) == original.module.output_names(training)
     assert session.module.get_parameters_size(True) == original.module.get_parameters_size(True)
-    # What is exported for inference is the same graph with the same weights.
+    # The export for inference is the same graph with the same weights.
     graphs = []
     for path, module in ((tmp_path / "a.onnx", original.module), (tmp_path / "b.onnx", session.module)):
         module.export_model_for_inferencing(str(path), ["output"])

@@ -181,7 +181,7 @@ _CLEAR = (
     ),
 )
 CASES: tuple[OpCase, ...] = (*_ALLOW, *_INFER, *_CLEAR)
-# What is on the lists, and has no float32 kernel on the CPU in any build of ONNX Runtime.
+# Operators on the lists without a float32 kernel on the CPU in any build of ONNX Runtime.
 NO_RUNTIME = {
     ("", "Celu"): "ONNX defines it for float32 alone",
     **{

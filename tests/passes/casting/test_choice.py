@@ -172,7 +172,7 @@ class TestLossAndSeed:
         assert outputs["all_finite"]
         expected = run_once(model, feeds)[0]["dw"]
         np.testing.assert_allclose(outputs["dw"], expected, rtol=0, atol=2e-3 * np.abs(expected).max())
-        if way:  # What really overflows does so; typed, on a CPU, it does not.
+        if way:  # Only a real overflow overflows; one that is typed, on a CPU, does not.
             too_far, _ = run_once(result.model, {**feeds, "t": y + np.float32(1)}, Level.ORT_DISABLE_ALL)
             assert not too_far["all_finite"]
 

@@ -17,7 +17,7 @@ _SLOPE = BACKWARD.replace("aa = Mul(a, a)", "").replace("slope = Sub(one, aa)", 
 FLOAT_MIN = float(np.finfo(np.float32).min)
 
 
-# What follows a mask: a softmax, or what would run in float16, and tells an infinity from a large number.
+# Readers of a mask: a softmax, or an operator in float16 that tells an infinity from a large number.
 SOFTMAX, DIFFERENCE = "a = Softmax(kept)", "none = Sub(kept, kept) a = Add(none, h)"
 
 

@@ -135,7 +135,7 @@ class TestChanges:
         settings = make_settings(allow=["BatchNormalization"])
         assert settings.rules["", "BatchNormalization"].wide_inputs == (1, 2, 3, 4)
 
-    # What gives float32 whatever it reads: it stays as it is, or the list is refused.
+    # Operators that give float32 whatever they read: they stay as they are, or the list is refused.
     @pytest.mark.parametrize("operator", ["Cast", "Constant", "ConstantOfShape", "OneHot", "RandomNormalLike", "Range"])
     def test_allowing_what_has_a_type_of_its_own(self, operator: str) -> None:
         layer = """

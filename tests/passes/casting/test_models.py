@@ -20,7 +20,7 @@ from tests.passes.casting.rounding import assert_same_numbers, run_all_values
 from tests.pipeline.test_models import is_valid_onnx
 
 pytestmark = pytest.mark.sample(8)
-# How a graph is put into mixed precision, and where that runs.
+# Ways to put a graph into mixed precision, and the runtimes of each.
 WAYS = {
     "typed": {},
     "emulated": {"emulate": True},
