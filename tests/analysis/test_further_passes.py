@@ -57,6 +57,13 @@ def test_the_loss_of_the_second_pass_is_the_loss_if_it_is_an_output() -> None:
     assert (report.loss, report.coverage) == ("loss_b", 1)
 
 
+def test_the_loss_after_a_sharpness_aware_step_is_no_other_candidate() -> None:
+    report = further(
+        UPHILL + forward("_b") + backward("_b") + LAST + forward("_c", "w1_next", "w2_next"), outputs="float loss_c"
+    )
+    assert (report.loss, report.loss_found) == ("loss", "the scalar output that the backward pass differentiates")
+
+
 def test_muon_behind_the_second_pass() -> None:
     muon = """
         n2 = p2 / Sqrt(ReduceSum(p2 * p2, keepdims=0) + epsilon); o2 = n2 @ n2.T @ n2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import onnx
 import pytest
 
 from tests.analysis.roles.steps import (
@@ -17,7 +16,7 @@ from tests.analysis.roles.steps import (
     swappable_step,
     update_step,
 )
-from tests.build import LINEAR, linear_step, numbers
+from tests.build import LINEAR, numbers
 from tests.expressions import nodes
 
 PREVIOUS, DEPENDS = "depends on its own previous value", "it depends on its previous value"
@@ -25,6 +24,10 @@ MOVED = SGD.replace("w_next", "moved")
 CAST = "wide = Cast<to = 1>(half)\n" + LINEAR.replace("x, w", "x, wide")
 FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
 TWO = "float[4,3] a, float[4,3] b"
+FROZEN = {
+    "forward": LINEAR.replace("Sub(y, t)", "Sub(z, t)").replace("d =", "z = MatMul(y, k) d ="),
+    "backward": nodes("dy = d * two_over_n; dw = x.T @ (dy @ k.T)"),
+}
 BRANCH = """
     w_next = If(flag) <
         then_branch = move () => (float[4,3] moved) { moved = Sub(w, u) },
@@ -37,16 +40,6 @@ BRANCHES = """
         else_branch = swap () => (float[4,3] a2, float[4,3] b2) { a2 = Identity(b) b2 = Identity(a) }
     >
 """
-
-
-def shown_step(shown: str, inputs: str = "", forward: str = LINEAR) -> onnx.ModelProto:
-    """A step with one more output, computed from the batch ahead of the network."""
-    return update_step(
-        inputs=inputs,
-        outputs="float[8,4] shown",
-        constants="float low = {0.3}, float high = {0.7}",
-        forward=nodes(f"shown = {shown}") + "\n" + forward,
-    )
 
 
 STEPS = {
@@ -91,6 +84,20 @@ STEPS = {
     "moments that hold a share of each other": (
         update_step("a_next = a * beta + b * low; b_next = b * beta + a * low", TWO, constants="float low = {0.3}"),
         states("w", "a", "b"),
+    ),
+    "a metric that holds a share of a moment": (
+        update_step("u2 = m * low + dw", "float[4,3] m", "float[4,3] u2", "float low = {0.3}", update=MOMENTUM),
+        {**states("w", "m"), "u2": "metric"},
+    ),
+    "a buffer that decays": (update_step("k_next = k * beta", "float[4] k"), states("w", "k")),
+    "a weight whose loss reads no batch": (
+        update_step(
+            update="w_next = w - (w * two) * rate",
+            constants="float two = {2}",
+            forward=nodes("loss = ReduceSum(w * w, keepdims=0)"),
+            backward="",
+        ),
+        states("w"),
     ),
     "a moment whose share is hardly there": (
         update_step("", "float[4,3] m", constants="float low = {0.03}", update=MOMENTUM.replace("beta", "low")),
@@ -144,6 +151,15 @@ STEPS = {
         ),
         states("w", "slow"),
     ),
+    "slow weights that some elements are set to": (
+        update_step(
+            update=MOVED + "slow_next = Where(mask, slow + (moved - slow) * half, slow)\n"
+            "w_next = Where(mask, slow_next, moved)",
+            inputs="float[4,3] slow, bool[4,3] mask",
+            constants="float half = {0.5}",
+        ),
+        states("w?", "slow?"),
+    ),
     "weights rounded at random": (
         update_step(
             update=MOVED + "w_next = Floor(moved / one + noise * tenth)",
@@ -159,38 +175,30 @@ STEPS = {
         update_step(inputs="float[4,3] first", update="w_next = first - dw * rate"),
         states("w?"),
     ),
-    # --- a batch that leaves the graph changed
-    "a clipped batch": (shown_step("Clip(x, low, high)"), {**states("w"), "shown": "next x?"}),
-    "a scaled batch": (shown_step("x * high"), {**states("w"), "shown": "next x?"}),
-    "activations added to the batch": (
-        shown_step("x + x @ mix", "float[4,4] mix", LINEAR.replace("x, w", "shown, w")),
-        {**states("w"), "shown": "next x?"},
+    "a descent that is named after the input that it holds": (
+        update_step(inputs="float[4,3] first", update="first_next = first - dw * rate"),
+        states("first?"),
     ),
-    "a mixed batch that the network reads": (
-        shown_step("x * high + other * low", "float[8,4] other", LINEAR.replace("x, w", "shown, w")),
-        {**states("w"), "shown": "next x?"},
+    "a square that is subtracted": (
+        update_step(inputs="float[4,3] first", update="w_next = first - dw * dw"),
+        states("w?"),
     ),
-    # The pair of the weight is known by the time that the target's is judged, whichever output comes first.
-    "a target network that follows the weights": (
-        linear_step(
-            nodes(SGD),
-            inputs="float[4,3] w, float[4,3] target",
-            outputs="float[4,3] target_next, float[4,3] w_next",
-            forward=nodes("target_next = target * high + w * low; y = x @ w - x @ target_next")
-            + LINEAR.partition("\n    y = MatMul(x, w)")[2],
-            constants="float low = {0.01}, float high = {0.99}, float rate = {0.1}",
-        ),
-        states("w", "target"),
+    "a descent whose rate is negative": (
+        update_step(inputs="float[4,3] first", update="w_next = first + dw * low", constants="float low = {-0.1}"),
+        states("w?"),
     ),
-    "an average of the batch that the network reads": (
+    "an average beside a gradient that leaves the graph": (
+        update_step(inputs="float[4,3] ema", outputs="float[4,3] dw", update="ema_next = ema * beta + w * rate"),
+        {**states("ema"), "dw": "gradient"},
+    ),
+    "an average beside a weight that nothing changes": (
         update_step(
-            inputs="float[4] mean",
-            outputs="float[4] mean_next",
-            forward=nodes("mean_next = mean * high + ReduceMean(x, axes, keepdims=0) * low; y = (x - mean_next) @ w")
-            + LINEAR.partition("\n    y = MatMul(x, w)")[2],
-            constants="float low = {0.01}, float high = {0.99}, int64[1] axes = {0}",
+            SGD + "ema_next = ema + (w_next - ema) * mu",
+            "float[4,3] ema, float[4,3] v, float mu",
+            update="",
+            forward=LINEAR.replace("y =", "both = Add(w, v) y =").replace("x, w)", "x, both)"),
         ),
-        states("w", "mean"),
+        states("w", "ema"),
     ),
     # --- dependence
     "a weight that decays by an input": (
@@ -244,23 +252,29 @@ STEPS = {
     ),
     # --- handed through
     "the weight of the step before": (update_step("last_next = Identity(w)", "float[4,3] last"), states("w", "last")),
-    "a frozen weight": (
-        update_step(
-            "k_next = Identity(k)",
-            "float[3,3] k",
-            forward=LINEAR.replace("Sub(y, t)", "Sub(z, t)").replace("d =", "z = MatMul(y, k) d ="),
-            backward=nodes("dy = d * two_over_n; dw = x.T @ (dy @ k.T)"),
-        ),
+    "a frozen weight": (update_step("k_next = Identity(k)", "float[3,3] k", **FROZEN), states("w", "k")),
+    "a frozen weight that a zero is added to": (
+        update_step("k_next = k + nought", "float[3,3] k", constants=f"float[3,3] nought = {numbers(9)}", **FROZEN),
         states("w", "k"),
     ),
-    "a frozen weight that a zero is added to": (
-        update_step(
-            "k_next = k + nought",
-            "float[3,3] k",
-            forward=LINEAR.replace("loss =", "z = MatMul(y, k) loss ="),
-            constants=f"float[3,3] nought = {numbers(9)}",
-        ),
+    "a frozen weight that a zero is subtracted from": (
+        update_step("k_next = k - nought", "float[3,3] k", constants=f"float[3,3] nought = {numbers(9)}", **FROZEN),
         states("w", "k"),
+    ),
+    # As a batch may be, ahead of a network.
+    "a weight that shrinks, plus zero": (
+        update_step(
+            "k_next = k * beta + nought", "float[3,3] k", constants=f"float[3,3] nought = {numbers(9)}", **FROZEN
+        ),
+        states("w", "k?"),
+    ),
+    "a weight with a floor of zero that no gradient moves": (
+        update_step("k_next = Max(k, nought)", "float[3,3] k", constants=f"float[3,3] nought = {numbers(9)}", **FROZEN),
+        states("w", "k?"),
+    ),
+    "the weight itself, for that of the step before": (
+        update_step(inputs="float[4,3] last", outputs="float[4,3] w"),
+        {**states("w"), "w": "next last"},
     ),
     "an input itself": (update_step(outputs="float[8,4] x"), {**states("w"), "x": "constant"}),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.analysis.roles.steps import roles_of, states, update_step
+from tests.expressions import nodes
 
 FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
 STEPS = {
@@ -20,6 +21,21 @@ STEPS = {
     "a mean over the steps so far": (
         update_step("n_next = n + unit; k_next = (k * Cast(n, to=1) + loss) / Cast(n_next, to=1)", "int64 n, float k"),
         states("w", "n", "k"),
+    ),
+    "a mean by a share that is an input": (
+        update_step("k_next = k * (one - mu) + loss * mu", "float k, float mu"),
+        states("w", "k"),
+    ),
+    # The gradient of the gain leaves the graph.
+    "a sum of losses beside a gain": (
+        update_step(
+            "sum_next = sum + loss",
+            "float k, float sum",
+            "float dk",
+            forward=nodes("p = x @ w; y = p * k; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+            backward=nodes("dy = d * two_over_n; dw = x.T @ (dy * k); dk = ReduceSum(dy * p, keepdims=0)"),
+        ),
+        {**states("w", "sum"), "dk": "gradient"},
     ),
     "a rate that is halved": (
         update_step(

@@ -6,8 +6,14 @@ import pytest
 
 from tests.analysis.roles.steps import MOMENTUM, roles_of, states, update_step
 from tests.build import numbers, ramp
+from tests.expressions import nodes
 
 FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
+# One number times the prediction.
+GAIN = {
+    "forward": nodes("p = x @ w; y = p * k; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+    "backward": nodes("dy = d * two_over_n; dw = x.T @ (dy * k); dk = ReduceSum(dy * p, keepdims=0)"),
+}
 STEPS = {
     "a momentum of zeros": (update_step(constants=f"float[4,3] m = {numbers(12)}", update=MOMENTUM), states("w", "m")),
     "a sum of squares that begins at a tenth": (
@@ -68,6 +74,31 @@ STEPS = {
     "a stored pair of numbers that nothing reads": (
         update_step("k_next = Identity(nought)", constants="float[2] k = {1, 2}, float[2] nought = {0, 1}"),
         states("w", "k"),
+    ),
+    # --- a weight of one number
+    "a weight of one number": (
+        update_step("k_next = k - dk * rate", constants="float k = {2}", **GAIN),
+        states("w", "k"),
+    ),
+    "a weight of one number, with a share": (
+        update_step("k_next = k * low - dk * rate", constants="float k = {2}, float low = {0.3}", **GAIN),
+        states("w", "k?"),
+    ),
+    # Constants beside a metric have this form.
+    "a number that the loss reads, and no gradient changes": (
+        update_step("k_next = k * beta", constants="float k = {2}", **GAIN),
+        states("w", "k?"),
+    ),
+    "a number that is added to the gradient of another one": (
+        update_step("sum = c + dk", outputs="float sum", constants="float k = {2}, float c = {3}", **GAIN),
+        {**states("w"), "sum": "metric"},
+    ),
+    # --- counters
+    "a counter that a flag sets back": (
+        update_step(
+            "n_next = Where(flag, nought, n + unit)", "bool flag", constants="int64 n = {0}, int64 nought = {0}"
+        ),
+        states("w", "n?"),
     ),
     "a stored rate": (update_step("rate_next = Identity(rate)", outputs="float rate_next"), states("w", "rate?")),
 }

@@ -1,0 +1,112 @@
+"""Inputs that leave the graph changed: batches that a network reads, averages of them, keys and buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import pytest
+
+from tests.analysis.roles.steps import SGD, roles_of, states, update_step
+from tests.build import LINEAR, linear_step, listed, ramp
+from tests.expressions import nodes
+
+REST = LINEAR.partition("\n    y = MatMul(x, w)")[2]
+READS_SHOWN = LINEAR.replace("x, w", "shown, w")
+AVERAGE = "mean * high + ReduceMean(x, axes, keepdims=0) * low"
+NOISE = "parts = Cast<to = 1>(key) noise = ReduceSum<keepdims = 0>(parts) z = Mul(y, noise) d ="
+
+
+def shown_step(shown: str, inputs: str = "", forward: str = LINEAR, **more: Any) -> onnx.ModelProto:
+    """A step with one more output, computed from the batch ahead of the network."""
+    return update_step(
+        inputs=inputs,
+        outputs="float[8,4] shown",
+        constants="float low = {0.3}, float high = {0.7}",
+        forward=nodes(f"shown = {shown}") + "\n" + forward,
+        **more,
+    )
+
+
+def mean_step(mean: str, more: str = "", outputs: str = "", reads: str = "mean_next") -> onnx.ModelProto:
+    """A step with one more input `mean`, from which and from the batch its next value is computed."""
+    return update_step(
+        more,
+        "float[4] mean",
+        listed("float[4] mean_next", outputs),
+        "float low = {0.01}, float high = {0.99}, int64[1] axes = {0}",
+        forward=nodes(f"mean_next = {mean}; y = (x - {reads}) @ w") + REST,
+    )
+
+
+STEPS = {
+    "a clipped batch": (shown_step("Clip(x, low, high)"), {**states("w"), "shown": "next x?"}),
+    "a scaled batch": (shown_step("x * high"), {**states("w"), "shown": "next x?"}),
+    "a batch with a limit that is an input": (
+        shown_step("Clip(x, low, top)", "float top"),
+        {**states("w"), "shown": "next x?"},
+    ),
+    "a scaled batch that the network reads": (
+        shown_step("x * high", forward=READS_SHOWN, backward=nodes("dy = d * two_over_n; dw = shown.T @ dy")),
+        {**states("w"), "shown": "next x?"},
+    ),
+    "activations added to the batch": (
+        shown_step("x + x @ mix", "float[4,4] mix", READS_SHOWN),
+        {**states("w"), "shown": "next x?"},
+    ),
+    "a mixed batch that the network reads": (
+        shown_step("x * high + other * low", "float[8,4] other", READS_SHOWN),
+        {**states("w"), "shown": "next x?"},
+    ),
+    # The pair of the weight is known by the time that the target's is judged, whichever output comes first.
+    "a target network that follows the weights": (
+        linear_step(
+            nodes(SGD),
+            inputs="float[4,3] w, float[4,3] target",
+            outputs="float[4,3] target_next, float[4,3] w_next",
+            forward=nodes("target_next = target * high + w * low; y = x @ w - x @ target_next")
+            + LINEAR.partition("\n    y = MatMul(x, w)")[2],
+            constants="float low = {0.01}, float high = {0.99}, float rate = {0.1}",
+        ),
+        states("w", "target"),
+    ),
+    # --- averages of a batch
+    "an average that the network reads": (mean_step(AVERAGE), states("w", "mean")),
+    "the average before": (mean_step(AVERAGE, reads="mean"), states("w", "mean")),
+    "an average that a metric reads, too": (
+        mean_step(AVERAGE, "size = ReduceL2(mean, keepdims=0)", "float size"),
+        {**states("w", "mean"), "size": "metric"},
+    ),
+    # A layer that adds something to its input looks the same.
+    "a sum that the network reads": (mean_step("mean + ReduceMean(x, axes, keepdims=0)"), states("w", "mean?")),
+    "an average with an activation": (
+        mean_step("mean * high + Tanh(mean) * ReduceMean(x, axes, keepdims=0)"),
+        states("w", "mean?"),
+    ),
+    # --- whole numbers
+    "a random key that is counted on": (
+        update_step(
+            "key_next = key + unit",
+            "int64[2] key",
+            forward=LINEAR.replace("Sub(y, t)", "Sub(z, t)").replace("d =", NOISE),
+            backward=nodes("dy = d * two_over_n; dw = x.T @ (dy * noise)"),
+        ),
+        states("w", "key"),
+    ),
+    # --- initializers, which no batch is
+    "a stored weight that shrinks": (
+        update_step(
+            "k_next = k * beta",
+            constants=f"float[3,3] k = {ramp(9)}",
+            forward=LINEAR.replace("Sub(y, t)", "Sub(z, t)").replace("d =", "z = MatMul(y, k) d ="),
+            backward=nodes("dy = d * two_over_n; dw = x.T @ (dy @ k.T)"),
+        ),
+        states("w", "k"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_roles(name: str) -> None:
+    model, expected = STEPS[name]
+    assert roles_of(model) == expected
