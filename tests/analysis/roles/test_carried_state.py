@@ -219,6 +219,10 @@ STEPS = {
         states("w", "c?"),
     ),
     "pairs that could be swapped": (swappable_step(), states("w", "a?", "b?")),
+    "pairs that could be swapped, each named after the other's input": (
+        update_step("b_next = a * p + dw; a_next = b * p + a * q", f"{TWO}, float p, float q"),
+        states("w", "a?", "b?"),
+    ),
     # --- another form of a next value
     "float16 weights cast from the next masters": (
         update_step("half_next = Cast(w_next, to=10)", "float16[4,3] half", forward=CAST),

@@ -42,6 +42,7 @@ def mean_step(mean: str, more: str = "", outputs: str = "", reads: str = "mean_n
 STEPS = {
     "a clipped batch": (shown_step("Clip(x, low, high)"), {**states("w"), "shown": "next x?"}),
     "a scaled batch": (shown_step("x * high"), {**states("w"), "shown": "next x?"}),
+    "a batch times an input": (shown_step("x * share", "float share"), {**states("w"), "shown": "next x?"}),
     "a batch with a limit that is an input": (
         shown_step("Clip(x, low, top)", "float top"),
         {**states("w"), "shown": "next x?"},
@@ -92,6 +93,14 @@ STEPS = {
             backward=nodes("dy = d * two_over_n; dw = x.T @ (dy * noise)"),
         ),
         states("w", "key"),
+    ),
+    "an unsigned random key": (
+        update_step("key_next = Mod(key, period)", "uint32[2] key", constants="uint32[2] period = {7, 7}"),
+        states("w", "key"),
+    ),
+    "indices that begin anew at seven": (
+        update_step("shown = Mod(ids, period)", "int64[8] ids", "int64[8] shown", "int64 period = {7}"),
+        {**states("w"), "shown": "next ids?"},
     ),
     # --- initializers, which no batch is
     "a stored weight that shrinks": (

@@ -20,7 +20,9 @@ from tests.expressions import nodes
 
 SALIENCY = "dx = dy @ w.T\n"
 FED_RATE = SGD.replace("rate", "lr")
+TWO = "float[4,3] a, float[4,3] b"
 SPARE = "float[4,3] w, float[4,3] a, float[4,3] b"
+RATE = "float rate = {0.1}"
 DECAYED = nodes("g = dw + w * share")
 
 GRADIENTS = {
@@ -87,6 +89,32 @@ GRADIENTS = {
             forward=WEIGHT_DECAY,
         ),
         {"dw": "gradient", "db": "gradient"},
+    ),
+    # --- beside weights whose gradients leave the graph
+    "an activation of the weight": (
+        linear_step(nodes("p = Tanh(w)"), outputs="float[4,3] dw, float[4,3] p"),
+        {"dw": "gradient", "p": "metric"},
+    ),
+    "an activation of the gradient": (
+        linear_step(nodes("p = Tanh(dw)"), outputs="float[4,3] dw, float[4,3] p"),
+        {"dw": "gradient", "p": "next w?"},
+    ),
+    "an activation of a weight, with one gradient for two": (
+        linear_step(
+            nodes("p = Tanh(w)"),
+            inputs="float[4,3] w, float[4,3] v",
+            outputs="float[4,3] dw, float[4,3] p",
+            forward=nodes("y = x @ (w + v); d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+        ),
+        {"dw": "gradient", "p": "next w?"},
+    ),
+    "the weight in float16": (
+        linear_step(nodes("small = Cast(w, to=10)"), outputs="float[4,3] dw, float16[4,3] small"),
+        {"dw": "gradient", "small": "metric"},
+    ),
+    "the next weight in float16 alone": (
+        linear_step(nodes("small = Cast(w - dw * rate, to=10)"), outputs="float16[4,3] small", constants=RATE),
+        {"small": "metric?"},
     ),
     # The mask has the type of the weight, and is a batch.
     "a masked gradient": (
@@ -160,6 +188,34 @@ METRICS = {
     "an input that is handed through under another name": (
         update_step("shown = Identity(a)", "float[4,3] a, float[4,3] b", "float[4,3] shown"),
         {"shown": "metric?"},
+    ),
+    "a copy of the next weight in float16": (
+        update_step("small = Cast(w_next, to=10)", outputs="float16[4,3] small"),
+        {"small": "metric"},
+    ),
+    # A target or the like has the type of a prediction.
+    "an activation of the prediction": (update_step("p = Tanh(y)", outputs="float[8,3] p"), {"p": "metric"}),
+    # --- proposals among several inputs
+    "a sum of two inputs": (update_step("p = Tanh(a) + Tanh(b)", TWO, "float[4,3] p"), {"p": "next a?"}),
+    "a sum beside an input whose name begins like it": (
+        update_step("mean_new = Tanh(a) + Tanh(b)", f"{TWO}, float[4,3] mean_old", "float[4,3] mean_new"),
+        {"mean_new": "next a?"},
+    ),
+    "a sum of an input whose name begins like it": (
+        update_step("mean_new = Tanh(a) + Tanh(mean_old)", "float[4,3] a, float[4,3] mean_old", "float[4,3] mean_new"),
+        {"mean_new": "next mean_old?"},
+    ),
+    "a sum beside an input that is handed through": (
+        update_step("shown = Identity(a); p = Tanh(a) + Tanh(b)", TWO, "float[4,3] shown, float[4,3] p"),
+        {"shown": "metric?", "p": "next a?"},
+    ),
+    "a product with the state before": (
+        update_step("a_next = Tanh(a) + dw; p = a @ k", "float[4,3] a, float[3,3] k", "float[4,3] p"),
+        {"a_next": "next a", "p": "metric"},
+    ),
+    "a number in float16": (
+        update_step("k_next = k * beta; small = Cast(k_next, to=10)", "float k, float16 h", "float16 small"),
+        {"k_next": "next k", "small": "metric?"},
     ),
     # It has the type of the batch.
     "another saliency map": (update_step(SALIENCY + "s = Tanh(dx)", outputs="float[8,4] s"), {"s": "next x?"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 
 from tests.analysis.roles.steps import MOMENTUM, roles_of, states, update_step
@@ -14,6 +15,17 @@ GAIN = {
     "forward": nodes("p = x @ w; y = p * k; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
     "backward": nodes("dy = d * two_over_n; dw = x.T @ (dy * k); dk = ReduceSum(dy * p, keepdims=0)"),
 }
+
+
+def means_beside(read: str, number: str) -> onnx.ModelProto:
+    """A step that shows the means of its batch, whose type a filled tensor `level` has that something reads."""
+    return update_step(
+        f"shown = ReduceMean(x, axes, keepdims=0); size = ReduceL2({read}, keepdims=0)",
+        outputs="float size, float[4] shown",
+        constants=f"float[4] level = {numbers(4, number)}",
+    )
+
+
 STEPS = {
     "a momentum of zeros": (update_step(constants=f"float[4,3] m = {numbers(12)}", update=MOMENTUM), states("w", "m")),
     "a sum of squares that begins at a tenth": (
@@ -99,6 +111,49 @@ STEPS = {
             "n_next = Where(flag, nought, n + unit)", "bool flag", constants="int64 n = {0}, int64 nought = {0}"
         ),
         states("w", "n?"),
+    ),
+    # --- tensors that an output has the type of, and does not depend on
+    "sums in place of a tensor that nothing reads": (
+        update_step("k_next = ReduceSum(w_next, axes, keepdims=0)", constants="float[3] k = {1, 2, 3}"),
+        states("w", "k?"),
+    ),
+    "means in place of a tensor that a metric reads": (
+        update_step(
+            "mean_next = ReduceMean(x, axes, keepdims=0); size = ReduceL2(mean, keepdims=0)",
+            outputs="float size",
+            constants=f"float[4] mean = {ramp(4)}",
+        ),
+        {**states("w", "mean?"), "size": "metric"},
+    ),
+    "means beside ones": (means_beside("w_next.T * level", "1"), {**states("w"), "shown": "metric", "size": "metric"}),
+    "means beside zeros": (
+        means_beside("Max(w_next.T, level)", "0"),
+        {**states("w"), "shown": "metric", "size": "metric"},
+    ),
+    "an activation of a gradient beside a frozen weight": (
+        update_step(
+            "p = Tanh(dw)",
+            outputs="float[4,3] p",
+            constants=f"float[4,3] v = {ramp(12)}",
+            forward=nodes("y = x @ (w + v); d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+        ),
+        {**states("w"), "p": "metric"},
+    ),
+    "a product of the network beside a tensor that a metric reads": (
+        update_step(
+            "size = ReduceL2(kept, keepdims=0)",
+            outputs="float size, float[8,3] h",
+            constants=f"float[8,3] kept = {ramp(24)}",
+            forward=nodes("h = x @ w; y = Tanh(h); d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+        ),
+        {**states("w"), "size": "metric", "h": "metric"},
+    ),
+    "flags of each column": (
+        update_step(
+            "done_next = Or(done, Less(ReduceMax(w_next, axes, keepdims=0), limit))",
+            constants="bool[3] done = {0, 0, 0}, float limit = {1}",
+        ),
+        states("w", "done?"),
     ),
     "a stored rate": (update_step("rate_next = Identity(rate)", outputs="float rate_next"), states("w", "rate?")),
 }

@@ -1,0 +1,105 @@
+"""Numbers that follow from counters and from stored numbers: rates of a schedule, counts, metrics plus a constant."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.analysis.roles.steps import SGD, roles_of, states, update_step
+from tests.expressions import nodes
+
+RATE = "lr = start * Pow(decay, Cast(n_next, to=1))"
+COUNTED = f"n_next = n + unit; {RATE}"
+NUMBERS = "float start = {0.5}, float decay = {0.9}"
+TABLE = "float[4] table = {0.4, 0.3, 0.2, 0.1}"
+# One number times the prediction.
+GAIN = {
+    "forward": nodes("p = x @ w; y = p * k; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+    "backward": nodes("dy = d * two_over_n; dw = x.T @ (dy * k); dk = ReduceSum(dy * p, keepdims=0)"),
+}
+STEPS = {
+    # --- schedules
+    # Named `rate`, one of the numbers that it does not follow from would be likelier.
+    "a rate by a formula": (
+        update_step(COUNTED.replace("lr =", "rate_now ="), "int64 n", "float rate_now", NUMBERS),
+        {**states("w", "n"), "rate_now": "next decay?"},
+    ),
+    "a rate by a formula, named after a whole number": (
+        update_step(COUNTED.replace("lr =", "unit_rate ="), "int64 n", "float unit_rate", NUMBERS),
+        {**states("w", "n"), "unit_rate": "next decay?"},
+    ),
+    "a rate by a table": (
+        update_step(
+            "n_next = n + unit; lr = start * Gather(table, n_next)", "int64 n", "float lr", f"{TABLE}, {NUMBERS}"
+        ),
+        {**states("w", "n"), "lr": "metric"},
+    ),
+    "a rate by a table beside one that is fed": (
+        update_step(
+            "n_next = n + unit; planned = Gather(table, n_next)",
+            "int64 n, float lr",
+            "float planned",
+            TABLE,
+            update=SGD.replace("rate", "lr"),
+        ),
+        {**states("w", "n"), "planned": "metric?"},
+    ),
+    "a rate by a counter beside a gain": (
+        update_step("n_next = n + unit; lr = Cast(n, to=1) * rate", "int64 n, float k", "float lr", **GAIN),
+        {**states("w", "n"), "lr": "next rate?"},
+    ),
+    # --- stored numbers
+    "a number that shrinks or begins at a norm": (
+        update_step(
+            "k_next = Where(flag, k * low, ReduceL2(dw, keepdims=0))",
+            "bool flag",
+            "",
+            "float k = {2}, float low = {0.3}",
+        ),
+        states("w", "k?"),
+    ),
+    "a gain that moves by signs": (
+        update_step("k_next = k - Sign(dk) * rate", constants="float k = {2}", **GAIN),
+        states("w", "k?"),
+    ),
+    "a number with an axis": (
+        update_step(
+            "k_next = k + Reshape(ReduceSum(dw * dw, keepdims=0), long)",
+            "",
+            "",
+            "float[1] k = {2}, int64[1] long = {1}",
+        ),
+        states("w", "k?"),
+    ),
+    "a constant plus a norm": (
+        update_step("size = c + ReduceSum(dw * dw, keepdims=0)", outputs="float size", constants="float c = {2}"),
+        {**states("w"), "size": "metric"},
+    ),
+    "a gain plus a share of hits": (
+        update_step(
+            "hits = Cast(Less(Abs(d), one), to=1); size = k + ReduceMean(hits, keepdims=0)",
+            outputs="float size",
+            constants="float k = {2}",
+            **GAIN,
+        ),
+        {**states("w"), "size": "metric"},
+    ),
+    # --- whole numbers
+    "a counter that starts again": (
+        update_step("n_next = Mod(n, period)", constants="int64 n = {5}, int64 period = {3}"),
+        states("w", "n?"),
+    ),
+    "a sum of whole errors": (
+        update_step("n_next = n + Cast(ReduceSum(Abs(d), keepdims=0), to=7)", constants="int64 n = {0}"),
+        states("w", "n?"),
+    ),
+    "a counter beside two more": (
+        update_step("n_next = n + unit; ahead = n + two", "", "int64 ahead", "int64 n = {0}, int64 two = {2}"),
+        {**states("w", "n?"), "ahead": "next two?"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_roles(name: str) -> None:
+    model, expected = STEPS[name]
+    assert roles_of(model) == expected
