@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 
 import graphscale as gs
 from tests.analysis.roles.steps import (
+    MOMENTUM,
     SGD,
     WEIGHT_DECAY,
     evidence_of,
@@ -15,7 +17,7 @@ from tests.analysis.roles.steps import (
     states,
     update_step,
 )
-from tests.build import linear_step, step
+from tests.build import linear_step, numbers, ramp, step
 from tests.expressions import nodes
 
 SALIENCY = "dx = dy @ w.T\n"
@@ -24,6 +26,20 @@ TWO = "float[4,3] a, float[4,3] b"
 SPARE = "float[4,3] w, float[4,3] a, float[4,3] b"
 RATE = "float rate = {0.1}"
 DECAYED = nodes("g = dw + w * share")
+
+# One number times the prediction.
+GAIN = {
+    "forward": nodes("p = x @ w; y = p * k; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+    "backward": nodes("dy = d * two_over_n; dw = x.T @ (dy * k); dk = ReduceSum(dy * p, keepdims=0)"),
+}
+
+
+def stored_step(direction: str, values: str) -> onnx.ModelProto:
+    """A step along a direction that is computed from the gradient, an output, and a stored tensor `prev`."""
+    return update_step(
+        outputs="float[4,3] dw", constants=f"float[4,3] prev = {values}", update=f"w_next = w - ({direction}) * rate"
+    )
+
 
 GRADIENTS = {
     "a gradient": (linear_step(), {"dw": "gradient"}),
@@ -127,6 +143,89 @@ GRADIENTS = {
     ),
     "a squared gradient beside a moment": (square_step(), states("w", "v?")),
     "the previous gradient": (previous_gradient_step(), {**states("w"), "dw": "next before", "length": "metric"}),
+    "two inputs that a gradient is compared with": (
+        update_step(
+            "one_change = ReduceL2(dw - a, keepdims=0); change = ReduceL2(dw - b, keepdims=0)",
+            TWO,
+            "float[4,3] dw, float one_change, float change",
+        ),
+        {**states("w"), "dw": "next a?", "one_change": "metric", "change": "metric"},
+    ),
+    "a gradient that the update adds to the one before": (
+        update_step("", "float[4,3] before", "float[4,3] dw", update="w_next = w - (dw + before) * rate"),
+        {**states("w"), "dw": "next before"},
+    ),
+    "an activation of the weight, compared with the one before": (
+        update_step(
+            "p = Tanh(w_next); change = ReduceL2(p - before, keepdims=0)",
+            "float[4,3] before",
+            "float[4,3] p, float change",
+        ),
+        {**states("w"), "p": "next before?", "change": "metric"},
+    ),
+    # --- beside an update
+    "a gradient beside momentum": (
+        update_step("", "float[4,3] m", "float[4,3] dw", update=MOMENTUM),
+        {**states("w", "m"), "dw": "gradient"},
+    ),
+    "the gradient of a gain beside a rate": (
+        update_step("", "float k, float lr", "float dk", update=FED_RATE, **GAIN),
+        {**states("w"), "dk": "gradient"},
+    ),
+    "the gradient of a gain times the rate": (
+        update_step("g = dk * lr", "float k, float lr", "float g", **GAIN),
+        {**states("w"), "g": "gradient"},
+    ),
+    "a clipped gradient where a mask keeps it": (
+        update_step(
+            "g = Where(keep, Clip(dw, low, top), nought)",
+            "bool[4,3] keep",
+            "float[4,3] g",
+            "float low = {-1}, float top = {1}, float nought = {0}",
+        ),
+        {**states("w"), "g": "gradient"},
+    ),
+    "a clipped gradient in float16": (
+        linear_step(
+            nodes("g = Cast(Clip(dw, low, top), to=10)"),
+            outputs="float16[4,3] g",
+            constants="float low = {-1}, float top = {1}",
+        ),
+        {"g": "gradient"},
+    ),
+    "a gradient plus a row of numbers": (
+        linear_step(nodes("g = dw + row"), outputs="float[4,3] g", constants="float[3] row = {0, 0.5, 1}"),
+        {"g": "gradient"},
+    ),
+    "a gradient plus a share of the bias": (
+        linear_step(
+            nodes("g = dw + Floor(b * share)"),
+            inputs="float[4,3] w, float[3] b",
+            outputs="float[4,3] g",
+            constants="float share = {0.02}",
+            forward=nodes("y = x @ w + b; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+        ),
+        {"g": "gradient"},
+    ),
+    # --- beside a stored tensor of its type, which may be the gradient before
+    "a gradient beside a mask": (stored_step("dw * prev", ramp(12)), {**states("w"), "dw": "gradient"}),
+    "a gradient beside numbers that are added to it": (
+        stored_step("dw + prev", ramp(12)),
+        {**states("w"), "dw": "next prev?"},
+    ),
+    "a gradient beside zeros that are added to it": (
+        stored_step("dw + prev", numbers(12)),
+        {**states("w"), "dw": "gradient"},
+    ),
+    "a gradient beside ones": (stored_step("dw - prev", numbers(12, "1")), {**states("w"), "dw": "gradient"}),
+    "a multiple of a gradient beside the one before": (
+        update_step(
+            update="turned = Less(dw * prev, nought); g = dw * rate\nw_next = w - Sign(dw) * Where(turned, rate, one)",
+            outputs="float[4,3] g",
+            constants=f"float nought = {{0}}, float[4,3] prev = {numbers(12)}",
+        ),
+        {**states("w"), "g": "next prev?"},
+    ),
     # As Rprop does; a mask is multiplied in the same way.
     "a gradient that the next step multiplies by its own": (
         update_step("", "float[4,3] before", "float[4,3] dw", update="w_next = w - Sign(dw * before) * rate"),

@@ -50,6 +50,36 @@ STEPS = {
         states("w", "k"),
     ),
     "the least loss so far": (update_step("k_next = Min(k, loss)", "float k"), states("w", "k?")),
+    # --- bounds and conditions: a number that is held on every way is a next value
+    "a number that shrinks to a floor": (
+        update_step("k_next = Max(k * beta, low)", "float k", constants="float low = {0.1}"),
+        states("w", "k"),
+    ),
+    "a number that grows to a limit": (
+        update_step("k_next = Min(k * two, top)", "float k", constants="float two = {2}, float top = {9}"),
+        states("w", "k"),
+    ),
+    "a number that grows between two limits": (
+        update_step(
+            "k_next = Clip(k * two, low, top)",
+            "float k",
+            constants="float two = {2}, float low = {0.1}, float top = {9}",
+        ),
+        states("w", "k"),
+    ),
+    "a number that shrinks and stays positive": (update_step("k_next = Relu(k * beta)", "float k"), states("w", "k")),
+    "an average whose share comes last": (
+        update_step("k_next = ReduceL2(dw, keepdims=0) * tenth + k * beta", "float k", constants="float tenth = {0.1}"),
+        states("w", "k"),
+    ),
+    "a norm, or a number that shrinks": (
+        update_step("k_next = Where(flag, ReduceL2(dw, keepdims=0), k * beta)", "bool flag, float k"),
+        states("w", "k?"),
+    ),
+    "a sum with a norm, or a number that shrinks": (
+        update_step("k_next = Where(flag, loss + ReduceL2(dw, keepdims=0), k * beta)", "bool flag, float k"),
+        states("w", "k?"),
+    ),
     "a number with a floor": (
         update_step("k_next = Max(k + loss * rate, low)", "float k", constants="float low = {0.1}"),
         states("w", "k"),

@@ -57,6 +57,27 @@ STEPS = {
         ),
         states("w", "k?"),
     ),
+    "a mean over the steps so far": (
+        update_step(
+            "n_next = n + unit; mean = (k * Cast(n, to=1) + loss) / Cast(n_next, to=1)",
+            "int64 n",
+            "float mean",
+            "float k = {0}",
+        ),
+        {**states("w", "n"), "mean": "next k?"},
+    ),
+    "a sum that begins anew, less a norm": (
+        update_step("k_next = k * Cast(flag, to=1) - ReduceL2(dw, keepdims=0)", "bool flag", "", "float k = {2}"),
+        states("w", "k?"),
+    ),
+    "a sum that begins anew, of many": (
+        update_step("k_next = Sum(k * Cast(flag, to=1), ReduceL2(dw, keepdims=0))", "bool flag", "", "float k = {2}"),
+        states("w", "k?"),
+    ),
+    "a constant that counts now and then, plus one": (
+        update_step("shown = k * Cast(flag, to=1) + one", "bool flag", "float shown", "float k = {2}"),
+        {**states("w"), "shown": "metric"},
+    ),
     "a gain that moves by signs": (
         update_step("k_next = k - Sign(dk) * rate", constants="float k = {2}", **GAIN),
         states("w", "k?"),
