@@ -218,6 +218,11 @@ STEPS = {
         update_step("c_next = Tanh(a) + Tanh(b)", f"{TWO}, float[4,3] c"),
         states("w", "c?"),
     ),
+    "an activation of an input": (update_step("a_next = Tanh(a)", "float[4,3] a"), states("w", "a?")),
+    "two buffers that are handed through": (
+        update_step("a_next = Identity(a); b_next = Identity(b)", TWO),
+        states("w", "a?", "b?"),
+    ),
     "pairs that could be swapped": (swappable_step(), states("w", "a?", "b?")),
     "pairs that could be swapped, each named after the other's input": (
         update_step("b_next = a * p + dw; a_next = b * p + a * q", f"{TWO}, float p, float q"),

@@ -172,6 +172,10 @@ GRADIENTS = {
         update_step("", "float k, float lr", "float dk", update=FED_RATE, **GAIN),
         {**states("w"), "dk": "gradient"},
     ),
+    "a gradient beside a gain that moves, and a frozen weight": (
+        update_step("", "float k, float[4,3] v", "float[4,3] dw", update="k_next = k - dk * rate", **GAIN),
+        {**states("k"), "dw": "gradient"},
+    ),
     "the gradient of a gain times the rate": (
         update_step("g = dk * lr", "float k, float lr", "float g", **GAIN),
         {**states("w"), "g": "gradient"},

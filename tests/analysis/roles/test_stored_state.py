@@ -87,6 +87,27 @@ STEPS = {
         update_step("k_next = Identity(nought)", constants="float[2] k = {1, 2}, float[2] nought = {0, 1}"),
         states("w", "k"),
     ),
+    # --- zeros that a condition chooses
+    "an activation beside zeros in place of gradients that are no numbers": (
+        update_step(
+            update="w_next = w - Where(IsNaN(dw), nought, dw) * rate; p = Tanh(w_next)",
+            outputs="float[4,3] p",
+            constants=f"float[4,3] nought = {numbers(12)}",
+        ),
+        {**states("w"), "p": "metric"},
+    ),
+    "an activation, or zeros": (
+        update_step(
+            "p = Where(IsNaN(dw), nought, Tanh(dw))",
+            outputs="float[4,3] p",
+            constants=f"float[4,3] nought = {numbers(12)}",
+        ),
+        {**states("w"), "p": "metric"},
+    ),
+    "zeros that nothing reads": (
+        update_step("k_next = Identity(other)", constants="float[2] k = {0, 0}, float[2] other = {0, 1}"),
+        states("w", "k"),
+    ),
     # --- a weight of one number
     "a weight of one number": (
         update_step("k_next = k - dk * rate", constants="float k = {2}", **GAIN),
