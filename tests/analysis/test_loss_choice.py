@@ -68,6 +68,30 @@ def test_without_something_to_run_the_graph_the_loss_is_asked_about(monkeypatch:
     assert gs.scale(ROOT, loss="loss").report.loss_found == "named"
 
 
+NORM = step(
+    nodes("norm = Sqrt(ReduceSum(dw1 * dw1, keepdims=0) + ReduceSum(dw2 * dw2, keepdims=0))"),
+    outputs=f"float norm, {GRADIENTS}",
+)
+ACTIVATION = step(nodes("size = ReduceMean(Abs(a), keepdims=0)"), outputs=f"float size, {GRADIENTS}")
+# Both terms have a gradient.
+DECAYED_WEIGHT = step(
+    forward=FORWARD.replace("loss =", "fit =")
+    + nodes("decay = ReduceSum(w1 * w1, keepdims=0) * c; loss = fit + decay"),
+    backward=BACKWARD.replace("dw1 =", "of_fit =") + nodes("dw1 = of_fit + w1 * twice"),
+    outputs=f"float fit, float decay, {GRADIENTS}",
+    constants="float c = {0.01}, float twice = {0.02}",
+)
+
+
+@pytest.mark.parametrize("model", [NORM, ACTIVATION, DECAYED_WEIGHT], ids=["norm", "activation", "weight-decay"])
+def test_metrics_and_terms_that_the_graph_itself_excludes(
+    model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cannot_run(monkeypatch)
+    report = gs.inspect(model)
+    assert (report.loss, report.loss_found) == ("loss", "the scalar output that the backward pass differentiates")
+
+
 @pytest.mark.parametrize("model", [PERPLEXITY, STRAIGHT_THROUGH], ids=["right", "one-is-wrong"])
 def test_gradients_that_agree_with_no_loss_decide_nothing(model: onnx.ModelProto) -> None:
     twice = onnx.ModelProto.FromString(model.SerializeToString())
