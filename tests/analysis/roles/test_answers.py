@@ -22,6 +22,7 @@ from tests.analysis.roles.steps import (
     momentum_step,
     roles_of,
     square_step,
+    states,
     swappable_step,
     update_step,
 )
@@ -219,6 +220,20 @@ class TestContradictions:
         with pytest.raises(RolesError, match=r"w_next .* is named the next value of 'ema', but it holds 'w' 1 times"):
             gs.scale(computed_average_step(), updates={"w_next": "ema", "ema_next": "w"})
 
+    def test_a_descent_from_an_input_is_the_next_value_of_no_third_one(self) -> None:
+        """Of a weight it may be."""
+        model = update_step("a_next = a - u", "float[4,3] a, float[4,3] b")
+        with pytest.raises(RolesError, match=r"a_next .* is named the next value of 'b', but it holds 'a' 1 times"):
+            gs.scale(model, roles={"states": {"a_next": "b"}})
+
+    def test_a_sum_of_the_next_weight_and_an_activation_of_a_state_may_be_the_state(self) -> None:
+        model = update_step("ema_next = Tanh(ema) * rate + w_next", "float[4,3] ema")
+        assert roles_of(model, {"states": {"w_next": "w", "ema_next": "ema"}}) == states("w", "ema")
+
+    def test_a_copy_in_float16_may_be_a_metric(self) -> None:
+        model = update_step("small = Cast(w_next, to=10)", outputs="float16[4,3] small")
+        assert roles_of(model, {"metrics": ["small"]}) == {**states("w"), "small": "metric"}
+
     def test_force_takes_the_answer(self) -> None:
         for given in ({"roles": {"states": SWAPPED}}, {"updates": SWAPPED}):
             result = gs.scale(two_moments(), **given, force_roles=True)
@@ -235,9 +250,8 @@ class TestContradictions:
         }
 
     def test_naming_one_pair_leaves_the_others_found(self) -> None:
-        for states in ({"a_next": "a"}, {"b_next": "b"}, {"w_next": "w"}):
-            found = roles_of(two_moments(), {"states": states})
-            assert found == {"w_next": "next w", "a_next": "next a", "b_next": "next b"}
+        for named in ({"a_next": "a"}, {"b_next": "b"}, {"w_next": "w"}):
+            assert roles_of(two_moments(), {"states": named}) == states("w", "a", "b")
 
     def test_a_named_pair_is_not_doubted(self) -> None:
         descent = CARRIED["a descent that may begin anew"][0]

@@ -354,3 +354,11 @@ def test_a_masked_gradient_beside_an_update_is_asked_about() -> None:
 def test_inputs_whose_gradients_leave_the_graph_are_weights() -> None:
     inputs = {entry.name: entry.role for entry in gs.roles(step()) if entry.kind == "input"}
     assert inputs == {"x": "batch", "t": "batch", "w1": "weight", "w2": "weight"}
+
+
+def test_inputs_that_stay_what_they_are() -> None:
+    model = update_step(
+        "", "float lr, float[3] turn", "", "float[3] turn = {1, 2, 3}", update="w_next = w - dw * turn * lr"
+    )
+    inputs = {entry.name: entry.role for entry in gs.roles(model) if entry.kind == "input"}
+    assert inputs == {"x": "batch", "t": "batch", "w": "state", "lr": "hyperparameter", "turn": "constant"}
