@@ -20,7 +20,7 @@ from graphscale.operators import Kind, rule_of
 __all__ = ["Attempt", "choose_attempt"]
 
 # The first parts of the evidence exclude a candidate, the others make one likelier.
-_EXCLUDING = 6
+_EXCLUDING = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,8 +84,10 @@ def _evidence(attempt: Attempt, attempts: Sequence[Attempt]) -> tuple[int, ...]:
             rule = rule_of(node)
             nonlinear += rule is None or rule.kind is Kind.NONLINEAR
     # A loss that another choice's scale reaches is a metric of its gradients, such as their norm, unless it is a total.
+    # The mean prediction as a loss makes residuals its gradients, and their square a metric of them.
     below_places = sum(
         topology.loss in other.reached
+        and (other.begins_with_constants or not attempt.begins_with_constants)
         and other.topology.loss not in attempt.reached
         and other.topology.loss not in topology.forward
         and not other.misfits

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.edits import Place, Plan
 from graphscale.analysis.places import find_cotangents, find_places
+from graphscale.analysis.predictions import find_predictions
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
 from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError, UnsupportedModelError
@@ -116,7 +117,8 @@ class Solver:
                 uses = find_cotangents(self.topology, node, rule)
                 if uses:
                     cotangents[node] = uses
-        return cotangents
+        predictions = find_predictions(self.topology, cotangents)
+        return {node: uses for node, uses in cotangents.items() if node not in predictions}
 
     # --- the work list ----------------------------------------------------------------------------------------------
 

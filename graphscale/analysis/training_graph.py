@@ -26,6 +26,7 @@ from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import (
     NEXT_STATE,
     Update,
+    find_coefficients,
     find_held_initializers,
 )
 from graphscale.errors import (
@@ -323,11 +324,13 @@ def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:
     for value in topology.graph.outputs:
         if value is topology.loss or not topology.is_backward(value) or not is_float(value):
             continue
-        held = topology.coefficients(value)
         node = value.producer()
+        held = topology.coefficients(value)
+        if node is not None and node.op_type in ("ScatterND", "ScatterElements"):
+            held = find_coefficients(value, topology.states, through=Trait.MOVE)
         if not any(c >= NEXT_STATE for c in held.values()):
             gradients.extend([value] if topology.may_be_state(value) else [])
-        elif node is not None and node.op_type in ("Add", "Sub", "Sum"):
+        elif node is not None and node.op_type in ("Add", "Sub", "Sum", "ScatterND", "ScatterElements"):
             gradients.extend(v for v in node.inputs if v is not None and v not in held and topology.is_backward(v))
     return gradients
 

@@ -21,6 +21,7 @@ from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 
 __all__ = [
+    "LEAST_SHARE",
     "NEXT_STATE",
     "AverageFactors",
     "Factors",
@@ -43,7 +44,9 @@ Type = tuple[ir.DataType | None, tuple[int | ir.SymbolicDim, ...] | None]
 # The least coefficient of the previous value that a next state holds and no gradient with decay.
 NEXT_STATE = 0.5
 # A coefficient up to this is that of a gradient with decay.
-_NOTHING = 0.05
+LEAST_SHARE = 0.05
+# Coefficients down to this one are followed: a product with a large number may be ahead, as in floor(1024 * w) / 1024.
+_FOLLOWED = 1e-4
 
 _ARITHMETIC = frozenset(("Add", "Sum", "Sub", "Neg", "Mul", "Pow", "Div"))
 _VIEWS = Trait.VIEW | Trait.REPEAT
@@ -72,7 +75,7 @@ def find_coefficients(
     states: Collection[ir.Value],
     factors: Factors | None = None,
     through: Trait = _DIRECT,
-    least: float = _NOTHING,
+    least: float = LEAST_SHARE,
 ) -> dict[ir.Value, float]:
     """Find the states on which a value depends directly, each with its coefficient (the largest, over all paths).
 
@@ -84,7 +87,7 @@ def find_coefficients(
         states: the values that may be a state.
         factors: the factors that are known already, for many outputs of one graph.
         through: the operators that hand their operands on, by trait.
-        least: coefficients up to this one are those of gradients with decay, and not followed.
+        least: coefficients up to this one are those of gradients with decay, and left out.
     """
     factors = Factors() if factors is None else factors
     coefficients: dict[ir.Value, float] = {}
@@ -98,12 +101,13 @@ def find_coefficients(
             continue
         seen.add(value)
         if value in states and value is not output:
-            coefficients[value] = coefficient
+            if abs(coefficient) > least:
+                coefficients[value] = coefficient
             continue
         node = value.producer()
         for operand, factor in () if node is None else find_terms(node, value, factors, through):
             c = coefficient * factor
-            if abs(c) > least:
+            if abs(c) > min(least, _FOLLOWED):
                 heapq.heappush(pending, (-abs(c), next(order), c, operand))
     return coefficients
 
@@ -128,6 +132,11 @@ def find_terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait)
     inputs = [operand for operand in node.inputs if operand is not None]
     if node.op_type in ("ScatterND", "ScatterElements") and through & Trait.MOVE:
         return [] if is_known_zero(inputs[0]) else [(inputs[0], 1.0)]
+    if node.op_type == "Gemm":
+        share = node.attributes.get("beta")
+        return [
+            (addend, 1.0 if share is None else share.as_float()) for addend in node.inputs[2:] if addend is not None
+        ]
     if node.op_type in ("Floor", "Ceil", "Round", "Relu") and through & Trait.MOVE:
         return [(inputs[0], 1.0)]
     if node.op_type in ("BatchNormalization", "BatchNormInternal") and value.index() in (1, 2):

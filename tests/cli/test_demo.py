@@ -28,7 +28,7 @@ def run_demo(folder: Path, *options: str, **environment: str) -> subprocess.Comp
         env={**os.environ, "COLUMNS": "160", "NO_COLOR": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 

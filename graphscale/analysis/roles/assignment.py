@@ -16,6 +16,7 @@ from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.fixed import assign_fixed_roles, assign_predictions, doubt_constants
 from graphscale.analysis.roles.leaving_gradients import Gradients
+from graphscale.analysis.roles.naming_convention import pairs_by_convention
 from graphscale.analysis.roles.pairs import (
     doubt_replaced_weights,
     is_weight,
@@ -51,8 +52,26 @@ def assign_roles(
     Raises:
         RolesError: an answer contradicts the graph.
     """
+    step = _assign(topology, plan, named, gradients, answers, ())
+    if named_alike := pairs_by_convention(step):
+        step = _assign(topology, plan, named, gradients, answers, named_alike)
+    inputs = dict.fromkeys((*topology.graph.inputs, *step.inputs))
+    outputs = dict.fromkeys(topology.graph.outputs)
+    return Roles({value: step.inputs[value] for value in inputs}, {value: step.outputs[value] for value in outputs})
+
+
+def _assign(
+    topology: Topology,
+    plan: Plan,
+    named: Sequence[Update],
+    gradients: Collection[ir.Value],
+    answers: Answers,
+    named_alike: Sequence[Update],
+) -> Interface:
     step = Interface(topology, plan)
     _take_answers(step, named, gradients, answers)
+    for update in named_alike:
+        step.pair(update.output, update.input, update.how)
     found = Gradients(step)
     assign_fixed_roles(step)
     pair_by_coefficients(step, ir.Value.is_graph_input)
@@ -70,9 +89,7 @@ def assign_roles(
     found.doubt()
     others = [value for value in topology.graph.inputs if value not in step.inputs]
     step.inputs.update({value: Assigned(*_role_of_input(step, value)) for value in others})
-    inputs = dict.fromkeys((*topology.graph.inputs, *step.inputs))
-    outputs = dict.fromkeys(topology.graph.outputs)
-    return Roles({value: step.inputs[value] for value in inputs}, {value: step.outputs[value] for value in outputs})
+    return step
 
 
 def _take_answers(step: Interface, named: Sequence[Update], gradients: Collection[ir.Value], answers: Answers) -> None:

@@ -37,11 +37,11 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
     """Pair outputs with the inputs that they hold: a weight with a coefficient near one, a moment with any."""
 
     def may_hold(output: ir.Value, value: ir.Value, coefficient: float, least: float) -> bool:
-        if value in step.inputs or not among(value) or not same_type(output, value):
+        if value in step.inputs or not among(value) or not same_type(output, value) or _fills(step, output, value):
             return False
         if is_scalar(value) and not value.is_graph_input():
             is_weight = coefficient >= NEXT_STATE and value in step.topology.forward and _takes_gradient(step, output)
-            return is_weight or (step.factors[value] == 0 and _is_counter(step, output, value))
+            return is_weight or _is_counter(step, output, value)
         return coefficient >= least and (coefficient >= NEXT_STATE or value not in step.topology.forward)
 
     def candidates(find: Callable[[ir.Value], Mapping[ir.Value, float]], least: float) -> _Candidates:
@@ -73,14 +73,20 @@ def _takes_gradient(step: Interface, output: ir.Value) -> bool:
 
 
 def _is_counter(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an output is a sum of constants that nobody folded; a whole number may have a largest value."""
-    node = output.producer()
+    """Return whether an output is a sum of constants that nobody folded; a whole number may have a largest value.
+
+    The number that is added may not be zero, and neither be compared with the largest one.
+    """
+    node, begins_at_zero = output.producer(), step.factors[value] == 0
     if node is not None and node.op_type == "Add":
-        return all(map(constant_tensor, node.inputs))
-    if is_float(output) or any(each.is_graph_input() for each in step.topology.ancestors([output])):
+        return begins_at_zero and all(map(constant_tensor, node.inputs))
+    above = step.topology.ancestors([output])
+    if is_float(output) or any(each.is_graph_input() for each in above):
         return False
-    sums = [reader.outputs[0] for reader in step.topology.consumers(value) if reader.op_type == "Add"]
-    return step.holds_one_of(output, sums)
+    readers = [reader for reader in step.topology.consumers(value) if reader.outputs[0] in above]
+    is_bounded = any(reader.op_type in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual") for reader in readers)
+    sums = [reader.outputs[0] for reader in readers if reader.op_type == "Add"]
+    return (begins_at_zero or is_bounded) and step.holds_one_of(output, sums)
 
 
 def _keep_all(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
@@ -109,6 +115,14 @@ def _is_handed_on(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     return is_scalar(condition) and any(step.copied_input(operand) is value for operand in chosen)
 
 
+def _fills(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether a mask chooses between an output's elements and stored zeros."""
+    node = step.views(output)[-1].producer()
+    if node is None or node.op_type != "Where" or not is_known_zero(value) or is_scalar(inputs_of(node)[0]):
+        return False
+    return any(step.copied_input(operand) is value for operand in inputs_of(node)[1:])
+
+
 def _may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     """Return whether an output may be a batch, changed before the network reads it, or an activation added to it."""
     if value not in step.topology.forward or output in step.behind_gradients:
@@ -120,7 +134,7 @@ def _may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     above = step.topology.ancestors([output])
     others = [v for v in above if v.is_graph_input() and not is_scalar(v) and v is not value]
     if output not in step.topology.forward:
-        return not others
+        return not others or (step.held(output)[value] >= 1 and step.may_predict(output, value))
     alike = [other for other in others if same_type(other, value)]
     if alike and len(alike) == len(others):
         return not all(other in step.inputs for other in others)  # a target network that follows the weights
@@ -229,14 +243,17 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
                 reached = left if step.may_be_shifted(output) else depends(output)
                 candidates[output] = [value for value in left if value in reached]
 
-        def is_certain(output: ir.Value, value: ir.Value) -> bool:
+        def is_certain(output: ir.Value, value: ir.Value, is_plain: bool = depends == dependence.plain) -> bool:
             # A prediction depends on a batch of its own type, too, and a gradient on its mask.
             if any(view in step.doubtful for view in step.views(output)) or _multiplies(step, value, output):
                 return False
             if is_scalar(value) and is_float(value):
                 return always_holds(output, value)
             if output in step.behind_gradients:
-                return True
+                if step.is_ignored(value) and len(step.gradients_like(value)) > len(step.weights_like(value)):
+                    return False  # a gradient may be its next value
+                # A product with a constant matrix depends on it, too.
+                return is_plain or value in step.topology.forward
             if step.is_ignored(value) and is_float(value):
                 return step.copied_input(output) is not None or step.holds_a_share(output, value)
             # A counter that starts again, or a random key.
@@ -292,4 +309,8 @@ def pair_other_forms(step: Interface) -> None:
         for output, values in fitting_inputs(step, lambda value: is_weight(step, value)).items()
         if step.holds_one_of(output, nexts)
     }
-    step.settle(candidates, "it is another form of the next value of a state")
+    step.settle(
+        candidates,
+        "it is another form of the next value of a state",
+        lambda output, value: not nexts.isdisjoint(step.views(output)),
+    )

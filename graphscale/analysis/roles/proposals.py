@@ -10,7 +10,7 @@ from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.pairs import fitting_inputs, may_hold_state
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
-from graphscale.analysis.updates import NEXT_STATE, same_type
+from graphscale.analysis.updates import LEAST_SHARE, NEXT_STATE, find_coefficients, same_type
 from graphscale.graph.values import is_float, is_known_zero, is_scalar
 
 __all__ = ["propose"]
@@ -44,6 +44,10 @@ def propose(step: Interface) -> None:
         elif other := _state_in_another_form(step, output):
             evidence = f"it holds {other.name!r}, but has another type or shape"
             step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
+        elif shared := _shared_weight(step, output):
+            weight, other = shared
+            step.outputs[output] = Assigned(Role.METRIC, f"it may hold {weight.name!r}, too", certain=False)
+            step.pair(other, weight, f"{output.name!r} may be the next value of {weight.name!r}, too", certain=False)
         else:
             step.outputs[output] = Assigned(Role.METRIC, "no open input has its type")
 
@@ -63,6 +67,7 @@ def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
     is_scheduled = bool(counters) and is_counted and output not in step.behind_gradients
     least = NEXT_STATE if is_alone else 0.0
     held = {value: c for value, c in step.held(output).items() if c >= least}
+    shares = find_coefficients(output, sources, step.factors, least=0.0)
 
     def may_be_state(value: ir.Value) -> bool:
         if not is_float(output):
@@ -72,11 +77,18 @@ def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
         is_weight = value in step.topology.forward and output in step.behind_gradients
         if value is output or (step.factors[output] == step.factors[value] != 0 and not (is_read or is_weight)):
             return False  # a constant is added to a metric
-        return value in held or is_scheduled or sums_with(output, value)
+        if value in held or is_scheduled:
+            return True
+        return sums_with(output, value) and not 0 < abs(shares.get(value, 0.0)) <= LEAST_SHARE
 
     stored = (value for value in step.graph.initializers.values() if not value.is_graph_input())
     near = [value for value in stored if value in sources and same_type(output, value) and may_be_state(value)]
-    return sorted(near, key=lambda value: (likeness(value, output), held.get(value, 0.0)), reverse=True)
+
+    def rank(value: ir.Value) -> tuple[bool, bool, tuple[float, int], float]:
+        likely = likeness(value, output)
+        return likely[0] == 1, step.factors[value] != 1, likely, held.get(value, 0.0)  # counters add one
+
+    return sorted(near, key=rank, reverse=True)
 
 
 def _sources(step: Interface, output: ir.Value) -> list[ir.Value]:
@@ -113,6 +125,18 @@ def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence:
         return True
     # An input that enters behind the last contraction is a target or the like.
     return not step.topology.late_inputs(value) and is_float(value)
+
+
+def _shared_weight(step: Interface, output: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """Return the weight that an output holds a share of, and the other output that is taken for its next value.
+
+    The share of a projected or pruned weight is unknown.
+    """
+    if output not in step.behind_gradients or is_scalar(output):
+        return None
+    weights = [v for v in step.held_possibly(output) if v in step.topology.forward and same_type(output, v)]
+    pairs = ((v, step.inputs[v]) for v in weights if v in step.inputs)
+    return next(((v, each.pair) for v, each in pairs if each.pair is not None and not each.is_named), None)
 
 
 def _state_in_another_form(step: Interface, output: ir.Value) -> ir.Value | None:

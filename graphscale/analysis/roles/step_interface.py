@@ -169,6 +169,11 @@ class Interface:
             others = [value for value in others if value.is_graph_input() and value not in handed]
         return bool(others)
 
+    def may_predict(self, output: ir.Value, value: ir.Value) -> bool:
+        """Return whether an output is computed by a contraction that a value reaches, as a prediction is."""
+        below, nodes = self.topology.descendants({value}), self.topology.contractions
+        return any(each in below and each.producer() in nodes for each in self.topology.ancestors([output]))
+
     def is_ignored(self, value: ir.Value) -> bool:
         """Return whether an input is there for the update alone: the loss does not depend on it."""
         return value.is_graph_input() and value not in self.topology.forward

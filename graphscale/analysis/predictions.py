@@ -1,0 +1,92 @@
+"""Contractions of predictions: outside of the forward pass of the loss, and no part of its backward pass.
+
+A head whose result leaves the graph, and that the loss ignores, multiplies an activation by weights of its own. The
+backward pass of a contraction `y = a @ b` multiplies `a` or `b` by a value that depends on `y`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+
+import onnx_ir as ir
+
+from graphscale.analysis.topology import Topology
+from graphscale.analysis.updates import Factors
+from graphscale.graph.values import Use, operand_at, subgraphs
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Trait, has_trait, rule_of
+
+__all__ = ["find_predictions"]
+
+_VIEWS = Trait.VIEW | Trait.PERMUTE | Trait.REPEAT | Trait.MOVE | Trait.PART
+
+
+def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use, ...]]) -> Set[ir.Node]:
+    """Find the contractions that compute predictions, among those that may be backward.
+
+    Args:
+        topology: of the graph, for its loss.
+        cotangents: each contraction that may be backward, with the inputs that would be cotangents.
+
+    Returns:
+        the contractions that depend on no backward one, and are none; none if no other is left.
+    """
+    first = [node for node in cotangents if not any(v in topology.propagated for v in topology.operands(node))]
+    differentiating = {node for node in first if _differentiates(topology, node)}
+    if len(differentiating) == len(first):
+        return set()
+    read = topology.ancestors(operand_at(use) for node in differentiating for use in cotangents[node])
+    seeds = {_source(operand_at(use)) for node in differentiating for use in cotangents[node]}
+
+    def shares_cotangent(node: ir.Node) -> bool:
+        # As the gradient of a bias does, a product of a cotangent with ones.
+        operands = topology.operands(node)
+        return any(_source(v) in seeds or (v in read and topology.is_backward(v)) for v in operands)
+
+    differentiating |= {node for node in first if shares_cotangent(node)}
+    below = topology.descendants(nodes=differentiating)
+
+    def predicts(node: ir.Node) -> bool:
+        operands = topology.operands(node)
+        return any(v in topology.activation_dependent for v in operands) and not any(v in below for v in operands)
+
+    rest = {node for node in cotangents if node not in differentiating and predicts(node)}
+    return rest if len(rest) < len(cotangents) else set()
+
+
+def _differentiates(topology: Topology, node: ir.Node) -> bool:
+    """Return whether a node is a gradient operator, or a product of a forward operand and a cotangent."""
+    rule = rule_of(node)
+    if rule is None or rule.gradient or subgraphs(node):
+        return True
+    operands = [node.inputs[i] for i in rule.operands(len(node.inputs))]
+    values = [value for value in operands if value is not None]
+    factors = Factors()
+    for value in values:
+        results = {result for forward in _forward_readers(topology, _source(value)) for result in forward.outputs}
+        for other in values if results else ():
+            # The cotangent of a linear loss is a constant, or what it is multiplied with.
+            source = _source(other)
+            if other is not value and (
+                source in topology.tail or factors[source] or not results.isdisjoint(topology.ancestors([other]))
+            ):
+                return True
+    return False
+
+
+def _forward_readers(topology: Topology, value: ir.Value) -> Iterator[ir.Node]:
+    """Yield the contractions of the forward pass that read a value, or a view of it."""
+    pending, seen = [value], {value}
+    while pending:
+        for node in topology.consumers(pending.pop()):
+            if not any(result in topology.forward for result in node.outputs):
+                continue
+            if node in topology.contractions:
+                yield node
+            elif has_trait(node, _VIEWS):
+                pending += [result for result in node.outputs if result not in seen]
+                seen.update(node.outputs)
+
+
+def _source(value: ir.Value) -> ir.Value:
+    return source_by_trait(value, _VIEWS)

@@ -1,0 +1,102 @@
+"""Open outputs that are named as the certain next values of the same file, and those that only look like it."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from tests.analysis.roles.steps import MOMENTUM, evidence_of, roles_of, states, update_step
+from tests.build import linear_step, ramp
+from tests.expressions import nodes
+
+LEAST = "k_next = Min(k, loss)"
+PREDICTION = "x_next = Tanh((y @ Transpose(w_next)) + x)"
+STEPS = {
+    "a number": (update_step(LEAST, "float k, float[4,3] m", update=MOMENTUM), states("w", "m", "k")),
+    "a number that is stored": (
+        update_step(LEAST, "float[4,3] m", "", "float k = {2}", update=MOMENTUM),
+        states("w", "m", "k"),
+    ),
+    "one certain pair": (update_step(LEAST, "float k"), states("w", "k?")),
+    "another type": (
+        update_step("k_next_ = Min(j, loss)", "float j, double k, float[4,3] m", "float k_next_", update=MOMENTUM),
+        {**states("w", "m"), "k_next_": "next j?"},
+    ),
+    "a pair with another name": (
+        update_step(
+            f"{LEAST}; v_new = v * beta + dw * dw", "float k, float[4,3] m, float[4,3] v", "float[4,3] v_new",
+            update=MOMENTUM,
+        ),
+        {**states("w", "m", "k?"), "v_new": "next v"},
+    ),
+    "the name of a state that has its next value": (
+        update_step("n_next = n + unit; m_next_next = u * u", "int64 n, float[4,3] m", "float[4,3] m_next_next",
+                    update=MOMENTUM),
+        {**states("w", "m", "n"), "m_next_next": "metric"},
+    ),
+}  # fmt: skip
+# The names of the present and the next value of each state.
+NAMES = {
+    "a suffix": ("{}", "{}_next", True),
+    "a prefix": ("{}", "new.{}", True),
+    "two suffixes": ("{}_in", "{}_out", True),
+    "two prefixes": ("old_{}", "new_{}", True),
+    "a suffix before the number": ("{}_0", "{}_new_0", True),
+    "numbers alone": ("in_{:d}", "out_{:d}", False),
+    "a beginning of the word": ("input_{:d}", "output_{:d}", False),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_roles(name: str) -> None:
+    model, expected = STEPS[name]
+    assert roles_of(model) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names(name: str) -> None:
+    present, following, is_convention = NAMES[name]
+    model = update_step(LEAST, "float k, float[4,3] m", update=MOMENTUM)
+    renamed = {}
+    for index, state in enumerate(("w", "m", "k")):
+        word = index if "d}" in present else state
+        renamed |= {state: present.format(word), f"{state}_next": following.format(word)}
+    _rename(model, renamed)
+    mark = "" if is_convention else "?"
+    assert roles_of(model)[renamed["k_next"]] == f"next {renamed['k']}{mark}"
+
+
+def test_evidence() -> None:
+    model = update_step(LEAST, "float k, float[4,3] m", update=MOMENTUM)
+    assert evidence_of(model, "k_next") == "stated by its name, as other next values"
+
+
+def _rename(model: onnx.ModelProto, names: dict[str, str]) -> None:
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info, *model.graph.initializer):
+        value.name = names.get(value.name, value.name)
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+
+
+def test_a_prediction_of_the_next_batch_is_asked_about() -> None:
+    """The world model of an agent predicts `x_next`; the next step reads another batch."""
+    model = linear_step(
+        nodes("m_next = m * beta + dw; w_next = w - m_next * rate; x_next = x + y @ back"),
+        inputs="float[4,3] w, float[4,3] m",
+        outputs="float[4,3] w_next, float[4,3] m_next, float[8,4] x_next",
+        constants=f"float rate = {{0.1}}, float beta = {{0.9}}, float[3,4] back = {ramp(12)}",
+    )
+    assert roles_of(model)["x_next"] == "next x?"
+
+
+def test_an_average_of_batches_is_state() -> None:
+    model = update_step(
+        "mean_next = mean * high + ReduceMean(x, axes, keepdims=0) * tenth",
+        "float[4] mean, float[4,3] m",
+        constants="float high = {0.9}, float tenth = {0.1}",
+        forward=nodes("y = (x - mean) @ w; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+        backward=nodes("dy = d * two_over_n; dw = Transpose(x - mean) @ dy"),
+        update=MOMENTUM,
+    )
+    assert roles_of(model) == states("w", "m", "mean")
