@@ -175,6 +175,16 @@ STEPS = {
         update_step(inputs="float[4,3] first", update="w_next = first - dw * rate"),
         states("w?"),
     ),
+    "a descent beside the gradient of a frozen weight": (
+        update_step(
+            "",
+            "float[4,3] v",
+            "float[4,3] dv",
+            forward=nodes("y = x @ w + Tanh(x) @ v; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+            backward=nodes("dy = d * two_over_n; dw = x.T @ dy; dv = Tanh(x).T @ dy"),
+        ),
+        {**states("w"), "dv": "gradient"},
+    ),
     "a descent that is named after the input that it holds": (
         update_step(inputs="float[4,3] first", update="first_next = first - dw * rate"),
         states("first?"),

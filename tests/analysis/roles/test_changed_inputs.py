@@ -39,6 +39,17 @@ def mean_step(mean: str, more: str = "", outputs: str = "", reads: str = "mean_n
     )
 
 
+def following_step(bias: str = "", more: str = "", outputs: str = "") -> onnx.ModelProto:
+    """A step whose target network moves towards the sum of the weight and a bias before it is read."""
+    return linear_step(
+        nodes(SGD) + more,
+        inputs="float[4,3] w, float[4,3] target, float[3] b",
+        outputs=listed("float[4,3] moved, float[4,3] w_next", outputs),
+        forward=nodes(f"moved = target * high + (w * low + b * low); y = x @ w - x @ moved{bias}") + REST,
+        constants="float low = {0.01}, float high = {0.99}, float rate = {0.1}, int64[1] axes = {0}",
+    )
+
+
 STEPS = {
     "a clipped batch": (shown_step("Clip(x, low, high)"), {**states("w"), "shown": "next x?"}),
     "a scaled batch": (shown_step("x * high"), {**states("w"), "shown": "next x?"}),
@@ -70,6 +81,11 @@ STEPS = {
             constants="float low = {0.01}, float high = {0.99}, float rate = {0.1}",
         ),
         states("w", "target"),
+    ),
+    "a network that follows a weight and a bias": (following_step(), {**states("w"), "moved": "next target?"}),
+    "a network that follows a weight and a bias that has a next value": (
+        following_step(" + b", nodes("b_next = b - ReduceSum(dy, axes, keepdims=0) * rate"), "float[3] b_next"),
+        {**states("w", "b"), "moved": "next target?"},
     ),
     # --- averages of a batch
     "an average that the network reads": (mean_step(AVERAGE), states("w", "mean")),

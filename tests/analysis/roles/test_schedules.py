@@ -109,6 +109,12 @@ STEPS = {
         update_step("n_next = Mod(n, period)", constants="int64 n = {5}, int64 period = {3}"),
         states("w", "n?"),
     ),
+    "a whole number that is doubled": (
+        update_step(
+            "n_next = Where(Less(n, most), n * two, most)", "", "", "int64 n = {0}, int64 most = {9}, int64 two = {2}"
+        ),
+        states("w", "n?"),
+    ),
     "a sum of whole errors": (
         update_step("n_next = n + Cast(ReduceSum(Abs(d), keepdims=0), to=7)", constants="int64 n = {0}"),
         states("w", "n?"),
