@@ -46,9 +46,12 @@ def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use,
     differentiating |= {node for node in first if shares_cotangent(node)}
     below = topology.descendants(nodes=differentiating)
 
+    def is_forward(value: ir.Value) -> bool:
+        return value in topology.activation_dependent or _source(value) in topology.forward
+
     def predicts(node: ir.Node) -> bool:
         operands = topology.operands(node)
-        return any(v in topology.activation_dependent for v in operands) and not any(v in below for v in operands)
+        return any(map(is_forward, operands)) and not any(v in below for v in operands)
 
     rest = {node for node in cotangents if node not in differentiating and predicts(node)}
     return rest if len(rest) < len(cotangents) else set()

@@ -52,9 +52,9 @@ def test_an_output() -> None:
 
 
 def test_a_sequence_with_one_member_more() -> None:
-    more = "longer = SequenceInsert(parts, row) first = SequenceAt(longer, none)"
+    more = "longer = SequenceInsert(parts, row) first = SequenceAt(longer, none) twice = Concat<axis = 0>(first, first)"
     constants = "int64 none = {0}, float[1,3] row = {1, 2, 3}"
-    model = linear_step(more, backward=GRADIENT, outputs="float[1,3] first", constants=constants)
+    model = linear_step(more, backward=GRADIENT, outputs="float[2,3] twice", constants=constants)
     assert scaled_values(model)[1] == {"dw"}
 
 

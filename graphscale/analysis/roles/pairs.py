@@ -116,11 +116,12 @@ def _is_handed_on(step: Interface, output: ir.Value, value: ir.Value) -> bool:
 
 
 def _fills(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether a mask chooses between an output's elements and stored zeros."""
+    """Return whether a condition chooses between stored zeros and a value that does not depend on them."""
     node = step.views(output)[-1].producer()
-    if node is None or node.op_type != "Where" or not is_known_zero(value) or is_scalar(inputs_of(node)[0]):
+    if node is None or node.op_type != "Where" or not is_known_zero(value):
         return False
-    return any(step.copied_input(operand) is value for operand in inputs_of(node)[1:])
+    chosen = [operand for operand in inputs_of(node)[1:] if step.copied_input(operand) is not value]
+    return len(chosen) == 1 and value not in step.topology.ancestors(chosen)
 
 
 def _may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
@@ -252,8 +253,8 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
             if output in step.behind_gradients:
                 if step.is_ignored(value) and len(step.gradients_like(value)) > len(step.weights_like(value)):
                     return False  # a gradient may be its next value
-                # A product with a constant matrix depends on it, too.
-                return is_plain or value in step.topology.forward
+                # A product with a constant depends on it, too, and a prediction by the next weights on its batch.
+                return step.has_gradient(value) or (step.is_ignored(value) and is_plain)
             if step.is_ignored(value) and is_float(value):
                 return step.copied_input(output) is not None or step.holds_a_share(output, value)
             # A counter that starts again, or a random key.

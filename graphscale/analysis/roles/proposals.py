@@ -44,12 +44,9 @@ def propose(step: Interface) -> None:
         elif other := _state_in_another_form(step, output):
             evidence = f"it holds {other.name!r}, but has another type or shape"
             step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
-        elif shared := _shared_weight(step, output):
-            weight, other = shared
-            step.outputs[output] = Assigned(Role.METRIC, f"it may hold {weight.name!r}, too", certain=False)
-            step.pair(other, weight, f"{output.name!r} may be the next value of {weight.name!r}, too", certain=False)
         else:
             step.outputs[output] = Assigned(Role.METRIC, "no open input has its type")
+        _doubt_shared_weights(step, output)
 
 
 def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
@@ -127,16 +124,19 @@ def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence:
     return not step.topology.late_inputs(value) and is_float(value)
 
 
-def _shared_weight(step: Interface, output: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """Return the weight that an output holds a share of, and the other output that is taken for its next value.
-
-    The share of a projected or pruned weight is unknown.
-    """
+def _doubt_shared_weights(step: Interface, output: ir.Value) -> None:
+    """Doubt the next values of weights that an output holds a share of, too: that of a projected one is unknown."""
     if output not in step.behind_gradients or is_scalar(output):
-        return None
-    weights = [v for v in step.held_possibly(output) if v in step.topology.forward and same_type(output, v)]
-    pairs = ((v, step.inputs[v]) for v in weights if v in step.inputs)
-    return next(((v, each.pair) for v, each in pairs if each.pair is not None and not each.is_named), None)
+        return
+    for weight in step.held_possibly(output):
+        assigned = step.inputs.get(weight)
+        if assigned is None or assigned.pair is None or assigned.pair is output or assigned.is_named:
+            continue
+        if weight in step.topology.forward and same_type(output, weight):
+            evidence = f"{output.name!r} may be the next value of {weight.name!r}, too"
+            step.pair(assigned.pair, weight, evidence, certain=False)
+            if step.outputs[output].certain:
+                step.outputs[output] = Assigned(Role.METRIC, f"it may hold {weight.name!r}, too", certain=False)
 
 
 def _state_in_another_form(step: Interface, output: ir.Value) -> ir.Value | None:

@@ -174,6 +174,12 @@ class Interface:
         below, nodes = self.topology.descendants({value}), self.topology.contractions
         return any(each in below and each.producer() in nodes for each in self.topology.ancestors([output]))
 
+    def has_gradient(self, value: ir.Value) -> bool:
+        """Return whether a value is read by the loss, and a gradient of its type is computed: a weight."""
+        if value not in self.topology.forward or value in self.topology.targets:
+            return False
+        return any(same_type(gradient, value) for gradient in self.plan.unscaled)
+
     def is_ignored(self, value: ir.Value) -> bool:
         """Return whether an input is there for the update alone: the loss does not depend on it."""
         return value.is_graph_input() and value not in self.topology.forward

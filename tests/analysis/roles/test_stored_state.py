@@ -33,7 +33,7 @@ STEPS = {
             constants=f"float[4,3] sum = {numbers(12, '0.1')}",
             update="sum_next = sum + dw * dw; w_next = w - dw / Sqrt(sum_next) * rate",
         ),
-        states("w", "sum"),
+        states("w", "sum?"),
     ),
     "a gradient that the next step is compared with": (
         update_step(
