@@ -26,7 +26,7 @@ from graphscale.analysis.roles.pairs import (
     pair_by_dependence,
     pair_other_forms,
 )
-from graphscale.analysis.roles.proposals import propose
+from graphscale.analysis.roles.proposals import doubt_surplus, propose
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.topology import Topology
@@ -87,6 +87,7 @@ def _assign(
     propose(step)
     doubt_constants(step)
     found.doubt()
+    doubt_surplus(step)
     others = [value for value in topology.graph.inputs if value not in step.inputs]
     step.inputs.update({value: Assigned(*_role_of_input(step, value)) for value in others})
     return step

@@ -121,7 +121,7 @@ def _fills(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     if node is None or node.op_type != "Where" or not is_known_zero(value):
         return False
     chosen = [operand for operand in inputs_of(node)[1:] if step.copied_input(operand) is not value]
-    return len(chosen) == 1 and value not in step.topology.ancestors(chosen)
+    return len(chosen) == 1 and value not in step.held(chosen[0])
 
 
 def _may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
@@ -235,6 +235,7 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
     if not possible:
         return
     dependence = step.dependence(value for values in possible.values() for value in values)
+    batches = step.dependence(v for v in step.graph.inputs if v not in step.inputs and not is_scalar(v))
     settled: dict[ir.Value, ir.Value] = {}
     for depends in (dependence.plain, dependence.of):
         candidates: dict[ir.Value, list[ir.Value]] = {}
@@ -254,7 +255,8 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
                 if step.is_ignored(value) and len(step.gradients_like(value)) > len(step.weights_like(value)):
                     return False  # a gradient may be its next value
                 # A product with a constant depends on it, too, and a prediction by the next weights on its batch.
-                return step.has_gradient(value) or (step.is_ignored(value) and is_plain)
+                others = [v for v in batches.of(output) if v is not value and v not in step.inputs]
+                return not others and (step.has_gradient(value) or (step.is_ignored(value) and is_plain))
             if step.is_ignored(value) and is_float(value):
                 return step.copied_input(output) is not None or step.holds_a_share(output, value)
             # A counter that starts again, or a random key.

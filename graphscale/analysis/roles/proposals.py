@@ -13,7 +13,7 @@ from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import LEAST_SHARE, NEXT_STATE, find_coefficients, same_type
 from graphscale.graph.values import is_float, is_known_zero, is_scalar
 
-__all__ = ["propose"]
+__all__ = ["doubt_surplus", "propose"]
 
 
 def propose(step: Interface) -> None:
@@ -46,7 +46,6 @@ def propose(step: Interface) -> None:
             step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
         else:
             step.outputs[output] = Assigned(Role.METRIC, "no open input has its type")
-        _doubt_shared_weights(step, output)
 
 
 def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
@@ -124,19 +123,41 @@ def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence:
     return not step.topology.late_inputs(value) and is_float(value)
 
 
-def _doubt_shared_weights(step: Interface, output: ir.Value) -> None:
-    """Doubt the next values of weights that an output holds a share of, too: that of a projected one is unknown."""
-    if output not in step.behind_gradients or is_scalar(output):
-        return
-    for weight in step.held_possibly(output):
-        assigned = step.inputs.get(weight)
-        if assigned is None or assigned.pair is None or assigned.pair is output or assigned.is_named:
-            continue
-        if weight in step.topology.forward and same_type(output, weight):
-            evidence = f"{output.name!r} may be the next value of {weight.name!r}, too"
-            step.pair(assigned.pair, weight, evidence, certain=False)
-            if step.outputs[output].certain:
-                step.outputs[output] = Assigned(Role.METRIC, f"it may hold {weight.name!r}, too", certain=False)
+def doubt_surplus(step: Interface) -> None:
+    """Doubt the pairs that could be others, if some output that has no certain pair were a next value.
+
+    Each input of a pair may have that output for its next value, and the output of the pair another input, and so on.
+    The share of a weight that is projected or pruned is unknown.
+    """
+    pending = [output for output, assigned in step.outputs.items() if _may_be_next_value(step, output, assigned)]
+    while pending:
+        output = pending.pop()
+        for value in _held_states(step, output):
+            assigned = step.inputs.get(value)
+            other = None if assigned is None else assigned.pair
+            if assigned is None or other is None or other is output or not assigned.certain or assigned.is_named:
+                continue
+            evidence = f"{output.name!r} may be the next value of {value.name!r}, too"
+            step.pair(other, value, evidence, certain=False)
+            pending.append(other)
+            mine = step.outputs[output]
+            if mine.certain:
+                evidence = f"it may be the next value of {value.name!r}"
+                step.outputs[output] = Assigned(mine.role, evidence, certain=False)
+
+
+def _may_be_next_value(step: Interface, output: ir.Value, assigned: Assigned) -> bool:
+    if is_scalar(output) or not is_float(output) or assigned.is_named:
+        return False
+    return not assigned.certain or assigned.role in (Role.METRIC, Role.CONSTANT)
+
+
+def _held_states(step: Interface, output: ir.Value) -> list[ir.Value]:
+    """Return the values of an output's type that it holds near one, and the weights that it holds any share of."""
+    held = [value for value, c in step.held(output).items() if NEXT_STATE <= c <= 1 / NEXT_STATE]
+    if output in step.behind_gradients:
+        held += [value for value in step.held_possibly(output) if value in step.topology.forward and value not in held]
+    return [value for value in held if same_type(output, value)]
 
 
 def _state_in_another_form(step: Interface, output: ir.Value) -> ir.Value | None:
