@@ -308,6 +308,14 @@ METRICS = {
         update_step("mean_new = Tanh(a) + Tanh(mean_old)", "float[4,3] a, float[4,3] mean_old", "float[4,3] mean_new"),
         {"mean_new": "next mean_old?"},
     ),
+    "a sum of an input whose name ends like it": (
+        update_step(
+            "new_mean = Tanh(old_sum) + Tanh(old_mean)",
+            "float[4,3] old_sum, float[4,3] old_mean",
+            "float[4,3] new_mean",
+        ),
+        {"new_mean": "next old_mean?"},
+    ),
     "a sum beside an input that is handed through": (
         update_step("shown = Identity(a); p = Tanh(a) + Tanh(b)", TWO, "float[4,3] shown, float[4,3] p"),
         {"shown": "metric?", "p": "next a?"},

@@ -22,6 +22,29 @@ STEPS = {
         update_step("k_next_ = Min(j, loss)", "float j, double k, float[4,3] m", "float k_next_", update=MOMENTUM),
         {**states("w", "m"), "k_next_": "next j?"},
     ),
+    "a number that is stored, and read twice": (
+        update_step(
+            f"{LEAST}; is_less = Less(loss, k)", "float[4,3] m", "bool is_less", "float k = {2}", update=MOMENTUM
+        ),
+        {**states("w", "m", "k"), "is_less": "metric"},
+    ),
+    "a number that is compared alone": (
+        update_step("k_next = Where(Less(k, rate), loss, rate)", "float k, float[4,3] m", update=MOMENTUM),
+        states("w", "m", "k"),
+    ),
+    "a state that the loss ignores, through a product": (
+        update_step("q_next = Tanh(q @ mix)", "float[4,3] q, float[3,3] mix, float[4,3] m", update=MOMENTUM),
+        states("w", "m", "q"),
+    ),
+    "the name of an input of another type": (
+        linear_step(
+            nodes(MOMENTUM + "k_next = Min(j, loss)"),
+            inputs="float[4,3] w, float[4,3] m, float j, double k",
+            outputs="float[4,3] w_next, float[4,3] m_next, float k_next",
+            constants="float rate = {0.1}, float beta = {0.9}",
+        ),
+        {**states("w", "m"), "k_next": "next j?"},
+    ),
     "a pair with another name": (
         update_step(
             f"{LEAST}; v_new = v * beta + dw * dw", "float k, float[4,3] m, float[4,3] v", "float[4,3] v_new",
@@ -100,3 +123,24 @@ def test_an_average_of_batches_is_state() -> None:
         update=MOMENTUM,
     )
     assert roles_of(model) == states("w", "m", "mean")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param("w_in w_out m_in m_out k_by k_out", id="end"),
+        pytest.param("old_w new_w old_m new_m the_k new_k", id="beginning"),
+    ],
+)
+def test_a_present_value_of_another_form_is_asked_about(names: str) -> None:
+    model = update_step(LEAST, "float k, float[4,3] m", update=MOMENTUM)
+    renamed = dict(zip(("w", "w_next", "m", "m_next", "k", "k_next"), names.split(), strict=True))
+    _rename(model, renamed)
+    assert roles_of(model)[renamed["k_next"]] == f"next {renamed['k']}?"
+
+
+def test_a_state_with_a_named_next_value_has_no_other() -> None:
+    model = update_step(f"{LEAST}; other = Min(k, rate)", "float k, float[4,3] m", "float other", update=MOMENTUM)
+    found = roles_of(model, {"states": {"other": "k"}})
+    assert found["other"] == "next k"
+    assert found["k_next"] != "next k"
