@@ -96,6 +96,7 @@ STEPS = {
     ),
     # A layer that adds something to its input looks the same.
     "a sum that the network reads": (mean_step("mean + ReduceMean(x, axes, keepdims=0)"), states("w", "mean?")),
+    "a sum before": (mean_step("mean + ReduceMean(x, axes, keepdims=0)", reads="mean"), states("w", "mean")),
     "an average with an activation": (
         mean_step("mean * high + Tanh(mean) * ReduceMean(x, axes, keepdims=0)"),
         states("w", "mean?"),

@@ -11,6 +11,7 @@ RATE = "lr = start * Pow(decay, Cast(n_next, to=1))"
 COUNTED = f"n_next = n + unit; {RATE}"
 NUMBERS = "float start = {0.5}, float decay = {0.9}"
 TABLE = "float[4] table = {0.4, 0.3, 0.2, 0.1}"
+BOUNDED = "int64 n = {5}, int64 most = {9}"
 # One number times the prediction.
 GAIN = {
     "forward": nodes("p = x @ w; y = p * k; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
@@ -104,7 +105,45 @@ STEPS = {
         ),
         {**states("w"), "size": "metric"},
     ),
+    "a rate by a formula, named half after a stored number": (
+        update_step(
+            "n_next = n + unit; start_lr = start_rate * Pow(decay_rate, Cast(n_next, to=1))",
+            "int64 n",
+            "float start_lr",
+            "float decay_rate = {0.9}, float start_rate = {0.5}",
+        ),
+        {**states("w", "n"), "start_lr": "next start_rate?"},
+    ),
     # --- whole numbers
+    # Counters add one.
+    "a counter under another name": (
+        update_step("after = n + unit", "", "int64 after", "int64 n = {5}"),
+        {**states("w"), "after": "next n?"},
+    ),
+    "a counter with a bound": (
+        update_step("n_next = Min(n + unit, most)", constants="int64 n = {0}, int64 most = {9}"),
+        states("w", "n"),
+    ),
+    "a number that begins elsewhere with a bound, compared elsewhere": (
+        update_step("n_next = Min(n + unit, most); is_late = Less(n, most)", "", "bool is_late", BOUNDED),
+        {**states("w", "n?"), "is_late": "metric"},
+    ),
+    "a sum with a bound": (
+        update_step("k_next = Min(k + one, most)", constants="float k = {0}, float most = {9}"),
+        states("w", "k?"),
+    ),
+    **{
+        f"a counter that begins elsewhere, by {comparison}": (
+            update_step(f"n_next = Where({comparison}(n, most), {chosen})", constants=BOUNDED),
+            states("w", "n"),
+        )
+        for comparison, chosen in (
+            ("Less", "n + unit, most"),
+            ("LessOrEqual", "n + unit, most"),
+            ("Greater", "most, n + unit"),
+            ("GreaterOrEqual", "most, n + unit"),
+        )
+    },
     "a counter that starts again": (
         update_step("n_next = Mod(n, period)", constants="int64 n = {5}, int64 period = {3}"),
         states("w", "n?"),

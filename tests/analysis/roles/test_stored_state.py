@@ -104,6 +104,14 @@ STEPS = {
         ),
         {**states("w"), "p": "metric"},
     ),
+    "a moment that a flag keeps": (
+        update_step("m_next = Where(flag, m, m * beta + dw)", "bool flag", "", f"float[4,3] m = {numbers(12)}"),
+        states("w", "m"),
+    ),
+    "a tensor that a flag keeps": (
+        update_step("v_next = Where(flag, v, Tanh(dw))", "bool flag", constants=f"float[4,3] v = {ramp(12)}"),
+        states("w", "v"),
+    ),
     "zeros that nothing reads": (
         update_step("k_next = Identity(other)", constants="float[2] k = {0, 0}, float[2] other = {0, 1}"),
         states("w", "k"),
