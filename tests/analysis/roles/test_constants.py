@@ -14,6 +14,10 @@ STEPS = {
         update_step("first_next = Identity(no)", constants="bool first = {1}, bool no = {0}", update=FIRST),
         states("w", "first?"),
     ),
+    "a number beside a stored flag": (
+        update_step("version = Identity(beta)", "", "float version", "bool first = {1}", update=FIRST),
+        {**states("w"), "version": "constant"},
+    ),
     "a stored flag that nothing reads": (
         update_step("k_next = Identity(no)", constants="bool k = {1}, bool no = {0}"),
         states("w", "k"),
