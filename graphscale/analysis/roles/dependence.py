@@ -58,5 +58,9 @@ class Dependence:
         """Return the inputs that a value depends on by a path without a contraction."""
         return self._chosen(self._plain.get(value, 0))
 
+    def contracted(self, value: ir.Value) -> list[ir.Value]:
+        """Return the inputs that a value depends on by contractions alone."""
+        return self._chosen(self._all.get(value, 0) & ~self._plain.get(value, 0))
+
     def _chosen(self, mask: int) -> list[ir.Value]:
         return [value for i, value in enumerate(self._inputs) if mask >> i & 1]

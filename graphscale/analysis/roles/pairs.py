@@ -126,10 +126,10 @@ def _fills(step: Interface, output: ir.Value, value: ir.Value) -> bool:
 
 def _may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     """Return whether an output may be a batch, changed before the network reads it, or an activation added to it."""
-    if value not in step.topology.forward or output in step.behind_gradients:
+    if output in step.behind_gradients or not value.is_graph_input() or is_scalar(value) or not is_float(value):
         return False
-    if not value.is_graph_input() or is_scalar(value) or not is_float(value):
-        return False
+    if value not in step.topology.forward:
+        return step.held(output)[value] == 1 and step.multiplies_batch(output, value)
     if step.copied_input(output) is value or _adds_nothing(output, value):
         return False  # Guarded or not, it is the same.
     above = step.topology.ancestors([output])
@@ -235,7 +235,6 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
     if not possible:
         return
     dependence = step.dependence(value for values in possible.values() for value in values)
-    batches = step.dependence(v for v in step.graph.inputs if v not in step.inputs and not is_scalar(v))
     settled: dict[ir.Value, ir.Value] = {}
     for depends in (dependence.plain, dependence.of):
         candidates: dict[ir.Value, list[ir.Value]] = {}
@@ -255,8 +254,7 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
                 if step.is_ignored(value) and len(step.gradients_like(value)) > len(step.weights_like(value)):
                     return False  # a gradient may be its next value
                 # A product with a constant depends on it, too, and a prediction by the next weights on its batch.
-                others = [v for v in batches.of(output) if v is not value and v not in step.inputs]
-                return not others and (step.has_gradient(value) or (step.is_ignored(value) and is_plain))
+                return step.has_gradient(value) or (step.is_ignored(value) and is_plain)
             if step.is_ignored(value) and is_float(value):
                 return step.copied_input(output) is not None or step.holds_a_share(output, value)
             # A counter that starts again, or a random key.

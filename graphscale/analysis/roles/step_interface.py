@@ -174,6 +174,14 @@ class Interface:
         below, nodes = self.topology.descendants({value}), self.topology.contractions
         return any(each in below and each.producer() in nodes for each in self.topology.ancestors([output]))
 
+    @functools.cached_property
+    def _batches(self) -> Dependence:
+        return self.dependence(value for value in self.graph.inputs if not is_scalar(value))
+
+    def multiplies_batch(self, output: ir.Value, value: ir.Value) -> bool:
+        """Return whether an output depends on another open input by contractions alone, as errors of predictions do."""
+        return any(v is not value and self.is_open(v) for v in self._batches.contracted(output))
+
     def has_gradient(self, value: ir.Value) -> bool:
         """Return whether a value is read by the loss, and a gradient of its type is computed: a weight."""
         if value not in self.topology.forward or value in self.topology.targets:
