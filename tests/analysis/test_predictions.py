@@ -81,3 +81,15 @@ def test_a_head_that_reads_a_layer() -> None:
     )  # fmt: skip
     report = gs.inspect(model)
     assert {gradient.value for gradient in report.gradients} == {"dw1", "dw2"}
+
+
+def test_a_head_beside_a_layer_that_reads_a_view_of_the_batch() -> None:
+    model = linear_step(
+        forward=nodes("v = Reshape(x, same); y = v @ w; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+        backward=nodes("dy = d * two_over_n; dw = v.T @ dy; p = y @ back"),
+        outputs="float[4,3] dw, float[8,4] p",
+        constants=f"float[3,4] back = {ramp(12)}, int64[2] same = {{8, 4}}",
+    )
+    report = gs.inspect(model)
+    assert [place.value for place in report.places] == ["two_over_n"]
+    assert [gradient.value for gradient in report.gradients] == ["dw"]
