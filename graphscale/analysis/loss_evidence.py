@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 import onnx_ir as ir
 
@@ -119,14 +119,15 @@ def _holds_gradients(topology: Topology, other: Attempt) -> bool:
 
 
 def choose_attempt(
-    graph: ir.Graph | None, attempts: Sequence[Attempt], failed: Sequence[ir.Value], answers: Answers
+    graph: ir.Graph | None, attempts: Sequence[Attempt], failed: Mapping[ir.Value, bool], answers: Answers
 ) -> tuple[Attempt, str, bool]:
     """Choose a loss by its evidence, and by its derivatives where the evidence excludes no other one.
 
     Args:
         graph: the main graph; None if it cannot be run.
         attempts: the candidates whose backward pass can be scaled.
-        failed: the others. One that the choice is computed from may be the loss, and the choice an average of it.
+        failed: the others, each with whether it has no backward pass. One that has may be the loss, and so may one
+            that the choice is computed from, as an average is.
         answers: the answers of the user.
 
     Returns:
@@ -139,7 +140,7 @@ def choose_attempt(
     rivals = [best, *(a for a in others if ranks[a][:_EXCLUDING] == ranks[best][:_EXCLUDING])]
     topology = best.topology
     alike = {*topology.losses, *topology.anew}
-    parts = [value for value in failed if value in topology.forward and value not in alike]
+    parts = [v for v, is_metric in failed.items() if v not in alike and (not is_metric or v in topology.forward)]
     how = "the scalar output that the backward pass differentiates"
     if len(rivals) > 1 or parts:
         plans = [(a.topology.loss, a.solver.plan) for a in rivals]

@@ -127,7 +127,7 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     covering = {a.topology.loss for a in attempts if a.coverage.covered}
     attempts = [a for a in attempts if covering.isdisjoint(a.topology.anew)]
     attempts = [a for a in attempts if not any(a.is_gradient_of(other) for other in attempts)] or attempts
-    failed = [candidate for candidate, _ in failures]
+    failed = {candidate: isinstance(e, SeedNotFoundError | GradientError) for candidate, e in failures}
     best, how, certain = choose_attempt(graph if runs else None, attempts, failed, answers)
     if best.coverage.total == 0 and failures and not isinstance(failures[0][1], SeedNotFoundError | GradientError):
         # The backward pass is that of a loss that cannot be scaled.

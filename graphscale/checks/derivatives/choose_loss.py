@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.loss_choice import LossCandidate
-from graphscale.checks.derivatives.differences import AGREES
 from graphscale.checks.derivatives.gradient_bench import Differentiation, open_bench
-from graphscale.checks.derivatives.gradient_report import is_derivative
+from graphscale.checks.derivatives.gradient_report import count_agreeing, is_derivative
 from graphscale.errors import GraphscaleError
 
 __all__ = ["choose_loss"]
@@ -40,5 +39,5 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate]) -> ir.Valu
             checks = bench.check(directions=1)
             if is_derivative(checks):
                 return candidate.loss
-            counts[i] = sum(each.verdict == AGREES for each in checks)
+            counts[i] = count_agreeing(checks)
     return candidates[0].loss if counts[0] > max(counts[1:], default=counts[0]) else None

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphscale.checks.derivatives.differences import AGREES, DISAGREES, UNSURE, Direction
 
-__all__ = ["UNCHECKED", "GradientCheck", "WeightCheck", "is_derivative", "judge"]
+__all__ = ["UNCHECKED", "GradientCheck", "WeightCheck", "count_agreeing", "is_derivative", "judge"]
 
 UNCHECKED = "unchecked"
 # Ratios of gradients to slopes that are as close as that are one factor.
@@ -70,8 +70,13 @@ class GradientCheck:
 
 def is_derivative(checks: Sequence[WeightCheck]) -> bool:
     """Return whether gradients agree with the derivative of a loss, and none disagrees."""
-    verdicts = {each.verdict for each in checks}
-    return AGREES in verdicts and DISAGREES not in verdicts
+    return count_agreeing(checks) > 0 and not any(each.verdict == DISAGREES for each in checks)
+
+
+def count_agreeing(checks: Sequence[WeightCheck]) -> int:
+    """Return the number of gradients that agree with a derivative; zeros agree with that of any loss."""
+    agreeing = (each for each in checks if each.verdict == AGREES)
+    return sum(any(direction.measured for direction in each.directions) for each in agreeing)
 
 
 def judge(weight: str, gradient: str, directions: tuple[Direction, ...]) -> WeightCheck:
