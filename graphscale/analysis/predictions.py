@@ -1,7 +1,8 @@
 """Contractions of predictions: outside of the forward pass of the loss, and no part of its backward pass.
 
-A head whose result leaves the graph, and that the loss ignores, multiplies an activation by weights of its own. The
-backward pass of a contraction `y = a @ b` multiplies `a` or `b` by a value that depends on `y`.
+A head whose result leaves the graph, and that the loss ignores, multiplies an activation by weights of its own; a
+validation loss has a forward pass on another batch. The backward pass of a contraction `y = a @ b` multiplies `a` or
+`b` by a value that depends on `y`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use,
         the contractions that depend on no backward one, and are none; none if no other is left.
     """
     first = [node for node in cotangents if not any(v in topology.propagated for v in topology.operands(node))]
-    differentiating = {node for node in first if _differentiates(topology, node)}
-    if len(differentiating) == len(first):
+    forward = topology.contractions - topology.backward
+    differentiating = {node for node in first if _differentiates(topology, node, forward)}
+    if len(differentiating) == len(first) and topology.propagating & topology.backward <= cotangents.keys():
         return set()
     read = topology.ancestors(operand_at(use) for node in differentiating for use in cotangents[node])
     seeds = {_source(operand_at(use)) for node in differentiating for use in cotangents[node]}
@@ -54,11 +56,23 @@ def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use,
         return any(map(is_forward, operands)) and not any(v in below for v in operands)
 
     rest = {node for node in cotangents if node not in differentiating and predicts(node)}
+    behind = topology.descendants(nodes=rest)
+    later = (n for n in topology.contractions & topology.backward if any(v in behind for v in topology.operands(n)))
+    # Another loss has a backward pass of its own.
+    others = [node for node in later if _differentiates(topology, node, topology.contractions)]
+    read = topology.ancestors(value for node in others for value in topology.operands(node))
+    rest = {node for node in rest if not any(result in read for result in node.outputs)}
     return rest if len(rest) < len(cotangents) else set()
 
 
-def _differentiates(topology: Topology, node: ir.Node) -> bool:
-    """Return whether a node is a gradient operator, or a product of a forward operand and a cotangent."""
+def _differentiates(topology: Topology, node: ir.Node, forward: Set[ir.Node]) -> bool:
+    """Return whether a node is a gradient operator, or a product of an operand of a forward one and a cotangent.
+
+    Args:
+        topology: of the graph.
+        node: a contraction or gradient operator.
+        forward: the contractions that may be differentiated.
+    """
     rule = rule_of(node)
     if rule is None or rule.gradient or subgraphs(node):
         return True
@@ -66,7 +80,7 @@ def _differentiates(topology: Topology, node: ir.Node) -> bool:
     values = [value for value in operands if value is not None]
     factors = Factors()
     for value in values:
-        results = {result for forward in _forward_readers(topology, _source(value)) for result in forward.outputs}
+        results = {result for reader in _readers(topology, _source(value), forward) for result in reader.outputs}
         for other in values if results else ():
             # The cotangent of a linear loss is a constant, or what it is multiplied with.
             source = _source(other)
@@ -77,14 +91,12 @@ def _differentiates(topology: Topology, node: ir.Node) -> bool:
     return False
 
 
-def _forward_readers(topology: Topology, value: ir.Value) -> Iterator[ir.Node]:
-    """Yield the contractions of the forward pass that read a value, or a view of it."""
+def _readers(topology: Topology, value: ir.Value, among: Set[ir.Node]) -> Iterator[ir.Node]:
+    """Yield the contractions among some that read a value, or a view of it."""
     pending, seen = [value], {value}
     while pending:
         for node in topology.consumers(pending.pop()):
-            if not any(result in topology.forward for result in node.outputs):
-                continue
-            if node in topology.contractions:
+            if node in among:
                 yield node
             elif has_trait(node, _VIEWS):
                 pending += [result for result in node.outputs if result not in seen]

@@ -93,3 +93,15 @@ def test_a_head_beside_a_layer_that_reads_a_view_of_the_batch() -> None:
     report = gs.inspect(model)
     assert [place.value for place in report.places] == ["two_over_n"]
     assert [gradient.value for gradient in report.gradients] == ["dw"]
+
+
+def test_the_forward_pass_of_a_validation_loss() -> None:
+    """Its second product reads a weight of the first pass, and its result has the shape of a batch."""
+    model = step(
+        nodes("e = (Tanh(other @ w1) @ w2) - target; shown = e * e; validation = ReduceMean(shown, keepdims=0)"),
+        inputs="float[6,4] other, float[6,3] target",
+        outputs="float[4,5] dw1, float[5,3] dw2, float[6,3] shown, float validation",
+    )
+    report = gs.inspect(model)
+    assert (report.loss, [place.value for place in report.places]) == ("loss", ["two_over_n"])
+    assert {entry.name for entry in report.roles if not entry.certain and entry.kind == "output"} == {"shown"}

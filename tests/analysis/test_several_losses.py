@@ -103,11 +103,6 @@ def deep(tag: str, **options: str) -> str:
     ("text", "last"),
     [
         pytest.param(deep("b") + deep("a", loss="Abs(d)"), LAST, id="computed in another way"),
-        pytest.param(
-            deep("b") + deep("a"),
-            "k_ = Where(Less(loss_b, loss_a), rate, one); w_next = w - pa * k_; u_next = u - qa * k_",
-            id="no backward pass of its own",
-        ),
         pytest.param(deep("b") + deep("a"), LAST + "; z_next = z - dya.T @ dyb", id="a product of cotangents of both"),
         pytest.param(
             deep("b") + deep("a").replace("xa.T @ (", "xa.T @ Tanh("), LAST, id="a gradient that is not linear"
@@ -117,6 +112,12 @@ def deep(tag: str, **options: str) -> str:
 def test_losses_that_are_none(text: str, last: str) -> None:
     with pytest.raises(NonlinearGradientError, match="other candidates for the loss"):
         gs.scale(two_losses(text, last, "float[3,3] z"))
+
+
+def test_a_loss_without_a_backward_pass_of_its_own() -> None:
+    last = "k_ = Where(Less(loss_b, loss_a), rate, one); w_next = w - pa * k_; u_next = u - qa * k_"
+    report = assert_same_step(two_losses(deep("b") + deep("a"), last, "float[3,3] z"))
+    assert (report.loss, report.missed) == ("loss_a", ())
 
 
 @pytest.mark.parametrize(
