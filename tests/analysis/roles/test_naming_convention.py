@@ -144,3 +144,16 @@ def test_a_state_with_a_named_next_value_has_no_other() -> None:
     found = roles_of(model, {"states": {"other": "k"}})
     assert found["other"] == "next k"
     assert found["k_next"] != "next k"
+
+
+def test_a_named_pair_takes_an_input_from_its_namesake() -> None:
+    text, inputs = "k_next = Min(k, j); most = Max(k, loss)", "float j, float k, float[4,3] m"
+    found = roles_of(update_step(text, inputs, "float most", update=MOMENTUM), {"states": {"most": "k"}})
+    assert (found["most"], found["k_next"]) == ("next k", "next j?")
+
+
+def test_a_named_pair_may_have_any_name() -> None:
+    text, inputs = f"{LEAST}; most = Max(j, loss)", "float j, float k, float[4,3] m"
+    model = update_step(text, inputs, "float most", update=MOMENTUM)
+    found = roles_of(model, {"states": {"most": "j"}})
+    assert (found["most"], found["k_next"]) == ("next j", "next k")
