@@ -38,18 +38,18 @@ def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use,
     if len(differentiating) == len(first) and topology.propagating & topology.backward <= cotangents.keys():
         return set()
     read = topology.ancestors(operand_at(use) for node in differentiating for use in cotangents[node])
-    seeds = {_source(operand_at(use)) for node in differentiating for use in cotangents[node]}
+    seeds = {_source(topology, operand_at(use)) for node in differentiating for use in cotangents[node]}
 
     def shares_cotangent(node: ir.Node) -> bool:
         # As the gradient of a bias does, a product of a cotangent with ones.
         operands = topology.operands(node)
-        return any(_source(v) in seeds or (v in read and topology.is_backward(v)) for v in operands)
+        return any(_source(topology, v) in seeds or (v in read and topology.is_backward(v)) for v in operands)
 
     differentiating |= {node for node in first if shares_cotangent(node)}
     below = topology.descendants(nodes=differentiating)
 
     def is_forward(value: ir.Value) -> bool:
-        return value in topology.activation_dependent or _source(value) in topology.forward
+        return value in topology.activation_dependent or _source(topology, value) in topology.forward
 
     def predicts(node: ir.Node) -> bool:
         operands = topology.operands(node)
@@ -80,10 +80,12 @@ def _differentiates(topology: Topology, node: ir.Node, forward: Set[ir.Node]) ->
     values = [value for value in operands if value is not None]
     factors = Factors()
     for value in values:
-        results = {result for reader in _readers(topology, _source(value), forward) for result in reader.outputs}
+        results = {
+            result for reader in _readers(topology, _source(topology, value), forward) for result in reader.outputs
+        }
         for other in values if results else ():
             # The cotangent of a linear loss is a constant, or what it is multiplied with.
-            source = _source(other)
+            source = _source(topology, other)
             if other is not value and (
                 source in topology.tail or factors[source] or not results.isdisjoint(topology.ancestors([other]))
             ):
@@ -103,5 +105,8 @@ def _readers(topology: Topology, value: ir.Value, among: Set[ir.Node]) -> Iterat
                 seen.update(node.outputs)
 
 
-def _source(value: ir.Value) -> ir.Value:
-    return source_by_trait(value, _VIEWS)
+def _source(topology: Topology, value: ir.Value) -> ir.Value:
+    """Return the value that a value is a view or a part of; of the first forward pass, if it was computed again."""
+    source = source_by_trait(value, _VIEWS)
+    again = topology.recomputed.get(source)
+    return source if again is None else source_by_trait(again, _VIEWS)

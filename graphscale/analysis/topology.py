@@ -61,6 +61,7 @@ class Topology:
         tail_dependent: values that depend on such a value of the tail.
         target_dependent: values that depend on a target, an input that an output is compared with.
         propagated: values that depend on a backward contraction or gradient operator, as residuals never do.
+        recomputed: the values outside of the first forward pass that equal one of it, each with that.
         anew: the values of further forward passes, and the moved weights that they read, each with the value that it
             stands for, whose dependences it has.
     """
@@ -111,7 +112,7 @@ class Topology:
             self._roots[self._numbering.numbers[value]] = root
         self._spread()
         moved = self._moved_weights() if moving else {}
-        again = self._recomputed(moved)
+        again = self.recomputed = self._recomputed(moved)
         moved = {v: w for v, w in moved.items() if any(o in again for n in self.consumers(v) for o in n.outputs)}
         self.anew = {**moved, **again} if moved else {}
         if again:

@@ -71,7 +71,7 @@ def moment_without_decay() -> onnx.ModelProto:
 
 def squared_moment_without_decay() -> onnx.ModelProto:
     """A second moment with beta2 = 0, folded: the squared gradient, which does not depend on its own input."""
-    return sgd("v_next = Mul(dw1, dw1)", "float[4,5] v", "float[4,5] v_next")
+    return sgd("squared = Mul(dw1, dw1)", "float[4,5] v", "float[4,5] squared")
 
 
 def gradient_penalty() -> onnx.ModelProto:

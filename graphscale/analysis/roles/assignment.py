@@ -20,6 +20,7 @@ from graphscale.analysis.roles.naming_convention import pairs_by_convention
 from graphscale.analysis.roles.pairs import (
     doubt_replaced_weights,
     is_weight,
+    may_be_batch,
     may_begin_anew,
     may_hold_moment,
     pair_by_coefficients,
@@ -97,6 +98,7 @@ def _take_answers(step: Interface, named: Sequence[Update], gradients: Collectio
     outputs = {value.name: value for value in step.graph.outputs}
     # An average may hold the weight that its own next value is named for.
     confirmed = {u.input for u in named if step.held(u.output).get(u.input, 0.0) >= NEXT_STATE}
+    shared = confirmed | {u.input for u in named if u.input in step.held_possibly(u.output)}
     places = {value.name for value in gradients}
     for role, names in ((Role.METRIC, answers.metrics), (Role.GRADIENT, answers.gradients)):
         for name in names:
@@ -104,7 +106,7 @@ def _take_answers(step: Interface, named: Sequence[Update], gradients: Collectio
                 continue
             if name not in outputs:
                 raise RolesError(f"{answers.sources.get(name, 'roles')}: the graph has no output {name!r}")
-            _refuse_contradiction(step, outputs[name], role, None, confirmed, answers)
+            _refuse_contradiction(step, outputs[name], role, None, shared, answers)
             step.outputs[outputs[name]] = Assigned(role, answers.evidence(name))
     for update in named:
         _refuse_contradiction(step, update.output, Role.STATE, update.input, confirmed, answers)
@@ -138,6 +140,8 @@ def _refuse_contradiction(
         return
     if len(held) == 1 and value not in held:
         other, coefficient = next(iter(held.items()))
+        if value is None and may_be_batch(step, output, other):
+            return
         if value is not None and value in step.topology.forward and may_begin_anew(step, output, other):
             return
         said = f"a {role.value}" if value is None else f"the next value of {value.name!r}"

@@ -21,6 +21,7 @@ __all__ = [
     "doubt_replaced_weights",
     "fitting_inputs",
     "is_weight",
+    "may_be_batch",
     "may_begin_anew",
     "may_hold_moment",
     "may_hold_state",
@@ -50,7 +51,7 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
 
     def is_certain(output: ir.Value, value: ir.Value) -> bool:
         is_number = value.is_graph_input() and is_scalar(value) and is_float(value)
-        return always_holds(output, value) if is_number else not _may_be_batch(step, output, value)
+        return always_holds(output, value) if is_number else not may_be_batch(step, output, value)
 
     def settle(found: _Candidates) -> None:
         step.settle(found, "depends on its own previous value", is_certain)
@@ -124,7 +125,7 @@ def _fills(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     return len(chosen) == 1 and value not in step.held(chosen[0])
 
 
-def _may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+def may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     """Return whether an output may be a batch, changed before the network reads it, or an activation added to it."""
     if output in step.behind_gradients or not value.is_graph_input() or is_scalar(value) or not is_float(value):
         return False

@@ -86,7 +86,7 @@ class TestWeights:
         more = "gated = Mul(da, h) dslope = ReduceSum<keepdims = 0>(gated)"
         model = step(more, layer=layer, slope="slope = Sub(one, a)", outputs="float[4,5] dw1, float dslope")
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([0.1]), "slope1"))
-        result = cast(model)
+        result = cast(model, loss="loss")
         assert {t.data_type for t in result.model.graph.initializer if t.name == "slope1"} == {FLOAT}
 
     def test_a_factor_that_is_cast_from_integers(self) -> None:
