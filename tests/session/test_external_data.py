@@ -171,7 +171,7 @@ def mean_of(path: Path) -> np.ndarray:
 def test_weights_that_are_not_there(damage: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = as_path(source(tmp_path / "source", frozen=True), "onnx", tmp_path)
     weights = path.with_name("weights.bin")
-    model = path if damage in ("missing", "short") else gs.scale(path.with_name("step.onnx"))
+    model = path if damage in ("missing", "short") else gs.scale(path.with_name("step.onnx"), loss="loss")
     if damage == "short":
         weights.write_bytes(weights.read_bytes()[:100])
     else:

@@ -40,7 +40,7 @@ class Gradients:
     def _unknown_shares(self, wholes: set[ir.Value]) -> set[ir.Value]:
         """Return the sums that hold a share of a weight that is unknown, or a filled initializer."""
         step = self._step
-        weights = [value for value in step.graph.inputs if value in step.topology.forward and not is_scalar(value)]
+        weights = [value for value in step.graph.inputs if value in step.topology.forward]
         dependence, sources = step.dependence(weights), {*step.graph.inputs, *step.graph.initializers.values()}
         found = set()
         for whole in wholes:
@@ -104,7 +104,8 @@ class Gradients:
             if value in self._values:
                 return True
             if node is not None and node.op_type in ("Mul", "Where"):
-                pending += inputs_of(node)
+                operands = inputs_of(node)
+                pending += operands if len({*operands}) == len(operands) else []  # a square is none
             elif node is not None and (node.op_type in ("Div", "ReduceSum") or has_trait(node, VIEWS | Trait.BOUND)):
                 pending += inputs_of(node)[:1]
         return False

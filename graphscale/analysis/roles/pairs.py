@@ -50,6 +50,8 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
         return {o: [v for v, c in find(o).items() if may_hold(o, v, c, least)] for o in outputs}
 
     def is_certain(output: ir.Value, value: ir.Value) -> bool:
+        if step.is_ignored(value) and any(is_known_zero(v) and same_type(output, v) for v in step.held(output)):
+            return False  # a sum that begins at stored zeros
         is_number = value.is_graph_input() and is_scalar(value) and is_float(value)
         return always_holds(output, value) if is_number else not may_be_batch(step, output, value)
 
@@ -255,7 +257,7 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
                 if step.is_ignored(value) and len(step.gradients_like(value)) > len(step.weights_like(value)):
                     return False  # a gradient may be its next value
                 # A product with a constant depends on it, too, and a prediction by the next weights on its batch.
-                return step.has_gradient(value) or (step.is_ignored(value) and is_plain)
+                return step.has_gradient(value) or (is_plain and step.is_ignored(value))
             if step.is_ignored(value) and is_float(value):
                 return step.copied_input(output) is not None or step.holds_a_share(output, value)
             # A counter that starts again, or a random key.
@@ -278,11 +280,11 @@ def _may_be_metric(step: Interface, output: ir.Value, value: ir.Value) -> bool:
 
 
 def _multiplies(step: Interface, value: ir.Value, output: ir.Value) -> bool:
-    """Return whether an output is a gradient, times or divided by an input that the loss ignores."""
+    """Return whether an output is a gradient or another output, times or divided by an input that the loss ignores."""
     node = step.views(output)[-1].producer()
     if node is None or node.op_type not in ("Mul", "Div") or value not in node.inputs or not step.is_ignored(value):
         return False
-    return step.is_gradient(output)
+    return step.is_gradient(output) or any(operand in step.outputs for operand in inputs_of(node))
 
 
 def _doubt_swaps(step: Interface, pairs: dict[ir.Value, ir.Value], dependence: Dependence) -> None:
