@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import zipfile
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from models.zoo import export, pack, reform, styles, trial
+from models.zoo import export, pack, reform, shown, styles, trial
 from models.zoo.steps import STYLES, Style, Truth, is_aside
 
 MODELS = Path("models/pytorch")
@@ -151,3 +152,30 @@ def test_a_step_takes_another_form(tmp_path: Path) -> None:
     assert set(written["states"].values()) <= set(made.graph.initializers) and given == written["batch"]
     assert set(np.load(folder / "k.v.npz")) == set(given)
     assert not reform.reform(folder / path.name, STYLES["bare"], tmp_path), "its states are no inputs"
+
+
+@pytest.mark.parametrize("form", shown.FORMS)
+def test_a_value_of_the_inside_is_shown(form: str) -> None:
+    model = onnx.load(MODELS / "mlp_momentum.onnx")
+    shapes = shown.values_of(model)
+    name = next(name for name, shape in shapes.items() if len(shape) == 2)
+    more = shown.show(model, form, name, shapes[name])
+    assert more is not None
+    onnx.checker.check_model(more, full_check=True)
+    feeds = np.load(MODELS / "mlp_momentum.npz")
+    found, whole = trial._run(more, {value.name: feeds[value.name] for value in more.graph.input}), {"largest": np.max}
+    assert found[shown.NAME].shape == (() if form in shown.REDUCTIONS else shapes[name])
+    if form in whole:
+        more.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shapes[name]))
+        again = trial._run(more, {value.name: feeds[value.name] for value in more.graph.input})
+        assert again[shown.NAME] == whole[form](again[name])
+
+
+def test_shown_values_are_judged(tmp_path: Path) -> None:
+    """The loss stays the loss beside a mean and a norm of some value, and no other pair is certain."""
+    with zipfile.ZipFile("models/zoo/steps.zip") as steps:
+        for suffix in (".onnx", ".json"):
+            steps.extract(f"adabelief.square{suffix}", tmp_path)
+    found = [*shown.outcomes(tmp_path / "adabelief.square.onnx", seed=1)]
+    assert {form for form, *_ in found} >= {*shown.REDUCTIONS, "itself"}
+    assert {outcome for *_, outcome, _ in found} <= {"right", "asked"}

@@ -30,6 +30,10 @@ STEPS = {
         update_step("", "float[4,3] z, float[4,3] n, float sigma", update=FTRL),
         states("w", "z", "n"),
     ),
+    "the next weight under a mask": (
+        update_step("shown = w_next * mask", "float[4,3] mask", SHOWN),
+        {**states("w?"), "shown": "next mask?"},
+    ),
     "a gradient less the one before": (
         update_step("shown = dw + dw - before", "float[4,3] before", f"float[4,3] dw, {SHOWN}"),
         {**states("w"), "dw": "gradient", "shown": "next before?"},

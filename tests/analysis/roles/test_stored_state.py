@@ -27,6 +27,21 @@ def means_beside(read: str, number: str) -> onnx.ModelProto:
 
 
 STEPS = {
+    "a sum of what is fed": (
+        update_step("s_next = s + counts", "float[4] counts", constants=f"float[4] s = {numbers(4)}"),
+        {**states("w"), "s_next": "next counts?"},
+    ),
+    "a count of what is fed": (
+        update_step("n_next = n + count", "int64 count", constants="int64 n = {0}"),
+        {**states("w"), "n_next": "next count?"},
+    ),
+    "a square that replaces zeros": (
+        update_step(
+            constants=f"float[4,3] v = {numbers(12)}",
+            update="w_next = w - dw / (Sqrt(v) + one) * rate; v_next = dw * dw",
+        ),
+        states("w", "v?"),
+    ),
     "a momentum of zeros": (update_step(constants=f"float[4,3] m = {numbers(12)}", update=MOMENTUM), states("w", "m")),
     "a sum of squares that begins at a tenth": (
         update_step(
