@@ -61,7 +61,7 @@ def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use,
     # Another loss has a backward pass of its own.
     others = [node for node in later if _differentiates(topology, node, topology.contractions)]
     read = topology.ancestors(value for node in others for value in topology.operands(node))
-    rest = {node for node in rest if not any(result in read for result in node.outputs)}
+    rest = {node for node in rest.difference(others) if not any(result in read for result in node.outputs)}
     return rest if len(rest) < len(cotangents) else set()
 
 

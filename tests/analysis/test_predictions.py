@@ -105,3 +105,15 @@ def test_the_forward_pass_of_a_validation_loss() -> None:
     report = gs.inspect(model)
     assert (report.loss, [place.value for place in report.places]) == ("loss", ["two_over_n"])
     assert {entry.name for entry in report.roles if not entry.certain and entry.kind == "output"} == {"shown"}
+
+
+def test_the_gradient_of_a_lookup_as_a_product() -> None:
+    """No forward product reads the hot rows; the product behind theirs differentiates one."""
+    model = linear_step(
+        inputs="float[4,3] w, int64[4] rows",
+        forward=nodes("y = Gather(x @ w, rows, axis=0); d = y - near; loss = ReduceMean(d * d, keepdims=0)"),
+        backward=nodes("dw = x.T @ (OneHot(rows, eight, off_on, axis=0) @ (d * two_over_n))"),
+        constants=f"int64[1] eight = {{8}}, float[2] off_on = {{0, 1}}, float[4,3] near = {numbers(12)}",
+    )
+    report = gs.inspect(model)
+    assert (report.contractions, report.missed, [each.value for each in report.gradients]) == (2, (), ["dw"])

@@ -146,7 +146,7 @@ def _poison(
 
 @random_cases(300, tried=310)
 def test_presentation_does_not_matter(choices: random.Random) -> None:
-    """Names, order, shared or copied constants, missing types: the same gradients and state are found."""
+    """Names, order, shared or copied constants, missing types: the same gradients and state are found, or proposed."""
     step = tame_step(choices)
     how = random_presentation(choices, step)
     plain = Presentation(weights=how.weights)
@@ -166,7 +166,7 @@ def _findings(step: Step, how: Presentation) -> tuple[object, ...]:
     return (
         values[report.loss],
         {values[gradient.value] for gradient in report.gradients},
-        {(values.get(s.input, s.input), values.get(s.output or "", s.output)) for s in report.state},
+        {(values.get(e.pair, e.pair), values[e.name]) for e in report.roles if e.kind == "output" and e.pair},
         report.coverage,
         report.contractions,
     )
