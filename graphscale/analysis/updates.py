@@ -92,22 +92,23 @@ def find_coefficients(
     factors = Factors() if factors is None else factors
     coefficients: dict[ir.Value, float] = {}
     seen: set[ir.Value] = set()
+    followed = min(least, _FOLLOWED)
     # The largest coefficient first, so that each value needs to be looked at only once.
     order = itertools.count()
     pending = [(-1.0, next(order), 1.0, output)]
     while pending:
-        _, _, coefficient, value = heapq.heappop(pending)
+        size, _, coefficient, value = heapq.heappop(pending)
         if value in seen:
             continue
         seen.add(value)
         if value in states and value is not output:
-            if abs(coefficient) > least:
+            if -size > least:
                 coefficients[value] = coefficient
             continue
         node = value.producer()
         for operand, factor in () if node is None else find_terms(node, value, factors, through):
             c = coefficient * factor
-            if abs(c) > min(least, _FOLLOWED):
+            if abs(c) > followed:
                 heapq.heappush(pending, (-abs(c), next(order), c, operand))
     return coefficients
 
@@ -146,21 +147,19 @@ def find_terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait)
 
 
 def _arithmetic_terms(node: ir.Node, factors: Factors) -> list[tuple[ir.Value, float]]:
-    inputs = [operand for operand in node.inputs if operand is not None]
-    if node.op_type in ("Add", "Sum"):
-        return [(operand, 1.0) for operand in inputs]
-    if node.op_type == "Sub":
-        return [(inputs[0], 1.0), (inputs[1], -1.0)]
-    if node.op_type == "Neg":
-        return [(inputs[0], -1.0)]
-    if node.op_type == "Mul":
+    op_type, inputs = node.op_type, [operand for operand in node.inputs if operand is not None]
+    if op_type == "Mul":
         return [(inputs[0], factors[inputs[1]]), (inputs[1], factors[inputs[0]])]
-    if node.op_type == "Pow" and factors[inputs[1]] == 1:
-        return [(inputs[0], 1.0)]
-    if node.op_type == "Div":
+    if op_type in ("Add", "Sum"):
+        return [(operand, 1.0) for operand in inputs]
+    if op_type == "Sub":
+        return [(inputs[0], 1.0), (inputs[1], -1.0)]
+    if op_type == "Div":
         divisor = factors[inputs[1]]
         return [(inputs[0], 1.0 / divisor)] if divisor else []
-    return []
+    if op_type == "Neg":
+        return [(inputs[0], -1.0)]
+    return [(inputs[0], 1.0)] if op_type == "Pow" and factors[inputs[1]] == 1 else []
 
 
 class Factors(dict[ir.Value, float]):
@@ -171,19 +170,23 @@ class Factors(dict[ir.Value, float]):
         return number
 
 
-class Shares(Factors):
-    """The same, with 1 for numbers that are unknown, such as a decay that is an input."""
+class PossibleFactors(Factors):
+    """The same as some factors, with 1 for all that is unknown."""
+
+    def __init__(self, factors: Factors) -> None:
+        super().__init__()
+        self._factors = factors
 
     def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = _number(value) or float(is_scalar(value))
+        self[value] = number = self._factors[value] or 1.0
         return number
 
 
-class PossibleFactors(Factors):
-    """The same, with 1 for all that is unknown."""
+class Shares(PossibleFactors):
+    """The same as some factors, with 1 for numbers that are unknown, such as a decay that is an input."""
 
     def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = _number(value) or 1.0
+        self[value] = number = self._factors[value] or float(is_scalar(value))
         return number
 
 
@@ -223,8 +226,11 @@ def _number(value: ir.Value, depth: int = 8, unknown: float = 0.0) -> float:
     if has_trait(node, _VIEWS):
         return _number(inputs[0], depth - 1, unknown)
     if node.op_type in ("Add", "Sub", "Mul"):
-        left, right = (_number(operand, depth - 1, unknown) for operand in inputs)
-        return {"Add": left + right, "Sub": left - right, "Mul": left * right}[node.op_type]
+        left = _number(inputs[0], depth - 1, unknown)
+        if math.isnan(left) or (left == 0 and node.op_type == "Mul"):
+            return left
+        right = _number(inputs[1], depth - 1, unknown)
+        return left * right if node.op_type == "Mul" else left + right if node.op_type == "Add" else left - right
     return unknown
 
 

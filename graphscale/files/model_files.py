@@ -23,6 +23,7 @@ __all__ = ["ModelResult", "external_tensors", "from_proto", "load", "load_with_p
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27
 _PIECE = 2**30  # bytes
+_LOCATION = b"location"  # a key of each external tensor
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
@@ -31,7 +32,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
 
 
 def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelProto]:
-    """Read an ONNX model, and return the ModelProto that it was made from as well.
+    """Read an ONNX model, and return the ModelProto that it was made from as well, without the initializers.
 
     Raises:
         ModelFileError: the file, or one with its weights, is missing, truncated, or of another format.
@@ -42,14 +43,17 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         resolved = Path(path).resolve()
         if resolved.is_dir():
             raise ModelFileError(f"{path} is a folder; pass an ONNX file")
-        proto = onnx.ModelProto.FromString(resolved.read_bytes())
+        content = resolved.read_bytes()
+        proto = onnx.ModelProto.FromString(content)
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
     except google.protobuf.message.DecodeError as error:
         raise ModelFileError(f"{path} is not an ONNX model, or it is truncated: {error}") from error
     model = from_proto(proto, str(path))
-    ir.external_data.set_base_dir(model.graph, resolved.parent)
-    _check_external_files(model, path)
+    if _LOCATION in content:
+        ir.external_data.set_base_dir(model.graph, resolved.parent)
+        _check_external_files(model, path)
+    del proto.graph.initializer[:]  # The model holds them.
     return model, proto
 
 

@@ -55,10 +55,11 @@ class Editor:
         """Learn the names that others have put into the graph since."""
         graphs = [self.graph]
         for graph in graphs:
-            self._names.update([value.name or "" for value in (*graph.inputs, *graph.initializers.values())])
+            self._names.update(value.name or "" for value in (*graph.inputs, *graph.initializers.values()))
             for node in graph:
                 self._names.add(node.name or "")
-                self._names.update([value.name or "" for value in node.outputs])
+                for value in node.outputs:
+                    self._names.add(value.name or "")
                 graphs += subgraphs(node)
 
     def unique(self, wanted: str, *, report: bool = False) -> str:

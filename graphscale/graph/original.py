@@ -69,6 +69,8 @@ def _serialize(model: ir.Model) -> onnx.ModelProto:
 
 
 def _copy_without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    if not proto.graph.initializer:
+        return proto
     bare = onnx.ModelProto()
     for source, copy in ((proto, bare), (proto.graph, bare.graph)):
         for field, content in source.ListFields():

@@ -118,12 +118,15 @@ def own_dtype(value: ir.Value) -> ir.DataType | None:
     return None
 
 
+_ONE = frozenset({1})
+
+
 def is_scalar(value: ir.Value) -> bool:
     """Return whether the value is known to hold exactly one element (shape [] or all ones)."""
     if value.shape is None:
         tensor = constant_tensor(value)
         return tensor is not None and tensor.size == 1
-    return all(isinstance(d, int) and d == 1 for d in value.shape)
+    return _ONE.issuperset(value.shape.dims)
 
 
 # The operators that give a sequence or an optional value.

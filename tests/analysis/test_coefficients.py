@@ -175,7 +175,8 @@ UNKNOWN, BESIDE_ONE, COUNTED, COMPUTED = "w * s", "w * (one - s)", "w * Cast(n, 
 )
 def test_factors(factors: type[Factors], expected: dict[str, float]) -> None:
     expressions = (SHARE, FILLED, UNKNOWN, BESIDE_ONE, COUNTED, COMPUTED)
-    found = {each: coefficients(nodes(f"out = {each}"), factors()).get("w") for each in expressions}
+    chosen = factors(Factors()) if issubclass(factors, PossibleFactors) else factors()
+    found = {each: coefficients(nodes(f"out = {each}"), chosen).get("w") for each in expressions}
     assert {each: share for each, share in found.items() if share is not None} == expected
 
 

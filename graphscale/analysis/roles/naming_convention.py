@@ -33,15 +33,16 @@ def pairs_by_convention(step: Interface) -> list[Update]:
         for output, assigned in step.outputs.items()
         if assigned.pair is not None and assigned.certain and not assigned.is_named
     ]
-    if len(certain) < _LEAST_PAIRS:
+    doubtful = [output for output, assigned in step.outputs.items() if not assigned.certain]
+    if len(certain) < _LEAST_PAIRS or not doubtful:
         return []
     exchanges = set.intersection(*({*_exchanges(value, output)} for value, output in certain))
     holders = dict.fromkeys((*step.holders, *step.graph.initializers.values()))
     present = {name: value for value in holders for name in _next_names(value.name or "", exchanges)}
     pairs = []
-    for output, assigned in step.outputs.items():
+    for output in doubtful:
         value = present.get(output.name or "")
-        if assigned.certain or value is None or not same_type(output, value) or not _is_free(step, value):
+        if value is None or not same_type(output, value) or not _is_free(step, value):
             continue
         if not _may_be_predicted(step, output, value):
             pairs.append(Update(output, value, f"{STATED}its name, as other next values"))

@@ -72,7 +72,7 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
 def _takes_gradient(step: Interface, output: ir.Value) -> bool:
     """Return whether an output is a sum with a gradient of its type, whatever that is multiplied or divided by."""
     gradients = [value for value in step.plan.unscaled if same_type(value, output)]
-    return bool(gradients and find_coefficients(output, gradients, PossibleFactors(), least=0.0))
+    return bool(gradients and find_coefficients(output, gradients, PossibleFactors(step.factors), least=0.0))
 
 
 def _is_counter(step: Interface, output: ir.Value, value: ir.Value) -> bool:

@@ -50,8 +50,8 @@ class Interface:
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.topology, self.plan, self.graph = topology, plan, topology.graph
-        self.factors, self._shares = Factors(), Shares()
-        self._known_factors, self._possible_factors = KnownFactors(), PossibleFactors()
+        self.factors, self._known_factors = Factors(), KnownFactors()
+        self._shares, self._possible_factors = Shares(self.factors), PossibleFactors(self.factors)
         self.inputs: dict[ir.Value, Assigned] = {}
         self.outputs: dict[ir.Value, Assigned] = {}
         self.is_gradient: Callable[[ir.Value], bool] = lambda value: value in plan.unscaled
