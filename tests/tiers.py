@@ -18,8 +18,9 @@ DEFAULT_SELECTION = "not full"
 
 
 def _parameters(item: pytest.Item) -> set[Hashable]:
-    """Return the parameters of a case, each with the number of its value."""
-    return set(item.callspec.indices.items())  # type: ignore[attr-defined]
+    """Return the parameters of a case, each with the identity of its value."""
+    # The cases share the values. `callspec.indices` numbers values in one release of pytest, cases in another.
+    return {(name, id(value)) for name, value in item.callspec.params.items()}  # type: ignore[attr-defined]
 
 
 def _choose(items: Sequence[pytest.Item], size: int) -> list[pytest.Item]:

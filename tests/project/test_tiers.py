@@ -17,9 +17,9 @@ class Case:
 
     parent, originalname = None, "test"
 
-    def __init__(self, size: int, **indices: int) -> None:
-        self.name = f"test[{indices}]"
-        self.callspec = SimpleNamespace(indices=indices)
+    def __init__(self, size: int, **params: int) -> None:
+        self.name = f"test[{params}]"
+        self.callspec = SimpleNamespace(params=params)
         self.markers = [pytest.mark.sample(size).mark]
 
     def get_closest_marker(self, name: str) -> Any:
@@ -34,7 +34,7 @@ def quick(size: int, shuffled: bool = False) -> list[dict[str, int]]:
     if shuffled:
         random.Random(1).shuffle(cases)
     mark_tiers(cases)  # type: ignore[arg-type]
-    return [case.callspec.indices for case in cases if not case.get_closest_marker("full")]
+    return [case.callspec.params for case in cases if not case.get_closest_marker("full")]
 
 
 def test_a_sample_has_every_value_of_every_parameter_as_soon_as_it_can() -> None:
@@ -50,6 +50,20 @@ def test_a_sample_does_not_depend_on_the_order_and_may_be_larger_than_the_test()
     as_sets = [{tuple(case.items()) for case in quick(7, shuffled)} for shuffled in (False, True)]
     assert as_sets[0] == as_sets[1]
     assert len(quick(100)) == 6 * 2 * 4
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("letter", ["a", "b", "c"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_the_sample_of_a_test_has_every_value(letter: str, number: int, request: pytest.FixtureRequest) -> None:
+    """The sample of this test, as the release of pytest has it."""
+    collected = [
+        item for item in request.session.items if getattr(item, "originalname", "") == request.node.originalname
+    ]
+    chosen = [item.callspec.params for item in collected if not item.get_closest_marker("full")]
+    assert len(chosen) <= 3
+    for name in ("letter", "number"):
+        assert len({params[name] for params in chosen}) == len(chosen)
 
 
 @pytest.mark.parametrize(
