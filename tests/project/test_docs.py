@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import logging
 import re
@@ -46,6 +47,7 @@ def text_of(page: str) -> str:
     return (DOCS / page).read_text(encoding="utf-8")
 
 
+@functools.cache
 def blocks(page: str) -> list[tuple[str, str, str]]:
     """The reason not to run it, the language and the text of each block, with the scripts that the page shows."""
     return BLOCK.findall(SOURCE.sub(lambda match: SITE["expand"](match[0], page), text_of(page)))

@@ -35,11 +35,20 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return seen
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def saved_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A good state file, of a session two steps on."""
+    path = tmp_path_factory.mktemp("saved") / "state.safetensors"
     session = make()
     for seed in range(2):
         session.step(batch(seed=seed))
-    session.save_state(tmp_path / "state.safetensors", {"epoch": "3"})
-    return tmp_path / "state.safetensors"
+    session.save_state(path, {"epoch": "3"})
+    return path.read_bytes()
+
+
+@pytest.fixture
+def saved(saved_bytes: bytes, tmp_path: Path) -> Path:
+    """A copy of that file."""
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(saved_bytes)
+    return path
