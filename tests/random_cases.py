@@ -26,7 +26,7 @@ if DEEP and ALONE is not None:
 
 
 # The quick tier runs one case in so many.
-QUICK_SHARE = 12
+QUICK_SHARE = 30
 
 
 def run_random_cases(test: Callable[[random.Random], None], least: int, tried: int, name: str) -> None:

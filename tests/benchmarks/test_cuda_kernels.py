@@ -68,7 +68,7 @@ def test_a_fixed_scale_that_skips(name: str, telemetry: bool) -> None:
     assert found(load_example(name).model(), 1024, skip_nonfinite=True, telemetry=telemetry) == []
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @each_telemetry
 @pytest.mark.parametrize("name", gs.presets.NAMES)
 def test_the_policy_of_each_peer(name: str, telemetry: bool) -> None:

@@ -49,7 +49,7 @@ def test_every_command_is_called() -> None:
     assert set(COMMANDS) <= set(CALLS)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_process_of_its_own(call: str, made: Path, tmp_path: Path) -> None:
     results = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
+
 from tests.operators.cases import Case
 from tests.operators.drawn import each_operator, run_draws
 from tests.operators.runtimes import RefusedError
@@ -24,6 +26,7 @@ def test_degrees_hold_on_drawn_nodes(operator: tuple[str, str], least: int, trie
     run_draws(_check, operator, least, tried)
 
 
+@pytest.mark.full
 def test_degrees_hold_on_the_suite() -> None:
     ran, wrong = 0, list[str]()
     for case in suite_cases():

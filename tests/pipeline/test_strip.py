@@ -47,7 +47,7 @@ def assert_strips(rewritten: ir.Model | onnx.ModelProto, original: ir.Model | on
     assert serialized(gs.strip(onnx.ModelProto.FromString(before))) == serialized(original)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_models(name: str, target: str) -> None:
@@ -56,7 +56,7 @@ def test_models(name: str, target: str) -> None:
     assert_strips(gs.scale(original, gs.presets.megatron(), target=target, **EVERYTHING).model, original)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_mixed_precision_and_fixed_scales(name: str) -> None:
     original = ir.load(MODELS / f"{name}.onnx")
@@ -78,7 +78,7 @@ def test_one_after_the_other(name: str, emulate: bool) -> None:
     assert_strips(gs.strip(scaled), original)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 @pytest.mark.parametrize("folder", sorted(path.name for path in (MODELS / "ort" / "artifacts").iterdir()))
 def test_fused_steps(folder: str, target: str) -> None:

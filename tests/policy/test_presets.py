@@ -96,6 +96,7 @@ MET = {
 }
 
 
+@pytest.mark.full
 def test_the_sequences_meet_everything(drawn: Drawn) -> None:
     """Growths, decreases, floors, limits and hysteresis: without them the tests above would prove nothing."""
     assert sum(len(sequences) for _, sequences, _ in drawn.sequences) == SEQUENCES

@@ -43,7 +43,7 @@ def assert_refused(providers: str, *fragments: str) -> None:
         assert fragment in line
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", ["[{}]", "[{}, CPU]", "[CPU, {}]", "[({}, dict(device_id=1))]"])
 @pytest.mark.parametrize(
     "provider", ["Tensorrt", pytest.param("CUDA", marks=pytest.mark.skipif(has_cuda(), reason="here it starts"))]

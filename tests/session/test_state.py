@@ -27,7 +27,7 @@ from tests.session.digits import refused
 from tests.session.plain import batches, carried_inputs, first_state
 from tests.session.test_against_plain_loop import MIXED
 
-pytestmark = pytest.mark.sample(12)
+pytestmark = pytest.mark.sample(6)
 
 AFTER = 6
 # Counts of bad steps and of what is left of the hysteresis are state too.
@@ -296,7 +296,7 @@ assert session.step(batch()).applied
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.skipif(os.name != "posix", reason="needs limits on the size of files")
 @pytest.mark.parametrize("room", [0, 100, 5000, 100_000])
 @pytest.mark.parametrize("how", ["save_state", "export"])

@@ -31,6 +31,7 @@ def assert_apart(scene: Scene, layout: Layout) -> None:
             assert other[3] <= top or other[1] >= bottom, (boxes[n], other)
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_boxes_are_apart_and_links_flow(name: str, scaled: bool) -> None:

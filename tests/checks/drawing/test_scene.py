@@ -77,6 +77,7 @@ def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) 
     )
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_node_is_in_one_box(name: str, scaled: bool) -> None:

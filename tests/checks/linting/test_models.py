@@ -74,6 +74,7 @@ def forget(model: ir.Model) -> ir.Model:
     return model
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_exported_graphs(name: str) -> None:
     report = gs.lint(MODELS / f"{name}.onnx")
@@ -82,7 +83,7 @@ def test_exported_graphs(name: str) -> None:
     assert (report.loss_scale, report.gradients) == (None, 0)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_scaled_graphs(name: str, variant: str) -> None:
