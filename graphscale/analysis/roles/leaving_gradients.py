@@ -7,7 +7,7 @@ import functools
 import onnx_ir as ir
 
 from graphscale.analysis.roles.dependence import Dependence
-from graphscale.analysis.roles.names import likeness
+from graphscale.analysis.roles.nearness import Nearness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import VIEWS, Interface
 from graphscale.analysis.updates import NEXT_STATE, Type, find_coefficients, same_type, type_of
@@ -77,23 +77,23 @@ class Gradients:
     def doubt(self) -> None:
         """Doubt gradients that are more than the weights of their type, where the loss ignores an open input of it."""
         step = self._step
-        surplus: dict[object, int] = {}
+        groups: dict[Type, dict[ir.Value, list[ir.Value]]] = {}
         for value in step.holders:
-            if value in step.inputs or is_scalar(value) or not is_float(value):
+            if value in step.inputs or is_scalar(value) or not is_float(value) or value.shape is None:
                 continue
             if value in step.topology.forward or not (value.is_graph_input() or _may_be_gradient(step, value)):
                 continue
-            gradients = step.gradients_like(value)
-            if value.shape is None or not gradients:
-                continue
-            kind = value.dtype, tuple(value.shape)
-            found = [gradient for gradient in gradients if not step.outputs[gradient].is_named]
-            if not value.is_graph_input():
-                found = [gradient for gradient in found if not _is_masked(step, gradient, value)]
-            if found and surplus.setdefault(kind, len(gradients) - len(step.weights_like(value))) > 0:
-                surplus[kind] -= 1
+            for gradient in step.gradients_like(value):
+                is_mask = not value.is_graph_input() and _is_masked(step, gradient, value)
+                if not is_mask and not step.outputs[gradient].is_named:
+                    groups.setdefault(type_of(value), {}).setdefault(gradient, []).append(value)
+        nearness = Nearness(step, self._memory)
+        for candidates in groups.values():
+            gradient = next(iter(candidates))
+            surplus = len(step.gradients_like(gradient)) - len(step.weights_like(gradient))
+            for output, value in [*nearness.assign(candidates).items()][: max(surplus, 0)]:
                 evidence = f"{_SCALES}, but {value.name!r} has its type and the loss ignores it"
-                step.pair(max(found, key=lambda o, v=value: likeness(v, o)), value, evidence, certain=False)  # type: ignore[misc]
+                step.pair(output, value, evidence, certain=False)
 
     def includes(self, value: ir.Value) -> bool:
         """Return whether a value is a gradient, viewed, clipped, summed, or times other values."""

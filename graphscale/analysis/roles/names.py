@@ -28,4 +28,5 @@ def common_words(one: list[str], other: list[str]) -> list[str]:
 
 
 def _length(words: list[str]) -> int:
-    return sum(map(len, words))
+    """Return the length of words; numbers alone have none."""
+    return sum(map(len, words)) if any(map(str.isalpha, words)) else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
@@ -11,7 +10,6 @@ import onnx_ir as ir
 from graphscale.analysis.roles.alternatives import always_holds
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.matching import eliminate
-from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import NEXT_STATE, PossibleFactors, find_coefficients, same_type, type_of
@@ -174,11 +172,7 @@ def doubt_replaced_weights(step: Interface) -> None:
             continue
         weights = [each for each in step.open_inputs_like(output) if each in step.topology.forward]
         if weights and may_begin_anew(step, output, value):
-            likely = max(weights, key=lambda each, output=output: likeness(each, output))  # type: ignore[misc]
-            better = likeness(likely, output) > likeness(value, output)
-            del step.inputs[value], step.outputs[output]
-            evidence = f"it holds {value.name!r}, but may replace another"
-            step.pair(output, likely if better else value, evidence, certain=False)
+            step.pair(output, value, f"it holds {value.name!r}, but may replace another", certain=False)
 
 
 def may_begin_anew(step: Interface, output: ir.Value, value: ir.Value) -> bool:
@@ -288,18 +282,13 @@ def _multiplies(step: Interface, value: ir.Value, output: ir.Value) -> bool:
 
 
 def _doubt_swaps(step: Interface, pairs: dict[ir.Value, ir.Value], dependence: Dependence) -> None:
-    """Doubt pairs of one type where one output depends on the other's input, too; swap them by their names."""
+    """Doubt pairs of one type where one output depends on the other's input, too."""
     doubtful: dict[ir.Value, None] = {}
     for output, value in pairs.items():
         for other in dependence.of(output):
             third = step.inputs[other].pair if other in step.inputs else None
             if other is not value and third in pairs and same_type(output, other):
                 doubtful |= {output: None, third: None}
-    for first, second in itertools.combinations(doubtful, 2):
-        one, other = pairs[first], pairs[second]
-        kept = sorted((likeness(one, first), likeness(other, second)))
-        if same_type(first, second) and sorted((likeness(other, first), likeness(one, second))) > kept:
-            pairs[first], pairs[second] = other, one
     for output in doubtful:
         step.pair(output, pairs[output], "it could be swapped with another of its type", certain=False)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import onnx_ir as ir
 
 from graphscale.analysis.roles.alternatives import sums_with
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.names import likeness
+from graphscale.analysis.roles.nearness import Nearness
 from graphscale.analysis.roles.pairs import fitting_inputs, may_hold_state
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
@@ -19,18 +22,28 @@ __all__ = ["doubt_surplus", "propose"]
 def propose(step: Interface) -> None:
     """Give each open output a role: certain where no input is left that it could replace, else a proposal."""
     possible = fitting_inputs(step, lambda value: may_hold_state(step, value))
-    dependence = step.dependence(value for values in possible.values() for value in values)
-    for output in sorted(step.open_outputs(), key=step.may_be_shifted):
-        fitting = [value for value in possible.get(output, ()) if _may_replace(step, output, value, dependence)]
-        values = _rank(step, output, [value for value in fitting if value not in step.inputs], dependence)
-        named = bool(values) and likeness(values[0], output)[0] == 1
-        if values and (named or values[0] in dependence.of(output) or output in step.behind_gradients):
-            step.pair(output, values[0], f"it has the type of {len(values)} open inputs", certain=False)
+    doubted = _take_back(step)
+    taken = [assigned.pair for assigned in doubted.values() if assigned.pair is not None]
+    dependence = step.dependence([*itertools.chain(*possible.values()), *taken])
+    fitting = {o: [v for v in values if _may_replace(step, o, v, dependence)] for o, values in possible.items()}
+    fitting |= {o: [v for v in step.open_inputs_like(o) if may_hold_state(step, v)] for o in doubted}
+    candidates = {
+        o: [v for v in dict.fromkeys((*values, *taken)) if same_type(o, v) and _is_likely(step, o, v, dependence)]
+        for o, values in fitting.items()
+        if values
+    }
+    pairs = Nearness(step, dependence).assign(candidates)
+    for output in step.open_outputs():
+        values, value = fitting.get(output, []), pairs.get(output)
+        if value is not None:
+            before = doubted.get(output)
+            is_same = before is not None and before.pair is value
+            evidence = before.evidence if before and is_same else f"it has the type of {len(values)} open inputs"
+            step.pair(output, value, evidence, certain=False)
         elif values:
-            evidence = f"it has the type of {values[0].name!r}, but does not depend on it"
-            step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
-        elif fitting:
-            evidence = f"it has the type of {fitting[0].name!r}, for which another output is proposed"
+            likely = next((each for each in values if each not in step.inputs), values[0])
+            reason = "for which another output is proposed" if likely in step.inputs else "but does not depend on it"
+            evidence = f"it has the type of {likely.name!r}, {reason}"
             step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
         elif seeds := _numbers_below(step, output):
             evidence = "it is computed from numbers in the graph alone"
@@ -91,16 +104,22 @@ def _sources(step: Interface, output: ir.Value) -> list[ir.Value]:
     return [value for value in step.topology.ancestors([output]) if value.producer() is None]
 
 
-def _rank(step: Interface, output: ir.Value, values: list[ir.Value], dependence: Dependence) -> list[ir.Value]:
-    """Sort inputs, the likeliest one that an output replaces first."""
-    depending = {*dependence.of(output)}
+def _take_back(step: Interface) -> dict[ir.Value, Assigned]:
+    """Take the doubtful pairs back, and return them: they are chosen again, all together."""
+    doubted = {
+        output: assigned
+        for output, assigned in step.outputs.items()
+        if assigned.pair is not None and not (assigned.certain or assigned.is_named or is_scalar(output))
+    }
+    for output, assigned in doubted.items():
+        del step.outputs[output], step.inputs[assigned.pair]  # type: ignore[index]
+    return doubted
 
-    def rank(value: ir.Value) -> tuple[float, bool, bool, float, int, bool]:
-        share, length = likeness(value, output)
-        copied, named = value is step.copied_input(output), -length if share == 1 else 0
-        return named, copied, value not in depending, -share, -length, value not in step.topology.forward
 
-    return sorted(values, key=rank)
+def _is_likely(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence) -> bool:
+    if output in step.behind_gradients or value in dependence.of(output):
+        return True
+    return likeness(value, output)[0] == 1
 
 
 def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence) -> bool:

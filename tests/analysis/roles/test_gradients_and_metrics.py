@@ -290,7 +290,7 @@ METRICS = {
     # A value that a step hands through is not replaced by itself.
     "an input that is handed through under another name": (
         update_step("shown = Identity(a)", "float[4,3] a, float[4,3] b", "float[4,3] shown"),
-        {"shown": "metric?"},
+        {"shown": "next a?"},
     ),
     "a copy of the next weight in float16": (
         update_step("small = Cast(w_next, to=10)", outputs="float16[4,3] small"),
@@ -318,7 +318,7 @@ METRICS = {
     ),
     "a sum beside an input that is handed through": (
         update_step("shown = Identity(a); p = Tanh(a) + Tanh(b)", TWO, "float[4,3] shown, float[4,3] p"),
-        {"shown": "metric?", "p": "next a?"},
+        {"shown": "next a?", "p": "next b?"},
     ),
     "a product with the state before": (
         update_step("a_next = Tanh(a) + dw; p = a @ k", "float[4,3] a, float[3,3] k", "float[4,3] p"),

@@ -29,7 +29,7 @@ def means_beside(read: str, number: str) -> onnx.ModelProto:
 STEPS = {
     "a sum of what is fed": (
         update_step("s_next = s + counts", "float[4] counts", constants=f"float[4] s = {numbers(4)}"),
-        {**states("w"), "s_next": "next counts?"},
+        states("w", "s?"),
     ),
     "a count of what is fed": (
         update_step("n_next = n + count", "int64 count", constants="int64 n = {0}"),

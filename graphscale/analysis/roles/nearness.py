@@ -1,0 +1,119 @@
+"""Nearness of inputs and outputs in the graph: it chooses among proposals, and makes nothing certain."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+
+import onnx_ir as ir
+
+from graphscale.analysis.roles.dependence import Dependence
+from graphscale.analysis.roles.names import likeness
+from graphscale.analysis.roles.step_interface import VIEWS, Interface
+from graphscale.analysis.updates import Shares, find_terms
+from graphscale.graph.values import inputs_of, subgraphs
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import has_trait
+
+__all__ = ["Nearness"]
+
+# Values looked at above an output; an update has a few dozens.
+_MOST_VALUES = 300
+_MEETS, _IS_UNREAD, _IS_FAR = 1000, 4000, 5000
+_DEPENDS = {0: 0, 1: 3000, 2: 2000}
+# A whole name that is alike, the distance, the share of the name that is alike, and its length: less is nearer.
+_Rank = tuple[int, int, float, int]
+
+
+class Nearness:
+    """The distances of outputs from inputs, and the likeliest pairs by them.
+
+    The next value of a state is computed from it at last: few nodes are between them, and all keep its shape. An
+    output that is compared with the state before comes next, then one that depends on it in another way.
+
+    Args:
+        step: the interface of the step.
+        dependence: of the outputs on the inputs.
+    """
+
+    def __init__(self, step: Interface, dependence: Dependence) -> None:
+        self._step, self._dependence = step, dependence
+        self._factors = Shares(step.factors)
+        self._known: dict[ir.Value, dict[ir.Value, int]] = {}
+
+    def assign(self, candidates: Mapping[ir.Value, Collection[ir.Value]]) -> dict[ir.Value, ir.Value]:
+        """Return pairs of outputs and inputs, the nearest first, each output and input once.
+
+        Of pairs that are as near, that of the output that is as near to fewer inputs goes first, then that of an input
+        that the loss reads, or that fewer nodes read.
+        """
+        forward = self._step.topology.forward
+        edges = [(self.rank(o, v), o, v) for o, values in candidates.items() for v in values]
+        alike = Counter((rank[:2], output) for rank, output, _ in edges)
+
+        def order(edge: tuple[_Rank, ir.Value, ir.Value]) -> tuple[float, ...]:
+            rank, output, value = edge
+            return *rank[:2], alike[rank[:2], output], value not in forward, len(value.uses()), *rank[2:]
+
+        pairs: dict[ir.Value, ir.Value] = {}
+        taken: set[ir.Value] = set()
+        for _, output, value in sorted(edges, key=order):
+            if output not in pairs and value not in taken:
+                pairs[output] = value
+                taken.add(value)
+        return pairs
+
+    def rank(self, output: ir.Value, value: ir.Value) -> _Rank:
+        """Return how far an output is from an input; the name of the input in that of the output goes before all."""
+        share, length = likeness(value, output)
+        return -length if share == 1 else 0, self._distance(output, value), -share, -length
+
+    def _distance(self, output: ir.Value, value: ir.Value) -> int:
+        if output not in self._known:
+            self._known[output] = {**dict.fromkeys(self._met(output), _MEETS), **self._find_distances(output)}
+        found = self._known[output].get(value)
+        if found is not None:
+            # A step may hand the weights of the step before on, too.
+            return found if found or value not in self._step.topology.forward else _IS_FAR
+        ways = (value in self._dependence.of(output)) + (value in self._dependence.plain(output))
+        return _DEPENDS[ways] or (_IS_FAR if value.uses() else _IS_UNREAD)
+
+    def _find_distances(self, output: ir.Value) -> dict[ir.Value, int]:
+        """Return the inputs that lead to an output through values of its shape, with the length of the way there."""
+        topology, ends = self._step.topology, self._step.plan.unscaled
+        known: dict[ir.Value, int] = {}
+        pending = [(0, 0, output)]
+        order = itertools.count(1)
+        while pending and len(known) < _MOST_VALUES:
+            length, _, value = heapq.heappop(pending)
+            if value in known:
+                continue
+            known[value] = length
+            node = value.producer()
+            if node is not None and (value is output or value not in ends or node in topology.contractions):
+                for operand, cost in self._above(node, value):
+                    heapq.heappush(pending, (length + cost, next(order), operand))
+        return {value: length for value, length in known.items() if value.producer() is None}
+
+    def _above(self, node: ir.Node, value: ir.Value) -> Iterator[tuple[ir.Value, int]]:
+        """Yield the operands that a result is computed from element by element; a product with no number is longer."""
+        if node.op_type == "If":
+            yield from ((branch.outputs[value.index() or 0], 0) for branch in subgraphs(node))
+        elif has_trait(node, VIEWS):
+            yield from ((operand, 0) for operand in inputs_of(node)[:1])
+        elif not node.op_type.startswith("Reduce"):
+            terms = {operand for operand, factor in find_terms(node, value, self._factors, VIEWS) if factor}
+            is_product = node in self._step.topology.contractions
+            for operand in terms if is_product else inputs_of(node):
+                if operand.shape is None or value.shape is None or operand.shape == value.shape:
+                    yield operand, 1 if operand in terms else 2
+
+    def _met(self, output: ir.Value) -> Iterator[ir.Value]:
+        """Yield the inputs that a node reads beside an output: the value before that the new one is compared with."""
+        topology = self._step.topology
+        for view in self._step.views(output):
+            for node in topology.consumers(view):
+                if node not in topology.contractions:
+                    yield from (source_by_trait(each, VIEWS) for each in topology.operands(node))

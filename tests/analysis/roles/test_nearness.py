@@ -1,0 +1,82 @@
+"""Proposals among inputs of one type: the nearest input in the graph, whatever the order and the names."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.analysis.roles.steps import roles_of, states, update_step
+
+TWO = "float[4,3] a, float[4,3] b"
+NORM = "n = ReduceL2({}, keepdims=0);"
+BRANCH = """
+    p = If(flag) <
+        then_branch = keep () => (float[4,3] kept) { kept = Div(b, n) },
+        else_branch = stay () => (float[4,3] same) { same = Tanh(b) }
+    >
+"""
+
+PROPOSALS = {
+    "fewer nodes between": (
+        update_step(
+            NORM.format("b") + "p = Tanh(a) / n; q = Tanh(p) + Tanh(Tanh(Tanh(b)))", TWO, "float[4,3] q, float[4,3] p"
+        ),
+        {"q": "next b?", "p": "next a?"},
+    ),
+    "a sum is nearer than a product": (
+        update_step("p = Tanh(a * Tanh(dw) + b)", TWO, "float[4,3] p"),
+        {"p": "next b?"},
+    ),
+    "a product with an unknown number is as near": (
+        update_step(
+            "p = Tanh(a + Tanh(b)); q = Tanh(b * k + Tanh(p))",
+            f"{TWO}, float k",
+            "float[4,3] q, float[4,3] p",
+        ),
+        {"q": "next b?", "p": "next a?"},
+    ),
+    "by its shape, not by a norm": (
+        update_step(NORM.format("a") + "p = Tanh(Tanh(b)) * Tanh(n)", TWO, "float[4,3] p"),
+        {"p": "next b?"},
+    ),
+    "through a branch": (
+        update_step(
+            NORM.format("a") + "c = Tanh(a) - Tanh(b)",
+            f"{TWO}, bool flag",
+            "float[4,3] p, float[4,3] c",
+            control=BRANCH,
+        ),
+        {"p": "next b?", "c": "next a?"},
+    ),
+    "compared with the one before": (
+        update_step("p = Tanh(dw); change = ReduceL2(p - b, keepdims=0)", TWO, "float[4,3] p, float change"),
+        {"p": "next b?", "change": "metric"},
+    ),
+    "a gradient that is chosen instead of the one before": (
+        update_step(
+            "used = Where(first, dw, b); n = ReduceL2(used - a, keepdims=0)",
+            f"{TWO}, bool first",
+            "float[4,3] dw, float n",
+        ),
+        {"dw": "next b?", "n": "metric"},
+    ),
+    "read by nothing": (
+        update_step(NORM.format("a") + "p = Tanh(dw)", TWO, "float[4,3] p, float n"),
+        {"p": "next b?", "n": "metric"},
+    ),
+    "handed through": (update_step("p = Identity(b)", TWO, "float[4,3] p"), {"p": "next b?"}),
+    # The output with one candidate takes it, though the other one stands first.
+    "one that is left": (
+        update_step("p = Tanh(a) * Tanh(b); q = Tanh(a) * ReduceL2(b, keepdims=0)", TWO, "float[4,3] p, float[4,3] q"),
+        {"p": "next b?", "q": "next a?"},
+    ),
+    "numbers in names say nothing": (
+        update_step("out_2 = Tanh(in_1) * Tanh(Tanh(in_2))", "float[4,3] in_1, float[4,3] in_2", "float[4,3] out_2"),
+        {"out_2": "next in_1?"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROPOSALS)
+def test_proposals(name: str) -> None:
+    model, expected = PROPOSALS[name]
+    assert roles_of(model) == {**states("w"), **expected}
