@@ -280,8 +280,7 @@ def test_a_bad_feed_is_one_clear_line_and_changes_nothing(
 
 
 @pytest.mark.parametrize("left_out", ["images", "labels", "learning_rate"])
-def test_a_missing_feed(left_out: str) -> None:
-    session = make()
+def test_a_missing_feed(left_out: str, session: gs.Session) -> None:
     with pytest.raises(SessionError, match=f"needs a feed for '{left_out}'"):
         session.step({name: value for name, value in batch().items() if name != left_out})
     with pytest.raises(SessionError, match="needs a feed for 'images', 'labels', 'learning_rate'"):
@@ -289,9 +288,9 @@ def test_a_missing_feed(left_out: str) -> None:
 
 
 @pytest.mark.parametrize("feeds", [None, [("images", IMAGES)], IMAGES, "images", 5], ids=str)
-def test_feeds_that_are_no_mapping(feeds: Any) -> None:
+def test_feeds_that_are_no_mapping(feeds: Any, session: gs.Session) -> None:
     with pytest.raises(SessionError, match="feeds"):
-        make().step(feeds)
+        session.step(feeds)
 
 
 def test_bfloat16_of_numpy_is_taken_or_refused_clearly() -> None:
