@@ -48,7 +48,10 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
         return {o: [v for v, c in find(o).items() if may_hold(o, v, c, least)] for o in outputs}
 
     def is_certain(output: ir.Value, value: ir.Value) -> bool:
-        if step.is_ignored(value) and any(is_known_zero(v) and same_type(output, v) for v in step.held(output)):
+        held = step.held(output)
+        if step.is_ignored(value) and any(
+            is_known_zero(v) and same_type(output, v) and c == held.get(value) for v, c in held.items()
+        ):
             return False  # a sum that begins at stored zeros
         is_number = value.is_graph_input() and is_scalar(value) and is_float(value)
         return always_holds(output, value) if is_number else not may_be_batch(step, output, value)

@@ -23,7 +23,7 @@ from graphscale.analysis.updates import (
     same_type,
     type_of,
 )
-from graphscale.graph.values import is_float, is_known_zero, is_scalar
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait
 
@@ -118,10 +118,13 @@ class Interface:
         return known[output]
 
     def _is_number(self, value: ir.Value) -> bool:
-        """Return whether an initializer is filled with one number and is no weight and no empty moment."""
+        """Return whether an initializer is filled with one number and is no weight and no moment.
+
+        A moment is multiplied by a constant, a product that would be folded beside another constant.
+        """
         if value.is_graph_input() or is_scalar(value) or value in self.topology.forward:
             return False
-        return self.factors[value] != 0 or _is_selected_zero(value)
+        return _is_selected_zero(value) or (self.factors[value] != 0 and not _is_scaled(value))
 
     def holds_one_of(self, output: ir.Value, values: Collection[ir.Value]) -> bool:
         """Return whether an output holds one of some values, with a coefficient near one."""
@@ -158,16 +161,36 @@ class Interface:
         """Return whether an output hands one input through, and another of its type is open.
 
         That is how a step keeps the weights of the step before. Numbers that are handed through themselves, as rates
-        are, and constants are no such others.
+        are, and constants are no such others; neither are batches beside a value that weights are compared with.
         """
         source = self.copied_input(output)
         if source is None or not source.is_graph_input():
             return False
         others = [value for value in self.open_inputs_like(output) if value is not source]
-        if is_scalar(source) and others:
+        if others and (is_scalar(source) or self._is_anchor(source)):
             handed = {self.copied_input(each) for each in self.open_outputs()}
-            others = [value for value in others if value.is_graph_input() and value not in handed]
+            others = [value for value in others if value not in handed]
+            if is_scalar(source):
+                others = [value for value in others if value.is_graph_input()]
+            else:
+                others = [v for v in others if v not in self.topology.forward and not self._is_number(v)]
         return bool(others)
+
+    def _is_anchor(self, value: ir.Value) -> bool:
+        """Return whether an input is added to or subtracted from weights or updates, and all weights have next values.
+
+        Weights are known by their gradients: there are no more of its type than of paired inputs that the loss reads,
+        averages of other weights aside.
+        """
+        sums = (node for node in self.topology.consumers(value) if node.op_type in ("Add", "Sub"))
+        others = {operand for node in sums for operand in inputs_of(node)} - {value}
+        if not others or not self.is_ignored(value):
+            return False
+        weights = {v: each.pair for v, each in self.inputs.items() if v in self.topology.forward and each.certain}
+        nexts = {pair for v, pair in weights.items() if pair is not None and same_type(v, value)}
+        trained = [pair for pair in nexts if nexts & {*self.topology.ancestors([pair])} <= {pair}]
+        gradients = [each for each in self.plan.unscaled if same_type(each, value)]
+        return len(gradients) <= len(trained) and any(v in weights or v in self.behind_gradients for v in others)
 
     def may_predict(self, output: ir.Value, value: ir.Value) -> bool:
         """Return whether an output is computed by a contraction that a value reaches, as a prediction is."""
@@ -239,3 +262,9 @@ def _is_selected_zero(value: ir.Value) -> bool:
     if is_scalar(value) or value.is_graph_input() or not is_known_zero(value):
         return False
     return bool(value.uses()) and all(node.op_type == "Where" for node, _ in value.uses())
+
+
+def _is_scaled(value: ir.Value) -> bool:
+    """Return whether a node multiplies a value by a constant number."""
+    products = (inputs_of(node) for node, _ in value.uses() if node.op_type == "Mul")
+    return any(is_scalar(each) and constant_tensor(each) is not None for operands in products for each in operands)
