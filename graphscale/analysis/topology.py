@@ -227,15 +227,19 @@ class Topology:
     def _backward_nodes(self) -> set[ir.Node]:
         others = [value for value in self.graph.outputs if value is not self.loss]
         sinks = [value for value in others if self.may_be_state(value)] or others
-        for kind in operators_with(Trait.EFFECT):
-            for node in self._by_operator.get(kind, ()):
-                sinks.extend(node.outputs)
+        for node in self.nodes_with(Trait.EFFECT):
+            sinks.extend(node.outputs)
         reached, forward = self.ancestors(sinks).marks, self.forward.marks
         return {
             node
             for node, (first, end, _) in zip(self.nodes, self._rows, strict=True)
             if reached.find(1, first, end) >= 0 and forward.find(1, first, end) < 0
         }
+
+    def nodes_with(self, traits: Trait) -> list[ir.Node]:
+        """Return the nodes of the main graph whose operators have at least one of some traits."""
+        kinds = operators_with(traits) & self._by_operator.keys()
+        return sorted((node for kind in kinds for node in self._by_operator[kind]), key=self.index.__getitem__)
 
     def may_be_state(self, value: ir.Value) -> bool:
         """Return whether an output could be a gradient or a next state, by the shape of a state that is no target."""

@@ -46,7 +46,7 @@ from graphscale.graph.values import (
     value_label,
     values_by_name,
 )
-from graphscale.operators import Trait, nodes_with
+from graphscale.operators import Trait
 
 __all__ = ["TrainingGraph", "analyse"]
 
@@ -289,7 +289,7 @@ def _finish(
         unscalings=tuple(sorted(plan.unscaled.values(), key=lambda u: topology.position(u.value))),
         roles=roles,
         updates=_updates(roles, named, answers),
-        accumulators=tuple(nodes_with(topology.nodes, Trait.ACCUMULATOR)),
+        accumulators=tuple(topology.nodes_with(Trait.ACCUMULATOR)),
         coverage=attempt.coverage,
         degrees={value: degree for value, degree in plan.values.items() if degree != 0},
         warnings=tuple(attempt.coverage.warnings()),

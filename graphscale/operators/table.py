@@ -131,7 +131,7 @@ def rule_of(node: ir.Node) -> Rule | None:
 @functools.cache
 def operators_with(traits: Trait) -> frozenset[tuple[str, str]]:
     """Return the operators, by domain and name, that have at least one of some traits."""
-    return frozenset(key for key, operator in OPERATORS.items() if operator.traits & traits)
+    return frozenset(key for key, operator in OPERATORS.items() if operator.traits._value_ & traits._value_)
 
 
 @functools.cache

@@ -39,9 +39,7 @@ def _role(step: Interface, value: ir.Value) -> tuple[Role, str] | None:
         return Role.GRADIENT, "the gradient of weight decay alone"
     if node is None:
         return None if step.may_be_shifted(value) else (Role.CONSTANT, "an input or a constant itself")
-    if is_constant_view(value) or (
-        not any(map(ir.Value.is_graph_input, step.held_firmly(value))) and is_known_zero(value)
-    ):
+    if is_constant_view(value) or (not any(map(ir.Value.is_graph_input, step.held(value))) and is_known_zero(value)):
         return Role.CONSTANT, "a constant"
     optimizer = optimizer_of(node)
     if has_trait(node, Trait.EFFECT) and (optimizer is None or optimizer.source(value.index() or 0) is None):
