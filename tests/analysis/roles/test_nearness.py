@@ -73,6 +73,14 @@ PROPOSALS = {
         update_step("out_2 = Tanh(in_1) * Tanh(Tanh(in_2))", "float[4,3] in_1, float[4,3] in_2", "float[4,3] out_2"),
         {"out_2": "next in_1?"},
     ),
+    "numbers in names say nothing of two that are as near": (
+        update_step("out_2 = Tanh(in_1) + Tanh(in_2)", "float[4,3] in_1, float[4,3] in_2", "float[4,3] out_2"),
+        {"out_2": "next in_1?"},
+    ),
+    "one that fewer nodes read, of two that are as near": (
+        update_step("p = Tanh(a) + Tanh(b); q = Tanh(a * Tanh(dw))", TWO, "float[4,3] p"),
+        {"p": "next b?"},
+    ),
 }
 
 
