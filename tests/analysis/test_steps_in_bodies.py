@@ -301,3 +301,24 @@ class TestBranches:
     def test_a_branch_that_clips(self) -> None:
         clipped = f"{WHOLE} g_THEN = MatMul(xt_THEN, dy_THEN) out = Min(g_THEN, tenth)"
         refused(branches(clipped, "out = Identity(zeros)"), "If", "body", "g_then")
+
+
+@pytest.mark.parametrize(("term", "accepted"), [("Mul(total_in, tenth)", True), ("Mul(total_in, dh)", False)])
+def test_a_cotangent_of_the_main_graph(term: str, accepted: bool) -> None:
+    """The second round multiplies a sum of gradients by the cotangent: the body cannot be scaled, and is left alone."""
+    model = parse(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        rounds (float[8,4] x, float[8,4] t, float[4,4] w) => (float loss, float[8,4] dx)
+        <int64[2] shape = {{8, 4}}, float two_over_n = {{0.0625}}, float tenth = {{0.1}}, int64 three = {{3}},
+         bool go = {{1}}> {{
+            y = MatMul(x, w) d = Sub(y, t) square = Mul(d, d) loss = ReduceMean<keepdims = 0>(square)
+            dy = Mul(d, two_over_n) wt = Transpose<perm = [1, 0]>(w) dh = MatMul(dy, wt) zeros = ConstantOfShape(shape)
+            dx = Loop(three, go, zeros) <body = round (int64 i, bool more, float[8,4] total_in)
+                => (bool going, float[8,4] total_out)
+                {{ going = Identity(more) term = {term} dx_i = MatMul(dh, w) total_out = Add(term, dx_i) }}>
+        }}
+    """)
+    if accepted:
+        right(model, 2)
+    else:
+        refused(model, "'dx'", "no certain role")

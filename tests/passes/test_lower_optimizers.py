@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from graphscale.errors import ModelFileError
 from graphscale.passes import LowerOptimizers
 from tests.build import EXACT, feeds_for, linear_step
 from tests.conftest import run_once
@@ -57,3 +58,19 @@ def test_against_the_reference(name: str, step: int) -> None:
     actual, _ = run_once(ir.serde.serialize_model(lowered), feeds, EXACT)
     for key, value in expected.items():
         np.testing.assert_allclose(actual[key], value, rtol=2e-6, atol=1e-7, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "results", "counts"),
+    [
+        ("w, dw, v, h, v", "w_next, v_next, h_next", "5 tensors and 3"),
+        ("w, dw, v, h", "w_next, v_next", "4 tensors and 2"),
+    ],
+    ids=["tensors", "results"],
+)
+def test_another_number_of_tensors(tensors: str, results: str, counts: str) -> None:
+    model = model_of("adam")
+    node = next(node for node in model.graph.node if node.domain == DOMAIN)
+    node.input[:], node.output[:] = ["rate", "step", *tensors.split(", ")], results.split(", ")
+    with pytest.raises(ModelFileError, match=f"{counts} results; for each weight it needs 4 and 3"):
+        LowerOptimizers()(ir.serde.deserialize_model(model))

@@ -318,6 +318,18 @@ def test_squares_stay_wide() -> None:
     assert ops(result)["Pow"] == (0, 1)
 
 
+def test_bounds_that_are_attributes() -> None:
+    """Clip has its bounds in float32 attributes up to opset 10, and no other clip is kept for it."""
+    model = step(
+        layer="c = Clip<max = 0.5>(h) e = Clip<min = 0.0>(c) k = MatMul(e, sw) f = Clip(k) g = MatMul(f, sw) a = Tanh(g)",
+        inputs="float[5,5] sw",
+        opset=10,
+    )
+    result = cast(model)
+    assert reasons(result, "Clip") == {"its bounds are attributes, which are float32": 2}
+    assert ops(result)["Clip"] == (1, 2)
+
+
 def test_several_results_in_and_out() -> None:
     """Both halves of a split are low; one of them is also an output, the other read by the loss."""
     layer = "top, rest = Split<axis = 0, num_outputs = 2>(h) joined = Concat<axis = 0>(rest, top) a = Tanh(joined)"
