@@ -102,11 +102,8 @@ def _enter(build: Builder, value: ir.Value, places: Sequence[Place], scale: ir.V
         at = ("before", graph[0])
     scaled = _multiply(build, value, scale, f"{value.name}.scaled", at)
     replace_reads(value, scaled, uses)
-    if everywhere and value.is_graph_output():
-        if graph is main:
-            build.editor.take_over_output(value, scaled, "unscaled")
-        else:
-            replace_outputs(value, scaled)
+    if everywhere and graph is not main:
+        replace_outputs(value, scaled)
     return scaled
 
 

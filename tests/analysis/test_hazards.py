@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.inliner
+import onnx.parser
+import onnx_ir as ir
 import pytest
 
 import graphscale as gs
+from graphscale.analysis.hazards import find_writable_states
 from tests.conftest import (
     OPTIMIZATION_LEVELS,
     Arrays,
@@ -252,6 +255,20 @@ def test_a_reader_of_two_states_reads_them_from_before_the_step(level: Level) ->
 @pytest.mark.parametrize("target", ["onnx", "ort-cuda"])
 def test_nothing_is_ordered_where_nothing_is_written_in_place(target: str) -> None:
     assert ordered_states(CASES["metric reshaped"].scaled("dynamic", target)) == set()
+
+
+@pytest.mark.parametrize(
+    ("state", "new", "is_written"), [("4", "4", True), ("n", "n", False), ("4", "1,4", False), ("4", "n", False)]
+)
+def test_a_select_writes_over_a_state_of_its_shape(state: str, new: str, is_written: bool) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        select (bool flag, float[{state}] w, float[{new}] u) => (float[{new}] w_next) {{ w_next = Where(flag, u, w) }}
+    """)
+    graph = ir.from_proto(model).graph
+    w, w_next = graph.inputs[1], graph.outputs[0]
+    found = find_writable_states(graph, {w: w_next}, None, lambda node: True)
+    assert found == ({w} if is_written else set())
 
 
 def test_int32_state_is_not_written_in_place() -> None:

@@ -321,8 +321,8 @@ def test_squares_stay_wide() -> None:
 def test_bounds_that_are_attributes() -> None:
     """Clip has its bounds in float32 attributes up to opset 10, and no other clip is kept for it."""
     model = step(
-        layer="c = Clip<max = 0.5>(h) e = Clip<min = 0.0>(c) k = MatMul(e, sw) f = Clip(k) g = MatMul(f, sw) a = Tanh(g)",
-        inputs="float[5,5] sw",
+        layer="c = Clip<max = 1.5>(h) e = Clip<min = 0.0>(c) k = MatMul(e, s) f = Clip(k) m = MatMul(f, s) a = Tanh(m)",
+        inputs="float[5,5] s",
         opset=10,
     )
     result = cast(model)

@@ -1,0 +1,33 @@
+"""Forward values that are computed once more."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from graphscale.analysis.recomputed import find_recomputed_values
+from tests.build import parse
+
+
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [
+        ("Tanh(x)", True),
+        ("Dropout(x, half, flag)", False),
+        ("RandomNormalLike(x)", False),
+        (
+            "If(flag) <then_branch = t () => (same) { same = Neg(x) }, else_branch = e () => (same) { same = Abs(x) }>",
+            False,
+        ),
+    ],
+    ids=["equal", "dropout", "noise", "bodies"],
+)
+def test_an_operator_that_runs_twice(operator: str, expected: bool) -> None:
+    text = f"first = {operator} second = {operator}"
+    model = parse(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        twice (float[4] x, bool flag) => (float[4] first, float[4] second) <float half = {{0.5}}> {{ {text} }}
+    """)
+    forward, again = ir.from_proto(model).graph
+    first, second = forward.outputs[0], again.outputs[0]
+    assert find_recomputed_values([forward], [again], {first}) == ({second: first} if expected else {})
