@@ -98,7 +98,7 @@ def _take_answers(step: Interface, named: Sequence[Update], gradients: Collectio
     outputs = {value.name: value for value in step.graph.outputs}
     # An average may hold the weight that its own next value is named for.
     confirmed = {u.input for u in named if step.held(u.output).get(u.input, 0.0) >= NEXT_STATE}
-    shared = confirmed | {u.input for u in named if u.input in step.held_possibly(u.output)}
+    shared = {u.input for u in named if u.input in step.held_possibly(u.output)}
     places = {value.name for value in gradients}
     for role, names in ((Role.METRIC, answers.metrics), (Role.GRADIENT, answers.gradients)):
         for name in names:

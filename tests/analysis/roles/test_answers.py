@@ -239,6 +239,13 @@ class TestContradictions:
             result = gs.scale(two_moments(), **given, force_roles=True)
             assert states_of(result.report) == {"w_next": "w", **SWAPPED}
 
+    def test_what_holds_a_named_state_may_be_a_metric(self) -> None:
+        average = "a_next = a * share + w_next * (one - share); shown = a + share"
+        model = update_step(average, "float share, float[4,3] a", "float[4,3] shown")
+        with pytest.raises(RolesError, match="output shown FLOAT.4,3. is named a metric, but it holds 'a' 1 times"):
+            gs.scale(model, roles={"metrics": ["shown"]})
+        assert roles_of(model, {"states": {"a_next": "a"}, "metrics": ["shown"]})["shown"] == "metric"
+
     @pytest.mark.parametrize("role", ["gradient", "metric"])
     def test_another_role_of_what_holds_a_state_is_refused(self, role: str) -> None:
         roles = {f"{role}s": ["b_next"]}
