@@ -194,13 +194,12 @@ class Topology:
     def _moved_weights(self) -> dict[ir.Value, ir.Value]:
         """Return the values outside of forward that hold a weight, of the shape of one, each with the weight."""
         kept = {v for output in self.graph.outputs for v, c in self.coefficients(output).items() if c >= NEXT_STATE}
-        weights = kept & self.forward
-        shapes = {None, *(tuple(weight.shape) for weight in weights if weight.shape is not None)}
+        shapes = {None, *(tuple(state.shape) for state in kept if state.shape is not None)}
         moved: dict[ir.Value, ir.Value] = {}
         for node in self.nodes:
             value = node.outputs[0]
             if value not in self.forward and (None if value.shape is None else tuple(value.shape)) in shapes:
-                moved.update((value, weight) for weight in [*self.coefficients(value)][:1] if weight in weights)
+                moved.update((value, state) for state in [*self.coefficients(value)][:1] if state in kept)
         return moved
 
     def descendants(

@@ -149,7 +149,8 @@ def test_in_a_model_the_rule_is_one_node_that_shows_the_policy() -> None:
     assert step.update_op.op_identifier() == ("graphscale", "UpdateLossScale", "")
     assert step.update_op.attributes["increment_period"].as_int() == 7
     assert step.update_op.attributes["multiplier"].as_float() == 3
-    assert [f for f in step.proto().functions if f.name == "UpdateLossScale"]
+    rule = next(f for f in step.proto().functions if f.name == "UpdateLossScale")
+    assert rule.doc_string
 
 
 @pytest.mark.parametrize(
