@@ -242,7 +242,7 @@ class TestContradictions:
     def test_what_holds_a_named_state_may_be_a_metric(self) -> None:
         average = "a_next = a * share + w_next * (one - share); shown = a + share"
         model = update_step(average, "float share, float[4,3] a", "float[4,3] shown")
-        with pytest.raises(RolesError, match="output shown FLOAT.4,3. is named a metric, but it holds 'a' 1 times"):
+        with pytest.raises(RolesError, match=r"output shown FLOAT\[4,3\] is named a metric, but it holds 'a' 1 times"):
             gs.scale(model, roles={"metrics": ["shown"]})
         assert roles_of(model, {"states": {"a_next": "a"}, "metrics": ["shown"]})["shown"] == "metric"
 
