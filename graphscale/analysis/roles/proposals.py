@@ -130,7 +130,9 @@ def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence:
     if not value.uses():
         return not (is_stored and is_scalar(value) and is_float(value))  # a constant that nobody removed
     if is_stored:
-        if output in step.topology.forward or value in step.topology.forward:
+        if value in step.topology.forward:
+            return output in step.behind_gradients and _reads_master(step, output)
+        if output in step.topology.forward:
             return False
         return output in step.behind_gradients or not (step.factors[value] or is_known_zero(value))
     if is_scalar(value) and is_float(value):
@@ -140,6 +142,12 @@ def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence:
         return True
     # An input that enters behind the last contraction is a target or the like.
     return not step.topology.late_inputs(value) and is_float(value)
+
+
+def _reads_master(step: Interface, output: ir.Value) -> bool:
+    """Return whether an output is computed from a state that the loss ignores: weights are rounded from masters so."""
+    states = (v for v in _sources(step, output) if v in step.inputs or step.is_ignored(v))
+    return any(value not in step.topology.forward and not is_scalar(value) for value in states)
 
 
 def doubt_surplus(step: Interface) -> None:

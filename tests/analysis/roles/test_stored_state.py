@@ -6,10 +6,18 @@ import onnx
 import pytest
 
 from tests.analysis.roles.steps import MOMENTUM, roles_of, states, update_step
-from tests.build import numbers, ramp
+from tests.build import LINEAR, numbers, ramp
 from tests.expressions import nodes
 
 FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
+MASTERS = {
+    "constants": f"float16[4,3] half = {numbers(12, '14336')}, float top = {{1}}",
+    "forward": "wide = Cast<to = 1>(half)\n" + LINEAR.replace("x, w", "x, wide"),
+}
+SIGNS = {
+    "constants": f"float[4,3] k = {ramp(12)}",
+    "forward": LINEAR.replace("x, w", "x, k"),
+}
 # One number times the prediction.
 GAIN = {
     "forward": nodes("p = x @ w; y = p * k; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
@@ -42,6 +50,18 @@ STEPS = {
         ),
         states("w", "v?"),
     ),
+    # --- weights that are computed from their masters
+    "float16 weights cast from the next masters": (
+        update_step("half_next = Cast(w_next, to=10)", **MASTERS),
+        states("w", "half"),
+    ),
+    "float16 weights cast ahead of a bound": (
+        update_step(
+            update="ahead = w - dw * rate; w_next = Min(ahead, top); half_next = Cast(ahead, to=10)", **MASTERS
+        ),
+        states("w", "half?"),
+    ),
+    "the signs of masters": (update_step("k_next = Sign(w_next)", **SIGNS), states("w?", "k?")),
     "a momentum of zeros": (update_step(constants=f"float[4,3] m = {numbers(12)}", update=MOMENTUM), states("w", "m")),
     "a sum of squares that begins at a tenth": (
         update_step(
