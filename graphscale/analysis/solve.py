@@ -71,6 +71,7 @@ class Solver:
         self._queue: list[int] = []
         self._queued: set[int] = set()
         self._visits = 0
+        self._is_of_numbers = False
         self.lost: dict[ir.Value, str] = {}
         readers = {node for value in gradients for node in topology.consumers(value)}
         self.cotangents = self._find_cotangents(topology.descendants(nodes=readers), optimizer)
@@ -89,6 +90,8 @@ class Solver:
             NonlinearGradientError: a cotangent depends on the seed in a non-linear way.
             UnknownOperatorError: an operator without a rule reads a scaled value.
         """
+        wanted = [*wanted]
+        self._is_of_numbers = any(map(is_scalar, wanted))
         for value in self._gradients:
             self.plan.unscale(value).everywhere = True
         if self._seed is not None:
@@ -332,10 +335,13 @@ class Solver:
         return path[-1]
 
     def _is_factor_or_view(self, node: ir.Node, index: int) -> bool:
-        """Return whether a node gives the gradient it reads in another form: viewed, times a number, or measured."""
+        """Return whether a node gives the gradient it reads in another form: viewed, times a number, or measured.
+
+        Where weights are numbers, a sum over the batch is a gradient itself.
+        """
         if node.op_type in ("Mul", "Div"):
             return all(is_scalar(v) for i, v in enumerate(node.inputs) if i != index and v is not None)
-        return has_trait(node, _VIEWS | Trait.SIGN) or is_scalar(node.outputs[0])
+        return has_trait(node, _VIEWS | Trait.SIGN) or (not self._is_of_numbers and is_scalar(node.outputs[0]))
 
     def _is_inner(self, value: ir.Value) -> bool:
         """Return whether a value belongs to a subgraph, where no division by the scale is put."""

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphscale.analysis.bodies import Unrolled, unroll_bodies
 from graphscale.analysis.coverage import measure_coverage
 from graphscale.analysis.degrees import ZERO
+from graphscale.analysis.elementwise_gradients import find_gradient_like_values
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.loss_evidence import Attempt, choose_attempt
@@ -26,7 +27,6 @@ from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import (
     NEXT_STATE,
     Update,
-    find_coefficients,
     find_held_initializers,
 )
 from graphscale.errors import (
@@ -208,7 +208,7 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
     """Return the solver, after `solve`, and the contractions that belong to the optimizer."""
     solver = Solver(topology, seed, chosen)
     try:
-        solver.solve(() if solver.cotangents else _gradient_like_outputs(topology))
+        solver.solve(() if solver.cotangents else find_gradient_like_values(topology))
     except NonlinearGradientError as error:
         optimizer = OptimizerContractions(topology)
         solver = Solver(topology, seed, chosen, optimizer.nodes)
@@ -316,23 +316,6 @@ def _updates(roles: Roles, named: Sequence[Update], answers: Answers) -> tuple[U
         Update(output, value, roles.outputs[output].evidence, output.name in answers.kept)
         for output, value in pairs.items()
     )
-
-
-def _gradient_like_outputs(topology: Topology) -> list[ir.Value]:
-    """Find the values to demand the scale of where no contraction is backward: at the outputs or below an update."""
-    gradients = []
-    for value in topology.graph.outputs:
-        if value is topology.loss or not topology.is_backward(value) or not is_float(value):
-            continue
-        node = value.producer()
-        held = topology.coefficients(value)
-        if node is not None and node.op_type in ("ScatterND", "ScatterElements"):
-            held = find_coefficients(value, topology.states, through=Trait.MOVE)
-        if not any(c >= NEXT_STATE for c in held.values()):
-            gradients.extend([value] if topology.may_be_state(value) else [])
-        elif node is not None and node.op_type in ("Add", "Sub", "Sum", "ScatterND", "ScatterElements"):
-            gradients.extend(v for v in node.inputs if v is not None and v not in held and topology.is_backward(v))
-    return gradients
 
 
 def _named_gradient(values: Mapping[str, ir.Value], name: str) -> ir.Value:
