@@ -12,6 +12,7 @@ from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import VIEWS, Interface
 from graphscale.analysis.updates import NEXT_STATE, Type, find_coefficients, same_type, type_of
 from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
+from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import Trait, has_trait
 
 __all__ = ["Gradients"]
@@ -114,7 +115,25 @@ class Gradients:
         """Return whether a value may be the next value of a weight or a moment."""
         if self._holds_state(value) or any(same_type(value, source) for source in self._memory.of(value)):
             return True
+        if is_scalar(value) and self._adds_number(value):
+            return True
         return any(self._meets(value, source) for source in self._step.open_inputs_like(value))
+
+    def _adds_number(self, value: ir.Value) -> bool:
+        """Return whether a number is a sum with what follows from an input of its type alone that the loss ignores."""
+        step = self._step
+        numbers = {v for v in step.open_inputs_like(value) if step.is_ignored(v)}
+
+        def summands(each: ir.Value) -> list[ir.Value]:
+            node = each.producer()
+            is_sum = node is not None and (node.op_type in ("Add", "Sub", "Sum") or has_trait(node, VIEWS))
+            return [*inputs_of(node)] if node is not None and is_sum else []
+
+        ends = (each for each in reach([value] if numbers else [], summands) if not summands(each))
+        return any(
+            not numbers.isdisjoint(above) and step.topology.forward.isdisjoint(above)
+            for above in map(ancestors, ([end] for end in ends if end not in step.behind_gradients))
+        )
 
     def _holds_state(self, value: ir.Value) -> bool:
         held = self._step.held(value).items()

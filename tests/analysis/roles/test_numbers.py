@@ -8,6 +8,10 @@ from tests.analysis.roles.steps import roles_of, states, update_step
 from tests.expressions import nodes
 
 FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
+OFFSET = {
+    "forward": nodes("y = x @ w + b; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+    "backward": nodes("c = d * two_over_n; dw = x.T @ c; db = ReduceSum(c, keepdims=0)"),
+}
 STEPS = {
     "a counter that starts again, typed": (
         update_step("more = n + unit; n_next = Mod(more, period)", "int64 n", "", "int64 period = {4}, int64 more"),
@@ -115,6 +119,28 @@ STEPS = {
     "a norm in place of a number that nothing reads": (
         update_step("k_next = ReduceL2(dw, keepdims=0)", "float k"),
         states("w", "k?"),
+    ),
+    # The decays are inputs: a moment, or a gradient that leaves the graph.
+    "a moment of a number": (
+        update_step("m = n * mu + db; b_next = b - m * rate", "float b, float n, float mu", "float m", **OFFSET),
+        {**states("w", "b"), "m": "next n?"},
+    ),
+    "a moment of one element": (
+        update_step(
+            "n_next = n * mu + db; b_next = b - n_next * rate",
+            "float[1] b, float[1] n, float mu",
+            **{**OFFSET, "backward": OFFSET["backward"].replace("db =", "sum =") + nodes("db = Reshape(sum, last)")},
+            constants="int64[1] last = {-1}",
+        ),
+        states("w", "b", "n"),
+    ),
+    "a gradient with decay of a number": (
+        update_step("whole = db + b * mu", "float b, float mu", "float whole", **OFFSET),
+        {**states("w"), "whole": "next b?"},
+    ),
+    "a gradient times a rate": (
+        update_step("step = db * lr", "float b, float lr", "float step", **OFFSET),
+        {**states("w"), "step": "gradient"},
     ),
     "rates": (
         update_step(
