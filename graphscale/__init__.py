@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphscale.analysis.loss_choice import LossCandidate, LossChoice
@@ -95,11 +95,15 @@ def _bind(loss_scale: LossScale, graph: ir.Graph | ir.Model, target: str) -> Bou
     return BoundLossScale(loss_scale, graph, target)
 
 
-def _choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate]) -> ir.Value | None:
+def _choose_loss(
+    graph: ir.Graph,
+    candidates: Sequence[LossCandidate],
+    join: Callable[[Sequence[ir.Value]], LossCandidate | None],
+) -> LossCandidate | None:
     """Choose between losses by running the graph, which the analysis leaves to the package: it needs no runtime."""
     from graphscale.checks.derivatives.choose_loss import choose_loss
 
-    return choose_loss(graph, candidates)
+    return choose_loss(graph, candidates, join)
 
 
 LossScale.binder = staticmethod(_bind)

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 __all__ = ["LossCandidate", "LossChoice"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class LossCandidate:
-    """An output that may be the loss.
+    """An output that may be the loss, or several that may each be the loss of gradients of their own.
 
     Attributes:
-        loss: the output.
-        unscalings: what its gradients would be.
+        losses: the outputs.
+        unscalings: what their gradients would be; none where no scale fits the loss alone.
         scaled: the values that would scale with the loss.
     """
 
-    loss: ir.Value
+    losses: Sequence[ir.Value]
     unscalings: Sequence[Unscaling]
     scaled: Collection[ir.Value]
 
@@ -36,10 +36,11 @@ class LossChoice:
     """The way to choose between losses.
 
     Attributes:
-        choose: returns the first loss whose gradients in a graph are its derivatives; None where none is known to have
-            such gradients, or nothing can run the graph.
+        choose: returns the first candidate whose gradients in a graph are its derivatives; None where none is known to
+            have such gradients, or nothing can run the graph. Its last argument makes one candidate of several losses,
+            and returns None where no scale fits them all.
     """
 
-    choose: Callable[[ir.Graph, Sequence[LossCandidate]], ir.Value | None] = staticmethod(
-        lambda graph, candidates: None
-    )
+    choose: Callable[
+        [ir.Graph, Sequence[LossCandidate], Callable[[Sequence[ir.Value]], LossCandidate | None]], LossCandidate | None
+    ] = staticmethod(lambda graph, candidates, join: None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import onnx_ir as ir
 
@@ -119,7 +119,11 @@ def _holds_gradients(topology: Topology, other: Attempt) -> bool:
 
 
 def choose_attempt(
-    graph: ir.Graph | None, attempts: Sequence[Attempt], failed: Mapping[ir.Value, bool], answers: Answers
+    graph: ir.Graph | None,
+    attempts: Sequence[Attempt],
+    failed: Mapping[ir.Value, bool],
+    answers: Answers,
+    join: Callable[[Sequence[ir.Value]], Attempt | None],
 ) -> tuple[Attempt, str, bool]:
     """Choose a loss by its evidence, and by its derivatives where the evidence excludes no other one.
 
@@ -129,6 +133,7 @@ def choose_attempt(
         failed: the others, each with whether it has no backward pass. One that has may be the loss, and so may one
             that the choice is computed from, as an average is.
         answers: the answers of the user.
+        join: tries several losses at once.
 
     Returns:
         the choice, the evidence for it, and whether it is certain.
@@ -143,14 +148,45 @@ def choose_attempt(
     parts = [v for v, is_metric in failed.items() if v not in alike and (not is_metric or v in topology.forward)]
     how = "the scalar output that the backward pass differentiates"
     if len(rivals) > 1 or parts:
-        plans = [(a.topology.loss, a.solver.plan) for a in rivals]
-        candidates = [LossCandidate(v, (*plan.unscaled.values(),), plan.values.keys()) for v, plan in plans]
-        loss = None if graph is None else LossChoice.choose(graph, candidates)
-        if loss is None:
-            names = ", ".join(repr(value.name) for value in (*(a.topology.loss for a in rivals[1:]), *parts))
-            return best, f"it is the likeliest, but no derivative excludes {names}", False
-        best, how = next(a for a in rivals if a.topology.loss is loss), "the backward pass computes its derivatives"
-    number = find_carried_number(best.topology.graph, best.topology.loss)
+        tried = {_candidate(a): a for a in rivals}
+
+        def join_candidates(losses: Sequence[ir.Value]) -> LossCandidate | None:
+            joint = join(losses)
+            if joint is None:
+                return None
+            tried[candidate := _candidate(joint)] = joint
+            return candidate
+
+        refused = [LossCandidate((v,), (), ()) for v in parts if not failed[v]]
+        chosen = None if graph is None else LossChoice.choose(graph, [*tried, *refused], join_candidates)
+        if chosen is None:
+            best = _join_likeliest(rivals, join)
+            excluded = (a.topology.loss for a in rivals if a.topology.loss not in best.topology.losses)
+            names = ", ".join(repr(value.name) for value in (*excluded, *parts))
+            how = "the likeliest, but no derivative " + (f"excludes {names}" if names else "proves it")
+            return best, f"it is {how}", False
+        best, how = tried[chosen], "the backward pass computes its derivatives"
+    carried = (find_carried_number(best.topology.graph, loss) for loss in best.topology.losses)
+    number = next((value for value in carried if value is not None), None)
     if number is not None:
         return best, f"it may be a running sum or average, and the next value of {number.name!r}", False
     return best, how, True
+
+
+def _candidate(attempt: Attempt) -> LossCandidate:
+    plan = attempt.solver.plan
+    return LossCandidate(attempt.topology.losses, (*plan.unscaled.values(),), plan.values.keys())
+
+
+def _join_likeliest(rivals: Sequence[Attempt], join: Callable[[Sequence[ir.Value]], Attempt | None]) -> Attempt:
+    """Return the likeliest attempt, or one at several losses, each with cotangents of its own, that fits better."""
+    fits = not rivals[0].misfits and not rivals[0].solver.unscales_cotangents
+    for first in rivals[:1] if fits else rivals:
+        best = first
+        for rival in rivals:
+            joint = None if rival is first else join((*best.topology.losses, *rival.topology.losses))
+            if joint is not None and joint.differentiates_all and not joint.misfits:
+                best = joint
+        if best is not first:
+            return best
+    return rivals[0]

@@ -113,6 +113,12 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     held = find_held_initializers(graph)
     attempts: list[Attempt] = []
     failures: list[tuple[ir.Value, GraphscaleError]] = []
+
+    def join(losses: Sequence[ir.Value]) -> Attempt | None:
+        return _attempt_together(graph, losses, edge, chosen, held)
+
+    if len(answers.losses) > 1 and (joint := join(candidates)) is not None:
+        attempts, candidates = [joint], []
     for candidate in candidates:
         try:
             attempts.append(_attempt(graph, candidate, edge, chosen, held))
@@ -128,7 +134,7 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     attempts = [a for a in attempts if covering.isdisjoint(a.topology.anew)]
     attempts = [a for a in attempts if not any(a.is_gradient_of(other) for other in attempts)] or attempts
     failed = {candidate: isinstance(e, SeedNotFoundError | GradientError) for candidate, e in failures}
-    best, how, certain = choose_attempt(graph if runs else None, attempts, failed, answers)
+    best, how, certain = choose_attempt(graph if runs else None, attempts, failed, answers, join)
     if best.coverage.total == 0 and failures and not isinstance(failures[0][1], SeedNotFoundError | GradientError):
         # The backward pass is that of a loss that cannot be scaled.
         raise _explain(failures, bool(answers.losses))
@@ -170,11 +176,25 @@ def _attempt_several(
     for loss in candidates:
         others = [other for other in further if is_copy(loss, other)]
         if others and not any(loss in attempt.topology.losses for attempt in attempts):
-            with contextlib.suppress(GraphscaleError):
-                attempt = _solve_attempt(Topology(graph, loss, held, others=others), seed, chosen)
-                if attempt.differentiates_all and not attempt.solver.unscales_cotangents:
-                    attempts.append(attempt)
+            attempt = _attempt_together(graph, (loss, *others), seed, chosen, held)
+            if attempt is not None and attempt.differentiates_all:
+                attempts.append(attempt)
     return attempts
+
+
+def _attempt_together(
+    graph: ir.Graph,
+    losses: Sequence[ir.Value],
+    seed: Use | None,
+    chosen: Sequence[ir.Value],
+    held: Collection[ir.Value],
+) -> Attempt | None:
+    """Try several losses at once; None where that is refused, or the scale comes out too early for one of them."""
+    with contextlib.suppress(GraphscaleError):
+        attempt = _solve_attempt(Topology(graph, losses[0], held, others=losses[1:]), seed, chosen)
+        if not attempt.solver.unscales_cotangents:
+            return attempt
+    return None
 
 
 def _solve_attempt(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> Attempt:
@@ -267,8 +287,9 @@ def _finish(
         _refuse_held(gradients - chosen, topology)
     roles = assign_roles(topology, plan, named, chosen, answers)
     if not certain:
-        loss = dataclasses.replace(roles.outputs[topology.loss], evidence=how, certain=False)
-        roles = dataclasses.replace(roles, outputs={**roles.outputs, topology.loss: loss})
+        losses = {v: roles.outputs[v] for v in topology.losses}
+        doubted = {v: dataclasses.replace(each, evidence=how, certain=False) for v, each in losses.items()}
+        roles = dataclasses.replace(roles, outputs={**roles.outputs, **doubted})
     states = {output.name for output in roles.states()}
     for name in answers.kept:
         if name not in states:

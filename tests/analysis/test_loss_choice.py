@@ -54,7 +54,7 @@ MEAN_RESIDUAL = linear_step(nodes("mean = ReduceMean(d, keepdims=0)"), outputs="
 
 
 def cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LossChoice, "choose", staticmethod(lambda graph, candidates: None))
+    monkeypatch.setattr(LossChoice, "choose", staticmethod(lambda graph, candidates, join: None))
 
 
 @pytest.mark.parametrize(

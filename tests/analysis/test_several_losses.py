@@ -73,7 +73,7 @@ def test_one_loss_that_is_named_stands_for_all() -> None:
 
 def test_networks_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """No derivative need decide which of the two is the loss."""
-    monkeypatch.setattr(LossChoice, "choose", staticmethod(lambda graph, candidates: None))
+    monkeypatch.setattr(LossChoice, "choose", staticmethod(lambda graph, candidates, join: None))
     last = "w_next = w - pa * rate; u_next = u - qa * rate; v_next = v - pb * rate; s_next = s - qb * rate"
     report = assert_same_step(two_losses(half("a") + half("b", "v", "s"), last, inputs="float[4,6] v, float[6,3] s"))
     assert {gradient.value for gradient in report.gradients} == {"pa", "qa", "pb", "qb"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.loss_choice import LossCandidate
 from graphscale.checks.derivatives.gradient_bench import Differentiation, open_bench
-from graphscale.checks.derivatives.gradient_report import count_agreeing, is_derivative
+from graphscale.checks.derivatives.gradient_forms import find_forms
+from graphscale.checks.derivatives.gradient_report import WeightCheck, count_agreeing, is_derivative
 from graphscale.errors import GraphscaleError
 
 __all__ = ["choose_loss"]
@@ -19,25 +20,69 @@ _MANY = 2**25
 _IR_VERSION = 10  # that every runtime loads
 
 
-def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate]) -> ir.Value | None:
+def choose_loss(
+    graph: ir.Graph,
+    candidates: Sequence[LossCandidate],
+    join: Callable[[Sequence[ir.Value]], LossCandidate | None],
+) -> LossCandidate | None:
     """Return the loss whose gradients are its derivatives, as far as they can be checked.
 
     Args:
         graph: the main graph, with no calls of model-local functions in it.
-        candidates: the likeliest first.
+        candidates: the likeliest first; of several losses in one, the first is checked.
+        join: makes one candidate of several losses; None where no scale fits them all.
 
     Returns:
-        the first loss that no gradient disagrees with, else the likeliest one, if more gradients agree with it than
-        with any other; None where that is not so, or nothing can run the graph.
+        the first loss that no gradient disagrees with, all being checked. Where other losses have gradients, too:
+        these together, if every gradient is the derivative of one, and each has a gradient that is the derivative of
+        no other. Else the first loss that no gradient disagrees with, or the likeliest one, if more gradients agree
+        with it than with any other. None where that is not so, or nothing can run the graph.
     """
     if sum(value.const_value.size for value in graph.initializers.values() if value.const_value is not None) > _MANY:
         return None
     model, counts = ir.Model(graph, ir_version=_IR_VERSION), [0] * len(candidates)
+    first: LossCandidate | None = None
+    several: list[ir.Value] = []
     for i, candidate in enumerate(candidates):
-        subject = Differentiation(model, candidate.loss, candidate.unscalings, candidate.scaled)
-        with contextlib.suppress(GraphscaleError), contextlib.closing(open_bench(subject, {}, {}, 0)) as bench:
-            checks = bench.check(directions=1)
-            if is_derivative(checks):
-                return candidate.loss
-            counts[i] = count_agreeing(checks)
-    return candidates[0].loss if counts[0] > max(counts[1:], default=counts[0]) else None
+        checks = _check(model, candidate, candidate.losses[0]) if candidate.unscalings else []
+        counts[i] = count_agreeing(checks)
+        if is_derivative(checks):
+            if all(each.weight is not None for each in checks):
+                return candidate
+            first = first or candidate
+        if any(_find_derivatives(candidate, checks)):
+            several.extend(candidate.losses)
+    if first is None and counts[0] > max(counts[1:], default=counts[0]):
+        first = candidates[0]
+    if first is not None and all(loss in first.losses for loss in several):
+        return first
+    refused = [loss for candidate in candidates if not candidate.unscalings for loss in candidate.losses]
+    for losses in (several, [*several, *refused]):
+        joint = join(losses) if len(losses) > 1 else None
+        if joint is not None and _have_gradients_of_their_own(model, joint):
+            return joint
+    return None
+
+
+def _check(model: ir.Model, candidate: LossCandidate, loss: ir.Value) -> list[WeightCheck]:
+    """Check the gradients of a candidate against one of its losses; there is no check where nothing can run it."""
+    subject = Differentiation(model, loss, candidate.unscalings, candidate.scaled)
+    with contextlib.suppress(GraphscaleError), contextlib.closing(open_bench(subject, {}, {}, 0)) as bench:
+        return bench.check(directions=1)
+    return []
+
+
+def _find_derivatives(candidate: LossCandidate, checks: Sequence[WeightCheck]) -> list[bool]:
+    """Return for each gradient of a candidate whether it is itself the derivative of the loss that was checked.
+
+    Its parts do not count: the derivative of a term of a loss is such a part, and the term may be a metric.
+    """
+    found = {check.gradient for check in checks if count_agreeing([check])}
+    return [any(form.name in found for form in find_forms(each.value, *each.wholes)) for each in candidate.unscalings]
+
+
+def _have_gradients_of_their_own(model: ir.Model, candidate: LossCandidate) -> bool:
+    """Return whether every gradient is the derivative of one of several losses, and each loss has such a gradient."""
+    found = [_find_derivatives(candidate, _check(model, candidate, loss)) for loss in candidate.losses]
+    owners = [[i for i, derives in enumerate(each) if derives] for each in zip(*found, strict=True)]
+    return all(owners) and all([i] in owners for i in range(len(found)))

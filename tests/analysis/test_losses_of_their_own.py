@@ -1,0 +1,197 @@
+"""Losses that are computed in different ways, each with gradients of its own: those of adversarial networks."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import onnx
+import pytest
+
+import graphscale as gs
+from graphscale.analysis.loss_choice import LossChoice
+from graphscale.analysis.roles.answers import roles_file
+from graphscale.errors import RolesError
+from tests.analysis.test_several_losses import losses_of
+from tests.build import assert_same_step, listed, parse
+from tests.expressions import nodes
+
+FORWARD = """
+    made = Tanh(z @ g); real = Tanh(x @ v); fake = Tanh(made @ v); r = real @ c; f = fake @ c
+    of_real = ReduceMean((r - one) * (r - one), keepdims=0); of_fake = ReduceMean(f * f, keepdims=0)
+    critic = of_real + of_fake; e = f - one; maker = ReduceMean(e * e, keepdims=0);
+"""
+CRITIC = """
+    er = (r - one) * third; ef = f * third; dc = real.T @ er + fake.T @ ef; slope = one - fake * fake
+    dv = x.T @ ((er @ c.T) * (one - real * real)) + made.T @ ((ef @ c.T) * slope);
+"""
+MAKER = "eg = e * third; dg = z.T @ ((((eg @ c.T) * slope) @ v.T) * (one - made * made));"
+UPDATE = "c_next = c - dc * rate; v_next = v - dv * rate; g_next = g - dg * rate;"
+NEXT = "float[5,1] c_next, float[4,5] v_next, float[3,4] g_next"
+# A network of its own, whose loss has a form that no other one has.
+TWIN = """
+    h = Tanh(x @ k); y = h @ l - one; twin = ReduceMean(y * y, keepdims=0); ey = y * third; dl = h.T @ ey
+    dk = x.T @ ((ey @ l.T) * (one - h * h)); k_next = k - dk * rate; l_next = l - dl * rate;
+"""
+TWINS = {"inputs": "float[4,5] k, float[5,1] l", "following": listed(NEXT, "float[4,5] k_next, float[5,1] l_next")}
+SET = ["critic", "maker"]
+
+
+def adversarial(
+    more: str = "", outputs: str = "float critic, float maker", inputs: str = "", following: str = NEXT, **edits: str
+) -> onnx.ModelProto:
+    """A critic and what it judges, each with its loss and its update; an edit replaces the expression of a name."""
+    text = FORWARD + CRITIC + MAKER + UPDATE + more
+    for name, expression in edits.items():
+        text = re.sub(rf"\b{name} = [^;\n]*", f"{name} = {expression}", text)
+    return parse(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        step ({listed("float[6,4] x, float[6,3] z, float[3,4] g, float[4,5] v, float[5,1] c", inputs)})
+            => ({listed(outputs, following)})
+        <float rate = {{0.1}}, float one = {{1}}, float third = {{0.33333334}}, float two = {{2}}, float nought = {{0}},
+         float[6,1] seed = {{{listed(*["-0.16666667"] * 6)}}}> {{ {nodes(text)} }}
+    """)
+
+
+def with_metric(text: str, name: str = "metric", **options: str) -> onnx.ModelProto:
+    """The step with one more output, before the losses."""
+    return adversarial(text, f"float {name}, float maker, float critic", **options)
+
+
+# Without cotangents of its own, the second loss is none by structure alone.
+LINEAR = adversarial(e="f * one", maker="Neg(ReduceMean(f, keepdims=0))", eg="seed * one")
+
+
+@pytest.mark.parametrize("model", [adversarial(), LINEAR], ids=["squares", "linear"])
+def test_each_loss_gets_the_scale(model: onnx.ModelProto) -> None:
+    report = assert_same_step(model)
+    assert {gradient.value for gradient in report.gradients} == {"dc", "dv", "dg"}
+    assert (sorted(losses_of(report)), report.contractions, report.missed) == (SET, 9, ())
+    assert report.loss_found == "the backward pass computes its derivatives"
+
+
+SCORE = "metric = ReduceMean(Sigmoid(f), keepdims=0)"
+STEPS = {
+    "the other order": adversarial(outputs="float maker, float critic"),
+    "a score": with_metric(SCORE),
+    "a function of a loss": with_metric("metric = Exp(maker)"),
+    "the sum of both": with_metric("metric = critic + maker"),
+    "a term of one": with_metric("", "of_fake"),
+    "a norm": with_metric("metric = Sqrt(ReduceSum(dg * dg, keepdims=0))"),
+    "the norm of a weight": with_metric("metric = ReduceSum(v * v, keepdims=0)"),
+    "a validation loss": with_metric(
+        "q = Tanh(u @ v) @ c - one; metric = ReduceMean(q * q, keepdims=0)", inputs="float[6,4] u"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_metric_is_no_loss(name: str) -> None:
+    report = gs.inspect(STEPS[name])
+    assert (sorted(losses_of(report)), report.contractions) == (SET, 9)
+    assert all(entry.certain for entry in report.roles)
+
+
+def test_names_mean_nothing() -> None:
+    text = onnx.printer.to_text(with_metric(SCORE))
+    for i, name in enumerate(("maker", "critic", "metric", "dc", "dv", "dg", "c", "v", "g", "x", "z")):
+        text = re.sub(rf"\b{name}\b", f"t{i}", text)
+    report = gs.inspect(onnx.parser.parse_model(text))
+    assert sorted(losses_of(report)) == ["t0", "t1"]
+
+
+def test_a_loss_that_cannot_be_scaled_alone() -> None:
+    report = assert_same_step(adversarial(TWIN, "float critic, float maker, float twin", **TWINS))
+    assert (sorted(losses_of(report)), report.contractions) == ([*SET, "twin"], 12)
+
+
+SIDE = """
+    h = Tanh(x @ v); y = h @ c - one; first = ReduceMean(y * y, keepdims=0); e = y * third; dc = h.T @ e
+    dv = x.T @ ((e @ c.T) * (one - h * h)); k = z @ g; q = Abs(k); second = ReduceMean(q * k * k, keepdims=0)
+    dg = z.T @ ((k * q) * eighth); both = first + second;
+"""
+
+
+def side_by_side(outputs: str) -> onnx.ModelProto:
+    """Two networks that share nothing, and are not alike."""
+    return parse(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        step (float[6,4] x, float[6,3] z, float[3,4] g, float[4,5] v, float[5,1] c) => ({outputs}, {NEXT})
+        <float rate = {{0.1}}, float one = {{1}}, float third = {{0.33333334}}, float eighth = {{0.125}}>
+        {{ {nodes(SIDE + UPDATE)} }}
+    """)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "losses"),
+    [
+        ("float first, float second", ["first", "second"]),
+        ("float second, float first", ["first", "second"]),
+        ("float second, float both, float first", ["both"]),
+    ],
+)
+def test_networks_that_share_nothing(outputs: str, losses: list[str]) -> None:
+    """A gradient that fits no weight of one loss is that of another; the sum of both explains all alone."""
+    report = gs.inspect(side_by_side(outputs))
+    assert (sorted(losses_of(report)), report.contractions) == (losses, 4)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        pytest.param({"eg": "(e * third) * two"}, id="twice the gradient"),
+        pytest.param({"dg": "z.T @ (((eg @ c.T) * slope) @ v.T)"}, id="a straight-through estimator"),
+    ],
+)
+def test_a_gradient_that_is_no_derivative_is_asked_about(edit: dict[str, str]) -> None:
+    model = adversarial(**edit)
+    with pytest.raises(RolesError, match=r"2 outputs have no certain role: .*loss\? .* but no derivative proves it"):
+        gs.scale(model)
+    proposal = json.loads(roles_file(gs.inspect(model).roles))
+    assert sorted(proposal["losses"]) == SET
+    assert sorted(losses_of(assert_same_step(model, roles=proposal))) == SET
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(with_metric("metric = critic * one"), id="one loss twice"),
+        pytest.param(
+            adversarial(er="(r - one) * third * two", dc="real.T @ ((r - one) * third) + fake.T @ ef"),
+            id="one gradient of two",
+        ),
+    ],
+)
+def test_losses_that_are_not_proved_are_asked_about(model: onnx.ModelProto) -> None:
+    """The gradients of equal outputs do not tell them apart; a gradient that is none of either loss is of a third."""
+    with pytest.raises(RolesError, match=r"loss\? it is the likeliest"):
+        gs.scale(model)
+
+
+def test_a_term_that_most_gradients_contain_is_not_the_only_loss() -> None:
+    """The sum of two terms is no output: its gradients are the derivatives of no output, but the third one is."""
+    with pytest.raises(RolesError, match=r"no derivative excludes 'maker', 'of_real'"):
+        gs.scale(adversarial("", "float maker, float of_real, float of_fake"))
+
+
+@pytest.mark.parametrize("name", ["a score", "a function of a loss", "the sum of both"])
+def test_the_proposal_is_all_losses_where_nothing_runs_the_graph(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(LossChoice, "choose", staticmethod(lambda graph, candidates, join: None))
+    report = gs.inspect(STEPS[name])
+    assert sorted(entry.name for entry in report.roles if entry.role == "loss") == SET
+    assert (losses_of(report), report.contractions) == ([], 9)
+    assert report.loss_found == "it is the likeliest, but no derivative excludes 'metric'"
+
+
+@pytest.mark.parametrize("name", SET)
+def test_each_of_the_losses_may_be_a_running_sum(name: str) -> None:
+    values = {"critic": "nought + (of_real + of_fake)", "maker": "nought + ReduceMean(e * e, keepdims=0)"}
+    with pytest.raises(RolesError, match=r"loss\? it may be a running sum or average, and the next value of 'nought'"):
+        gs.scale(adversarial(**{name: values[name]}))
+
+
+@pytest.mark.parametrize("losses", [SET, SET[::-1]])
+def test_losses_that_are_named_get_the_scale_together(losses: list[str]) -> None:
+    report = assert_same_step(LINEAR, roles={"losses": losses})
+    assert (report.loss, report.loss_found, sorted(losses_of(report))) == (losses[0], "named", SET)
+    assert {gradient.value for gradient in report.gradients} == {"dc", "dv", "dg"}
