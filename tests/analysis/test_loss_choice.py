@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from pathlib import Path
 
 import onnx
 import pytest
@@ -10,7 +12,6 @@ import pytest
 import graphscale as gs
 from graphscale.analysis.loss_choice import LossChoice
 from graphscale.analysis.roles.answers import roles_file
-from graphscale.checks.derivatives import choose_loss
 from graphscale.errors import RolesError
 from tests.analysis.roles.steps import roles_of, states, update_step
 from tests.build import BACKWARD, FORWARD, LINEAR, linear_step, step
@@ -166,10 +167,17 @@ def test_one_loss_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gs.scale(step()).report.loss == "loss"
 
 
-def test_a_large_graph_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_loss, "_MANY", 0)
+def test_a_large_graph_is_not_run(tmp_path: Path) -> None:
+    model, count = copy.deepcopy(PERPLEXITY), 2**25 + 1
+    table = model.graph.initializer.add(name="table", data_type=onnx.TensorProto.INT8, dims=[count])
+    table.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", "table.bin"), ("length", str(count))):
+        table.external_data.add(key=key, value=value)
+    onnx.save(model, tmp_path / "large.onnx")
+    with (tmp_path / "table.bin").open("wb") as file:
+        file.truncate(count)
     with pytest.raises(RolesError, match="no derivative excludes 'p'"):
-        gs.scale(PERPLEXITY)
+        gs.scale(tmp_path / "large.onnx")
 
 
 def test_a_graph_that_nothing_runs_is_asked_about() -> None:
