@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphscale.analysis.loss_choice import LossCandidate, LossChoice
+from graphscale.analysis.loss_choice import Join, LossCandidate, LossChoice
 from graphscale.errors import GraphscaleError
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale, get
@@ -95,11 +95,7 @@ def _bind(loss_scale: LossScale, graph: ir.Graph | ir.Model, target: str) -> Bou
     return BoundLossScale(loss_scale, graph, target)
 
 
-def _choose_loss(
-    graph: ir.Graph,
-    candidates: Sequence[LossCandidate],
-    join: Callable[[Sequence[ir.Value]], LossCandidate | None],
-) -> LossCandidate | None:
+def _choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join) -> LossCandidate | None:
     """Choose between losses by running the graph, which the analysis leaves to the package: it needs no runtime."""
     from graphscale.checks.derivatives.choose_loss import choose_loss
 

@@ -37,7 +37,7 @@ def find_gradient_like_values(topology: Topology) -> list[ir.Value]:
         return [v for v in operands if node.op_type == "Mul" and _is_power(v)]
 
     added = [v for output in topology.graph.outputs for v in _find_summands(topology, output, states)]
-    found = (v for v in reach(added, above) if topology.is_backward(v) and not above(v))
+    found = (v for v in reach(added, above) if not above(v))
     return [v for v in found if v in added or v in read]
 
 

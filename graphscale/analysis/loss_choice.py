@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from graphscale.analysis.edits import Unscaling
 
-__all__ = ["LossCandidate", "LossChoice"]
+__all__ = ["Join", "LossCandidate", "LossChoice"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,15 +32,18 @@ class LossCandidate:
     scaled: Collection[ir.Value]
 
 
+# Makes one candidate of several losses; None where no scale fits them all.
+Join = Callable[[Sequence["ir.Value"]], LossCandidate | None]
+
+
 class LossChoice:
     """The way to choose between losses.
 
     Attributes:
         choose: returns the first candidate whose gradients in a graph are its derivatives; None where none is known to
-            have such gradients, or nothing can run the graph. Its last argument makes one candidate of several losses,
-            and returns None where no scale fits them all.
+            have such gradients, or nothing can run the graph.
     """
 
-    choose: Callable[
-        [ir.Graph, Sequence[LossCandidate], Callable[[Sequence[ir.Value]], LossCandidate | None]], LossCandidate | None
-    ] = staticmethod(lambda graph, candidates, join: None)
+    choose: Callable[[ir.Graph, Sequence[LossCandidate], Join], LossCandidate | None] = staticmethod(
+        lambda graph, candidates, join: None
+    )

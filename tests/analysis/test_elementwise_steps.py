@@ -23,6 +23,7 @@ UPDATES = {
     "the square first": ("v", "v_next = v * beta + Pow(dw, two) * rate; w_next = w - dw * rate / Sqrt(v_next)"),
     "a first power": ("m", "m_next = m * beta + Pow(dw, one) * rate; w_next = w - m_next * rate"),
     "a sign": ("m", f"u = Sign(m * beta + dw); {AVERAGE}; w_next = w - u * rate"),
+    "a share of the weight": ("", "w_next = (w - w * rate * rate) - dw * rate"),
     "slow weights": ("s", f"{SGD}; s_next = s + (w_next - s) * rate"),
 }
 

@@ -10,7 +10,6 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.loss_choice import LossChoice
 from graphscale.analysis.roles.answers import roles_file
 from graphscale.errors import RolesError
 from tests.analysis.roles.steps import roles_of, states, update_step
@@ -54,10 +53,6 @@ MEAN_PREDICTION = linear_step(nodes("mean = ReduceMean(y, keepdims=0)"), outputs
 MEAN_RESIDUAL = linear_step(nodes("mean = ReduceMean(d, keepdims=0)"), outputs="float[4,3] dw, float mean")
 
 
-def cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LossChoice, "choose", staticmethod(lambda graph, candidates, join: None))
-
-
 @pytest.mark.parametrize(
     ("model", "loss"),
     [
@@ -79,8 +74,8 @@ def test_the_derivative_decides(model: onnx.ModelProto, loss: str) -> None:
     assert gs.scale(model).report.loss == loss
 
 
-def test_without_something_to_run_the_graph_the_loss_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    cannot_run(monkeypatch)
+@pytest.mark.usefixtures("no_runtime")
+def test_without_something_to_run_the_graph_the_loss_is_asked_about() -> None:
     assert gs.inspect(REPORTED).loss == "loss", "which is wrong, but a proposal"
     with pytest.raises(RolesError, match=r"'loss': loss\? it is the likeliest, but no derivative excludes 'mse'"):
         gs.scale(ROOT)
@@ -97,8 +92,8 @@ NORM = step(
 )
 
 
-def test_a_metric_that_the_graph_itself_excludes(monkeypatch: pytest.MonkeyPatch) -> None:
-    cannot_run(monkeypatch)
+@pytest.mark.usefixtures("no_runtime")
+def test_a_metric_that_the_graph_itself_excludes() -> None:
     report = gs.inspect(NORM)
     assert (report.loss, report.loss_found) == ("loss", "the scalar output that the backward pass differentiates")
 
@@ -162,8 +157,8 @@ def test_a_named_loss_of_unknown_shape_is_a_scalar_by_its_operators() -> None:
     assert gs.inspect(model, loss="whole").loss == "whole"
 
 
-def test_one_loss_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    cannot_run(monkeypatch)
+@pytest.mark.usefixtures("no_runtime")
+def test_one_loss_is_not_run() -> None:
     assert gs.scale(step()).report.loss == "loss"
 
 

@@ -7,7 +7,6 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.loss_choice import LossChoice
 from graphscale.analysis.recomputed import is_copy
 from graphscale.analysis.topology import Topology
 from graphscale.errors import NonlinearGradientError
@@ -71,9 +70,9 @@ def test_one_loss_that_is_named_stands_for_all() -> None:
     assert (report.loss, report.contractions, losses_of(report)) == ("loss_b", 6, ["loss_a", "loss_b"])
 
 
-def test_networks_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_runtime")
+def test_networks_side_by_side() -> None:
     """No derivative need decide which of the two is the loss."""
-    monkeypatch.setattr(LossChoice, "choose", staticmethod(lambda graph, candidates, join: None))
     last = "w_next = w - pa * rate; u_next = u - qa * rate; v_next = v - pb * rate; s_next = s - qb * rate"
     report = assert_same_step(two_losses(half("a") + half("b", "v", "s"), last, inputs="float[4,6] v, float[6,3] s"))
     assert {gradient.value for gradient in report.gradients} == {"pa", "qa", "pb", "qb"}

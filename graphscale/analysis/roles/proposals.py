@@ -145,7 +145,7 @@ def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence:
 
 
 def _reads_master(step: Interface, output: ir.Value) -> bool:
-    """Return whether an output is computed from a state that the loss ignores: weights are rounded from masters so."""
+    """Return whether an output is computed from a state that the loss ignores, as a weight is from its master."""
     states = (v for v in _sources(step, output) if v in step.inputs or step.is_ignored(v))
     return any(value not in step.topology.forward and not is_scalar(value) for value in states)
 

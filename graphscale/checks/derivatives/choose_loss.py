@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.loss_choice import LossCandidate
+from graphscale.analysis.loss_choice import Join, LossCandidate
 from graphscale.checks.derivatives.gradient_bench import Differentiation, open_bench
 from graphscale.checks.derivatives.gradient_forms import find_forms
 from graphscale.checks.derivatives.gradient_report import WeightCheck, count_agreeing, is_derivative
@@ -20,11 +20,7 @@ _MANY = 2**25
 _IR_VERSION = 10  # that every runtime loads
 
 
-def choose_loss(
-    graph: ir.Graph,
-    candidates: Sequence[LossCandidate],
-    join: Callable[[Sequence[ir.Value]], LossCandidate | None],
-) -> LossCandidate | None:
+def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join) -> LossCandidate | None:
     """Return the loss whose gradients are its derivatives, as far as they can be checked.
 
     Args:

@@ -319,7 +319,7 @@ def test_squares_stay_wide() -> None:
 
 
 def test_bounds_that_are_attributes() -> None:
-    """Clip has its bounds in float32 attributes up to opset 10, and no other clip is kept for it."""
+    """Clip has its bounds in float32 attributes up to opset 10; Clip without attributes is cast."""
     model = step(
         layer="c = Clip<max = 1.5>(h) e = Clip<min = 0.0>(c) k = MatMul(e, s) f = Clip(k) m = MatMul(f, s) a = Tanh(m)",
         inputs="float[5,5] s",
