@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 
 import onnx_ir as ir
 
@@ -13,7 +14,7 @@ from graphscale.analysis.roles.step_interface import VIEWS, Interface
 from graphscale.analysis.updates import NEXT_STATE, Type, find_coefficients, same_type, type_of
 from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import ancestors, reach
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["Gradients"]
 
@@ -68,10 +69,10 @@ class Gradients:
             if len(alike) + len(step.gradients_like(alike[0])) <= len(step.weights_like(alike[0])):
                 step.outputs.update((output, Assigned(Role.GRADIENT, _SCALES)) for output in alike)
 
-    def pair_compared(self) -> None:
-        """Pair the gradients that the next step compares with its own."""
+    def pair_compared(self, among: Collection[ir.Value] | None = None) -> None:
+        """Pair the gradients, all or some, that the next step compares with its own."""
         step = self._step
-        outputs = [output for output in step.open_outputs() if self.includes(output)]
+        outputs = [v for v in step.open_outputs() if self.includes(v) and (among is None or v in among)]
         candidates = {o: [v for v in step.open_inputs_like(o) if self._meets(o, v)] for o in outputs}
         step.settle(candidates, "the gradient that the next step compares with its own")
 
@@ -153,10 +154,15 @@ def _may_be_gradient(step: Interface, value: ir.Value) -> bool:
 
     Sums of gradients in a body begin at zeros as well, masks are multiplied with, and filled tensors are constants.
     """
-    read_by = {node.op_type for node, _ in value.uses()}
+    readers = [node for node, _ in value.uses()]
     if is_known_zero(value):
-        return not read_by.isdisjoint(("Mul", "Sub"))
-    return step.factors[value] == 0 and not read_by.isdisjoint(("Add", "Sub", "Where"))
+        return any(node.op_type in ("Mul", "Sub", "Sign") for node in readers)
+    return step.factors[value] == 0 and any(node.op_type != "Mul" or _is_compared(node.outputs[0]) for node in readers)
+
+
+def _is_compared(value: ir.Value) -> bool:
+    rules = (rule_of(node) for node, _ in value.uses())
+    return any(rule is not None and rule.kind in (Kind.COMPARE, Kind.DEGREE_0) for rule in rules)
 
 
 def _is_masked(step: Interface, gradient: ir.Value, value: ir.Value) -> bool:

@@ -213,6 +213,14 @@ GRADIENTS = {
     ),
     # --- beside a stored tensor of its type, which may be the gradient before
     "a gradient beside a mask": (stored_step("dw * prev", ramp(12)), {**states("w"), "dw": "gradient"}),
+    "a gradient beside one that it is compared with": (
+        stored_step("Sign(Sign(prev) + Sign(dw))", ramp(12)),
+        {**states("w"), "dw": "next prev?"},
+    ),
+    "a gradient beside one whose product with it is compared": (
+        stored_step("Sign(dw * prev)", ramp(12)),
+        {**states("w"), "dw": "next prev?"},
+    ),
     "a gradient beside numbers that are added to it": (
         stored_step("dw + prev", ramp(12)),
         {**states("w"), "dw": "next prev?"},
