@@ -106,7 +106,7 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     edge = None if hints.seed is None else _seed_edge(graph, hints.seed)
     # The scale comes out at these; a gradient of a roles file may be computed from them.
     chosen = [_named_gradient(values, name) for name in hints.gradients]
-    others = {*answers.states, *answers.gradients, *answers.metrics}
+    others = {*answers.states, *answers.gradients, *answers.metrics, *hints.gradients}
     candidates = found = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
     if answers.losses:
         candidates = [resolve_loss(values, name, answers.label(name, "--loss")) for name in answers.losses]

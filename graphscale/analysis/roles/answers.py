@@ -94,7 +94,7 @@ class Answers:
         kept: Iterable[str] = (),
         forced: bool = False,
     ) -> Answers:
-        """Return the answers with single names added.
+        """Return the answers with single names added; those of gradients are places, and may be next states as well.
 
         Raises:
             RolesError: a name has another role already.
@@ -109,11 +109,12 @@ class Answers:
             self,
             losses=tuple(dict.fromkeys((*self.losses, *losses))),
             states={**self.states, **(states or {})},
-            gradients=tuple(dict.fromkeys((*self.gradients, *gradients))),
             kept=tuple(dict.fromkeys((*self.kept, *kept))),
             forced=self.forced or forced,
         )
         merged.refuse_doubles("roles")
+        places = tuple(dict.fromkeys((*self.gradients, *gradients)))
+        dataclasses.replace(merged, states={}, gradients=places).refuse_doubles("roles")
         return merged
 
     def complete(self, stated: Answers) -> Answers:

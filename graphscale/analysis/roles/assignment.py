@@ -70,10 +70,13 @@ def _assign(
     named_alike: Sequence[Update],
 ) -> Interface:
     step = Interface(topology, plan)
-    _take_answers(step, named, gradients, answers)
+    _take_answers(step, named, answers)
     for update in named_alike:
         step.pair(update.output, update.input, update.how)
     found = Gradients(step)
+    found.pair_compared(gradients)
+    places = [value for value in step.open_outputs() if value in gradients]
+    step.outputs.update((value, Assigned(Role.GRADIENT, answers.evidence(value.name))) for value in places)
     assign_fixed_roles(step)
     pair_by_coefficients(step, ir.Value.is_graph_input)
     found.pair_compared()
@@ -94,16 +97,13 @@ def _assign(
     return step
 
 
-def _take_answers(step: Interface, named: Sequence[Update], gradients: Collection[ir.Value], answers: Answers) -> None:
+def _take_answers(step: Interface, named: Sequence[Update], answers: Answers) -> None:
     outputs = {value.name: value for value in step.graph.outputs}
     # An average may hold the weight that its own next value is named for.
     confirmed = {u.input for u in named if step.held(u.output).get(u.input, 0.0) >= NEXT_STATE}
     shared = {u.input for u in named if u.input in step.held_possibly(u.output)}
-    places = {value.name for value in gradients}
     for role, names in ((Role.METRIC, answers.metrics), (Role.GRADIENT, answers.gradients)):
         for name in names:
-            if name in places:
-                continue
             if name not in outputs:
                 raise RolesError(f"{answers.sources.get(name, 'roles')}: the graph has no output {name!r}")
             _refuse_contradiction(step, outputs[name], role, None, shared, answers)
@@ -111,9 +111,6 @@ def _take_answers(step: Interface, named: Sequence[Update], gradients: Collectio
     for update in named:
         _refuse_contradiction(step, update.output, Role.STATE, update.input, confirmed, answers)
         step.pair(update.output, update.input, update.how)
-    for value in step.open_outputs():
-        if value in gradients:
-            step.outputs[value] = Assigned(Role.GRADIENT, answers.evidence(value.name))
 
 
 def _refuse_contradiction(

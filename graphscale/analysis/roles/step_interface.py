@@ -248,12 +248,16 @@ class Interface:
         evidence: str,
         certain: Callable[[ir.Value, ir.Value], bool] = lambda output, value: True,
     ) -> dict[ir.Value, ir.Value]:
-        """Pair what follows from candidates by elimination, and return the pairs."""
+        """Pair what follows from candidates by elimination, and return the pairs.
+
+        A pair is certain only if those that took its other candidates are.
+        """
         pairs = dict(eliminate(candidates))
         for output, value in pairs.items():
             self.pair(output, value, evidence)
         for output, value in pairs.items():
-            self.pair(output, value, evidence, certain(output, value))
+            follows = all(self.inputs[other].certain for other in candidates[output])
+            self.pair(output, value, evidence, certain(output, value) and follows)
         return pairs
 
 

@@ -20,6 +20,7 @@ from tests.analysis.roles.steps import (
     hidden_state_step,
     look_ahead_step,
     momentum_step,
+    previous_gradient_step,
     roles_of,
     square_step,
     states,
@@ -176,6 +177,18 @@ class TestTheFile:
     @pytest.mark.parametrize("given", [{"roles": {"gradients": ["v_next"]}}, {"gradients": ["v_next"]}], ids=str)
     def test_a_state_corrected_to_a_gradient(self, given: Any) -> None:
         assert states_of(gs.scale(square_step(), **given).report) == {"w_next": "w"}
+
+    @pytest.mark.parametrize("given", [{}, {"roles": {"states": {"dw": "before"}}}], ids=str)
+    def test_a_named_gradient_that_the_next_step_reads(self, given: Any) -> None:
+        """The scale comes out where it is named, and the gradient is carried state as it is without its name."""
+        report = gs.scale(previous_gradient_step(), gradients=["dw"], **given).report
+        assert states_of(report) == {"w_next": "w", "dw": "before"}
+        assert [gradient.value for gradient in report.gradients] == ["dw"]
+
+    @pytest.mark.parametrize("given", [{"loss": "dw"}, {"roles": {"metrics": ["dw"]}}], ids=str)
+    def test_a_named_gradient_has_no_other_role(self, given: Any) -> None:
+        with pytest.raises(RolesError, match="'dw' has two roles"):
+            gs.scale(previous_gradient_step(), gradients=["dw"], **given)
 
     def test_an_output_with_another_role_is_not_the_loss(self) -> None:
         for answers in ({"metrics": ["loss"]}, {"gradients": ["loss"]}):

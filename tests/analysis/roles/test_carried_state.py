@@ -271,6 +271,15 @@ STEPS = {
     ),
     # --- handed through
     "the weight of the step before": (update_step("last_next = Identity(w)", "float[4,3] last"), states("w", "last")),
+    # A doubtful pair leaves one candidate, which is no more certain.
+    "the weight of the step before, beside another input": (
+        update_step(
+            "shown = Identity(w); p = dw * dw + a @ k",
+            "float[4,3] a, float[4,3] b, float[3,3] k",
+            "float[4,3] shown, float[4,3] p",
+        ),
+        {"w_next": "next w?", "shown": "metric?", "p": "next a?"},
+    ),
     "a frozen weight": (update_step("k_next = Identity(k)", "float[3,3] k", **FROZEN), states("w", "k")),
     "a frozen weight that a zero is added to": (
         update_step("k_next = k + nought", "float[3,3] k", constants=f"float[3,3] nought = {numbers(9)}", **FROZEN),
