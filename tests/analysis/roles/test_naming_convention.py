@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from tests.analysis.roles.steps import MOMENTUM, evidence_of, roles_of, states, update_step
-from tests.build import linear_step, ramp
+from tests.build import linear_step, listed, ramp
 from tests.expressions import nodes
 
 LEAST = "k_next = Min(k, loss)"
@@ -102,15 +102,66 @@ def _rename(model: onnx.ModelProto, names: dict[str, str]) -> None:
         node.output[:] = [names.get(name, name) for name in node.output]
 
 
-def test_a_prediction_of_the_next_batch_is_asked_about() -> None:
-    """The world model of an agent predicts `x_next`; the next step reads another batch."""
+# The vector that a power iteration carries, or the state that the world model of an agent predicts.
+VECTOR = nodes(
+    "u_next = Tanh(Transpose(w) @ (w @ u)); d = x @ w * Transpose(u) - t; loss = ReduceMean(d * d, keepdims=0)"
+)
+
+
+@pytest.mark.parametrize(
+    ("dims", "batch", "mark"),
+    [
+        pytest.param("3,1", "", "", id="no rows of a batch"),
+        pytest.param("3,1", "float[3,5] s", "?", id="the rows of another batch"),
+        pytest.param("3,1", "float[9,3,5] s", "?", id="the rows behind a time"),
+        pytest.param("3,1", "float[3] s", "?", id="a number a row"),
+        pytest.param("3,1", "float[N,5] s", "?", id="rows that are not known"),
+        pytest.param("3,1", "float[5,3] s", "", id="columns"),
+        pytest.param("M,1", "", "?", id="no dimension that is known"),
+    ],
+)
+def test_a_prediction_has_the_rows_of_a_batch(dims: str, batch: str, mark: str) -> None:
     model = linear_step(
-        nodes("m_next = m * beta + dw; w_next = w - m_next * rate; x_next = x + y @ back"),
+        nodes("m_next = m * beta + dw; w_next = w - m_next * rate"),
+        inputs=listed(f"float[{dims}] u, float[4,3] w, float[4,3] m", batch),
+        outputs=f"float[4,3] w_next, float[4,3] m_next, float[{dims}] u_next",
+        constants="float rate = {0.1}, float beta = {0.9}",
+        forward=VECTOR,
+        backward=nodes("dy = d * two_over_n * Transpose(u); dw = Transpose(x) @ dy"),
+    )
+    assert roles_of(model)["u_next"] == f"next u{mark}"
+
+
+@pytest.mark.parametrize(
+    ("prediction", "asked"),
+    [
+        ("x_next = x + y @ back", ["x_next"]),
+        ("x_next = x + y @ back; t_next = Tanh(x @ w_next)", ["t_next", "x_next"]),
+        ("t_next = Tanh(x @ w_next)", ["t_next"]),
+        ("t_next = Tanh(y)", []),
+    ],
+)
+def test_a_prediction_of_the_next_batch_is_asked_about(prediction: str, asked: list[str]) -> None:
+    """The world model of an agent predicts `x_next`; the next step reads another batch."""
+    predicted = [output for output in ("float[8,4] x_next", "float[8,3] t_next") if output.split()[1] in prediction]
+    model = linear_step(
+        nodes("m_next = m * beta + dw; w_next = w - m_next * rate;" + prediction),
         inputs="float[4,3] w, float[4,3] m",
-        outputs="float[4,3] w_next, float[4,3] m_next, float[8,4] x_next",
+        outputs=listed("float[4,3] w_next, float[4,3] m_next", *predicted),
         constants=f"float rate = {{0.1}}, float beta = {{0.9}}, float[3,4] back = {ramp(12)}",
     )
-    assert roles_of(model)["x_next"] == "next x?"
+    assert sorted(name for name, role in roles_of(model).items() if role.endswith("?")) == asked
+
+
+def test_a_number_that_follows_the_batch_is_state() -> None:
+    model = update_step(
+        "k_next = Min(k, ReduceMin(y, keepdims=0))",
+        "float k, float[4,3] m",
+        forward=nodes("s = x * k; y = s @ w; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+        backward=nodes("dy = d * two_over_n; dw = Transpose(s) @ dy"),
+        update=MOMENTUM,
+    )
+    assert roles_of(model) == states("w", "m", "k")
 
 
 def test_an_average_of_batches_is_state() -> None:
