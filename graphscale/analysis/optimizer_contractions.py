@@ -1,7 +1,7 @@
 """The contractions of an optimizer, such as Muon's and Shampoo's: they multiply finished gradients with each other.
 
 A contraction of the backward pass multiplies a cotangent with a weight or an activation; one of the optimizer reads
-only values that follow from gradients, and moments. To unscale before it costs nothing. As gradients count only values
+only values that follow from gradients, and moments; beside a moment, also weights, as L-BFGS and Momo do. To unscale before it costs nothing. As gradients count only values
 that no contraction of the backward pass goes on from.
 """
 
@@ -26,7 +26,8 @@ class OptimizerContractions:
         topology: forward, backward and dependence of every value.
 
     Attributes:
-        nodes: backward contractions without a weight, an activation or a batch among their operands.
+        nodes: backward contractions that read a state that the loss ignores, and those without a weight, an
+            activation or a batch among their operands.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -38,9 +39,12 @@ class OptimizerContractions:
         self._topology = topology
         self._data = topology.descendants(batch)
         self._read = topology.descendants(batch | (topology.states & topology.forward))
-        self.nodes = {
+        memory = {v for v in topology.states - batch if v not in topology.forward and not is_scalar(v)}
+        remembered, backward = topology.descendants(memory), topology.contractions & topology.backward
+        self._remembering = {n for n in backward if any(v in remembered for v in topology.operands(n))}
+        self.nodes = self._remembering | {
             node
-            for node in topology.contractions & topology.backward
+            for node in backward
             if all(v in topology.propagated or not self._depends(v, node) for v in topology.operands(node))
         }
 
@@ -68,6 +72,6 @@ class OptimizerContractions:
 
     def _depends(self, value: ir.Value, node: ir.Node) -> bool:
         """Return whether an operand depends on data, for a contraction also on what the forward pass reads."""
-        if node in self._topology.contractions:
+        if node in self._topology.contractions and node not in self._remembering:
             return value in self._read or value in self._topology.activation_dependent
         return value in self._data or value in self._topology.activation_dependent

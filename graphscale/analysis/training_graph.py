@@ -229,7 +229,7 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
     solver = Solver(topology, seed, chosen)
     try:
         solver.solve(() if solver.cotangents else find_gradient_like_values(topology))
-    except NonlinearGradientError as error:
+    except (NonlinearGradientError, SeedNotFoundError) as error:
         optimizer = OptimizerContractions(topology)
         solver = Solver(topology, seed, chosen, optimizer.nodes)
         if not optimizer.nodes or not solver.cotangents:

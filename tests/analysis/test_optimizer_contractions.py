@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 
 import graphscale as gs
 from graphscale.errors import NonlinearGradientError
+from models.zoo import pack, trial
 from tests.build import assert_same_step, listed, step
 from tests.expressions import nodes
 
@@ -41,11 +43,21 @@ ORTHOGONAL = f"""
     {orthogonalised("w1_next", "v1")}
     w2_next = w2 - rate * dw2
 """
+QUASI_NEWTON = """
+    b_next = b * beta + (w1 - p).T @ (dw1 - g); p_next = Identity(w1); g_next = Identity(dw1)
+    w1_next = w1 - (dw1 @ b_next) * rate; w2_next = w2 - rate * dw2
+"""
 
 
 @pytest.mark.parametrize(
     ("text", "inputs", "outputs"),
     [
+        pytest.param(
+            QUASI_NEWTON,
+            "float[5,5] b, float[4,5] p, float[4,5] g",
+            "float[5,5] b_next, float[4,5] p_next, float[4,5] g_next",
+            id="quasi-Newton",
+        ),
         pytest.param(MUON, "float[4,5] m1, float[5,3] m2", "float[4,5] m1_next, float[5,3] m2_next", id="muon"),
         pytest.param(SHAMPOO, "float[4,4] l", "float[4,4] l_next", id="shampoo"),
         pytest.param(OLD_SHAMPOO, "float[4,4] l", "float[4,4] l_next", id="old preconditioner"),
@@ -60,7 +72,7 @@ def test_contractions_of_the_optimizer_need_no_scale(text: str, inputs: str, out
     assert (report.contractions, report.missed) == (3, ())
 
 
-EXTRA = {"q_next": "float[5,5]", "x_shown": "float[8,4]", "w0_shown": "float[4,4]"}
+EXTRA = {"q_next": "float[5,5]", "x_shown": "float[8,4]", "w0_shown": "float[4,4]", "m1_next": "float[4,5]"}
 BACKWARD = "dy = d * two_over_n; dw2 = a.T @ dy; da = dy @ w2.T; df = da * (one - a * a); "
 AGAIN = "again = (w0.T @ x.T).T; "
 OTHER_BATCH = """
@@ -101,6 +113,11 @@ SECOND_PASS = """
         ),
         pytest.param(ORTHOGONALISED, SECOND_PASS.replace("near", "t3"), id="before another target"),
         pytest.param(
+            f"{BACKWARD} dw1 = x.T @ df; m1_next = m1 * beta + dw1; {orthogonalised('o1', 'm1_next')}",
+            "v1 = w1 - m1_next * rate;" + OTHER_BATCH.replace("v1 = w1 - o1 * rate;", ""),
+            id="before another batch, at weights that a moment moved",
+        ),
+        pytest.param(
             ORTHOGONALISED,
             # By their types, the batch and the frozen weight may be state.
             "x_shown = Neg(x); w0_shown = Neg(w0);" + SECOND_PASS.replace("near", "Slice(y, zero, four, zero)"),
@@ -115,7 +132,7 @@ def test_contractions_of_the_backward_pass_behind_an_orthogonalised_gradient_are
     model = step(
         nodes(more),
         weights="float[4,4] w0, float[4,5] w1, float[5,3] w2, float[5,5] q",
-        inputs="float[8,4] x2, float[8,3] t2, float[4,3] t3",
+        inputs="float[8,4] x2, float[8,3] t2, float[4,3] t3, float[4,5] m1",
         outputs=listed(NEXT, *(f"{dtype} {name}" for name, dtype in EXTRA.items() if name in more)),
         constants=NUMBERS + ", int64[1] zero = {0}, int64[1] four = {4}",
         forward=nodes("p = x @ w0; a = Tanh(p @ w1); y = a @ w2; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
@@ -123,6 +140,40 @@ def test_contractions_of_the_backward_pass_behind_an_orthogonalised_gradient_are
     )
     with pytest.raises(NonlinearGradientError, match="the backward pass goes on from there"):
         gs.scale(model)
+
+
+@pytest.mark.parametrize(
+    ("given", "update", "output"),
+    [
+        pytest.param("float[8,3] e", "", "", id="for each row"),
+        pytest.param("float e", "e_next = e * beta", "float e_next", id="that is carried"),
+    ],
+)
+def test_a_cotangent_times_an_input_that_the_loss_ignores(given: str, update: str, output: str) -> None:
+    model = step(
+        nodes(MUON + update),
+        inputs=listed("float[4,5] m1, float[5,3] m2", given),
+        outputs=listed(NEXT, "float[4,5] m1_next, float[5,3] m2_next", output),
+        constants=NUMBERS,
+        backward=nodes(BACKWARD.replace("two_over_n", "two_over_n * e") + "dw1 = x.T @ df"),
+    )
+    report = assert_same_step(model)
+    assert (report.contractions, report.missed) == (3, ())
+
+
+def test_a_moment_among_the_weights_of_another_layer() -> None:
+    """The cotangents stay scaled, and the moment's finished gradient is one factor of them."""
+    o2 = orthogonalised("o2", "m2_next")
+    report = assert_same_step(
+        step(
+            nodes("dw1 = x.T @ ((dy @ o2.T) * (one - a * a));" + SGD),
+            inputs="float[5,3] m2",
+            outputs=listed(NEXT, "float[5,3] m2_next"),
+            constants=NUMBERS,
+            backward=nodes(f"dy = d * two_over_n; dw2 = a.T @ dy; m2_next = m2 * beta + dw2; {o2}"),
+        )
+    )
+    assert (report.contractions, report.missed) == (3, ())
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -143,3 +194,12 @@ def test_a_backward_contraction_of_weights_alone_is_scaled(refused: bool) -> Non
         report = assert_same_step(model)
         assert {gradient.value for gradient in report.gradients} == {"du", "dv"}
         assert (report.contractions, report.missed) == (3, ())
+
+
+def test_a_rate_by_moments_and_weights() -> None:
+    """Momo multiplies both; with the loss in its rate no search for places settles before they are set aside."""
+    content, truth = pack.read("optax-momo.square")
+    model = onnx.load_from_string(content)
+    report = gs.inspect(model)
+    assert trial.judge("optax-momo.square", model, report, truth).outcome == "right"
+    assert (report.contractions, report.missed) == (8, ())
