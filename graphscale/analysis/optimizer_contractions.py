@@ -1,8 +1,8 @@
 """The contractions of an optimizer, such as Muon's and Shampoo's: they multiply finished gradients with each other.
 
 A contraction of the backward pass multiplies a cotangent with a weight or an activation; one of the optimizer reads
-only values that follow from gradients, and moments; beside a moment, also weights, as L-BFGS and Momo do. To unscale before it costs nothing. As gradients count only values
-that no contraction of the backward pass goes on from.
+only values that follow from gradients, and moments; beside a moment, also weights, as L-BFGS and Momo do. To unscale
+before it costs nothing. As gradients count only values that no contraction of the backward pass goes on from.
 """
 
 from __future__ import annotations

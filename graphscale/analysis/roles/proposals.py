@@ -33,9 +33,14 @@ def propose(step: Interface) -> None:
         if values
     }
     pairs = Nearness(step, dependence).assign(candidates)
+    known = step.outputs.values()
+    are_exported = any(each.role is Role.GRADIENT for each in known) and all(each.pair is None for each in known)
     for output in step.open_outputs():
         values, value = fitting.get(output, []), pairs.get(output)
-        if value is not None:
+        if value is not None and value in step.topology.forward and are_exported:
+            evidence = "it may be a gradient, as all others leave the graph, too"
+            step.outputs[output] = Assigned(Role.GRADIENT, evidence, certain=False)
+        elif value is not None:
             before = doubted.get(output)
             is_same = before is not None and before.pair is value
             evidence = before.evidence if before and is_same else f"it has the type of {len(values)} open inputs"
@@ -43,6 +48,8 @@ def propose(step: Interface) -> None:
         elif values:
             likely = next((each for each in values if each not in step.inputs), values[0])
             reason = "for which another output is proposed" if likely in step.inputs else "but does not depend on it"
+            if _is_changed_batch(step, output, likely):
+                reason = "and may be a batch that the network reads in this form"
             evidence = f"it has the type of {likely.name!r}, {reason}"
             step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
         elif seeds := _numbers_below(step, output):
@@ -117,9 +124,18 @@ def _take_back(step: Interface) -> dict[ir.Value, Assigned]:
 
 
 def _is_likely(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence) -> bool:
+    if _is_changed_batch(step, output, value):
+        return False
     if output in step.behind_gradients or value in dependence.of(output):
         return True
     return likeness(value, output)[0] == 1
+
+
+def _is_changed_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether the loss reads an input through an output that depends on no other one, as a normalised batch."""
+    if output not in step.topology.forward:
+        return False
+    return all(each is value or is_scalar(each) or each.is_initializer() for each in _sources(step, output))
 
 
 def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence) -> bool:

@@ -60,7 +60,35 @@ STEPS = {
     ),
     "a scaled batch that the network reads": (
         shown_step("x * high", forward=READS_SHOWN, backward=nodes("dy = d * two_over_n; dw = shown.T @ dy")),
-        {**states("w"), "shown": "next x?"},
+        {**states("w"), "shown": "metric?"},
+    ),
+    "a normalised batch that the network reads": (
+        update_step(
+            inputs="float share",
+            outputs="float[8,4] shown",
+            constants=f"float[4] middle = {ramp(4)}",
+            forward=nodes("shown = (x - middle) * share") + READS_SHOWN,
+            backward=nodes("dy = d * two_over_n; dw = shown.T @ dy"),
+        ),
+        {**states("w"), "shown": "metric?"},
+    ),
+    "a number that changes before the network reads it": (
+        update_step(
+            inputs="float k",
+            outputs="float k_next",
+            constants="float high = {0.7}",
+            forward=nodes("k_next = k * high; y = (x * k_next) @ w") + REST,
+            backward=nodes("dy = d * two_over_n; dw = (x * k_next).T @ dy"),
+        ),
+        states("w", "k"),
+    ),
+    "a frozen weight that is projected before the network reads it": (
+        update_step(
+            outputs="float[4,3] v_next",
+            constants=f"float[4,3] v = {ramp(12)}, float low = {{0.1}}, float high = {{0.9}}",
+            forward=nodes("v_next = Clip(v, low, high); y = x @ (w + v_next)") + REST,
+        ),
+        states("w", "v"),
     ),
     "activations added to the batch": (
         shown_step("x + x @ mix", "float[4,4] mix", READS_SHOWN),

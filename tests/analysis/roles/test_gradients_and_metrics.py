@@ -113,7 +113,16 @@ GRADIENTS = {
     ),
     "an activation of the gradient": (
         linear_step(nodes("p = Tanh(dw)"), outputs="float[4,3] dw, float[4,3] p"),
-        {"dw": "gradient", "p": "next w?"},
+        {"dw": "gradient", "p": "gradient?"},
+    ),
+    "an activation of the gradient of a weight, beside one that is updated": (
+        update_step(
+            "p = Tanh(dw)",
+            "float[4,3] v",
+            "float[4,3] dw, float[4,3] p",
+            forward=nodes("y = x @ (w + v); d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+        ),
+        {**states("w"), "dw": "gradient", "p": "next v?"},
     ),
     "an activation of a weight, with one gradient for two": (
         linear_step(
@@ -122,7 +131,7 @@ GRADIENTS = {
             outputs="float[4,3] dw, float[4,3] p",
             forward=nodes("y = x @ (w + v); d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
         ),
-        {"dw": "gradient", "p": "next w?"},
+        {"dw": "gradient", "p": "gradient?"},
     ),
     "the weight in float16": (
         linear_step(nodes("small = Cast(w, to=10)"), outputs="float[4,3] dw, float16[4,3] small"),
