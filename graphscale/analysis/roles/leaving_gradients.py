@@ -157,10 +157,13 @@ def _may_be_gradient(step: Interface, value: ir.Value) -> bool:
     readers = [node for node, _ in value.uses()]
     if is_known_zero(value):
         return any(node.op_type in ("Mul", "Sub", "Sign") for node in readers)
-    return step.factors[value] == 0 and any(node.op_type != "Mul" or _is_compared(node.outputs[0]) for node in readers)
+    products = [node.outputs[0] for node in readers if node.op_type == "Mul"]
+    is_added = any(node.op_type in ("Add", "Sub", "Where") for node in readers)
+    return step.factors[value] == 0 and (is_added or any(map(_is_compared, (value, *products))))
 
 
 def _is_compared(value: ir.Value) -> bool:
+    """Return whether a value is compared with another one, or its sign is taken."""
     rules = (rule_of(node) for node, _ in value.uses())
     return any(rule is not None and rule.kind in (Kind.COMPARE, Kind.DEGREE_0) for rule in rules)
 
