@@ -1,4 +1,4 @@
-"""What the tests of the analysis share."""
+"""Fixtures of the tests of the analysis."""
 
 from __future__ import annotations
 

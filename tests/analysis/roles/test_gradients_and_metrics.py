@@ -226,6 +226,10 @@ GRADIENTS = {
         stored_step("Sign(Sign(prev) + Sign(dw))", ramp(12)),
         {**states("w"), "dw": "next prev?"},
     ),
+    "a gradient beside one that it is compared with, zero at first": (
+        stored_step("Sign(Sign(prev) + Sign(dw))", numbers(12)),
+        {**states("w"), "dw": "next prev?"},
+    ),
     "a gradient beside numbers that are looked up": (
         stored_step("dw + Gather(prev, places, axis=0)", ramp(12) + ", int64[4] places = {3, 2, 1, 0}"),
         {**states("w"), "dw": "gradient"},
