@@ -1,15 +1,16 @@
-"""Evidence by the naming convention of a file, as its certain pairs show it: for open outputs alone, never needed.
+"""Evidence by the naming convention of a file, as its other pairs show it: for open outputs alone, never needed.
 
 Where `w1_next` and `b1_next` are certainly the next values of `w1` and `b1`, `eta_next` is that of `eta`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.roles.names import common_words, words_of
+from graphscale.analysis.roles.nearness import Nearness
 from graphscale.analysis.roles.role_table import STATED, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import Update, same_type
@@ -19,6 +20,8 @@ __all__ = ["pairs_by_convention"]
 
 # The convention of one pair could be a coincidence.
 _LEAST_PAIRS = 2
+_LEAST_GUESSES = 3
+_EVIDENCE = f"{STATED}its name, as other next values"
 # An exchange of the ends of names, or of their beginnings: the ends, that of a present value, that of a next one.
 _Exchange = tuple[bool, str, str]
 
@@ -26,33 +29,64 @@ _Exchange = tuple[bool, str, str]
 def pairs_by_convention(step: Interface) -> list[Update]:
     """Return the pairs of open outputs that are named as all certain next values are.
 
-    The prediction of a next observation has such a name, too: it is computed by contractions from a batch that the
-    loss reads, and has the rows of a batch.
+    Where few are certain, those that the graph alone proposes show the convention. A name that the graph contradicts,
+    since another output of the same convention is nearer to the input, is no evidence.
     """
     certain = [
-        (assigned.pair, output)
+        (output, assigned.pair)
         for output, assigned in step.outputs.items()
         if assigned.pair is not None and assigned.certain and not assigned.is_named
     ]
-    doubtful = [output for output, assigned in step.outputs.items() if not assigned.certain]
-    if len(certain) < _LEAST_PAIRS or not doubtful:
+    doubtful = {output: assigned for output, assigned in step.outputs.items() if not assigned.certain}
+    if not doubtful:
         return []
-    exchanges = set.intersection(*({*_exchanges(value, output)} for value, output in certain))
+    if len(certain) >= _LEAST_PAIRS:
+        shown = certain
+    else:
+        nearest = _nearest(step, {output: assigned.pair for output, assigned in doubtful.items() if assigned.pair})
+        shown = [*certain, *nearest.items()] if len(nearest) >= _LEAST_GUESSES else []
+    exchanges = set.intersection(*({*_exchanges(value, output)} for output, value in shown)) if shown else set()
     holders = dict.fromkeys((*step.holders, *step.graph.initializers.values()))
     present = {name: value for value in holders for name in _next_names(value.name or "", exchanges)}
     named = {output: present[output.name] for output in doubtful if output.name in present}
     fitting = {o: value for o, value in named.items() if same_type(o, value) and _is_free(step, value)}
+    nearest = _nearest(step, fitting)
+    may_be_predicted = _predictions(step, fitting.values())
+    return [
+        Update(o, value, _EVIDENCE)
+        for o, value in fitting.items()
+        if nearest.get(o, value) is value and not may_be_predicted(o, value)
+    ]
+
+
+def _nearest(step: Interface, pairs: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
+    """Return the pairs that the graph alone proposes for the outputs and inputs of some, in whatever order they stand."""
+    candidates = {output: [value for value in pairs.values() if same_type(output, value)] for output in pairs}
+    turned = {output: values[::-1] for output, values in candidates.items()}
+    nearness = Nearness(step, step.dependence(pairs.values()))
+    found = [nearness.assign(each, by_names=False) for each in (candidates, turned, dict(reversed(turned.items())))]
+    return {o: value for o, value in found[0].items() if all(each.get(o) is value for each in found)}
+
+
+def _predictions(step: Interface, values: Collection[ir.Value]) -> Callable[[ir.Value, ir.Value], bool]:
+    """Return the test whether an output is named as a next value, and may be a prediction of it.
+
+    It is computed by contractions from a batch that the loss reads, has the rows of a batch, and no contraction lies
+    between it and the loss, unlike the hidden state of a network.
+    """
     free = [value for value in step.graph.inputs if _is_free(step, value) and not is_scalar(value)]
-    batches, dependence = [value for value in free if value not in fitting.values()], step.dependence(free)
+    batches, dependence = [value for value in free if value not in values], step.dependence(free)
+    forward, tail = step.topology.forward, step.topology.tail
 
     def may_be_predicted(output: ir.Value, value: ir.Value) -> bool:
-        if is_scalar(value) or value not in step.topology.forward or not _may_have_rows(value, batches):
+        if is_scalar(value) or value not in forward or (output in forward and output not in tail):
+            return False
+        if not _may_have_rows(value, batches):
             return False
         is_predicted = output not in step.behind_gradients and step.may_predict(output, value)
         return is_predicted or bool(dependence.contracted(output))
 
-    evidence = f"{STATED}its name, as other next values"
-    return [Update(o, value, evidence) for o, value in fitting.items() if not may_be_predicted(o, value)]
+    return may_be_predicted
 
 
 def _may_have_rows(value: ir.Value, batches: Sequence[ir.Value]) -> bool:

@@ -43,14 +43,16 @@ class Nearness:
         self._factors = Shares(step.factors)
         self._known: dict[ir.Value, dict[ir.Value, int]] = {}
 
-    def assign(self, candidates: Mapping[ir.Value, Collection[ir.Value]]) -> dict[ir.Value, ir.Value]:
+    def assign(
+        self, candidates: Mapping[ir.Value, Collection[ir.Value]], by_names: bool = True
+    ) -> dict[ir.Value, ir.Value]:
         """Return pairs of outputs and inputs, the nearest first, each output and input once.
 
         Of pairs that are as near, that of the output that is as near to fewer inputs goes first, then that of an input
         that the loss reads, or that fewer nodes read.
         """
         forward = self._step.topology.forward
-        edges = [(self.rank(o, v), o, v) for o, values in candidates.items() for v in values]
+        edges = [(self._rank(o, v, by_names), o, v) for o, values in candidates.items() for v in values]
         alike = Counter((rank[:2], output) for rank, output, _ in edges)
 
         def order(edge: tuple[_Rank, ir.Value, ir.Value]) -> tuple[float, ...]:
@@ -65,9 +67,9 @@ class Nearness:
                 taken.add(value)
         return pairs
 
-    def rank(self, output: ir.Value, value: ir.Value) -> _Rank:
+    def _rank(self, output: ir.Value, value: ir.Value, by_names: bool) -> _Rank:
         """Return how far an output is from an input; the name of the input in that of the output goes before all."""
-        share, length = likeness(value, output)
+        share, length = likeness(value, output) if by_names else (0.0, 0)
         return -length if share == 1 else 0, self._distance(output, value), -share, -length
 
     def _distance(self, output: ir.Value, value: ir.Value) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import onnx
 import pytest
 
@@ -151,6 +153,88 @@ def test_a_prediction_of_the_next_batch_is_asked_about(prediction: str, asked: l
         constants=f"float rate = {{0.1}}, float beta = {{0.9}}, float[3,4] back = {ramp(12)}",
     )
     assert sorted(name for name, role in roles_of(model).items() if role.endswith("?")) == asked
+
+
+@pytest.mark.parametrize(
+    ("loss", "mark"),
+    [
+        pytest.param("d = h_next @ head - t; loss = ReduceMean(d * d, keepdims=0)", "", id="hidden"),
+        pytest.param("d = h_next - t; loss = ReduceMean(d * d, keepdims=0)", "?", id="predicted"),
+    ],
+)
+def test_a_hidden_state_is_carried(loss: str, mark: str) -> None:
+    """The state of a recurrent network lies before its last contraction, and a prediction behind it."""
+    model = linear_step(
+        nodes("w_next = w - dw * rate; r_next = r - (Transpose(h) @ dc) * rate"),
+        inputs="float[4,3] w, float[3,3] r, float[8,3] h",
+        outputs="float[4,3] w_next, float[3,3] r_next, float[8,3] h_next",
+        constants=f"float rate = {{0.1}}, float one = {{1}}, float[3,3] head = {ramp(9)}",
+        forward=nodes(f"h_next = Tanh(x @ w + h @ r); {loss}"),
+        backward=nodes(
+            f"dh = d * two_over_n{' @ Transpose(head)' if 'head' in loss else ''};"
+            "dc = dh * (one - h_next * h_next); dw = Transpose(x) @ dc"
+        ),
+    )
+    assert roles_of(model) == states("w", "r", f"h{mark}")
+
+
+# A weight that is an average of two others: the gradient is taken there.
+AVERAGES = "z_next = z - dw * rate; a_next = a * p + z_next * q; w_next = z_next * p + a_next * q"
+
+
+@pytest.mark.parametrize(
+    ("update", "mark"),
+    [
+        pytest.param(AVERAGES, "", id="one convention"),
+        pytest.param(AVERAGES.replace("_next", "_new"), "", id="another one"),
+        pytest.param(AVERAGES.replace("a_next", "a_new"), "?", id="two conventions"),
+        pytest.param(
+            AVERAGES.replace("a_next", "y").replace("z_next", "a_next").replace("y", "z_next"), "?", id="crossed"
+        ),
+    ],
+)
+def test_where_no_pair_is_certain(update: str, mark: str) -> None:
+    """The names of all open pairs show one convention, and the graph alone proposes the same pairs."""
+    model = linear_step(
+        nodes(update),
+        inputs="float[4,3] w, float[4,3] z, float[4,3] a, float p, float q",
+        outputs=listed(*(f"float[4,3] {name}" for name in re.findall(r"(\w+) =", update))),
+        constants="float rate = {0.1}",
+    )
+    assert {output[0]: role for output, role in roles_of(model).items()} == {v: f"next {v}{mark}" for v in "wza"}
+
+
+THREE = "float[4,3] a, float[4,3] b, float[4,3] c"
+FEW = {
+    "inputs as near as each other": update_step(
+        "s = a * low + b * low + c * low; a_next = s + dw; b_next = s - dw; c_next = s + dw * dw",
+        THREE,
+        constants="float low = {0.03}",
+    ),
+    "outputs as near as each other": update_step(
+        "a_next = a * low + dw; b_next = a * low - dw; c_next = a * low + dw * dw",
+        THREE,
+        constants="float low = {0.03}",
+    ),
+    "a certain pair with another name": update_step(
+        f"{AVERAGES}; n_new = n + unit",
+        "float[4,3] z, float[4,3] a, float p, float q, int64 n",
+        "int64 n_new",
+        update="",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_three_pairs_that_show_no_convention(name: str) -> None:
+    asked = [role for role in roles_of(FEW[name]).values() if role.endswith("?")]
+    assert len(asked) == 3
+
+
+def test_names_that_the_graph_contradicts_are_asked_about() -> None:
+    text = "b_next = a * p + dw; a_next = b * p + a * q"
+    model = update_step(text, "float[4,3] m, float[4,3] a, float[4,3] b, float p, float q", update=MOMENTUM)
+    assert roles_of(model) == states("w", "m", "a?", "b?")
 
 
 def test_a_number_that_follows_the_batch_is_state() -> None:
