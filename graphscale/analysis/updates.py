@@ -16,6 +16,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.analysis.windows import Window, window_above
 from graphscale.graph.values import constant_tensor, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
@@ -91,25 +92,29 @@ def find_coefficients(
     """
     factors = Factors() if factors is None else factors
     coefficients: dict[ir.Value, float] = {}
-    seen: set[ir.Value] = set()
+    seen: set[tuple[ir.Value, Window]] = set()
     followed = min(least, _FOLLOWED)
     # The largest coefficient first, so that each value needs to be looked at only once.
     order = itertools.count()
-    pending = [(-1.0, next(order), 1.0, output)]
+    pending: list[tuple[float, int, float, ir.Value, Window]] = [(-1.0, next(order), 1.0, output, None)]
     while pending:
-        size, _, coefficient, value = heapq.heappop(pending)
-        if value in seen:
+        size, _, coefficient, value, window = heapq.heappop(pending)
+        if (value, window) in seen:
             continue
-        seen.add(value)
+        seen.add((value, window))
         if value in states and value is not output:
             if -size > least:
                 coefficients[value] = coefficient
             continue
         node = value.producer()
-        for operand, factor in () if node is None else find_terms(node, value, factors, through):
+        if node is None:
+            continue
+        for operand, factor in find_terms(node, value, factors, through):
             c = coefficient * factor
             if abs(c) > followed:
-                heapq.heappush(pending, (-abs(c), next(order), c, operand))
+                is_read, above = window_above(node, value, operand, window)
+                if is_read:
+                    heapq.heappush(pending, (-abs(c), next(order), c, operand, above))
     return coefficients
 
 

@@ -60,7 +60,7 @@ def pairs_by_convention(step: Interface) -> list[Update]:
 
 
 def _nearest(step: Interface, pairs: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
-    """Return the pairs that the graph alone proposes for the outputs and inputs of some, in whatever order they stand."""
+    """Return the pairs that the graph alone proposes for the outputs and inputs of some, whatever their order."""
     candidates = {output: [value for value in pairs.values() if same_type(output, value)] for output in pairs}
     turned = {output: values[::-1] for output, values in candidates.items()}
     nearness = Nearness(step, step.dependence(pairs.values()))

@@ -1,0 +1,109 @@
+"""Parts of values by position: what of an operand a part of a result is computed from.
+
+Optimizers for many tensors at once stack or concatenate them, update the whole, and take it apart again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from graphscale.graph.values import constant_tensor, inputs_of
+from graphscale.operators import Trait, has_trait
+
+__all__ = ["Window", "window_above"]
+
+# The first element and the number of elements, in row-major order; None for all, or where it is unknown which.
+Window = tuple[int, int] | None
+
+
+def window_above(node: ir.Node, value: ir.Value, operand: ir.Value, window: Window) -> tuple[bool, Window]:
+    """Return whether a part of a node's output is computed from an operand, and from what part of it.
+
+    Args:
+        node: a node whose output is a sum of operands, element by element, or holds their elements.
+        value: the output.
+        operand: one of those operands.
+        window: the part of the output; it may begin before the first element, and end behind the last one.
+    """
+    size = _size(value)
+    if node.op_type in ("Slice", "Split", "Gather"):
+        start = _start(node, value)
+        if size is None or start is None:
+            return True, None
+        first, length = window or (0, size)
+        return True, (start + first, length)
+    if window is None:
+        return True, None
+    if node.op_type == "Concat":
+        start, size = _start_in_concat(node, value, operand), _size(operand)
+        if size is None or start is None:
+            return True, None
+        first, length = window[0] - start, window[1]
+        return first + length > 0 and first < size, (first, length)
+    is_kept = has_trait(node, Trait.RESHAPE | Trait.CAST)
+    is_kept = is_kept or (has_trait(node, Trait.ELEMENTWISE) and operand.shape == value.shape)
+    return True, window if is_kept else None
+
+
+def _size(value: ir.Value) -> int | None:
+    return None if value.shape is None else _product([*value.shape])
+
+
+def _product(dims: Sequence[int | ir.SymbolicDim]) -> int | None:
+    known = [dim for dim in dims if isinstance(dim, int)]
+    return math.prod(known) if len(known) == len(dims) else None
+
+
+def _start(node: ir.Node, value: ir.Value) -> int | None:
+    """Return where the output of a Slice, Split or Gather begins in its operand, if it is a stretch of it."""
+    operand, *others = node.inputs
+    if operand is None or operand.shape is None:
+        return None
+    given = [None if each is None else _number(each) for each in others]
+    axis: int | None = _axis(node)
+    if node.op_type == "Gather":
+        first = given[0]
+    elif node.op_type == "Split":
+        first = _sum_before(node.outputs, value, _axis(node))
+    else:
+        ones = [given[i] if i < len(others) and others[i] is not None else default for i, default in ((2, 0), (3, 1))]
+        axis, first = ones[0], given[0] if ones[1] == 1 else None
+    if first is None or axis is None:
+        return None
+    size, rest = operand.shape[axis], _rest(operand.shape, axis)
+    return (first + size if first < 0 else first) * rest if rest is not None and isinstance(size, int) else None
+
+
+def _start_in_concat(node: ir.Node, value: ir.Value, operand: ir.Value) -> int | None:
+    """Return where an operand of a Concat begins in its output, if it is a stretch of it and there once."""
+    operands, axis = inputs_of(node), _axis(node)
+    if value.shape is None or operands.count(operand) != 1:
+        return None
+    first, rest = _sum_before(operands, operand, axis), _rest(value.shape, axis)
+    return None if first is None or rest is None else first * rest
+
+
+def _axis(node: ir.Node) -> int:
+    attribute = node.attributes.get("axis")
+    return 0 if attribute is None else attribute.as_int()
+
+
+def _rest(shape: ir.Shape, axis: int) -> int | None:
+    """Return how many elements follow each other at one place of an axis, if those of all its places do."""
+    axis %= len(shape)
+    return _product(shape[axis + 1 :]) if _product(shape[:axis]) == 1 else None
+
+
+def _sum_before(values: Sequence[ir.Value], value: ir.Value, axis: int) -> int | None:
+    """Return the sum of the sizes along an axis of the values before one, None if one is unknown."""
+    dims = [None if each.shape is None else each.shape[axis] for each in values[: values.index(value)]]
+    known = [dim for dim in dims if isinstance(dim, int)]
+    return sum(known) if len(known) == len(dims) else None
+
+
+def _number(value: ir.Value) -> int | None:
+    tensor = constant_tensor(value)
+    return int(tensor.numpy().flat[0]) if tensor is not None and tensor.size == 1 else None
