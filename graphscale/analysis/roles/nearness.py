@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 from collections import Counter
@@ -48,8 +49,8 @@ class Nearness:
     ) -> dict[ir.Value, ir.Value]:
         """Return pairs of outputs and inputs, the nearest first, each output and input once.
 
-        Of pairs that are as near, that of the output that is as near to fewer inputs goes first, then that of an input
-        that the loss reads, or that fewer nodes read.
+        Of pairs that are as near, that of the output that is as near to fewer inputs goes first, then one that stands
+        between the same known pairs, then that of an input that the loss reads, or that fewer nodes read.
         """
         forward = self._step.topology.forward
         edges = [(self._rank(o, v, by_names), o, v) for o, values in candidates.items() for v in values]
@@ -57,7 +58,8 @@ class Nearness:
 
         def order(edge: tuple[_Rank, ir.Value, ir.Value]) -> tuple[float, ...]:
             rank, output, value = edge
-            return *rank[:2], alike[rank[:2], output], value not in forward, len(value.uses()), *rank[2:]
+            is_elsewhere = not by_names or self.between.get(output) is not value
+            return *rank[:2], alike[rank[:2], output], is_elsewhere, value not in forward, len(value.uses()), *rank[2:]
 
         pairs: dict[ir.Value, ir.Value] = {}
         taken: set[ir.Value] = set()
@@ -66,6 +68,23 @@ class Nearness:
                 pairs[output] = value
                 taken.add(value)
         return pairs
+
+    @functools.cached_property
+    def between(self) -> dict[ir.Value, ir.Value]:
+        """The inputs of outputs that stand between pairs, as many as inputs between theirs, in their order."""
+        inputs, outputs = self._step.graph.inputs, self._step.graph.outputs
+        places = {value: index for index, value in enumerate(inputs)}
+        known = [
+            (index, places[each.pair])
+            for index, value in enumerate(outputs)
+            if (each := self._step.outputs.get(value)) and each.pair in places
+        ]
+        return {
+            outputs[index]: inputs[before + index - first]
+            for (first, before), (last, behind) in itertools.pairwise(known)
+            for index in range(first + 1, last)
+            if last - first == behind - before
+        }
 
     def _rank(self, output: ir.Value, value: ir.Value, by_names: bool) -> _Rank:
         """Return how far an output is from an input; the name of the input in that of the output goes before all."""

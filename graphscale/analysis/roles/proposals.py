@@ -27,12 +27,18 @@ def propose(step: Interface) -> None:
     dependence = step.dependence([*itertools.chain(*possible.values()), *taken])
     fitting = {o: [v for v in values if _may_replace(step, o, v, dependence)] for o, values in possible.items()}
     fitting |= {o: [v for v in step.open_inputs_like(o) if may_hold_state(step, v)] for o in doubted}
+    nearness = Nearness(step, dependence)
+
+    def is_likely(output: ir.Value, value: ir.Value) -> bool:
+        is_in_order = nearness.between.get(output) is value
+        return same_type(output, value) and (is_in_order or _is_likely(step, output, value, dependence))
+
     candidates = {
-        o: [v for v in dict.fromkeys((*values, *taken)) if same_type(o, v) and _is_likely(step, o, v, dependence)]
+        o: [value for value in dict.fromkeys((*values, *taken)) if is_likely(o, value)]
         for o, values in fitting.items()
         if values
     }
-    pairs = Nearness(step, dependence).assign(candidates)
+    pairs = nearness.assign(candidates)
     known = step.outputs.values()
     are_exported = any(each.role is Role.GRADIENT for each in known) and all(each.pair is None for each in known)
     for output in step.open_outputs():

@@ -88,3 +88,40 @@ PROPOSALS = {
 def test_proposals(name: str) -> None:
     model, expected = PROPOSALS[name]
     assert roles_of(model) == {**states("w"), **expected}
+
+
+# Rates by a table that follow from a counter alone: new numbers, or what the step used.
+RATES = (
+    "m_new = m * beta + dw; n_new = n + unit; p = Cast(n_new, to=1) * share; q = p * share; w_next = w - m_new * e * f"
+)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        pytest.param("m_new p q n_new", {"p": "next e?", "q": "next f?"}, id="as many between the same pairs"),
+        pytest.param("n_new q p m_new", {"p": "metric?", "q": "metric?"}, id="certain pairs the other way round"),
+        pytest.param("m_new n_new p q", {"p": "metric?", "q": "metric?"}, id="behind both"),
+        pytest.param("m_new q n_new p", {"p": "metric?", "q": "metric?"}, id="fewer between"),
+    ],
+)
+def test_numbers_in_order(order: str, expected: dict[str, str]) -> None:
+    types = {"m_new": "float[4,3]", "n_new": "int64"}
+    model = update_step(
+        RATES,
+        "float[4,3] m, float e, float f, int64 n",
+        ", ".join(f"{types.get(name, 'float')} {name}" for name in order.split()),
+        "float share = {0.5}",
+        update="",
+    )
+    assert roles_of(model) == {**states("w"), "m_new": "next m", "n_new": "next n", **expected}
+
+
+def test_order_chooses_between_inputs_as_near_as_each_other() -> None:
+    text = "m_new = m * beta + dw; p = Tanh(a) + Tanh(b) + dw; n_new = n + unit; q = Tanh(b) * ReduceL2(w, keepdims=0)"
+    inputs = "float[4,3] m, float[4,3] {}, int64 n, float[4,3] {}".format
+    outputs = "float[4,3] m_new, float[4,3] p, int64 n_new"
+    assert [roles_of(update_step(text, inputs(*order), outputs))["p"] for order in ("ab", "ba")] == [
+        "next a?",
+        "next b?",
+    ]
