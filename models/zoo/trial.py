@@ -25,10 +25,11 @@ import onnxruntime as ort
 import graphscale as gs
 from graphscale.analysis.roles.answers import roles_file
 from graphscale.analysis.roles.role_table import RoleEntry
+from graphscale.analysis.updates import type_of
 from graphscale.errors import GraphscaleError
 
 Arrays = dict[str, np.ndarray]
-OUTCOMES = ("right", "asked, proposal right", "asked, proposal wrong", "refused", "wrong")
+OUTCOMES = ("right", "asked, proposal right", "asked, proposal as good", "asked, proposal wrong", "refused", "wrong")
 RUN = ("same bits", "skips", "covered")
 VERDICTS = ("agree", "disagree", "cannot say")
 
@@ -81,7 +82,8 @@ def judge(name: str, model: onnx.ModelProto, report: gs.Report, truth: dict[str,
     if certain or report.loss not in truth["losses"]:
         return Outcome(name, "wrong", ", ".join(certain) or f"loss {report.loss}")
     if wrong:
-        return Outcome(name, "asked, proposal wrong", ", ".join(entry.name for entry in wrong))
+        outcome = "asked, proposal as good" if _exchange_idle(model, wrong, states) else "asked, proposal wrong"
+        return Outcome(name, outcome, ", ".join(entry.name for entry in wrong))
     asked = [entry.name for entry in outputs if not entry.certain]
     return Outcome(name, "asked, proposal right" if asked else "right", ", ".join(asked))
 
@@ -93,6 +95,16 @@ def _is_idle(model: onnx.ModelProto, entry: RoleEntry, state: str | None) -> boo
     value = ir.convenience.create_value_mapping(ir.from_proto(model).graph)[state]
     readers = [node for node, _ in value.uses()]
     return all(node.op_type == "Identity" and node.outputs[0].name == entry.name for node in readers)
+
+
+def _exchange_idle(model: onnx.ModelProto, entries: Iterable[RoleEntry], states: dict[str, str]) -> bool:
+    """Return whether proposals exchange inputs of one type that no node reads: with other names, the same graph."""
+    values = ir.convenience.create_value_mapping(ir.from_proto(model).graph)
+
+    def is_idle(name: str | None, like: str) -> bool:
+        return name in values and not values[name].uses() and type_of(values[name]) == type_of(values[like])
+
+    return all(is_idle(entry.pair, entry.name) and is_idle(states.get(entry.name), entry.name) for entry in entries)
 
 
 def _verdict(path: Path, model: onnx.ModelProto, roles: Any) -> str:
@@ -131,7 +143,11 @@ def _skips(
     spoiled.flat[0] = np.nan
     feeds = {**feeds, name: spoiled}
     states = {output: state for output, state in truth["states"].items() if output not in truth["kept"]}
-    before, after = _run(model, feeds), _run(scaled, feeds)
+    try:
+        before = _run(model, feeds)
+    except Exception:  # A kernel refuses what follows from the NaN, such as an index, in the step without a scale, too.
+        return True
+    after = _run(scaled, feeds)
     if after[_finite(scaled)]:
         # The moments of an optimizer are behind the gradients, which alone are tested.
         others = [before[output] for output, state in states.items() if state != name]

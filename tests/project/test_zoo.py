@@ -15,6 +15,7 @@ import pytest
 import graphscale as gs
 from models.zoo import export, pack, reform, shown, styles, trial
 from models.zoo.steps import STYLES, Style, Truth, is_aside
+from tests.analysis.roles.steps import update_step
 
 MODELS = Path("models/pytorch")
 TRUTH = Truth("k", "e", ["loss"], [], [], {"w_next": "w"}, [], ["x"], ["rate"], [])
@@ -111,6 +112,18 @@ def test_the_trial_holds_roles_against_the_truth() -> None:
     found = judged("wrap-clip.square", states=swapped)
     assert (found.outcome, set(found.reason.split(", "))) == ("wrong", {first, second})
     assert judged("wrap-clip.square", losses=["another"]).reason == f"loss {truth['losses'][0]}"
+
+
+@pytest.mark.parametrize(
+    ("read", "outcome"), [("", "asked, proposal as good"), ("; s = Cast(b, to=6)", "asked, proposal wrong")]
+)
+def test_inputs_that_nothing_reads_may_be_exchanged(read: str, outcome: str) -> None:
+    text = f"p = Greater(dw, w); q = Less(dw, w){read}"
+    model = update_step(text, "bool[4,3] a, bool[4,3] b", "bool[4,3] p, bool[4,3] q" + ", int32[4,3] s" * bool(read))
+    report = gs.inspect(model)
+    pairs = {entry.name: entry.pair for entry in report.roles if entry.kind == "output" and entry.pair}
+    truth = {"losses": ["loss"], "states": pairs | {"p": pairs["q"], "q": pairs["p"]}}
+    assert trial.judge("k.v", model, report, truth).outcome == outcome
 
 
 def test_the_trial_takes_a_crash_for_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
