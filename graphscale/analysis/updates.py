@@ -16,7 +16,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.windows import Window, window_above
+from graphscale.analysis.windows import CUTS, Window, window_above
 from graphscale.graph.values import constant_tensor, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
@@ -92,16 +92,17 @@ def find_coefficients(
     """
     factors = Factors() if factors is None else factors
     coefficients: dict[ir.Value, float] = {}
-    seen: set[tuple[ir.Value, Window]] = set()
+    seen: set[ir.Value | tuple[ir.Value, Window]] = set()
     followed = min(least, _FOLLOWED)
     # The largest coefficient first, so that each value needs to be looked at only once.
     order = itertools.count()
     pending: list[tuple[float, int, float, ir.Value, Window]] = [(-1.0, next(order), 1.0, output, None)]
     while pending:
         size, _, coefficient, value, window = heapq.heappop(pending)
-        if (value, window) in seen:
+        place = value if window is None else (value, window)
+        if place in seen:
             continue
-        seen.add((value, window))
+        seen.add(place)
         if value in states and value is not output:
             if -size > least:
                 coefficients[value] = coefficient
@@ -112,9 +113,12 @@ def find_coefficients(
         for operand, factor in find_terms(node, value, factors, through):
             c = coefficient * factor
             if abs(c) > followed:
-                is_read, above = window_above(node, value, operand, window)
-                if is_read:
-                    heapq.heappush(pending, (-abs(c), next(order), c, operand, above))
+                above = window
+                if window is not None or node.op_type in CUTS:
+                    is_read, above = window_above(node, value, operand, window)
+                    if not is_read:
+                        continue
+                heapq.heappush(pending, (-abs(c), next(order), c, operand, above))
     return coefficients
 
 

@@ -13,7 +13,10 @@ import onnx_ir as ir
 from graphscale.graph.values import constant_tensor, inputs_of
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["Window", "window_above"]
+__all__ = ["CUTS", "Window", "window_above"]
+
+# Operators whose output may be a stretch of their first operand.
+CUTS = frozenset(("Slice", "Split", "Gather"))
 
 # The first element and the number of elements, in row-major order; None for all, or where it is unknown which.
 Window = tuple[int, int] | None
@@ -29,7 +32,7 @@ def window_above(node: ir.Node, value: ir.Value, operand: ir.Value, window: Wind
         window: the part of the output; it may begin before the first element, and end behind the last one.
     """
     size = _size(value)
-    if node.op_type in ("Slice", "Split", "Gather"):
+    if node.op_type in CUTS:
         start = _start(node, value)
         if size is None or start is None:
             return True, None

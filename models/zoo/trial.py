@@ -29,7 +29,7 @@ from graphscale.analysis.updates import type_of
 from graphscale.errors import GraphscaleError
 
 Arrays = dict[str, np.ndarray]
-OUTCOMES = ("right", "asked, proposal right", "asked, proposal as good", "asked, proposal wrong", "refused", "wrong")
+OUTCOMES = ("right", "asked, proposal right", "asked, no evidence", "asked, proposal wrong", "refused", "wrong")
 RUN = ("same bits", "skips", "covered")
 VERDICTS = ("agree", "disagree", "cannot say")
 
@@ -66,7 +66,7 @@ def try_step(path: Path) -> Outcome:
 def _try(path: Path, truth: dict[str, Any], model: onnx.ModelProto) -> Outcome:
     report = gs.inspect(model)
     found = judge(path.stem, model, report, truth)
-    if found.outcome.endswith("wrong"):
+    if found.outcome.endswith(("wrong", "no evidence")):
         return found
     roles = json.loads(roles_file(report.roles)) if found.reason else None
     checks = dict(_checks(path, model, truth, roles, report.coverage))
@@ -82,7 +82,7 @@ def judge(name: str, model: onnx.ModelProto, report: gs.Report, truth: dict[str,
     if certain or report.loss not in truth["losses"]:
         return Outcome(name, "wrong", ", ".join(certain) or f"loss {report.loss}")
     if wrong:
-        outcome = "asked, proposal as good" if _exchange_idle(model, wrong, states) else "asked, proposal wrong"
+        outcome = "asked, no evidence" if _exchange_idle(model, wrong, states) else "asked, proposal wrong"
         return Outcome(name, outcome, ", ".join(entry.name for entry in wrong))
     asked = [entry.name for entry in outputs if not entry.certain]
     return Outcome(name, "asked, proposal right" if asked else "right", ", ".join(asked))
@@ -98,7 +98,7 @@ def _is_idle(model: onnx.ModelProto, entry: RoleEntry, state: str | None) -> boo
 
 
 def _exchange_idle(model: onnx.ModelProto, entries: Iterable[RoleEntry], states: dict[str, str]) -> bool:
-    """Return whether proposals exchange inputs of one type that no node reads: with other names, the same graph."""
+    """Return whether proposals exchange inputs of one type that no node reads: nothing tells them apart."""
     values = ir.convenience.create_value_mapping(ir.from_proto(model).graph)
 
     def is_idle(name: str | None, like: str) -> bool:

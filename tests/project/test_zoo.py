@@ -115,9 +115,9 @@ def test_the_trial_holds_roles_against_the_truth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "outcome"), [("", "asked, proposal as good"), ("; s = Cast(b, to=6)", "asked, proposal wrong")]
+    ("read", "outcome"), [("", "asked, no evidence"), ("; s = Cast(b, to=6)", "asked, proposal wrong")]
 )
-def test_inputs_that_nothing_reads_may_be_exchanged(read: str, outcome: str) -> None:
+def test_the_trial_tells_inputs_apart_that_nothing_reads(read: str, outcome: str) -> None:
     text = f"p = Greater(dw, w); q = Less(dw, w){read}"
     model = update_step(text, "bool[4,3] a, bool[4,3] b", "bool[4,3] p, bool[4,3] q" + ", int32[4,3] s" * bool(read))
     report = gs.inspect(model)
