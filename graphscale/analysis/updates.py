@@ -110,11 +110,11 @@ def find_coefficients(
         node = value.producer()
         if node is None:
             continue
+        is_placed, above = window is not None or node.op_type in CUTS, window
         for operand, factor in find_terms(node, value, factors, through):
             c = coefficient * factor
             if abs(c) > followed:
-                above = window
-                if window is not None or node.op_type in CUTS:
+                if is_placed:
                     is_read, above = window_above(node, value, operand, window)
                     if not is_read:
                         continue

@@ -63,7 +63,7 @@ def _product(dims: Sequence[int | ir.SymbolicDim]) -> int | None:
 def _start(node: ir.Node, value: ir.Value) -> int | None:
     """Return where the output of a Slice, Split or Gather begins in its operand, if it is a stretch of it."""
     operand, *others = node.inputs
-    if operand is None or operand.shape is None:
+    if operand is None or operand.shape is None or (node.op_type != "Split" and not others):
         return None
     given = [None if each is None else _number(each) for each in others]
     axis: int | None = _axis(node)
@@ -74,10 +74,10 @@ def _start(node: ir.Node, value: ir.Value) -> int | None:
     else:
         ones = [given[i] if i < len(others) and others[i] is not None else default for i, default in ((2, 0), (3, 1))]
         axis, first = ones[0], given[0] if ones[1] == 1 else None
-    if first is None or axis is None:
+    if first is None or axis is None or (rest := _rest(operand.shape, axis)) is None:
         return None
-    size, rest = operand.shape[axis], _rest(operand.shape, axis)
-    return (first + size if first < 0 else first) * rest if rest is not None and isinstance(size, int) else None
+    size = operand.shape[axis]
+    return (first + size if first < 0 else first) * rest if isinstance(size, int) else None
 
 
 def _start_in_concat(node: ir.Node, value: ir.Value, operand: ir.Value) -> int | None:
@@ -96,17 +96,22 @@ def _axis(node: ir.Node) -> int:
 
 def _rest(shape: ir.Shape, axis: int) -> int | None:
     """Return how many elements follow each other at one place of an axis, if those of all its places do."""
+    if not -len(shape) <= axis < len(shape):
+        return None  # a damaged model
     axis %= len(shape)
     return _product(shape[axis + 1 :]) if _product(shape[:axis]) == 1 else None
 
 
 def _sum_before(values: Sequence[ir.Value], value: ir.Value, axis: int) -> int | None:
     """Return the sum of the sizes along an axis of the values before one, None if one is unknown."""
-    dims = [None if each.shape is None else each.shape[axis] for each in values[: values.index(value)]]
-    known = [dim for dim in dims if isinstance(dim, int)]
-    return sum(known) if len(known) == len(dims) else None
+    before = values[: values.index(value)]
+    shapes = [each.shape for each in before if each.shape is not None and -len(each.shape) <= axis < len(each.shape)]
+    known = [dim for shape in shapes if isinstance(dim := shape[axis], int)]
+    return sum(known) if len(known) == len(before) else None
 
 
 def _number(value: ir.Value) -> int | None:
     tensor = constant_tensor(value)
-    return int(tensor.numpy().flat[0]) if tensor is not None and tensor.size == 1 else None
+    if tensor is None or tensor.size != 1 or not tensor.dtype.is_integer():
+        return None
+    return int(tensor.numpy().flat[0])

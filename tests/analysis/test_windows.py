@@ -148,6 +148,30 @@ def test_parts(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "out = Slice<axes = [0], ends = [4], starts = [2]>(both)",  # opset 9
+        "out = Gather<axis = 7>(both, n1)",
+        "out = Gather(both, half)",
+        "out = Gather(number, n1)",
+        "one = Concat<axis = 9>(a, b) out = Slice(one, k2, k4)",
+        "first, out = Split<axis = 5, num_outputs = 2>(both)",
+    ],
+)
+def test_what_is_not_known_or_damaged_is_all_followed(text: str) -> None:
+    model = parse(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        parts (float[2,2] a, float[2,2] b, float number) => (float[2,2] out)
+        <float[4,2] both, float[4,2] one, float[2,2] first, int64 n1 = {{1}}, float half = {{0.5}},
+         int64[1] k2 = {{2}}, int64[1] k4 = {{4}}>
+        {{ both = Concat<axis = 0>(a, b) {text} }}
+    """)
+    graph = ir.from_proto(model).graph
+    found = find_coefficients(graph.outputs[0], {*graph.inputs}, through=THROUGH)
+    assert {value.name for value in found} == ({"number"} if "number" in text else {"a", "b"})
+
+
+@pytest.mark.parametrize(
     ("places", "expected"), [((0, 1), states("w", "a", "b")), ((1, 0), {"a_next": "next b", "b_next": "next a"})]
 )
 def test_moments_that_are_stacked(places: tuple[int, int], expected: dict[str, str]) -> None:
