@@ -52,7 +52,7 @@ class Hints:
         Raises:
             RolesError: two answers contradict each other, or a statement has another form.
         """
-        return dataclasses.replace(self, roles=self.answers.complete(read_stated_roles(model)))
+        return dataclasses.replace(self, roles=self.answers.complete(read_stated_roles(model), self.gradients))
 
     @staticmethod
     def of(options: Any) -> Hints:

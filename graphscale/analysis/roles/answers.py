@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from graphscale.analysis.roles.role_table import NAMED, STATED, Role, RoleEntry, RoleTable
@@ -117,11 +117,12 @@ class Answers:
         dataclasses.replace(merged, states={}, gradients=places).refuse_doubles("roles")
         return merged
 
-    def complete(self, stated: Answers) -> Answers:
+    def complete(self, stated: Answers, places: Collection[str] = ()) -> Answers:
         """Return the answers, with those that the model states itself where these are silent.
 
         Args:
             stated: the statements, each name with its source.
+            places: the values that the user names as gradients: next states, but no losses and no metrics.
         """
         named, taken = set(self.outputs), {*self.states.values()}
 
@@ -131,10 +132,10 @@ class Answers:
         pairs = {name: stated.states[name] for name in others(stated.states) if stated.states[name] not in taken}
         return dataclasses.replace(
             self,
-            losses=self.losses or others(stated.losses),
+            losses=self.losses or others(name for name in stated.losses if name not in places),
             states={**self.states, **pairs},
             gradients=(*self.gradients, *others(stated.gradients)),
-            metrics=(*self.metrics, *others(stated.metrics)),
+            metrics=(*self.metrics, *others(name for name in stated.metrics if name not in places)),
             kept=(*self.kept, *others(stated.kept)),
             sources={**self.sources, **{name: stated.sources[name] for name in others(stated.sources)}},
         )

@@ -16,7 +16,7 @@ import graphscale as gs
 from graphscale.errors import RolesError, UnsupportedModelError
 from graphscale.files import model_files
 from tests.analysis.roles.steps import hidden_state_step, momentum_step, roles_of, swappable_step, update_step
-from tests.build import assert_skips, feeds_for
+from tests.build import assert_skips, feeds_for, linear_step
 from tests.cli.command import succeed
 
 KEY = "graphscale.roles"
@@ -59,6 +59,9 @@ class TestTheKey:
     def test_a_user_who_names_a_role_is_right(self) -> None:
         model = stating(hidden_state_step(), {"losses": ["nope"], "states": {"h_next": "h"}, "kept": ["h_next"]})
         assert roles_of(model, {"losses": ["loss"], "metrics": ["h_next"]})["h_next"] == "metric"
+        for field in ("losses", "metrics"):
+            report = gs.scale(stating(linear_step(), {field: ["dw"]}), gradients=["dw"]).report
+            assert [entry.role for entry in report.roles if entry.kind == "output"] == ["loss", "gradient"]
         swapped = stating(momentum_step(), {"states": {"m_next": "w"}})
         for named in ({"w_next": "w"}, {"m_next": "m"}):
             assert gs.scale(swapped, updates=named).report.state
