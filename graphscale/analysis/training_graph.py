@@ -254,8 +254,9 @@ def _why_no_place(solver: Solver) -> str:
 def _explain(failures: Sequence[tuple[ir.Value, GraphscaleError]], named: bool) -> GraphscaleError:
     if not failures:
         return LossError(
-            "no scalar floating-point output that could be the loss was found; export the training graph (loss and "
-            "gradients) with the loss among its outputs, or, if the graph computes it, name it with --loss"
+            "no scalar floating-point output that could be the loss was found, as in an inference graph; export the "
+            "training graph (loss and gradients) with the loss among its outputs, or, if the graph computes it, name "
+            "it with --loss"
         )
     first = failures[0][1]
     if named or len(failures) == 1:

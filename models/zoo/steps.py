@@ -106,7 +106,7 @@ class Style:
     optimize: bool = True
     opset: int = 20
     runtime: str = ""
-    """Rewritten by ONNX Runtime's own optimizer: `basic` or `extended`."""
+    """Rewritten by ONNX Runtime's own optimizer, `basic` or `extended`, or by `onnxsim`."""
     dynamic: bool = False
     """Keep the first dimension of the batch dynamic."""
 

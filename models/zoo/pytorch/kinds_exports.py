@@ -39,6 +39,8 @@ GALLERIES = {
     "runtime-optimized": Style(runtime="basic"),
     "runtime-optimized-extended": Style(runtime="extended"),
     "runtime-optimized-overridable": Style(runtime="basic", states="overridable", names="exporter"),
+    "simplified": Style(runtime="onnxsim"),
+    "simplified-unoptimized": Style(runtime="onnxsim", optimize=False, names="exporter"),
     "opset-18-export": Style(opset=18),
     "opset-21-export": Style(opset=21),
     "opset-23-export": Style(opset=23),

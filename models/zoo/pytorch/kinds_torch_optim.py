@@ -12,6 +12,7 @@ from models.zoo.pytorch.problems import Problem, classification, regression, squ
 from models.zoo.pytorch.training import differentiate
 from models.zoo.steps import PLAIN, Arrays, Inputs, Outputs, Step, Style, kind
 
+# Adagrad, Adafactor, SparseAdam and LBFGS compute with Python's numbers, which no exporter traces: see `rules`.
 OPTIMIZERS = {
     "torch-sgd": (torch.optim.SGD, [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.01}]),
     "torch-adam": (torch.optim.Adam, [{}, {"amsgrad": True}, {"weight_decay": 0.01, "maximize": True}]),
@@ -24,6 +25,7 @@ OPTIMIZERS = {
     "torch-rprop": (torch.optim.Rprop, [{"step_sizes": (1e-6, 50.0)}]),
     "torch-asgd": (torch.optim.ASGD, [{}]),
 }
+SETTINGS = {"capturable": True, "eps": 1e-6, "foreach": False}
 # Capturable optimizers keep their counters in tensors, which is what a graph needs; PyTorch allows it on devices only.
 for optimizer, _ in OPTIMIZERS.values():
     module = importlib.import_module(optimizer.__module__)
@@ -36,7 +38,7 @@ def move(
 ) -> tuple[Arrays, dict[str, Arrays]]:
     """Return the next weights, and the next state of each weight."""
     params = {name: weight.detach().clone() for name, weight in weights.items()}
-    made = optimizer(list(params.values()), foreach=False, **options)
+    made = optimizer(list(params.values()), **options)
     for name, param in params.items():
         param.grad = grads[name].detach()
         if states:
@@ -53,7 +55,7 @@ def tensors(state: dict) -> Arrays:
 def on_problem(optimizer: type, options: dict, problem: Problem, variant: str, style: Style = PLAIN) -> Step:
     """Return a step with the optimizer inside; its state is as the first step leaves it."""
     parameters = inspect.signature(optimizer).parameters
-    options = options | {key: value for key, value in (("capturable", True), ("eps", 1e-6)) if key in parameters}
+    options = options | {key: value for key, value in SETTINGS.items() if key in parameters}
     zeros = {name: torch.full_like(weight, 1e-3) for name, weight in problem.weights.items()}
     _, initial = move(optimizer, options, problem.weights, zeros, {})
     keys = {name: list(state) for name, state in initial.items()}
@@ -78,6 +80,12 @@ def on_problems(optimizer: type, settings: list[dict]) -> Iterator[Step]:
         if index == 0:
             yield on_problem(optimizer, options, square(), "square", Style(names="exporter"))
             yield on_problem(optimizer, options, classification(), "initializers", Style(states="initializers"))
+
+
+@kind("torch-muon")
+def torch_muon() -> Iterator[Step]:
+    for tag, options in (("default", {}), ("nesterov", {"nesterov": False, "weight_decay": 0.0})):
+        yield on_problem(torch.optim.Muon, options, square(), tag, Style(names="exporter"))
 
 
 for name, entry in OPTIMIZERS.items():
