@@ -14,7 +14,7 @@ from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.step_interface import VIEWS, Interface
 from graphscale.analysis.updates import Shares, find_terms
-from graphscale.graph.values import inputs_of, subgraphs
+from graphscale.graph.values import constant_tensor, inputs_of, subgraphs
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import has_trait
 
@@ -93,7 +93,8 @@ class Nearness:
 
     def _distance(self, output: ir.Value, value: ir.Value) -> int:
         if output not in self._known:
-            self._known[output] = {**dict.fromkeys(self._met(output), _MEETS), **self._find_distances(output)}
+            met = dict.fromkeys((*self._met(output), *self._along(output)), _MEETS)
+            self._known[output] = met | self._find_distances(output)
         found = self._known[output].get(value)
         if found is not None:
             # A step may hand the weights of the step before on, too.
@@ -138,3 +139,17 @@ class Nearness:
             for node in topology.consumers(view):
                 if node not in topology.contractions:
                     yield from (source_by_trait(each, VIEWS) for each in topology.operands(node))
+
+    def _along(self, output: ir.Value) -> Iterator[ir.Value]:
+        """Yield the inputs that are repeated along the axes that an output is reduced over: SM3 keeps such numbers."""
+        node = self._step.views(output)[-1].producer()
+        if node is None or not node.op_type.startswith("Reduce") or len(inputs := inputs_of(node)) < 2:
+            return
+        axes, shape = constant_tensor(inputs[1]), inputs[0].shape
+        if axes is None or not axes.dtype.is_integer() or shape is None:
+            return
+        over = {int(axis) % max(len(shape), 1) for axis in axes.numpy().flat}
+        rest = [1 if axis in over else dim for axis, dim in enumerate(shape)]
+        for value in self._step.topology.ancestors([inputs[0]]):
+            if value.shape is not None and [*value.shape] == rest:
+                yield source_by_trait(value, VIEWS)

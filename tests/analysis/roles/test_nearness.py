@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 
 from tests.analysis.roles.steps import roles_of, states, update_step
@@ -88,6 +89,19 @@ PROPOSALS = {
 def test_proposals(name: str) -> None:
     model, expected = PROPOSALS[name]
     assert roles_of(model) == {**states("w"), **expected}
+
+
+@pytest.mark.parametrize(("axis", "expected"), [("second", "a"), ("axes", "b"), ("last", "a")])
+def test_numbers_of_rows_and_columns(axis: str, expected: str) -> None:
+    """A number for each row is repeated along the columns that its next value is the largest of."""
+    text = f"c = Transpose(dw) @ dw + Min(Reshape(a, column), Reshape(b, row)); p = ReduceMax(c, {axis}, keepdims=0)"
+    model = update_step(
+        text,
+        "float[3] b, float[3] a" if expected == "a" else "float[3] a, float[3] b",
+        "float[3] p",
+        "int64[2] column = {3, 1}, int64[2] row = {1, 3}, int64[1] second = {1}, int64[1] last = {-1}",
+    )
+    assert roles_of(onnx.shape_inference.infer_shapes(model, data_prop=True))["p"] == f"next {expected}?"
 
 
 # Rates by a table that follow from a counter alone: new numbers, or what the step used.
