@@ -54,7 +54,7 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
         ):
             return False  # a sum that begins at stored zeros
         is_number = value.is_graph_input() and is_scalar(value) and is_float(value)
-        return always_holds(output, value) if is_number else not may_be_batch(step, output, value)
+        return _surely_holds(step, output, value) if is_number else not may_be_batch(step, output, value)
 
     def settle(found: _Candidates) -> None:
         step.settle(found, "depends on its own previous value", is_certain)
@@ -68,6 +68,18 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
                 o: choose(step, o, [*values, *_other_shares(step, o, values, among)]) for o, values in held.items()
             }
             settle({output: [value] for output, value in eliminate(shares) if value in held[output]})
+
+
+def _surely_holds(step: Interface, output: ir.Value, number: ir.Value) -> bool:
+    """Return whether an output holds a number on all its ways, or in a sum, and it is not the share of an average.
+
+    That multiplies a number without a role yet, and is subtracted from another one.
+    """
+    readers = [*step.topology.consumers(number)]
+    factors = {each for node in readers if node.op_type == "Mul" for each in inputs_of(node)} - {number}
+    is_subtracted = any(node.op_type == "Sub" and node.inputs[1] is number for node in readers)
+    is_share = is_subtracted and any(map(step.is_open, factors))
+    return always_holds(output, number) and not is_share
 
 
 def _takes_gradient(step: Interface, output: ir.Value) -> bool:
@@ -249,7 +261,7 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
             if any(view in step.doubtful for view in step.views(output)) or _multiplies(step, value, output):
                 return False
             if is_scalar(value) and is_float(value):
-                return always_holds(output, value)
+                return _surely_holds(step, output, value)
             if output in step.behind_gradients:
                 if step.is_ignored(value) and len(step.gradients_like(value)) > len(step.weights_like(value)):
                     return False  # a gradient may be its next value

@@ -14,7 +14,8 @@ from graphscale.analysis.roles.pairs import fitting_inputs, may_hold_state
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import LEAST_SHARE, NEXT_STATE, find_coefficients, same_type
-from graphscale.graph.values import is_float, is_known_zero, is_scalar
+from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
+from graphscale.graph.walks import reach
 
 __all__ = ["doubt_surplus", "propose"]
 
@@ -90,10 +91,11 @@ def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
     least = NEXT_STATE if is_alone else 0.0
     held = {value: c for value, c in step.held(output).items() if c >= least}
     shares = find_coefficients(output, sources, step.factors, least=0.0)
+    flags = {*reach([output], _flags_above)}
 
     def may_be_state(value: ir.Value) -> bool:
         if not is_float(output):
-            return is_alone or value in held
+            return is_alone or value in held or value in flags
         # Nothing reads a metric, and it has no axes; weights have some, be it one element long.
         is_read = bool(output.shape) or bool(output.uses())
         is_weight = value in step.topology.forward and output in step.behind_gradients
@@ -111,6 +113,12 @@ def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
         return likely[0] == 1, step.factors[value] != 1, likely, held.get(value, 0.0)  # counters add one
 
     return sorted(near, key=rank, reverse=True)
+
+
+def _flags_above(value: ir.Value) -> tuple[ir.Value, ...]:
+    """Return the flags that a flag is a combination of, by logic alone."""
+    node = value.producer()
+    return () if node is None or node.op_type not in ("And", "Or", "Xor", "Not", "Where") else inputs_of(node)
 
 
 def _sources(step: Interface, output: ir.Value) -> list[ir.Value]:

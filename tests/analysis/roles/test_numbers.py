@@ -26,6 +26,26 @@ STEPS = {
         update_step("n_next = n + unit; k_next = (k * Cast(n, to=1) + loss) / Cast(n_next, to=1)", "int64 n, float k"),
         states("w", "n", "k"),
     ),
+    "a stored mean by a share that is an input": (
+        update_step("k_next = k * mu + loss * (one - mu)", "float mu", constants="float k = {0.3}"),
+        {**states("w"), "k_next": "next mu?"},
+    ),
+    "a stored mean of zero by a share that is an input": (
+        update_step("k_next = k * mu + loss * (one - mu)", "float mu", constants="float k = {0}"),
+        {**states("w"), "k_next": "metric?"},
+    ),
+    "a stored flag, or another one": (
+        update_step("k_next = Or(k, Less(loss, rate))", constants="bool k = {0}"),
+        states("w", "k?"),
+    ),
+    "a stored flag among others": (
+        update_step("k_next = Not(Where(k, And(k, Less(loss, rate)), k))", constants="bool k = {0}"),
+        states("w", "k?"),
+    ),
+    "a flag behind a number that a stored flag chooses": (
+        update_step("far = Greater(Where(no, loss, rate), rate)", "", "bool far", "bool no = {0}"),
+        {**states("w"), "far": "metric"},
+    ),
     "a mean by a share that is an input": (
         update_step("k_next = k * (one - mu) + loss * mu", "float k, float mu"),
         states("w", "k"),
