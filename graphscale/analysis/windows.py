@@ -1,6 +1,6 @@
-"""Parts of values by position: what of an operand a part of a result is computed from.
+"""Windows: the elements of an operand behind some elements of a result, by position.
 
-Optimizers for many tensors at once stack or concatenate them, update the whole, and take it apart again.
+Optimizers for many tensors at once stack or concatenate them, update the whole, and split it again.
 """
 
 from __future__ import annotations
@@ -11,29 +11,28 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor, inputs_of
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Trait, attribute, has_trait
 
 __all__ = ["CUTS", "Window", "window_above"]
 
-# Operators whose output may be a stretch of their first operand.
+# Operators with a window of their first operand as output.
 CUTS = frozenset(("Slice", "Split", "Gather"))
 
-# The first element and the number of elements, in row-major order; None for all, or where it is unknown which.
+# The first element and the number of elements, in row-major order; None for all elements, or for unknown ones.
 Window = tuple[int, int] | None
 
 
 def window_above(node: ir.Node, value: ir.Value, operand: ir.Value, window: Window) -> tuple[bool, Window]:
-    """Return whether a part of a node's output is computed from an operand, and from what part of it.
+    """Return whether a node reads an operand for a window of its output, and the window of the operand.
 
     Args:
-        node: a node whose output is a sum of operands, element by element, or holds their elements.
-        value: the output.
-        operand: one of those operands.
-        window: the part of the output; it may begin before the first element, and end behind the last one.
+        node: an elementwise sum of operands, or a node that moves their elements.
+        value: its output.
+        operand: one of its operands.
+        window: of the output.
     """
-    size = _size(value)
     if node.op_type in CUTS:
-        start = _start(node, value)
+        size, start = _size(value), _start(node, value)
         if size is None or start is None:
             return True, None
         first, length = window or (0, size)
@@ -44,8 +43,8 @@ def window_above(node: ir.Node, value: ir.Value, operand: ir.Value, window: Wind
         start, size = _start_in_concat(node, value, operand), _size(operand)
         if size is None or start is None:
             return True, None
-        first, length = window[0] - start, window[1]
-        return first + length > 0 and first < size, (first, length)
+        first, end = max(window[0] - start, 0), min(sum(window) - start, size)
+        return first < end, (first, end - first)
     is_kept = has_trait(node, Trait.RESHAPE | Trait.CAST)
     is_kept = is_kept or (has_trait(node, Trait.ELEMENTWISE) and operand.shape == value.shape)
     return True, window if is_kept else None
@@ -61,16 +60,16 @@ def _product(dims: Sequence[int | ir.SymbolicDim]) -> int | None:
 
 
 def _start(node: ir.Node, value: ir.Value) -> int | None:
-    """Return where the output of a Slice, Split or Gather begins in its operand, if it is a stretch of it."""
+    """Return the first element of the window of the operand that a Slice, Split or Gather gives."""
     operand, *others = node.inputs
     if operand is None or operand.shape is None or (node.op_type != "Split" and not others):
         return None
     given = [None if each is None else _number(each) for each in others]
-    axis: int | None = _axis(node)
+    axis = attribute(node, "axis", 0)
     if node.op_type == "Gather":
         first = given[0]
     elif node.op_type == "Split":
-        first = _sum_before(node.outputs, value, _axis(node))
+        first = _sum_before(node.outputs, value, axis)
     else:
         ones = [given[i] if i < len(others) and others[i] is not None else default for i, default in ((2, 0), (3, 1))]
         axis, first = ones[0], given[0] if ones[1] == 1 else None
@@ -81,21 +80,16 @@ def _start(node: ir.Node, value: ir.Value) -> int | None:
 
 
 def _start_in_concat(node: ir.Node, value: ir.Value, operand: ir.Value) -> int | None:
-    """Return where an operand of a Concat begins in its output, if it is a stretch of it and there once."""
-    operands, axis = inputs_of(node), _axis(node)
+    """Return the first element of the window of a Concat's output with one operand, None for a repeated operand."""
+    operands, axis = inputs_of(node), attribute(node, "axis", 0)
     if value.shape is None or operands.count(operand) != 1:
         return None
     first, rest = _sum_before(operands, operand, axis), _rest(value.shape, axis)
     return None if first is None or rest is None else first * rest
 
 
-def _axis(node: ir.Node) -> int:
-    attribute = node.attributes.get("axis")
-    return 0 if attribute is None else attribute.as_int()
-
-
 def _rest(shape: ir.Shape, axis: int) -> int | None:
-    """Return how many elements follow each other at one place of an axis, if those of all its places do."""
+    """Return the number of adjacent elements at one index of an axis, None for an axis with others before it."""
     if not -len(shape) <= axis < len(shape):
         return None  # a damaged model
     axis %= len(shape)

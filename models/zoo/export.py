@@ -35,6 +35,8 @@ def write(step: Step, folder: Path) -> str:
     feeds = {name: feeds[name] for name in given}
     if step.style.runtime:
         model = styles.optimize_by_runtime(model, step.style.runtime)
+    if step.style.simplified:
+        model = styles.simplify(model)
     names = [value.name for value in model.graph.outputs]
     truth.check(given, names)
     if missing := set(truth.states.values()) - set(given) - set(model.graph.initializers):

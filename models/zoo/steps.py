@@ -106,7 +106,9 @@ class Style:
     optimize: bool = True
     opset: int = 20
     runtime: str = ""
-    """Rewritten by ONNX Runtime's own optimizer, `basic` or `extended`, or by `onnxsim`."""
+    """Rewritten by ONNX Runtime's own optimizer: `basic` or `extended`."""
+    simplified: bool = False
+    """Rewritten by onnxsim."""
     dynamic: bool = False
     """Keep the first dimension of the batch dynamic."""
 

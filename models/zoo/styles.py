@@ -55,13 +55,16 @@ def embed(model: ir.Model, states: Feeds, *, keep: bool) -> None:
             graph.initializers.add(value)
 
 
+def simplify(model: ir.Model) -> ir.Model:
+    """Return the model after onnxsim's optimizations; raise a ValueError if it computes other numbers."""
+    simplified, agrees = importlib.import_module("onnxsim").simplify(ir.to_proto(model))
+    if not agrees:
+        raise ValueError("the model computes other numbers after onnxsim")
+    return ir.from_proto(simplified)
+
+
 def optimize_by_runtime(model: ir.Model, level: str) -> ir.Model:
-    """Return the model as ONNX Runtime writes it after its optimizations of that level, or as onnxsim does."""
-    if level == "onnxsim":
-        simplified, agrees = importlib.import_module("onnxsim").simplify(ir.to_proto(model))
-        if not agrees:
-            raise ValueError("onnxsim's model computes something else")
-        return ir.from_proto(simplified)
+    """Return the model as ONNX Runtime writes it after its optimizations of that level."""
     with tempfile.TemporaryDirectory() as folder:
         before, after = Path(folder, "before.onnx"), Path(folder, "after.onnx")
         ir.save(model, before)

@@ -98,13 +98,13 @@ def _is_idle(model: onnx.ModelProto, entry: RoleEntry, state: str | None) -> boo
 
 
 def _exchange_idle(model: onnx.ModelProto, entries: Iterable[RoleEntry], states: dict[str, str]) -> bool:
-    """Return whether proposals exchange inputs of one type that no node reads: nothing tells them apart."""
+    """Return whether proposals only exchange unread inputs of one type: no evidence distinguishes them."""
     values = ir.convenience.create_value_mapping(ir.from_proto(model).graph)
 
-    def is_idle(name: str | None, like: str) -> bool:
+    def is_unread(name: str | None, like: str) -> bool:
         return name in values and not values[name].uses() and type_of(values[name]) == type_of(values[like])
 
-    return all(is_idle(entry.pair, entry.name) and is_idle(states.get(entry.name), entry.name) for entry in entries)
+    return all(is_unread(entry.pair, entry.name) and is_unread(states.get(entry.name), entry.name) for entry in entries)
 
 
 def _verdict(path: Path, model: onnx.ModelProto, roles: Any) -> str:
@@ -145,7 +145,7 @@ def _skips(
     states = {output: state for output, state in truth["states"].items() if output not in truth["kept"]}
     try:
         before = _run(model, feeds)
-    except Exception:  # A kernel refuses what follows from the NaN, such as an index, in the step without a scale, too.
+    except Exception:  # The runtime refuses the NaN in the unscaled step, too.
         return True
     after = _run(scaled, feeds)
     if after[_finite(scaled)]:

@@ -29,8 +29,8 @@ _Exchange = tuple[bool, str, str]
 def pairs_by_convention(step: Interface) -> list[Update]:
     """Return the pairs of open outputs that are named as all certain next values are.
 
-    Where few are certain, those that the graph alone proposes show the convention. A name that the graph contradicts,
-    since another output of the same convention is nearer to the input, is no evidence.
+    Where few pairs are certain, the pairs that the graph alone proposes show the convention. The graph contradicts a
+    name if another output of the same convention is nearer to the input; such a name is no evidence.
     """
     certain = [
         (output, assigned.pair)
@@ -60,19 +60,19 @@ def pairs_by_convention(step: Interface) -> list[Update]:
 
 
 def _nearest(step: Interface, pairs: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
-    """Return the pairs that the graph alone proposes for the outputs and inputs of some, whatever their order."""
+    """Return the nearest pairs among the outputs and inputs of some pairs, by the graph alone."""
     candidates = {output: [value for value in pairs.values() if same_type(output, value)] for output in pairs}
     turned = {output: values[::-1] for output, values in candidates.items()}
     nearness = Nearness(step, step.dependence(pairs.values()))
-    found = [nearness.assign(each, by_names=False) for each in (candidates, turned, dict(reversed(turned.items())))]
+    found = [nearness.assign(each, by_interface=False) for each in (candidates, turned, dict(reversed(turned.items())))]
     return {o: value for o, value in found[0].items() if all(each.get(o) is value for each in found)}
 
 
 def _predictions(step: Interface, values: Collection[ir.Value]) -> Callable[[ir.Value, ir.Value], bool]:
-    """Return the test whether an output is named as a next value, and may be a prediction of it.
+    """Return a test for outputs that may be predictions of a next value.
 
-    It is computed by contractions from a batch that the loss reads, has the rows of a batch, and no contraction lies
-    between it and the loss, unlike the hidden state of a network.
+    A prediction is computed by contractions from a batch that the loss reads, and has the rows of a batch. No
+    contraction lies between a prediction and the loss, unlike the hidden state of a network.
     """
     free = [value for value in step.graph.inputs if _is_free(step, value) and not is_scalar(value)]
     batches, dependence = [value for value in free if value not in values], step.dependence(free)

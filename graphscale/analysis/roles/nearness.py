@@ -45,20 +45,24 @@ class Nearness:
         self._known: dict[ir.Value, dict[ir.Value, int]] = {}
 
     def assign(
-        self, candidates: Mapping[ir.Value, Collection[ir.Value]], by_names: bool = True
+        self, candidates: Mapping[ir.Value, Collection[ir.Value]], by_interface: bool = True
     ) -> dict[ir.Value, ir.Value]:
         """Return pairs of outputs and inputs, the nearest first, each output and input once.
+
+        Args:
+            candidates: the inputs for each output.
+            by_interface: consider names and order too.
 
         Of pairs that are as near, that of the output that is as near to fewer inputs goes first, then one that stands
         between the same known pairs, then that of an input that the loss reads, or that fewer nodes read.
         """
         forward = self._step.topology.forward
-        edges = [(self._rank(o, v, by_names), o, v) for o, values in candidates.items() for v in values]
+        edges = [(self._rank(o, v, by_interface), o, v) for o, values in candidates.items() for v in values]
         alike = Counter((rank[:2], output) for rank, output, _ in edges)
 
         def order(edge: tuple[_Rank, ir.Value, ir.Value]) -> tuple[float, ...]:
             rank, output, value = edge
-            is_elsewhere = not by_names or self.between.get(output) is not value
+            is_elsewhere = not by_interface or self.between.get(output) is not value
             return *rank[:2], alike[rank[:2], output], is_elsewhere, value not in forward, len(value.uses()), *rank[2:]
 
         pairs: dict[ir.Value, ir.Value] = {}
@@ -71,7 +75,7 @@ class Nearness:
 
     @functools.cached_property
     def between(self) -> dict[ir.Value, ir.Value]:
-        """The inputs of outputs that stand between pairs, as many as inputs between theirs, in their order."""
+        """The open outputs and inputs between two known pairs, one by one, if both are equally many."""
         inputs, outputs = self._step.graph.inputs, self._step.graph.outputs
         places = {value: index for index, value in enumerate(inputs)}
         known = [
@@ -86,9 +90,9 @@ class Nearness:
             if last - first == behind - before
         }
 
-    def _rank(self, output: ir.Value, value: ir.Value, by_names: bool) -> _Rank:
+    def _rank(self, output: ir.Value, value: ir.Value, by_interface: bool) -> _Rank:
         """Return how far an output is from an input; the name of the input in that of the output goes before all."""
-        share, length = likeness(value, output) if by_names else (0.0, 0)
+        share, length = likeness(value, output) if by_interface else (0.0, 0)
         return -length if share == 1 else 0, self._distance(output, value), -share, -length
 
     def _distance(self, output: ir.Value, value: ir.Value) -> int:
@@ -141,7 +145,7 @@ class Nearness:
                     yield from (source_by_trait(each, VIEWS) for each in topology.operands(node))
 
     def _along(self, output: ir.Value) -> Iterator[ir.Value]:
-        """Yield the inputs that are repeated along the axes that an output is reduced over: SM3 keeps such numbers."""
+        """Yield the inputs repeated along the reduced axes of an output, as the moments of SM3 are."""
         node = self._step.views(output)[-1].producer()
         if node is None or not node.op_type.startswith("Reduce") or len(inputs := inputs_of(node)) < 2:
             return

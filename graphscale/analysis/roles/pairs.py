@@ -71,9 +71,9 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
 
 
 def _surely_holds(step: Interface, output: ir.Value, number: ir.Value) -> bool:
-    """Return whether an output holds a number on all its ways, or in a sum, and it is not the share of an average.
+    """Return whether an output holds a number on all its ways, or in a sum, other than as the share of an average.
 
-    That multiplies a number without a role yet, and is subtracted from another one.
+    A share multiplies a number without a role, and is subtracted from another number.
     """
     readers = [*step.topology.consumers(number)]
     factors = {each for node in readers if node.op_type == "Mul" for each in inputs_of(node)} - {number}

@@ -116,7 +116,7 @@ def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
 
 
 def _flags_above(value: ir.Value) -> tuple[ir.Value, ...]:
-    """Return the flags that a flag is a combination of, by logic alone."""
+    """Return the operands of a logical operator, none for another node."""
     node = value.producer()
     return () if node is None or node.op_type not in ("And", "Or", "Xor", "Not", "Where") else inputs_of(node)
 

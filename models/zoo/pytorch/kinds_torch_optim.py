@@ -12,7 +12,7 @@ from models.zoo.pytorch.problems import Problem, classification, regression, squ
 from models.zoo.pytorch.training import differentiate
 from models.zoo.steps import PLAIN, Arrays, Inputs, Outputs, Step, Style, kind
 
-# Adagrad, Adafactor, SparseAdam and LBFGS compute with Python's numbers, which no exporter traces: see `rules`.
+# No exporter traces Adagrad, Adafactor, SparseAdam and LBFGS: they compute with Python's numbers. `rules` has formulas.
 OPTIMIZERS = {
     "torch-sgd": (torch.optim.SGD, [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.01}]),
     "torch-adam": (torch.optim.Adam, [{}, {"amsgrad": True}, {"weight_decay": 0.01, "maximize": True}]),
@@ -25,8 +25,9 @@ OPTIMIZERS = {
     "torch-rprop": (torch.optim.Rprop, [{"step_sizes": (1e-6, 50.0)}]),
     "torch-asgd": (torch.optim.ASGD, [{}]),
 }
+# Settings of all optimizers that have them. Capturable ones keep their counters in tensors, as a graph needs; PyTorch
+# allows it on devices only.
 SETTINGS = {"capturable": True, "eps": 1e-6, "foreach": False}
-# Capturable optimizers keep their counters in tensors, which is what a graph needs; PyTorch allows it on devices only.
 for optimizer, _ in OPTIMIZERS.values():
     module = importlib.import_module(optimizer.__module__)
     if hasattr(module, "_get_capturable_supported_devices"):

@@ -7,7 +7,7 @@ import re
 import onnx
 import pytest
 
-from tests.analysis.roles.steps import MOMENTUM, evidence_of, roles_of, states, update_step
+from tests.analysis.roles.steps import MOMENTUM, evidence_of, hidden_state_step, roles_of, states, update_step
 from tests.build import linear_step, listed, ramp
 from tests.expressions import nodes
 
@@ -155,30 +155,23 @@ def test_a_prediction_of_the_next_batch_is_asked_about(prediction: str, asked: l
     assert sorted(name for name, role in roles_of(model).items() if role.endswith("?")) == asked
 
 
-@pytest.mark.parametrize(
-    ("loss", "mark"),
-    [
-        pytest.param("d = h_next @ head - t; loss = ReduceMean(d * d, keepdims=0)", "", id="hidden"),
-        pytest.param("d = h_next - t; loss = ReduceMean(d * d, keepdims=0)", "?", id="predicted"),
-    ],
-)
-def test_a_hidden_state_is_carried(loss: str, mark: str) -> None:
-    """The state of a recurrent network lies before its last contraction, and a prediction behind it."""
+def test_the_hidden_state_of_a_network_is_carried() -> None:
+    """A hidden state lies before the last contraction; `hidden_state_step` has a prediction behind it."""
     model = linear_step(
         nodes("w_next = w - dw * rate; r_next = r - (Transpose(h) @ dc) * rate"),
         inputs="float[4,3] w, float[3,3] r, float[8,3] h",
         outputs="float[4,3] w_next, float[3,3] r_next, float[8,3] h_next",
         constants=f"float rate = {{0.1}}, float one = {{1}}, float[3,3] head = {ramp(9)}",
-        forward=nodes(f"h_next = Tanh(x @ w + h @ r); {loss}"),
+        forward=nodes("h_next = Tanh(x @ w + h @ r); d = h_next @ head - t; loss = ReduceMean(d * d, keepdims=0)"),
         backward=nodes(
-            f"dh = d * two_over_n{' @ Transpose(head)' if 'head' in loss else ''};"
-            "dc = dh * (one - h_next * h_next); dw = Transpose(x) @ dc"
+            "dh = d * two_over_n @ Transpose(head); dc = dh * (one - h_next * h_next); dw = Transpose(x) @ dc"
         ),
     )
-    assert roles_of(model) == states("w", "r", f"h{mark}")
+    assert roles_of(model) == states("w", "r", "h")
+    assert roles_of(hidden_state_step()) == states("w", "r", "h?")
 
 
-# A weight that is an average of two others: the gradient is taken there.
+# The weight of the network is an average of two other states.
 AVERAGES = "z_next = z - dw * rate; a_next = a * p + z_next * q; w_next = z_next * p + a_next * q"
 
 

@@ -93,7 +93,7 @@ def test_proposals(name: str) -> None:
 
 @pytest.mark.parametrize(("axis", "expected"), [("second", "a"), ("axes", "b"), ("last", "a")])
 def test_numbers_of_rows_and_columns(axis: str, expected: str) -> None:
-    """A number for each row is repeated along the columns that its next value is the largest of."""
+    """The moments of rows are repeated along the columns, and reduced over them."""
     text = f"c = Transpose(dw) @ dw + Min(Reshape(a, column), Reshape(b, row)); p = ReduceMax(c, {axis}, keepdims=0)"
     model = update_step(
         text,
@@ -104,7 +104,7 @@ def test_numbers_of_rows_and_columns(axis: str, expected: str) -> None:
     assert roles_of(onnx.shape_inference.infer_shapes(model, data_prop=True))["p"] == f"next {expected}?"
 
 
-# Rates by a table that follow from a counter alone: new numbers, or what the step used.
+# Numbers computed from a counter alone: next values, or metrics.
 RATES = (
     "m_new = m * beta + dw; n_new = n + unit; p = Cast(n_new, to=1) * share; q = p * share; w_next = w - m_new * e * f"
 )
