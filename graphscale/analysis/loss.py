@@ -93,12 +93,17 @@ def _is_next(value: ir.Value, number: ir.Value, coefficient: float) -> bool:
     return any(operand is not None and operand.is_graph_output() for operand in node.inputs)
 
 
-def find_carried_number(graph: ir.Graph, loss: ir.Value) -> ir.Value | None:
+def find_carried_number(graph: ir.Graph, loss: ir.Value, may_be_stored: bool) -> ir.Value | None:
     """Find a number that a loss may be the next value of: a zero that it is added to, or one that it is averaged with.
 
     A running sum begins with a stored zero, and so does `sum` in Python.
+
+    Args:
+        graph: the main graph.
+        loss: the loss.
+        may_be_stored: whether state may be an initializer.
     """
-    values = (*graph.inputs, *graph.initializers.values())
+    values = (*graph.inputs, *(graph.initializers.values() if may_be_stored else ()))
     stored = (value for value in values if is_scalar(value) and not value.is_graph_input())
     added = {value for value in stored if any(node.op_type == "Add" for node, _ in value.uses())}
     zero = next((value for value in find_coefficients(loss, added) if is_known_zero(value)), None)

@@ -13,6 +13,7 @@ from graphscale.analysis.loss import find_carried_number
 from graphscale.analysis.loss_choice import LossCandidate, LossChoice
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.solve import Solver
+from graphscale.analysis.storage import may_store_state
 from graphscale.analysis.topology import Topology
 from graphscale.graph.values import constant_tensor, is_scalar
 from graphscale.operators import Kind, rule_of
@@ -166,7 +167,9 @@ def choose_attempt(
             how = "the likeliest, but no derivative " + (f"excludes {names}" if names else "proves it")
             return best, f"it is {how}", False
         best, how = tried[chosen], "the backward pass computes its derivatives"
-    carried = (find_carried_number(best.topology.graph, loss) for loss in best.topology.losses)
+    topology = best.topology
+    may_be_stored = may_store_state(topology, best.solver.plan.unscaled.keys())
+    carried = (find_carried_number(topology.graph, loss, may_be_stored) for loss in topology.losses)
     number = next((value for value in carried if value is not None), None)
     if number is not None:
         return best, f"it may be a running sum or average, and the next value of {number.name!r}", False

@@ -111,22 +111,28 @@ ZERO = "float nought = {0}, float share = {0.01}, float twice = {0.02}"
 PART = LINEAR.replace("loss =", "fit =")
 DECAYED = "w_next = w - (dw + w * twice) * rate"
 SUMS = {
-    "two losses": update_step(
-        forward=PART + nodes("loss = (nought + fit) + ReduceSum(w * w, keepdims=0) * share"),
-        outputs="float fit",
-        constants=ZERO,
-        update=DECAYED,
-    ),
-    "one loss": update_step(forward=PART + nodes("loss = nought + fit"), constants=ZERO),
+    "two losses": {
+        "forward": PART + nodes("loss = (nought + fit) + ReduceSum(w * w, keepdims=0) * share"),
+        "outputs": "float fit",
+        "update": DECAYED,
+    },
+    "one loss": {"forward": PART + nodes("loss = nought + fit")},
 }
 
 
 @pytest.mark.parametrize("name", SUMS)
 def test_a_loss_that_a_stored_zero_is_added_to_may_be_a_running_sum(name: str) -> None:
     """Python's `sum` begins with a zero, and so does an epoch."""
+    stored = update_step(constants=ZERO, stored=True, **SUMS[name])
     with pytest.raises(RolesError, match=r"'loss': loss\? it may be a running sum"):
-        gs.scale(SUMS[name])
-    assert gs.scale(SUMS[name], loss="loss").report.loss == "loss"
+        gs.scale(stored)
+    assert gs.scale(stored, loss="loss").report.loss == "loss"
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_loss_that_a_zero_is_added_to_beside_weights_that_are_fed(name: str) -> None:
+    """A file that is fed its weights is fed its sums, too."""
+    assert gs.scale(update_step(constants=ZERO, **SUMS[name])).report.loss == "loss"
 
 
 def test_a_running_sum_is_no_loss() -> None:

@@ -23,6 +23,7 @@ __all__ = ["doubt_surplus", "propose"]
 def propose(step: Interface) -> None:
     """Give each open output a role: certain where no input is left that it could replace, else a proposal."""
     possible = fitting_inputs(step, lambda value: may_hold_state(step, value))
+    may_be_stored = step.may_store_state
     doubted = _take_back(step)
     taken = [assigned.pair for assigned in doubted.values() if assigned.pair is not None]
     dependence = step.dependence([*itertools.chain(*possible.values()), *taken])
@@ -59,7 +60,7 @@ def propose(step: Interface) -> None:
                 reason = "and may be a batch that the network reads in this form"
             evidence = f"it has the type of {likely.name!r}, {reason}"
             step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
-        elif seeds := _numbers_below(step, output):
+        elif seeds := _numbers_below(step, output, may_be_stored):
             evidence = "it is computed from numbers in the graph alone"
             left = [value for value in seeds if value not in step.inputs]
             if left:
@@ -75,10 +76,11 @@ def propose(step: Interface) -> None:
             step.outputs[output] = Assigned(Role.METRIC, "no open input has its type")
 
 
-def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
+def _numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> list[ir.Value]:
     """Return the initializers that may hold a number that an output is the next value of, the likeliest first.
 
-    Counters, flags, averages, rates, weights of one element.
+    Counters, flags, averages, rates, weights of one element. Where no state is stored otherwise, a number that is added
+    to a metric is a constant.
     """
     node, sources = output.producer(), {*_sources(step, output)}
     if not is_scalar(output) or node is None:
@@ -101,6 +103,8 @@ def _numbers_below(step: Interface, output: ir.Value) -> list[ir.Value]:
         is_weight = value in step.topology.forward and output in step.behind_gradients
         if value is output or (step.factors[output] == step.factors[value] != 0 and not (is_read or is_weight)):
             return False  # a constant is added to a metric
+        if not (may_be_stored or is_weight or likeness(value, output)[0] == 1):
+            return value in held and (is_alone or (held[value] != 1 and not is_counted))
         if value in held or is_scheduled:
             return True
         return sums_with(output, value) and not 0 < abs(shares.get(value, 0.0)) <= LEAST_SHARE

@@ -81,6 +81,13 @@ class Interface:
         """The initializers that are flags."""
         return [value for value in self.graph.initializers.values() if value.dtype is ir.DataType.BOOL]
 
+    @property
+    def may_store_state(self) -> bool:
+        """True if initializers may be state: not where weights and all other known states have no values."""
+        known = [value for value, assigned in self.inputs.items() if assigned.pair is not None]
+        are_fed = not any(map(ir.Value.is_initializer, known))
+        return not are_fed or self.topology.forward.isdisjoint(known)
+
     # --- questions ------------------------------------------------------------------------------------------------
 
     def open_outputs(self) -> list[ir.Value]:

@@ -90,12 +90,13 @@ def slopes(
         loss_at: the loss as a function of the weight.
         here: the loss at the weight.
         weight: the weight, of the type to compute in.
-        direction: an array of its shape, not zero.
+        direction: an array of its shape; there is no slope where it is zero.
         limits: those of the type.
     """
-    if not direction.size:
+    if not direction.any():
         return
-    size, length = (float(np.sqrt(np.mean(np.square(array)))) for array in (weight, direction))
+    # The square of a small number is zero in float32.
+    size, length = (float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))) for array in (weight, direction))
     for step in limits.steps:
         move = np.asarray(direction * (step * (size or _SMALL) / length)).astype(weight.dtype)
         distance = step * (size or _SMALL) / length

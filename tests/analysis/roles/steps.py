@@ -9,7 +9,7 @@ import onnx
 
 import graphscale as gs
 from graphscale.analysis.roles.role_table import RoleTable
-from tests.build import LINEAR, linear_step, listed
+from tests.build import LINEAR, linear_step, listed, ramp
 from tests.expressions import nodes
 
 SGD = "u = dw * rate; w_next = w - u\n"
@@ -32,6 +32,7 @@ def update_step(
     *,
     update: str = SGD,
     control: str = "",
+    stored: bool = False,
     **more: Any,
 ) -> onnx.ModelProto:
     """A step of a linear map with its weight `w` updated; `name_next`, where it is computed, is an output.
@@ -43,10 +44,15 @@ def update_step(
         constants: initializers beside those of `CONSTANTS`; one without a value declares the type of a value.
         update: the update, as `text`.
         control: nodes behind `text`, in ONNX's text form.
+        stored: make the weight an initializer, and no input.
         more: other arguments of `linear_step`.
     """
     written = nodes(update + text) + control
-    inputs = listed("float[4,3] w", inputs)
+    weight = "float[4,3] w"
+    if stored:
+        constants = listed(f"{weight} = {ramp(12)}", constants)
+    else:
+        inputs = listed(weight, inputs)
     states = re.findall(r"(\w+(?:\[[\d,]+\])?) (\w+)", f"{inputs}, {constants}")
     following = [f"{dtype} {name}_next" for dtype, name in states if re.search(rf"\b{name}_next\b.* = ", written)]
     # An initializer that nothing reads may be state that an output replaces.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analysis.roles.steps import SGD, roles_of, states, update_step
+from tests.analysis.roles.steps import MOMENTUM, SGD, roles_of, states, update_step
+from tests.build import numbers
 from tests.expressions import nodes
 
 RATE = "lr = start * Pow(decay, Cast(n_next, to=1))"
@@ -21,11 +22,11 @@ STEPS = {
     # --- schedules
     # Named `rate`, one of the numbers that it does not follow from would be likelier.
     "a rate by a formula": (
-        update_step(COUNTED.replace("lr =", "rate_now ="), "int64 n", "float rate_now", NUMBERS),
+        update_step(COUNTED.replace("lr =", "rate_now ="), "int64 n", "float rate_now", NUMBERS, stored=True),
         {**states("w", "n"), "rate_now": "next decay?"},
     ),
     "a rate by a formula, named after a whole number": (
-        update_step(COUNTED.replace("lr =", "unit_rate ="), "int64 n", "float unit_rate", NUMBERS),
+        update_step(COUNTED.replace("lr =", "unit_rate ="), "int64 n", "float unit_rate", NUMBERS, stored=True),
         {**states("w", "n"), "unit_rate": "next decay?"},
     ),
     "a rate by a table": (
@@ -45,8 +46,35 @@ STEPS = {
         {**states("w", "n"), "planned": "metric?"},
     ),
     "a rate by a counter beside a gain": (
-        update_step("n_next = n + unit; lr = Cast(n, to=1) * rate", "int64 n, float k", "float lr", **GAIN),
+        update_step(
+            "n_next = n + unit; lr = Cast(n, to=1) * rate", "int64 n, float k", "float lr", stored=True, **GAIN
+        ),
         {**states("w", "n"), "lr": "next rate?"},
+    ),
+    # --- constants beside weights that are inputs
+    "a rate by a formula beside a weight that is fed": (
+        update_step(COUNTED, "int64 n", "float lr", NUMBERS),
+        {**states("w", "n"), "lr": "metric"},
+    ),
+    "a rate by a formula beside a moment that is stored": (
+        update_step(COUNTED, "int64 n", "float lr", f"{NUMBERS}, float[4,3] m = {numbers(12)}", update=MOMENTUM),
+        {**states("w", "m", "n"), "lr": "next decay?"},
+    ),
+    "one less a score": (
+        update_step("score = ReduceMean(y, keepdims=0); other = one - score", outputs="float other"),
+        {**states("w"), "other": "metric"},
+    ),
+    "a rate that one number alone gives": (
+        update_step("lr = k * low", outputs="float lr", constants="float k = {0.5}, float low = {0.9}"),
+        {**states("w"), "lr": "next k?"},
+    ),
+    "an average with a number": (
+        update_step(
+            "mean = k * high + loss * low",
+            outputs="float mean",
+            constants="float k = {0}, float high = {0.9}, float low = {0.1}",
+        ),
+        {**states("w"), "mean": "next k?"},
     ),
     # --- stored numbers
     "a number that shrinks or begins at a norm": (
@@ -64,6 +92,7 @@ STEPS = {
             "int64 n",
             "float mean",
             "float k = {0}",
+            stored=True,
         ),
         {**states("w", "n"), "mean": "next k?"},
     ),
@@ -111,6 +140,7 @@ STEPS = {
             "int64 n",
             "float start_lr",
             "float decay_rate = {0.9}, float start_rate = {0.5}",
+            stored=True,
         ),
         {**states("w", "n"), "start_lr": "next start_rate?"},
     ),

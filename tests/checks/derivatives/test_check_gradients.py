@@ -14,7 +14,7 @@ import pytest
 import graphscale as gs
 from graphscale.checks.derivatives import gradient_bench
 from graphscale.errors import AlreadyScaledError, VerifyError
-from tests.build import BACKWARD, FORWARD, LINEAR, LINEAR_BACKWARD, linear_step, step
+from tests.build import BACKWARD, FORWARD, LINEAR, LINEAR_BACKWARD, feeds_for, linear_step, step
 from tests.conftest import HAS_TRAINING, MODEL_NAMES, MODELS, load_example
 
 SGD = "u1 = Mul(dw1, rate) w1_next = Sub(w1, u1) u2 = Mul(dw2, rate) w2_next = Sub(w2, u2)"
@@ -64,6 +64,13 @@ def test_models(name: str) -> None:
     assert {k: v for k, v in others.items() if v == "disagrees"} == DISAGREES.get(name, {})
     assert len(found.weights) == found.count("agrees") + len(others) > len(others)
     assert found.dtype == ("float64" if name.partition("/")[0] != "ort" or "regression" in name else "float32")
+
+
+def test_a_gradient_whose_square_underflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_float32(monkeypatch)
+    feeds = feeds_for(step())
+    found = gs.check_gradients(step(), {**feeds, "x": feeds["x"] * np.float32(1e-25)})
+    assert verdicts(found) == {"w1": "agrees", "w2": "agrees"}
 
 
 RIGHT = {
