@@ -2,67 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.coverage import Coverage
+from graphscale.analysis.attempt import Attempt
 from graphscale.analysis.loss import find_carried_number
 from graphscale.analysis.loss_choice import LossCandidate, LossChoice
 from graphscale.analysis.roles.answers import Answers
-from graphscale.analysis.solve import Solver
 from graphscale.analysis.storage import may_store_state
 from graphscale.analysis.topology import Topology
 from graphscale.graph.values import constant_tensor, is_scalar
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["Attempt", "choose_attempt"]
+__all__ = ["choose_attempt"]
 
 # The first parts of the evidence exclude a candidate, the others make one likelier.
 _EXCLUDING = 2
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Attempt:
-    """A candidate for the loss, with the places of the scale that follow from it."""
-
-    topology: Topology
-    solver: Solver
-    coverage: Coverage
-
-    @functools.cached_property
-    def reached(self) -> Set[ir.Value]:
-        """The values that depend on a place where the scale enters."""
-        plan = self.solver.plan
-        return self.topology.descendants(plan.scaled_values, {use.node for use in plan.scaled_edges})
-
-    @functools.cached_property
-    def misfits(self) -> int:
-        """The number of values to unscale that are no gradient of any state: a wrong choice unscales activations."""
-        forced = (each.value for each in self.solver.plan.unscaled.values() if each.reason is not None)
-        return sum(not (is_scalar(value) or self.topology.may_be_state(value)) for value in forced)
-
-    @functools.cached_property
-    def differentiates_all(self) -> bool:
-        """True if cotangents depend, for each of several losses, on values that are computed for it alone."""
-        above = [{v for v in self.topology.ancestors([loss]) if v.producer()} for loss in self.topology.losses]
-        return all(
-            any(v in self.solver.live for v in own.difference(*(a for a in above if a is not own))) for own in above
-        )
-
-    @functools.cached_property
-    def begins_with_constants(self) -> bool:
-        """True if the scale enters at constants alone."""
-        return all(constant_tensor(place.value) is not None for place in self.solver.plan.places)
-
-    def is_gradient_of(self, other: Attempt) -> bool:
-        """Return whether the loss of this choice scales with that of another one, and not the other way round."""
-        mine, others = self.topology.loss, other.topology.loss
-        scaled = other.solver.plan.values.get(mine, 0) == 1 and self.solver.plan.values.get(others, 0) == 0
-        seeded = other.begins_with_constants and not self.begins_with_constants
-        return scaled and seeded and not other.misfits and others not in self.topology.forward
 
 
 def _evidence(attempt: Attempt, attempts: Sequence[Attempt]) -> tuple[int, ...]:
@@ -143,10 +99,12 @@ def choose_attempt(
     best, *others = sorted(attempts, key=lambda a: ranks[a], reverse=True)
     if answers.losses:
         return best, answers.evidence(best.topology.loss.name), True
-    rivals = [best, *(a for a in others if ranks[a][:_EXCLUDING] == ranks[best][:_EXCLUDING])]
-    topology = best.topology
+    rivals: Sequence[Attempt] = [best, *(a for a in others if ranks[a][:_EXCLUDING] == ranks[best][:_EXCLUDING])]
+    rivals = _leave_excluded(rivals)
+    best, topology = rivals[0], rivals[0].topology
     alike = {*topology.losses, *topology.anew}
     parts = [v for v, is_metric in failed.items() if v not in alike and (not is_metric or v in topology.forward)]
+    parts = [value for value in parts if len(rivals) > 1 or not best.excludes_value(value)]
     how = "the scalar output that the backward pass differentiates"
     if len(rivals) > 1 or parts:
         tried = {_candidate(a): a for a in rivals}
@@ -176,9 +134,19 @@ def choose_attempt(
     return best, how, True
 
 
+def _leave_excluded(rivals: Sequence[Attempt]) -> Sequence[Attempt]:
+    """Return the candidates that none excludes, if these exclude all others."""
+    excluding = {rival: [a for a in rivals if a is not rival and a.excludes(rival)] for rival in rivals}
+    left = [rival for rival, others in excluding.items() if not others]
+    excluded = (others for others in excluding.values() if others)
+    return left if left and all(any(a in left for a in others) for others in excluded) else rivals
+
+
 def _candidate(attempt: Attempt) -> LossCandidate:
-    plan = attempt.solver.plan
-    return LossCandidate(attempt.topology.losses, (*plan.unscaled.values(),), plan.values.keys())
+    solver, plan = attempt.solver, attempt.solver.plan
+    # A factor of a cotangent that is unscaled for one reader is no gradient.
+    ends = (each for each in plan.unscaled.values() if each.everywhere or each.output or each.value not in solver.live)
+    return LossCandidate(attempt.topology.losses, (*ends,), plan.values.keys())
 
 
 def _join_likeliest(rivals: Sequence[Attempt], join: Callable[[Sequence[ir.Value]], Attempt | None]) -> Attempt:

@@ -8,13 +8,14 @@ from collections.abc import Collection, Mapping, Sequence, Set
 
 import onnx_ir as ir
 
+from graphscale.analysis.attempt import Attempt
 from graphscale.analysis.bodies import Unrolled, unroll_bodies
 from graphscale.analysis.coverage import measure_coverage
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.elementwise_gradients import find_gradient_like_values
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
-from graphscale.analysis.loss_evidence import Attempt, choose_attempt
+from graphscale.analysis.loss_evidence import choose_attempt
 from graphscale.analysis.optimizer_contractions import OptimizerContractions
 from graphscale.analysis.recomputed import is_copy
 from graphscale.analysis.roles.answers import Answers, ask

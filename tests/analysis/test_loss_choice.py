@@ -58,7 +58,6 @@ MEAN_RESIDUAL = linear_step(nodes("mean = ReduceMean(d, keepdims=0)"), outputs="
     [
         pytest.param(REPORTED, "fit", id="reported total"),
         pytest.param(DIFFERENTIATED, "loss", id="differentiated total"),
-        pytest.param(ROOT, "loss", id="root"),
         pytest.param(PERPLEXITY, "loss", id="perplexity"),
         pytest.param(STRAIGHT_THROUGH, "loss", id="most gradients agree"),
         pytest.param(DECAYED_WEIGHT, "loss", id="weight decay"),
@@ -77,13 +76,13 @@ def test_the_derivative_decides(model: onnx.ModelProto, loss: str) -> None:
 @pytest.mark.usefixtures("no_runtime")
 def test_without_something_to_run_the_graph_the_loss_is_asked_about() -> None:
     assert gs.inspect(REPORTED).loss == "loss", "which is wrong, but a proposal"
-    with pytest.raises(RolesError, match=r"'loss': loss\? it is the likeliest, but no derivative excludes 'mse'"):
-        gs.scale(ROOT)
-    report = gs.inspect(ROOT)
+    with pytest.raises(RolesError, match=r"'loss': loss\? it is the likeliest, but no derivative excludes 'fit'"):
+        gs.scale(DIFFERENTIATED)
+    report = gs.inspect(DIFFERENTIATED)
     assert [(entry.name, entry.role) for entry in report.roles if not entry.certain] == [("loss", "loss")]
     proposal = json.loads(roles_file(report.roles))
-    assert gs.scale(ROOT, roles=proposal).report.loss == "loss"
-    assert gs.scale(ROOT, loss="loss").report.loss_found == "named"
+    assert gs.scale(DIFFERENTIATED, roles=proposal).report.loss == "loss"
+    assert gs.scale(DIFFERENTIATED, loss="loss").report.loss_found == "named"
 
 
 NORM = step(

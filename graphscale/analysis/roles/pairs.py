@@ -50,7 +50,8 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
     def is_certain(output: ir.Value, value: ir.Value) -> bool:
         held = step.held(output)
         if step.is_ignored(value) and any(
-            is_known_zero(v) and same_type(output, v) and c == held.get(value) for v, c in held.items()
+            step.is_open(v) and is_known_zero(v) and same_type(output, v) and c == held.get(value)
+            for v, c in held.items()
         ):
             return False  # a sum that begins at stored zeros
         is_number = value.is_graph_input() and is_scalar(value) and is_float(value)
@@ -64,9 +65,7 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
         for choose in (_keep_all, _handed_on):
             held = candidates(step.held, least)
             # Beside a share that is computed, any other one may be the larger.
-            shares = {
-                o: choose(step, o, [*values, *_other_shares(step, o, values, among)]) for o, values in held.items()
-            }
+            shares = {o: choose(step, o, [*values, *_other_shares(step, o, values)]) for o, values in held.items()}
             settle({output: [value] for output, value in eliminate(shares) if value in held[output]})
 
 
@@ -109,11 +108,11 @@ def _keep_all(step: Interface, output: ir.Value, values: list[ir.Value]) -> list
     return values
 
 
-def _other_shares(step: Interface, output: ir.Value, values: list[ir.Value], among: _Test) -> list[ir.Value]:
+def _other_shares(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
     """Return the other open inputs of an output's type that it holds a share of, whose size is unknown."""
     if is_scalar(output):
         return []
-    found = [value for value in step.held_possibly(output) if value not in values and among(value)]
+    found = [value for value in step.held_possibly(output) if value not in values]
     return [value for value in found if step.is_open(value) and same_type(output, value)]
 
 

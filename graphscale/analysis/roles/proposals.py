@@ -12,10 +12,10 @@ from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.nearness import Nearness
 from graphscale.analysis.roles.pairs import fitting_inputs, may_hold_state
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.roles.step_interface import Interface
-from graphscale.analysis.updates import LEAST_SHARE, NEXT_STATE, find_coefficients, same_type
+from graphscale.analysis.roles.step_interface import VIEWS, Interface
+from graphscale.analysis.updates import LEAST_SHARE, NEXT_STATE, find_coefficients, same_type, type_of
 from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
-from graphscale.graph.walks import reach
+from graphscale.graph.walks import reach, source_by_trait
 
 __all__ = ["doubt_surplus", "propose"]
 
@@ -27,7 +27,11 @@ def propose(step: Interface) -> None:
     doubted = _take_back(step)
     taken = [assigned.pair for assigned in doubted.values() if assigned.pair is not None]
     dependence = step.dependence([*itertools.chain(*possible.values()), *taken])
-    fitting = {o: [v for v in values if _may_replace(step, o, v, dependence)] for o, values in possible.items()}
+    shifted = {type_of(output) for output in (*possible, *doubted) if step.may_be_shifted(output)}
+    fitting = {
+        o: [v for v in values if type_of(o) in shifted or _may_replace(step, o, v, dependence)]
+        for o, values in possible.items()
+    }
     fitting |= {o: [v for v in step.open_inputs_like(o) if may_hold_state(step, v)] for o in doubted}
     nearness = Nearness(step, dependence)
 
@@ -105,7 +109,9 @@ def _numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> li
             return False  # a constant is added to a metric
         if not (may_be_stored or is_weight or likeness(value, output)[0] == 1):
             return value in held and (is_alone or (held[value] != 1 and not is_counted))
-        if value in held or is_scheduled:
+        if value in held or (is_weight and output.shape):
+            return True
+        if is_scheduled and value in step.held_possibly(output):
             return True
         return sums_with(output, value) and not 0 < abs(shares.get(value, 0.0)) <= LEAST_SHARE
 
@@ -169,6 +175,8 @@ def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence:
         if output in step.topology.forward:
             return False
         return output in step.behind_gradients or not (step.factors[value] or is_known_zero(value))
+    if output in step.behind_gradients and _scales_integers(step, value):
+        return True
     if is_scalar(value) and is_float(value):
         # A metric reads a batch; a number that follows from numbers may be a schedule's.
         return step.is_ignored(value) and all(is_scalar(v) for v in _sources(step, output) if v.is_graph_input())
@@ -176,6 +184,13 @@ def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence:
         return True
     # An input that enters behind the last contraction is a target or the like.
     return not step.topology.late_inputs(value) and is_float(value)
+
+
+def _scales_integers(step: Interface, value: ir.Value) -> bool:
+    """Return whether an input is a factor or divisor of an integer state, as that of a quantized moment is."""
+    products = (node for node in step.topology.consumers(value) if node.op_type in ("Mul", "Div"))
+    sources = {source_by_trait(operand, VIEWS) for node in products for operand in inputs_of(node)} - {value}
+    return any(source in step.inputs and step.inputs[source].pair and not is_float(source) for source in sources)
 
 
 def _reads_master(step: Interface, output: ir.Value) -> bool:

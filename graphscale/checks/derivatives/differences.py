@@ -90,13 +90,12 @@ def slopes(
         loss_at: the loss as a function of the weight.
         here: the loss at the weight.
         weight: the weight, of the type to compute in.
-        direction: an array of its shape; there is no slope where it is zero.
+        direction: an array of its shape; there is no slope where it is zero or not finite.
         limits: those of the type.
     """
-    if not direction.any():
+    if not (direction.any() and np.isfinite(direction).all()):
         return
-    # The square of a small number is zero in float32.
-    size, length = (float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))) for array in (weight, direction))
+    size, length = _root_mean_square(weight), _root_mean_square(direction)
     for step in limits.steps:
         move = np.asarray(direction * (step * (size or _SMALL) / length)).astype(weight.dtype)
         distance = step * (size or _SMALL) / length
@@ -105,6 +104,12 @@ def slopes(
             noise = limits.rounding * max(abs(up), abs(down)) / distance
             right, left = (up - here) / distance, (here - down) / distance
             yield Slopes(distance, (up - down) / (2 * distance), right, left, noise)
+
+
+def _root_mean_square(array: _Array) -> float:
+    """Return the length of an array for one element; the squares of small numbers underflow."""
+    largest = float(np.abs(array).max())
+    return largest * float(np.sqrt(np.mean(np.square(array / (largest or 1.0)))))
 
 
 def compare(

@@ -1,0 +1,127 @@
+"""A candidate for the loss, with the places of the scale that follow from it, and what it excludes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Set
+
+import onnx_ir as ir
+
+from graphscale.analysis.coverage import Coverage
+from graphscale.analysis.solve import Solver
+from graphscale.analysis.topology import Topology
+from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
+from graphscale.graph.walks import ancestors
+from graphscale.operators import Kind, Trait, has_trait, rule_of
+
+__all__ = ["Attempt"]
+
+# Operators whose derivative depends on what they read, though their result scales with it.
+_KINKED = frozenset(("Abs", "Relu", "LeakyRelu", "PRelu", "Max", "Min", "Clip", "ReduceMax", "ReduceMin"))
+_KINKED |= {"ReduceL1", "ReduceL2"}
+# Operators that hand one number on.
+_NUMBER = Trait.VIEW | Trait.REDUCTION
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attempt:
+    """A candidate for the loss, with the places of the scale that follow from it."""
+
+    topology: Topology
+    solver: Solver
+    coverage: Coverage
+
+    @functools.cached_property
+    def reached(self) -> Set[ir.Value]:
+        """The values that depend on a place where the scale enters."""
+        plan = self.solver.plan
+        return self.topology.descendants(plan.scaled_values, {use.node for use in plan.scaled_edges})
+
+    @functools.cached_property
+    def misfits(self) -> int:
+        """The number of values to unscale that are no gradient of any state: a wrong choice unscales activations."""
+        forced = (each.value for each in self.solver.plan.unscaled.values() if each.reason is not None)
+        return sum(not (is_scalar(value) or self.topology.may_be_state(value)) for value in forced)
+
+    @functools.cached_property
+    def differentiates_all(self) -> bool:
+        """True if cotangents depend, for each of several losses, on values that are computed for it alone."""
+        above = [{v for v in self.topology.ancestors([loss]) if v.producer()} for loss in self.topology.losses]
+        return all(
+            any(v in self.solver.live for v in own.difference(*(a for a in above if a is not own))) for own in above
+        )
+
+    @functools.cached_property
+    def begins_with_constants(self) -> bool:
+        """True if the scale enters at constants alone."""
+        return all(constant_tensor(place.value) is not None for place in self.solver.plan.places)
+
+    def is_gradient_of(self, other: Attempt) -> bool:
+        """Return whether the loss of this choice scales with that of another one, and not the other way round."""
+        mine, others = self.topology.loss, other.topology.loss
+        scaled = other.solver.plan.values.get(mine, 0) == 1 and self.solver.plan.values.get(others, 0) == 0
+        seeded = other.begins_with_constants and not self.begins_with_constants
+        return scaled and seeded and not other.misfits and others not in self.topology.forward
+
+    def excludes(self, other: Attempt) -> bool:
+        """Return whether another candidate is no loss, if the loss of this one is.
+
+        It is a metric of the gradients, whose own choice protects nothing; or what `excludes_value` says of it.
+        """
+        loss, coverage = other.topology.loss, self.coverage
+        if loss in self.reached and coverage.covered and not (other.coverage.covered or coverage.missed):
+            return not self.misfits
+        if self.topology.loss in other.reached or any(v in other.solver.live for v in self._apart(loss)[1]):
+            return False
+        return self.excludes_value(loss)
+
+    def excludes_value(self, value: ir.Value) -> bool:
+        """Return whether a value is no loss, if the loss of this choice is.
+
+        It is the loss plus numbers; or a part of the loss, where the backward pass reads values that another part is
+        computed from; or a non-linear function of values that no cotangent depends on.
+        """
+        topology, live = self.topology, self.solver.live
+        if _adds_numbers(value, topology.loss):
+            return True
+        mine, others = self._apart(value)
+        if not any(v in live and v in topology.activation_dependent for v in mine):
+            return False
+        return value in topology.forward or (not any(v in live for v in others) and _is_nonlinear(topology, others))
+
+    def _apart(self, value: ir.Value) -> tuple[set[ir.Value], set[ir.Value]]:
+        """Return the values that the loss alone is computed from, and those that another value alone is."""
+        forward, again = self.topology.forward, self.topology.recomputed
+        above = self.topology.ancestors([value])
+        return {v for v in forward if again.get(v, v) not in above}, {v for v in above if v not in forward}
+
+
+def _adds_numbers(value: ir.Value, loss: ir.Value) -> bool:
+    """Return whether a value is a sum of a loss and numbers that follow from numbers alone."""
+    while value is not loss:
+        node = value.producer()
+        if node is None or not (node.op_type == "Add" or has_trait(node, _NUMBER)):
+            return False
+        above = {operand: ancestors([operand]) for operand in inputs_of(node)}
+        ahead = [operand for operand, values in above.items() if loss in values]
+        if len(ahead) != 1 or not all(is_scalar(v) for o, values in above.items() if o not in ahead for v in values):
+            return False
+        value = ahead[0]
+    return True
+
+
+def _is_nonlinear(topology: Topology, values: Set[ir.Value]) -> bool:
+    """Return whether some of the values are non-linear functions of others, but for what depends on no activation."""
+    activations = topology.descendants(topology.activation_dependent)
+    nodes = (node for node in topology.nodes if node.outputs[0] in values)
+    return any(_bends(topology, node, values, activations) for node in nodes)
+
+
+def _bends(topology: Topology, node: ir.Node, values: Set[ir.Value], activations: Set[ir.Value]) -> bool:
+    rule = rule_of(node)
+    read = [value for value in topology.operands(node) if value in activations]
+    if rule is None or not read or not all(value in values for value in read):
+        return False
+    is_product = rule.kind in (Kind.PRODUCT, Kind.QUOTIENT) and len(read) > 1
+    return rule.kind is Kind.NONLINEAR or is_product or node.op_type in _KINKED
