@@ -95,7 +95,7 @@ def _bind(loss_scale: LossScale, graph: ir.Graph | ir.Model, target: str) -> Bou
     return BoundLossScale(loss_scale, graph, target)
 
 
-def _choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join) -> LossCandidate | None:
+def _choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join) -> tuple[LossCandidate | None, bool]:
     """Choose between losses by running the graph, which the analysis leaves to the package: it needs no runtime."""
     from graphscale.checks.derivatives.choose_loss import choose_loss
 

@@ -72,23 +72,37 @@ class Attempt:
         loss, coverage = other.topology.loss, self.coverage
         if loss in self.reached and coverage.covered and not (other.coverage.covered or coverage.missed):
             return not self.misfits
-        if self.topology.loss in other.reached or any(v in other.solver.live for v in self._apart(loss)[1]):
+        if self._may_be_metric_of(other) or any(v in other.solver.live for v in self._apart(loss)[1]):
             return False
         return self.excludes_value(loss)
+
+    def _may_be_metric_of(self, other: Attempt) -> bool:
+        """Return whether the loss may be a metric of the gradients of another candidate.
+
+        It depends on the places of the other's scale, be these not values that a total is computed from.
+        """
+        return self.topology.loss in other.reached and not (
+            self.begins_with_constants and not other.begins_with_constants
+        )
 
     def excludes_value(self, value: ir.Value) -> bool:
         """Return whether a value is no loss, if the loss of this choice is.
 
-        It is the loss plus numbers; or a part of the loss, where the backward pass reads values that another part is
-        computed from; or a non-linear function of values that no cotangent depends on.
+        It is the loss plus numbers, or a non-linear function of values that no cotangent depends on.
         """
-        topology, live = self.topology, self.solver.live
-        if _adds_numbers(value, topology.loss):
+        if _adds_numbers(value, self.topology.loss):
             return True
         mine, others = self._apart(value)
-        if not any(v in live and v in topology.activation_dependent for v in mine):
-            return False
-        return value in topology.forward or (not any(v in live for v in others) and _is_nonlinear(topology, others))
+        is_used = self._differentiates(mine) and not any(v in self.solver.live for v in others)
+        return is_used and _is_nonlinear(self.topology, others)
+
+    def contains(self, value: ir.Value) -> bool:
+        """Return whether a value is a part of the loss, and cotangents depend on what another part is computed from."""
+        return value in self.topology.forward and self._differentiates(self._apart(value)[0])
+
+    def _differentiates(self, values: set[ir.Value]) -> bool:
+        live, activations = self.solver.live, self.topology.activation_dependent
+        return any(value in live and value in activations for value in values)
 
     def _apart(self, value: ir.Value) -> tuple[set[ir.Value], set[ir.Value]]:
         """Return the values that the loss alone is computed from, and those that another value alone is."""

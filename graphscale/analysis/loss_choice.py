@@ -40,10 +40,10 @@ class LossChoice:
     """The way to choose between losses.
 
     Attributes:
-        choose: returns the first candidate whose gradients in a graph are its derivatives; None where none is known to
-            have such gradients, or nothing can run the graph.
+        choose: returns the first candidate whose gradients in a graph are its derivatives, None where none is known to
+            have such gradients; and whether something ran the graph.
     """
 
-    choose: Callable[[ir.Graph, Sequence[LossCandidate], Join], LossCandidate | None] = staticmethod(
-        lambda graph, candidates, join: None
+    choose: Callable[[ir.Graph, Sequence[LossCandidate], Join], tuple[LossCandidate | None, bool]] = staticmethod(
+        lambda graph, candidates, join: (None, False)
     )

@@ -117,14 +117,21 @@ def choose_attempt(
             return candidate
 
         refused = [LossCandidate((v,), (), ()) for v in parts if not failed[v]]
-        chosen = None if graph is None else LossChoice.choose(graph, [*tried, *refused], join_candidates)
-        if chosen is None:
+        chosen, has_run = (
+            (None, False) if graph is None else LossChoice.choose(graph, [*tried, *refused], join_candidates)
+        )
+        total = _find_total(rivals, parts) if chosen is None and has_run else None
+        if total is not None:
+            # Derivatives that are stopped somewhere are those of no output.
+            best, how = total, "the backward pass reads values of all its parts"
+        elif chosen is None:
             best = _join_likeliest(rivals, join)
             excluded = (a.topology.loss for a in rivals if a.topology.loss not in best.topology.losses)
             names = ", ".join(repr(value.name) for value in (*excluded, *parts))
             how = "the likeliest, but no derivative " + (f"excludes {names}" if names else "proves it")
             return best, f"it is {how}", False
-        best, how = tried[chosen], "the backward pass computes its derivatives"
+        else:
+            best, how = tried[chosen], "the backward pass computes its derivatives"
     topology = best.topology
     may_be_stored = may_store_state(topology, best.solver.plan.unscaled.keys())
     carried = (find_carried_number(topology.graph, loss, may_be_stored) for loss in topology.losses)
@@ -132,6 +139,13 @@ def choose_attempt(
     if number is not None:
         return best, f"it may be a running sum or average, and the next value of {number.name!r}", False
     return best, how, True
+
+
+def _find_total(rivals: Sequence[Attempt], parts: Sequence[ir.Value]) -> Attempt | None:
+    """Return the candidate that all others, and some further values, are parts of."""
+    values = [*(rival.topology.loss for rival in rivals), *parts]
+    totals = (a for a in rivals if all(v is a.topology.loss or a.contains(v) for v in values))
+    return next(totals, None)
 
 
 def _leave_excluded(rivals: Sequence[Attempt]) -> Sequence[Attempt]:

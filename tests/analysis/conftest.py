@@ -10,4 +10,4 @@ from graphscale.analysis.loss_choice import LossChoice
 @pytest.fixture
 def no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing run a graph, so that no derivative chooses a loss."""
-    monkeypatch.setattr(LossChoice, "choose", staticmethod(lambda graph, candidates, join: None))
+    monkeypatch.setattr(LossChoice, "choose", staticmethod(lambda graph, candidates, join: (None, False)))

@@ -20,7 +20,7 @@ _MANY = 2**25
 _IR_VERSION = 10  # that every runtime loads
 
 
-def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join) -> LossCandidate | None:
+def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join) -> tuple[LossCandidate | None, bool]:
     """Return the loss whose gradients are its derivatives, as far as they can be checked.
 
     Args:
@@ -32,32 +32,34 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join
         the first loss that no gradient disagrees with, all being checked. Where other losses have gradients, too:
         these together, if every gradient is the derivative of one, and each has a gradient that is the derivative of
         no other. Else the first loss that no gradient disagrees with, or the likeliest one, if more gradients agree
-        with it than with any other. None where that is not so, or nothing can run the graph.
+        with it than with any other. None where that is not so; and whether the gradients of all were checked.
     """
     if sum(value.const_value.size for value in graph.initializers.values() if value.const_value is not None) > _MANY:
-        return None
+        return None, False
     model, counts = ir.Model(graph, ir_version=_IR_VERSION), [0] * len(candidates)
     first: LossCandidate | None = None
     several: list[ir.Value] = []
+    are_checked = True
     for i, candidate in enumerate(candidates):
         checks = _check(model, candidate, candidate.losses[0]) if candidate.unscalings else []
         counts[i] = count_agreeing(checks)
+        are_checked = are_checked and bool(checks or not candidate.unscalings)
         if is_derivative(checks):
             if all(each.weight is not None for each in checks):
-                return candidate
+                return candidate, True
             first = first or candidate
         if any(_find_derivatives(candidate, checks)):
             several.extend(candidate.losses)
     if first is None and counts[0] > max(counts[1:], default=counts[0]):
         first = candidates[0]
     if first is not None and all(loss in first.losses for loss in several):
-        return first
+        return first, True
     refused = [loss for candidate in candidates if not candidate.unscalings for loss in candidate.losses]
     for losses in (several, [*several, *refused]):
         joint = join(losses) if len(losses) > 1 else None
         if joint is not None and _have_gradients_of_their_own(model, joint):
-            return joint
-    return None
+            return joint, True
+    return None, are_checked
 
 
 def _check(model: ir.Model, candidate: LossCandidate, loss: ir.Value) -> list[WeightCheck]:
