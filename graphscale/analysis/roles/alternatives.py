@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 
 from graphscale.analysis.updates import AverageFactors, find_terms
@@ -17,20 +19,33 @@ _NOT, _ITSELF, _IN_SUM = 0, 1, 2
 def always_holds(output: ir.Value, number: ir.Value) -> bool:
     """Return whether an output holds a number on all its ways, or on one of them in a sum with something else.
 
-    `Where(flag, rate * 0.5, rate)` and `Where(first, norm, 0.9 * mean + 0.1 * norm)` are next values;
-    `Min(norm, limit)` is a metric, or the least norm so far.
+    `Where(flag, rate * 0.5, rate)` and `Where(first, norm, 0.9 * mean + 0.1 * norm)` are next values, and so is a
+    count that begins anew, `Where(flag, 0, count + 1)`; `Min(norm, limit)` is a metric, or the least norm so far. Where
+    nothing reads the output, `rate * Where(flag, 0.5, 1)` is a next value, too; read by others, it is a rate itself.
     """
-    return _grade(output, number) != _NOT
+    factors = AverageFactors() if output.uses() else _ChosenFactors()
+    return _grade(output, number, factors, _is_sum_or_count) != _NOT
 
 
 def sums_with(output: ir.Value, number: ir.Value) -> bool:
     """Return whether an output is, on one of its ways at least, a sum of a share of a number with something else."""
-    return _grade(output, number) == _IN_SUM
+    return _grade(output, number, AverageFactors(), _is_sum) == _IN_SUM
 
 
-def _grade(output: ir.Value, number: ir.Value) -> int:
+class _ChosenFactors(AverageFactors):
+    """The same factors, with 1 for a choice between constants."""
+
+    def __missing__(self, value: ir.Value) -> float:
+        node = value.producer()
+        is_chosen = node is not None and node.op_type == "Where" and all(map(constant_tensor, node.inputs[1:]))
+        self[value] = number = super().__missing__(value) or float(is_chosen)
+        return number
+
+
+def _grade(
+    output: ir.Value, number: ir.Value, factors: AverageFactors, is_sum: Callable[[ir.Value, ir.Value], bool]
+) -> int:
     known = {number: _ITSELF}
-    factors = AverageFactors()
     pending = [output]
     while pending:
         value = pending[-1]
@@ -44,14 +59,19 @@ def _grade(output: ir.Value, number: ir.Value) -> int:
             ways = [known[each] for each in alternatives]
             held = max((known[each] for each in terms), default=_NOT)
             known[value] = _IN_SUM if _IN_SUM in ways else min(ways, default=_NOT) if ways else held
-            if held and _is_sum(value):
+            if held and is_sum(value, number):
                 known[value] = _IN_SUM
     return known[output]
 
 
-def _is_sum(value: ir.Value) -> bool:
+def _is_sum(value: ir.Value, number: ir.Value) -> bool:
     node = value.producer()
     return node is not None and node.op_type in ("Add", "Sub", "Sum") and not any(map(constant_tensor, node.inputs))
+
+
+def _is_sum_or_count(value: ir.Value, number: ir.Value) -> bool:
+    node = value.producer()
+    return _is_sum(value, number) or (node is not None and node.op_type == "Add" and number in node.inputs)
 
 
 def _operands(value: ir.Value, factors: AverageFactors) -> tuple[list[ir.Value], list[ir.Value]]:

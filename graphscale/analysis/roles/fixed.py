@@ -10,7 +10,7 @@ from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_constant_view, same_type
-from graphscale.graph.values import constant_tensor, is_float, is_known_zero
+from graphscale.graph.values import constant_tensor, is_float, is_known_zero, is_scalar
 from graphscale.operators import Trait, has_trait, optimizer_of
 
 __all__ = ["assign_fixed_roles", "assign_predictions", "doubt_constants"]
@@ -27,7 +27,7 @@ def assign_fixed_roles(step: Interface) -> None:
 def assign_predictions(step: Interface) -> None:
     """Take for metrics the open outputs that the loss compares with a target."""
     for value in step.open_outputs():
-        if value not in step.behind_gradients and _meets_target(step, value):
+        if value not in step.behind_gradients and not is_scalar(value) and _meets_target(step, value):
             step.outputs[value] = Assigned(Role.METRIC, "it is compared with a target")
 
 

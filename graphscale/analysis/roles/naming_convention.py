@@ -27,7 +27,7 @@ _Exchange = tuple[bool, str, str]
 
 
 def pairs_by_convention(step: Interface) -> list[Update]:
-    """Return the pairs of open outputs that are named as all certain next values are.
+    """Return the pairs of open outputs, and of metrics, that are named as all certain next values are.
 
     Where few pairs are certain, the pairs that the graph alone proposes show the convention. The graph contradicts a
     name if another output of the same convention is nearer to the input; such a name is no evidence.
@@ -37,7 +37,11 @@ def pairs_by_convention(step: Interface) -> list[Update]:
         for output, assigned in step.outputs.items()
         if assigned.pair is not None and assigned.certain and not assigned.is_named
     ]
-    doubtful = {output: assigned for output, assigned in step.outputs.items() if not assigned.certain}
+    doubtful = {
+        output: assigned
+        for output, assigned in step.outputs.items()
+        if not assigned.certain or (assigned.role is Role.METRIC and not assigned.is_named)
+    }
     if not doubtful:
         return []
     if len(certain) >= _LEAST_PAIRS:

@@ -50,10 +50,9 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
     def is_certain(output: ir.Value, value: ir.Value) -> bool:
         held = step.held(output)
         if step.is_ignored(value) and any(
-            step.is_open(v) and is_known_zero(v) and same_type(output, v) and c == held.get(value)
-            for v, c in held.items()
+            c == held.get(value) and same_type(output, v) and _begins_sum(step, v) for v, c in held.items()
         ):
-            return False  # a sum that begins at stored zeros
+            return False
         is_number = value.is_graph_input() and is_scalar(value) and is_float(value)
         return _surely_holds(step, output, value) if is_number else not may_be_batch(step, output, value)
 
@@ -69,6 +68,11 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
             settle({output: [value] for output, value in eliminate(shares) if value in held[output]})
 
 
+def _begins_sum(step: Interface, value: ir.Value) -> bool:
+    """Return whether a sum begins at a value: at stored zeros that may be state."""
+    return step.is_open(value) and is_known_zero(value) and any(node.op_type == "Add" for node, _ in value.uses())
+
+
 def _surely_holds(step: Interface, output: ir.Value, number: ir.Value) -> bool:
     """Return whether an output holds a number on all its ways, or in a sum, other than as the share of an average.
 
@@ -78,7 +82,26 @@ def _surely_holds(step: Interface, output: ir.Value, number: ir.Value) -> bool:
     factors = {each for node in readers if node.op_type == "Mul" for each in inputs_of(node)} - {number}
     is_subtracted = any(node.op_type == "Sub" and node.inputs[1] is number for node in readers)
     is_share = is_subtracted and any(map(step.is_open, factors))
-    return always_holds(output, number) and not is_share
+    return (always_holds(output, number) and not is_share) or _is_chosen_beside_states(step, output, number)
+
+
+def _is_chosen_beside_states(step: Interface, output: ir.Value, number: ir.Value) -> bool:
+    """Return whether the condition that keeps a number keeps tensors of carried state, too, as the best weights."""
+    condition = _condition(step, output, number)
+    pairs = ((o, each.pair) for o, each in step.outputs.items() if each.pair is not None and each.certain)
+    return condition is not None and any(
+        not is_scalar(state) and _condition(step, other, state) is condition for other, state in pairs
+    )
+
+
+def _condition(step: Interface, output: ir.Value, value: ir.Value) -> ir.Value | None:
+    """Return the condition that chooses between a value itself and another one, if an output is such a choice."""
+    node = step.views(output)[-1].producer()
+    if node is None or node.op_type != "Where":
+        return None
+    condition, *chosen = inputs_of(node)
+    is_kept = is_scalar(condition) and any(step.copied_input(operand) is value for operand in chosen)
+    return condition if is_kept else None
 
 
 def _takes_gradient(step: Interface, output: ir.Value) -> bool:
@@ -118,16 +141,7 @@ def _other_shares(step: Interface, output: ir.Value, values: list[ir.Value]) -> 
 
 def _handed_on(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
     """Return the candidates that a condition keeps as they are, or all where it keeps none."""
-    return [value for value in values if _is_handed_on(step, output, value)] or values
-
-
-def _is_handed_on(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether a condition chooses between a value itself and another one."""
-    node = step.views(output)[-1].producer()
-    if node is None or node.op_type != "Where":
-        return False
-    condition, *chosen = inputs_of(node)
-    return is_scalar(condition) and any(step.copied_input(operand) is value for operand in chosen)
+    return [value for value in values if _condition(step, output, value) is not None] or values
 
 
 def _fills(step: Interface, output: ir.Value, value: ir.Value) -> bool:
@@ -147,6 +161,8 @@ def may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
         return step.held(output)[value] == 1 and step.multiplies_batch(output, value)
     if step.copied_input(output) is value or _adds_nothing(output, value):
         return False  # Guarded or not, it is the same.
+    if _is_running_statistic(step, output, value):
+        return False
     above = step.topology.ancestors([output])
     others = [v for v in above if v.is_graph_input() and not is_scalar(v) and v is not value]
     if output not in step.topology.forward:
@@ -157,6 +173,30 @@ def may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     readers = {n.op_type for n in step.topology.consumers(value) if any(result in above for result in n.outputs)}
     is_average = step.held(output)[value] < 1 and readers <= {"Add", "Sub", "Mul"}
     return not others or bool(alike) or not is_average
+
+
+def _is_running_statistic(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether an output is an average of a value with a statistic of a batch, which has no rows of a batch.
+
+    The share of the value is less than one: it is multiplied, or subtracted from the statistic.
+    """
+    above = step.topology.ancestors([output])
+    readers = [node for node in step.topology.consumers(value) if any(result in above for result in node.outputs)]
+    is_share = any(n.op_type == "Mul" or (n.op_type == "Sub" and n.inputs[1] is value) for n in readers)
+    return is_share and step.holds_a_share(output, value) and any(_is_over_rows(v, value) for v in above)
+
+
+def _is_over_rows(statistic: ir.Value, like: ir.Value) -> bool:
+    """Return whether a value reduces the first axis of a larger one, and has the shape of another value."""
+    node = statistic.producer()
+    if node is None or not node.op_type.startswith("Reduce") or statistic.shape is None or like.shape is None:
+        return False
+    whole, *others = inputs_of(node)
+    axes = constant_tensor(others[0]) if others else None
+    if axes is None or whole.shape is None or not axes.size or len(whole.shape) <= len(like.shape):
+        return False
+    shapes = ([dim for dim in value.shape or () if dim != 1] for value in (statistic, like))
+    return 0 in {int(axis) % len(whole.shape) for axis in axes.numpy().flat} and next(shapes) == next(shapes)
 
 
 def _adds_nothing(output: ir.Value, value: ir.Value) -> bool:
@@ -259,7 +299,9 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
             # A prediction depends on a batch of its own type, too, and a gradient on its mask.
             if any(view in step.doubtful for view in step.views(output)) or _multiplies(step, value, output):
                 return False
-            if is_scalar(value) and is_float(value):
+            # A weight of one element has axes, as numbers have not.
+            is_weight = bool(value.shape) and output in step.behind_gradients and step.has_gradient(value)
+            if is_scalar(value) and is_float(value) and not is_weight:
                 return _surely_holds(step, output, value)
             if output in step.behind_gradients:
                 if step.is_ignored(value) and len(step.gradients_like(value)) > len(step.weights_like(value)):
@@ -268,6 +310,8 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
                 return step.has_gradient(value) or (is_plain and step.is_ignored(value))
             if step.is_ignored(value) and is_float(value):
                 return step.copied_input(output) is not None or step.holds_a_share(output, value)
+            if _is_running_statistic(step, output, value):
+                return True
             # A counter that starts again, or a random key.
             unsigned = value.dtype in (ir.DataType.UINT32, ir.DataType.UINT64)
             return not is_float(value) and (unsigned or is_scalar(value))

@@ -28,10 +28,13 @@ def propose(step: Interface) -> None:
     taken = [assigned.pair for assigned in doubted.values() if assigned.pair is not None]
     dependence = step.dependence([*itertools.chain(*possible.values()), *taken])
     shifted = {type_of(output) for output in (*possible, *doubted) if step.may_be_shifted(output)}
-    fitting = {
-        o: [v for v in values if type_of(o) in shifted or _may_replace(step, o, v, dependence)]
-        for o, values in possible.items()
-    }
+
+    def may_replace(output: ir.Value, value: ir.Value) -> bool:
+        if not (may_be_stored or value.is_graph_input() or _may_be_stored_alone(step, output, value)):
+            return False
+        return type_of(output) in shifted or _may_replace(step, output, value, dependence)
+
+    fitting = {o: [v for v in values if may_replace(o, v)] for o, values in possible.items()}
     fitting |= {o: [v for v in step.open_inputs_like(o) if may_hold_state(step, v)] for o in doubted}
     nearness = Nearness(step, dependence)
 
@@ -80,6 +83,11 @@ def propose(step: Interface) -> None:
             step.outputs[output] = Assigned(Role.METRIC, "no open input has its type")
 
 
+def _may_be_stored_alone(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether an initializer may be the state that an output replaces, though no other state is stored."""
+    return not value.uses() or value in step.held_possibly(output) or likeness(value, output)[0] == 1
+
+
 def _numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> list[ir.Value]:
     """Return the initializers that may hold a number that an output is the next value of, the likeliest first.
 
@@ -109,9 +117,7 @@ def _numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> li
             return False  # a constant is added to a metric
         if not (may_be_stored or is_weight or likeness(value, output)[0] == 1):
             return value in held and (is_alone or (held[value] != 1 and not is_counted))
-        if value in held or (is_weight and output.shape):
-            return True
-        if is_scheduled and value in step.held_possibly(output):
+        if value in held or is_scheduled or (is_weight and output.shape):
             return True
         return sums_with(output, value) and not 0 < abs(shares.get(value, 0.0)) <= LEAST_SHARE
 

@@ -270,10 +270,13 @@ class Interface:
 
 
 def _is_selected_zero(value: ir.Value) -> bool:
-    """Return whether an initializer holds zeros that are selected alone: no moment is."""
+    """Return whether an initializer holds zeros that are selected or squared alone: no moment is."""
     if is_scalar(value) or value.is_graph_input() or not is_known_zero(value):
         return False
-    return bool(value.uses()) and all(node.op_type == "Where" for node, _ in value.uses())
+    readers = [node for node, _ in value.uses()]
+    return bool(readers) and all(
+        n.op_type == "Where" or (n.op_type == "Mul" and {*n.inputs} == {value}) for n in readers
+    )
 
 
 def _is_nan(value: ir.Value) -> bool:
