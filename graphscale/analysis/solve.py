@@ -115,6 +115,8 @@ class Solver:
         for node in self.topology.nodes:
             if node not in self.topology.propagating or node not in self.topology.backward or node in optimizer:
                 continue
+            if node in self.topology.validating:
+                continue
             rule = rule_of(node)
             if rule is not None and behind.isdisjoint(node.outputs):
                 uses = find_cotangents(self.topology, node, rule)

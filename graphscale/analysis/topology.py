@@ -250,6 +250,27 @@ class Topology:
         return {tuple(value.shape) for value in states if value.shape is not None}
 
     @functools.cached_property
+    def validating(self) -> Set[ir.Node]:
+        """The nodes behind a next weight, or behind one that an output may keep: they measure the step."""
+        pending = [value for value in self.graph.outputs if value not in self.forward]
+        nexts: set[ir.Value] = set()
+        while pending:
+            value = pending.pop()
+            held = self.coefficients(value).items() if value not in nexts and value.producer() is not None else ()
+            if any(c >= NEXT_STATE and state in self.forward for state, c in held):
+                nexts.add(value)
+                node = value.producer()
+                pending += inputs_of(node)[1:] if node is not None and node.op_type == "Where" else []
+        nexts -= self.forward | self.anew.keys()
+        readers = {node for value in nexts for node in self.consumers(value)}
+        if not readers:
+            return readers
+        behind = self.descendants(nodes=readers)
+        # A second loss may be computed at the next weights of the first; a condition is a number, or a flag.
+        leading = ancestors(nexts, stop=lambda value: is_scalar(value) or value.dtype is ir.DataType.BOOL)
+        return {node for node in self.nodes if node.outputs[0] in behind and leading.isdisjoint(node.outputs)}
+
+    @functools.cached_property
     def targets(self) -> set[ir.Value]:
         """Inputs that meet an activation of their own shape in the tail: an output is compared with them."""
         return {

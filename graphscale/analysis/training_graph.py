@@ -222,7 +222,8 @@ def _solve_attempt(topology: Topology, seed: Use | None, chosen: Sequence[ir.Val
             )
     if not plan.unscaled:
         raise SeedNotFoundError(f"the scale that enters at {plan.places[0]} reaches no gradient and no update")
-    return Attempt(topology, solver, measure_coverage(topology, plan, solver.cotangents, optimizer))
+    others = optimizer | topology.validating
+    return Attempt(topology, solver, measure_coverage(topology, plan, solver.cotangents, others))
 
 
 def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> tuple[Solver, Set[ir.Node]]:

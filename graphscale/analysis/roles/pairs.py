@@ -231,13 +231,17 @@ def doubt_replaced_weights(step: Interface) -> None:
 
 def may_begin_anew(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     """Return whether an output may be the next value of a weight, computed from an input that stays what it is."""
-    return step.is_ignored(value) and step.held(output).get(value) == 1 and not _sums_gradients(step, output)
+    return step.is_ignored(value) and step.held(output).get(value) == 1 and not _sums_gradients(step, output, value)
 
 
-def _sums_gradients(step: Interface, output: ir.Value) -> bool:
+def _sums_gradients(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     """Return whether an output is a sum with a gradient or a square: a weight moves the other way, or both ways."""
     node = step.views(output)[-1].producer()
     if node is not None and node.op_type == "Add" and any(_is_square(operand) for operand in node.inputs):
+        return True
+    # m + 0.1 * (g - m)
+    from_it = (n.inputs[0] for n in step.topology.consumers(value) if n.op_type == "Sub" and n.inputs[1] is value)
+    if any(_is_square(each) or (each is not None and step.is_gradient(each)) for each in from_it):
         return True
     held = find_coefficients(output, step.plan.unscaled, step.factors)
     return any(coefficient >= NEXT_STATE for coefficient in held.values())
@@ -245,7 +249,14 @@ def _sums_gradients(step: Interface, output: ir.Value) -> bool:
 
 def _is_square(value: ir.Value | None) -> bool:
     node = None if value is None else value.producer()
-    return node is not None and node.op_type == "Mul" and node.inputs[0] is node.inputs[1]
+    if node is None or node.op_type not in ("Mul", "Pow"):
+        return False
+    exponent = constant_tensor(node.inputs[1])
+    return node.inputs[0] is node.inputs[1] or (node.op_type == "Pow" and exponent is not None and _is_two(exponent))
+
+
+def _is_two(exponent: ir.TensorProtocol) -> bool:
+    return exponent.size == 1 and float(exponent.numpy().flat[0]) == 2
 
 
 def fitting_inputs(step: Interface, among: _Test) -> dict[ir.Value, list[ir.Value]]:
