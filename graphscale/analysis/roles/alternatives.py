@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from graphscale.analysis.updates import AverageFactors, find_terms
-from graphscale.graph.values import constant_tensor, subgraphs
+from graphscale.analysis.updates import AverageFactors, Factors, KnownFactors, find_terms
+from graphscale.graph.values import constant_tensor, is_scalar, subgraphs
+from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait
 
-__all__ = ["always_holds", "sums_with"]
+__all__ = ["always_holds", "follows_from_numbers", "is_schedule", "sums_with"]
 
 _VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE | Trait.REPEAT
 _NOT, _ITSELF, _IN_SUM = 0, 1, 2
@@ -20,11 +21,30 @@ def always_holds(output: ir.Value, number: ir.Value) -> bool:
     """Return whether an output holds a number on all its ways, or on one of them in a sum with something else.
 
     `Where(flag, rate * 0.5, rate)` and `Where(first, norm, 0.9 * mean + 0.1 * norm)` are next values, and so is a
-    count that begins anew, `Where(flag, 0, count + 1)`; `Min(norm, limit)` is a metric, or the least norm so far. Where
-    nothing reads the output, `rate * Where(flag, 0.5, 1)` is a next value, too; read by others, it is a rate itself.
+    count that begins anew, `Where(flag, 0, count + 1)`; `Min(norm, limit)` is a metric, or the least norm so far. What
+    follows from numbers alone may be a schedule, `rate * decay ** count`: it holds a number by constant factors. Else,
+    where nothing reads the output, `rate * Where(flag, 0.5, 1)` is a next value; read by others, it is a rate itself.
     """
-    factors = AverageFactors() if output.uses() else _ChosenFactors()
+    factors: Factors = KnownFactors() if follows_from_numbers(output) else AverageFactors()
+    if not output.uses() and isinstance(factors, AverageFactors):
+        factors = _ChosenFactors(factors)
     return _grade(output, number, factors, _is_sum_or_count) != _NOT
+
+
+def is_schedule(output: ir.Value, number: ir.Value) -> bool:
+    """Return whether an output is a schedule that others read: a number times what follows from numbers alone.
+
+    A choice between constants, `rate * Where(flag, 0.5, 1)`, may be the next rate, too.
+    """
+    if not (output.uses() and follows_from_numbers(output)):
+        return False
+    is_held = _grade(output, number, AverageFactors(), _is_sum) == _ITSELF
+    return is_held and _grade(output, number, _ChosenFactors(KnownFactors()), _is_sum) == _NOT
+
+
+def follows_from_numbers(output: ir.Value) -> bool:
+    """Return whether an output depends on no input but numbers."""
+    return all(is_scalar(value) for value in ancestors([output]) if value.is_graph_input())
 
 
 def sums_with(output: ir.Value, number: ir.Value) -> bool:
@@ -32,19 +52,21 @@ def sums_with(output: ir.Value, number: ir.Value) -> bool:
     return _grade(output, number, AverageFactors(), _is_sum) == _IN_SUM
 
 
-class _ChosenFactors(AverageFactors):
-    """The same factors, with 1 for a choice between constants."""
+class _ChosenFactors(Factors):
+    """The same as some factors, with 1 for a choice between constants."""
+
+    def __init__(self, factors: Factors) -> None:
+        super().__init__()
+        self._factors = factors
 
     def __missing__(self, value: ir.Value) -> float:
         node = value.producer()
         is_chosen = node is not None and node.op_type == "Where" and all(map(constant_tensor, node.inputs[1:]))
-        self[value] = number = super().__missing__(value) or float(is_chosen)
+        self[value] = number = self._factors[value] or float(is_chosen)
         return number
 
 
-def _grade(
-    output: ir.Value, number: ir.Value, factors: AverageFactors, is_sum: Callable[[ir.Value, ir.Value], bool]
-) -> int:
+def _grade(output: ir.Value, number: ir.Value, factors: Factors, is_sum: Callable[[ir.Value, ir.Value], bool]) -> int:
     known = {number: _ITSELF}
     pending = [output]
     while pending:
@@ -74,7 +96,7 @@ def _is_sum_or_count(value: ir.Value, number: ir.Value) -> bool:
     return _is_sum(value, number) or (node is not None and node.op_type == "Add" and number in node.inputs)
 
 
-def _operands(value: ir.Value, factors: AverageFactors) -> tuple[list[ir.Value], list[ir.Value]]:
+def _operands(value: ir.Value, factors: Factors) -> tuple[list[ir.Value], list[ir.Value]]:
     """Return the values that one is chosen from, but constant bounds, and those that it is a sum with shares of."""
     node = value.producer()
     if node is None:
