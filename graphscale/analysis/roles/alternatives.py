@@ -11,7 +11,7 @@ from graphscale.graph.values import constant_tensor, is_scalar, subgraphs
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait
 
-__all__ = ["always_holds", "follows_from_numbers", "is_schedule", "sums_with"]
+__all__ = ["always_holds", "sums_with"]
 
 _VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE | Trait.REPEAT
 _NOT, _ITSELF, _IN_SUM = 0, 1, 2
@@ -25,24 +25,13 @@ def always_holds(output: ir.Value, number: ir.Value) -> bool:
     follows from numbers alone may be a schedule, `rate * decay ** count`: it holds a number by constant factors. Else,
     where nothing reads the output, `rate * Where(flag, 0.5, 1)` is a next value; read by others, it is a rate itself.
     """
-    factors: Factors = KnownFactors() if follows_from_numbers(output) else AverageFactors()
+    factors: Factors = KnownFactors() if _follows_from_numbers(output) else AverageFactors()
     if not output.uses() and isinstance(factors, AverageFactors):
         factors = _ChosenFactors(factors)
     return _grade(output, number, factors, _is_sum_or_count) != _NOT
 
 
-def is_schedule(output: ir.Value, number: ir.Value) -> bool:
-    """Return whether an output is a schedule that others read: a number times what follows from numbers alone.
-
-    A choice between constants, `rate * Where(flag, 0.5, 1)`, may be the next rate, too.
-    """
-    if not (output.uses() and follows_from_numbers(output)):
-        return False
-    is_held = _grade(output, number, AverageFactors(), _is_sum) == _ITSELF
-    return is_held and _grade(output, number, _ChosenFactors(KnownFactors()), _is_sum) == _NOT
-
-
-def follows_from_numbers(output: ir.Value) -> bool:
+def _follows_from_numbers(output: ir.Value) -> bool:
     """Return whether an output depends on no input but numbers."""
     return all(is_scalar(value) for value in ancestors([output]) if value.is_graph_input())
 

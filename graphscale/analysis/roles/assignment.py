@@ -15,6 +15,7 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.fixed import assign_fixed_roles, assign_predictions, doubt_constants
+from graphscale.analysis.roles.interface_order import pairs_by_order
 from graphscale.analysis.roles.leaving_gradients import Gradients
 from graphscale.analysis.roles.naming_convention import pairs_by_convention
 from graphscale.analysis.roles.pairs import (
@@ -53,9 +54,11 @@ def assign_roles(
     Raises:
         RolesError: an answer contradicts the graph.
     """
-    step = _assign(topology, plan, named, gradients, answers, ())
-    if named_alike := pairs_by_convention(step):
-        step = _assign(topology, plan, named, gradients, answers, named_alike)
+    step, stated = _assign(topology, plan, named, gradients, answers, ()), list[Update]()
+    for pairs_by in (pairs_by_convention, pairs_by_order):
+        if found := pairs_by(step):
+            stated += found
+            step = _assign(topology, plan, named, gradients, answers, stated)
     inputs = dict.fromkeys((*topology.graph.inputs, *step.inputs))
     outputs = dict.fromkeys(topology.graph.outputs)
     return Roles({value: step.inputs[value] for value in inputs}, {value: step.outputs[value] for value in outputs})
@@ -67,11 +70,11 @@ def _assign(
     named: Sequence[Update],
     gradients: Collection[ir.Value],
     answers: Answers,
-    named_alike: Sequence[Update],
+    stated: Sequence[Update],
 ) -> Interface:
     step = Interface(topology, plan)
     _take_answers(step, named, answers)
-    for update in named_alike:
+    for update in stated:
         step.pair(update.output, update.input, update.how)
     found = Gradients(step)
     found.pair_compared(gradients)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.roles.dependence import Dependence
+from graphscale.analysis.roles.interface_order import find_between
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.step_interface import VIEWS, Interface
 from graphscale.analysis.updates import Shares, find_terms
@@ -76,19 +77,8 @@ class Nearness:
     @functools.cached_property
     def between(self) -> dict[ir.Value, ir.Value]:
         """The open outputs and inputs between two known pairs, one by one, if both are equally many."""
-        inputs, outputs = self._step.graph.inputs, self._step.graph.outputs
-        places = {value: index for index, value in enumerate(inputs)}
-        known = [
-            (index, places[each.pair])
-            for index, value in enumerate(outputs)
-            if (each := self._step.outputs.get(value)) and each.pair in places
-        ]
-        return {
-            outputs[index]: inputs[before + index - first]
-            for (first, before), (last, behind) in itertools.pairwise(known)
-            for index in range(first + 1, last)
-            if last - first == behind - before
-        }
+        pairs = {value: each.pair for value, each in self._step.outputs.items() if each.pair is not None}
+        return find_between(self._step.graph, pairs)
 
     def _rank(self, output: ir.Value, value: ir.Value, by_interface: bool) -> _Rank:
         """Return how far an output is from an input; the name of the input in that of the output goes before all."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.alternatives import always_holds, is_schedule
+from graphscale.analysis.roles.alternatives import always_holds
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.role_table import Assigned, Role
@@ -333,17 +333,12 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
 
 
 def _may_be_metric(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Propose a metric in place of a doubtful pair of numbers: the norm of an update depends on the rate.
-
-    A rate by a schedule is one for certain, where a counter that the step carries leads it.
-    """
+    """Propose a metric in place of a doubtful pair of numbers: the norm of an update depends on the rate."""
     if step.outputs[output].certain or not (is_scalar(value) and is_float(value)):
         return False
     del step.inputs[value]
     evidence = f"it depends on {value.name!r}, which has its type"
     step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
-    if step.is_counted(output) and is_schedule(output, value):
-        step.outputs[output] = Assigned(Role.METRIC, f"a schedule: {value.name!r} times numbers")
     return True
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.alternatives import follows_from_numbers, sums_with
+from graphscale.analysis.roles.alternatives import sums_with
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.nearness import Nearness
@@ -184,8 +184,8 @@ def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence:
     if output in step.behind_gradients and _scales_integers(step, value):
         return True
     if is_scalar(value) and is_float(value):
-        # A metric reads a batch; a number that follows from counters may be a schedule's.
-        return step.is_ignored(value) and follows_from_numbers(output) and step.is_counted(output)
+        # A metric reads a batch; a number that follows from numbers may be a schedule's.
+        return step.is_ignored(value) and all(is_scalar(v) for v in _sources(step, output) if v.is_graph_input())
     if output in step.behind_gradients:
         return True
     # An input that enters behind the last contraction is a target or the like.

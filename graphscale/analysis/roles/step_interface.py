@@ -228,19 +228,6 @@ class Interface:
         """The values that depend on a gradient."""
         return self.topology.descendants(self.plan.unscaled.keys())
 
-    def is_counted(self, output: ir.Value) -> bool:
-        """Return whether an output depends on a counter: on a number that each step adds a constant to."""
-        return any(value in self._counters for value in self.topology.ancestors([output]))
-
-    @property
-    def _counters(self) -> set[ir.Value]:
-        found = set()
-        for value, assigned in self.inputs.items():
-            node = None if assigned.pair is None else source_by_trait(assigned.pair, VIEWS).producer()
-            if node is not None and node.op_type == "Add" and is_scalar(value) and assigned.certain:
-                found |= {value} if any(map(constant_tensor, node.inputs)) else set()
-        return found
-
     def dependence(self, values: Iterable[ir.Value]) -> Dependence:
         """Return the dependence of all values on some, by other ways than the gradients and the loss."""
         return Dependence(self.topology, dict.fromkeys(values), {*self.plan.unscaled, self.topology.loss})
