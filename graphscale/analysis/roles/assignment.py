@@ -19,6 +19,7 @@ from graphscale.analysis.roles.interface_order import pairs_by_order
 from graphscale.analysis.roles.leaving_gradients import Gradients
 from graphscale.analysis.roles.naming_convention import pairs_by_convention
 from graphscale.analysis.roles.pairs import (
+    confirm_kept_numbers,
     doubt_replaced_weights,
     is_weight,
     may_be_batch,
@@ -90,6 +91,7 @@ def _assign(
     assign_predictions(step)
     pair_by_dependence(step, lambda value: is_weight(step, value))
     pair_by_dependence(step, may_hold_moment)
+    confirm_kept_numbers(step)
     pair_other_forms(step)
     propose(step)
     doubt_constants(step)

@@ -15,8 +15,8 @@ __all__ = ["Dependence"]
 class Dependence:
     """The inputs that each value depends on.
 
-    A one-element input counts where a path of values of one element leads to the value, since a learning rate is
-    spread over each next weight, and so reaches the norm of all weights.
+    A number, which has no axes, counts where a path of values of one element leads to the value, since a learning rate
+    is spread over each next weight, and so reaches the norm of all weights.
 
     Args:
         topology: of the graph.
@@ -29,7 +29,7 @@ class Dependence:
         bits = {value: 1 << i for i, value in enumerate(self._inputs)}
         self._all = bits.copy()
         self._plain = bits.copy()
-        singles = sum(bit for value, bit in bits.items() if is_scalar(value))
+        singles = sum(bit for value, bit in bits.items() if is_scalar(value) and not value.shape)
         numbers: set[ir.Value] = set()  # of unknown shape, but computed from one-element values alone
         for node in topology.nodes if bits else ():
             reads = topology.reads[node]

@@ -10,12 +10,14 @@ import onnx_ir as ir
 from graphscale.analysis.roles.alternatives import always_holds
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.matching import eliminate
+from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import NEXT_STATE, PossibleFactors, find_coefficients, same_type, type_of
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
 
 __all__ = [
+    "confirm_kept_numbers",
     "doubt_replaced_weights",
     "fitting_inputs",
     "is_weight",
@@ -59,13 +61,19 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
     def settle(found: _Candidates) -> None:
         step.settle(found, "depends on its own previous value", is_certain)
 
+    def settle_beside_shares(found: _Candidates, choose: Callable[..., list[ir.Value]]) -> None:
+        # Beside a share that is computed, any other one may be the larger.
+        shares = {o: choose(step, o, [*values, *_other_shares(step, o, values)]) for o, values in found.items()}
+        settle({output: [value] for output, value in eliminate(shares) if value in found[output]})
+
     for least in (NEXT_STATE, 0.0):
-        settle(candidates(step.held_firmly, least))
+        firm = candidates(step.held_firmly, least)
+        if step.may_store_state:
+            settle(firm)
+        else:
+            settle_beside_shares(firm, _keep_all)
         for choose in (_keep_all, _handed_on):
-            held = candidates(step.held, least)
-            # Beside a share that is computed, any other one may be the larger.
-            shares = {o: choose(step, o, [*values, *_other_shares(step, o, values)]) for o, values in held.items()}
-            settle({output: [value] for output, value in eliminate(shares) if value in held[output]})
+            settle_beside_shares(candidates(step.held, least), choose)
 
 
 def _begins_sum(step: Interface, value: ir.Value) -> bool:
@@ -82,16 +90,20 @@ def _surely_holds(step: Interface, output: ir.Value, number: ir.Value) -> bool:
     factors = {each for node in readers if node.op_type == "Mul" for each in inputs_of(node)} - {number}
     is_subtracted = any(node.op_type == "Sub" and node.inputs[1] is number for node in readers)
     is_share = is_subtracted and any(map(step.is_open, factors))
-    return (always_holds(output, number) and not is_share) or _is_chosen_beside_states(step, output, number)
+    return always_holds(output, number) and not is_share
 
 
-def _is_chosen_beside_states(step: Interface, output: ir.Value, number: ir.Value) -> bool:
-    """Return whether the condition that keeps a number keeps tensors of carried state, too, as the best weights."""
-    condition = _condition(step, output, number)
-    pairs = ((o, each.pair) for o, each in step.outputs.items() if each.pair is not None and each.certain)
-    return condition is not None and any(
-        not is_scalar(state) and _condition(step, other, state) is condition for other, state in pairs
-    )
+def confirm_kept_numbers(step: Interface) -> None:
+    """Confirm the pairs of numbers that a condition keeps, if it keeps tensors, too: the best loss and its weights."""
+    pairs = {output: each for output, each in step.outputs.items() if each.pair is not None}
+    kept = {
+        _condition(step, output, each.pair)
+        for output, each in pairs.items()
+        if each.certain and each.pair is not None and not is_scalar(each.pair)
+    } - {None}
+    for output, each in pairs.items():
+        if not each.certain and each.pair is not None and _condition(step, output, each.pair) in kept:
+            step.pair(output, each.pair, "the condition that keeps it keeps other carried state")
 
 
 def _condition(step: Interface, output: ir.Value, value: ir.Value) -> ir.Value | None:
@@ -100,7 +112,8 @@ def _condition(step: Interface, output: ir.Value, value: ir.Value) -> ir.Value |
     if node is None or node.op_type != "Where":
         return None
     condition, *chosen = inputs_of(node)
-    is_kept = is_scalar(condition) and any(step.copied_input(operand) is value for operand in chosen)
+    is_flag = condition.shape is None or is_scalar(condition)
+    is_kept = is_flag and any(step.copied_input(operand) is value for operand in chosen)
     return condition if is_kept else None
 
 
@@ -267,6 +280,7 @@ def fitting_inputs(step: Interface, among: _Test) -> dict[ir.Value, list[ir.Valu
     fitting: dict[ir.Value, list[ir.Value]] = {}
     for output in step.open_outputs():
         values = [value for value in step.open_inputs_like(output) if among(value)]
+        values = [value for value in values if value.is_graph_input() or _may_be_stored(step, output, value)]
         if values and output not in step.behind_gradients:
             weights = step.weights_like(output)
             if weights and len(step.gradients_like(output)) >= len(weights):
@@ -274,6 +288,12 @@ def fitting_inputs(step: Interface, among: _Test) -> dict[ir.Value, list[ir.Valu
         if values:
             fitting[output] = values
     return fitting
+
+
+def _may_be_stored(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether an initializer may be the state that an output replaces, be it the only one that is stored."""
+    is_alone = not value.uses() or value in step.held_possibly(output) or likeness(value, output)[0] == 1
+    return step.may_store_state or is_alone
 
 
 def is_weight(step: Interface, value: ir.Value) -> bool:

@@ -29,12 +29,10 @@ def propose(step: Interface) -> None:
     dependence = step.dependence([*itertools.chain(*possible.values()), *taken])
     shifted = {type_of(output) for output in (*possible, *doubted) if step.may_be_shifted(output)}
 
-    def may_replace(output: ir.Value, value: ir.Value) -> bool:
-        if not (may_be_stored or value.is_graph_input() or _may_be_stored_alone(step, output, value)):
-            return False
-        return type_of(output) in shifted or _may_replace(step, output, value, dependence)
-
-    fitting = {o: [v for v in values if may_replace(o, v)] for o, values in possible.items()}
+    fitting = {
+        o: [v for v in values if type_of(o) in shifted or _may_replace(step, o, v, dependence)]
+        for o, values in possible.items()
+    }
     fitting |= {o: [v for v in step.open_inputs_like(o) if may_hold_state(step, v)] for o in doubted}
     nearness = Nearness(step, dependence)
 
@@ -81,11 +79,6 @@ def propose(step: Interface) -> None:
             step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
         else:
             step.outputs[output] = Assigned(Role.METRIC, "no open input has its type")
-
-
-def _may_be_stored_alone(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an initializer may be the state that an output replaces, though no other state is stored."""
-    return not value.uses() or value in step.held_possibly(output) or likeness(value, output)[0] == 1
 
 
 def _numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> list[ir.Value]:
