@@ -13,6 +13,7 @@ from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.storage import may_store_state
 from graphscale.analysis.topology import Topology
 from graphscale.graph.values import constant_tensor, is_scalar
+from graphscale.graph.walks import follows_from_numbers
 from graphscale.operators import Kind, rule_of
 
 __all__ = ["choose_attempt"]
@@ -105,6 +106,7 @@ def choose_attempt(
     alike = {*topology.losses, *topology.anew}
     parts = [v for v, is_metric in failed.items() if v not in alike and (not is_metric or v in topology.forward)]
     parts = [value for value in parts if len(rivals) > 1 or not best.excludes_value(value)]
+    parts = [value for value in parts if not follows_from_numbers(value) or follows_from_numbers(topology.loss)]
     how = "the scalar output that the backward pass differentiates"
     if len(rivals) > 1 or parts:
         tried = {_candidate(a): a for a in rivals}

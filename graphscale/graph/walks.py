@@ -7,10 +7,19 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from graphscale.graph.values import operands_of
+from graphscale.graph.values import is_scalar, operands_of
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["ancestors", "descendants", "nodes_above", "producers_of", "reach", "source_by_trait", "source_of"]
+__all__ = [
+    "ancestors",
+    "descendants",
+    "follows_from_numbers",
+    "nodes_above",
+    "producers_of",
+    "reach",
+    "source_by_trait",
+    "source_of",
+]
 
 _T = TypeVar("_T")
 
@@ -57,6 +66,11 @@ def ancestors(
         return () if node is None or (stop is not None and stop(value)) else operands(node)
 
     return set(reach(values, above))
+
+
+def follows_from_numbers(value: ir.Value) -> bool:
+    """Return whether a value depends on no graph input but numbers, as a rate by a schedule does."""
+    return all(is_scalar(each) for each in ancestors([value]) if each.is_graph_input())
 
 
 def nodes_above(*values: ir.Value) -> set[ir.Node]:

@@ -7,14 +7,15 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from graphscale.analysis.updates import AverageFactors, Factors, KnownFactors, find_terms
-from graphscale.graph.values import constant_tensor, is_scalar, subgraphs
-from graphscale.graph.walks import ancestors
-from graphscale.operators import Trait
+from graphscale.graph.values import constant_tensor, subgraphs
+from graphscale.graph.walks import follows_from_numbers, source_by_trait
+from graphscale.operators import Kind, Trait, rule_of
 
 __all__ = ["always_holds", "sums_with"]
 
 _VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE | Trait.REPEAT
 _NOT, _ITSELF, _IN_SUM = 0, 1, 2
+_LOGIC = frozenset(("And", "Or", "Xor", "Not"))
 
 
 def always_holds(output: ir.Value, number: ir.Value) -> bool:
@@ -25,24 +26,19 @@ def always_holds(output: ir.Value, number: ir.Value) -> bool:
     follows from numbers alone may be a schedule, `rate * decay ** count`: it holds a number by constant factors. Else,
     where nothing reads the output, `rate * Where(flag, 0.5, 1)` is a next value; read by others, it is a rate itself.
     """
-    factors: Factors = KnownFactors() if _follows_from_numbers(output) else AverageFactors()
+    factors: Factors = KnownFactors() if follows_from_numbers(output) else AverageFactors()
     if not output.uses() and isinstance(factors, AverageFactors):
         factors = _ChosenFactors(factors)
     return _grade(output, number, factors, _is_sum_or_count) != _NOT
 
 
-def _follows_from_numbers(output: ir.Value) -> bool:
-    """Return whether an output depends on no input but numbers."""
-    return all(is_scalar(value) for value in ancestors([output]) if value.is_graph_input())
-
-
 def sums_with(output: ir.Value, number: ir.Value) -> bool:
     """Return whether an output is, on one of its ways at least, a sum of a share of a number with something else."""
-    return _grade(output, number, AverageFactors(), _is_sum) == _IN_SUM
+    return _grade(output, number, _ChosenFactors(AverageFactors()), _is_sum) == _IN_SUM
 
 
 class _ChosenFactors(Factors):
-    """The same as some factors, with 1 for a choice between constants."""
+    """The same as some factors, with 1 for a choice between constants, and for a flag as a number."""
 
     def __init__(self, factors: Factors) -> None:
         super().__init__()
@@ -51,8 +47,16 @@ class _ChosenFactors(Factors):
     def __missing__(self, value: ir.Value) -> float:
         node = value.producer()
         is_chosen = node is not None and node.op_type == "Where" and all(map(constant_tensor, node.inputs[1:]))
+        is_chosen = is_chosen or _is_flag(source_by_trait(value, _VIEWS))
         self[value] = number = self._factors[value] or float(is_chosen)
         return number
+
+
+def _is_flag(value: ir.Value) -> bool:
+    node = value.producer()
+    rule = None if node is None else rule_of(node)
+    is_compared = rule is not None and rule.kind is Kind.COMPARE
+    return value.dtype is ir.DataType.BOOL or is_compared or (node is not None and node.op_type in _LOGIC)
 
 
 def _grade(output: ir.Value, number: ir.Value, factors: Factors, is_sum: Callable[[ir.Value, ir.Value], bool]) -> int:

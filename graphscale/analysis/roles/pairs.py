@@ -55,7 +55,8 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
             c == held.get(value) and same_type(output, v) and _begins_sum(step, v) for v, c in held.items()
         ):
             return False
-        is_number = value.is_graph_input() and is_scalar(value) and is_float(value)
+        # A weight of one element has axes, as numbers have not.
+        is_number = value.is_graph_input() and is_scalar(value) and is_float(value) and not value.shape
         return _surely_holds(step, output, value) if is_number else not may_be_batch(step, output, value)
 
     def settle(found: _Candidates) -> None:
@@ -170,12 +171,12 @@ def may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     """Return whether an output may be a batch, changed before the network reads it, or an activation added to it."""
     if output in step.behind_gradients or not value.is_graph_input() or is_scalar(value) or not is_float(value):
         return False
+    if _is_running_statistic(step, output, value):
+        return False
     if value not in step.topology.forward:
         return step.held(output)[value] == 1 and step.multiplies_batch(output, value)
     if step.copied_input(output) is value or _adds_nothing(output, value):
         return False  # Guarded or not, it is the same.
-    if _is_running_statistic(step, output, value):
-        return False
     above = step.topology.ancestors([output])
     others = [v for v in above if v.is_graph_input() and not is_scalar(v) and v is not value]
     if output not in step.topology.forward:
@@ -330,7 +331,6 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
             # A prediction depends on a batch of its own type, too, and a gradient on its mask.
             if any(view in step.doubtful for view in step.views(output)) or _multiplies(step, value, output):
                 return False
-            # A weight of one element has axes, as numbers have not.
             is_weight = bool(value.shape) and output in step.behind_gradients and step.has_gradient(value)
             if is_scalar(value) and is_float(value) and not is_weight:
                 return _surely_holds(step, output, value)

@@ -6,7 +6,7 @@ import itertools
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.alternatives import sums_with
+from graphscale.analysis.roles.alternatives import always_holds, sums_with
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.nearness import Nearness
@@ -15,7 +15,7 @@ from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import VIEWS, Interface
 from graphscale.analysis.updates import LEAST_SHARE, NEXT_STATE, find_coefficients, same_type, type_of
 from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
-from graphscale.graph.walks import reach, source_by_trait
+from graphscale.graph.walks import follows_from_numbers, reach, source_by_trait
 
 __all__ = ["doubt_surplus", "propose"]
 
@@ -102,7 +102,7 @@ def _numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> li
 
     def may_be_state(value: ir.Value) -> bool:
         if not is_float(output):
-            return is_alone or value in held or value in flags
+            return is_alone or value in step.held_possibly(output) or value in flags
         # Nothing reads a metric, and it has no axes; weights have some, be it one element long.
         is_read = bool(output.shape) or bool(output.uses())
         is_weight = value in step.topology.forward and output in step.behind_gradients
@@ -117,9 +117,15 @@ def _numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> li
     stored = (value for value in step.graph.initializers.values() if not value.is_graph_input())
     near = [value for value in stored if value in sources and same_type(output, value) and may_be_state(value)]
 
-    def rank(value: ir.Value) -> tuple[bool, bool, tuple[float, int], float]:
+    def rank(value: ir.Value) -> tuple[bool, bool, bool, tuple[float, int], float]:
         likely = likeness(value, output)
-        return likely[0] == 1, step.factors[value] != 1, likely, held.get(value, 0.0)  # counters add one
+        return (
+            likely[0] == 1,
+            step.factors[value] != 1,
+            always_holds(output, value),
+            likely,
+            held.get(value, 0.0),
+        )  # counters add one
 
     return sorted(near, key=rank, reverse=True)
 
@@ -149,9 +155,23 @@ def _take_back(step: Interface) -> dict[ir.Value, Assigned]:
 def _is_likely(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence) -> bool:
     if _is_changed_batch(step, output, value):
         return False
+    if _is_error(step, output) and likeness(value, output)[0] != 1:
+        return False
     if output in step.behind_gradients or value in dependence.of(output):
         return True
     return likeness(value, output)[0] == 1
+
+
+def _is_error(step: Interface, output: ir.Value) -> bool:
+    """Return whether an output follows from the comparison with a target of its type, as each example's error does.
+
+    An average reads its last value twice, v + 0.1 * (x - v), a target is read once.
+    """
+    if output in step.behind_gradients or output not in step.topology.tail_dependent:
+        return False
+    targets = (v for v in step.topology.targets & step.topology.ancestors([output]) if same_type(output, v))
+    readers = ([*step.topology.consumers(v)] for v in targets)
+    return any(len(each) == 1 and each[0].op_type in ("Add", "Sub") for each in readers)
 
 
 def _is_changed_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
@@ -177,8 +197,10 @@ def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence:
     if output in step.behind_gradients and _scales_integers(step, value):
         return True
     if is_scalar(value) and is_float(value):
-        # A metric reads a batch; a number that follows from numbers may be a schedule's.
-        return step.is_ignored(value) and all(is_scalar(v) for v in _sources(step, output) if v.is_graph_input())
+        # A metric reads a batch; a number that follows from numbers may be a schedule's. The loss reads no next rate.
+        if output in step.topology.forward:
+            return False
+        return step.is_ignored(value) and follows_from_numbers(output)
     if output in step.behind_gradients:
         return True
     # An input that enters behind the last contraction is a target or the like.

@@ -211,8 +211,8 @@ STEPS = {
     # --- moments of weights that are projected
     "a moment beside a weight within a norm": (
         update_step(
-            update="m_next = m + (dw - m) * tenth; v_next = v + (dw * dw - v) * tenth; u = m_next / Sqrt(v_next) * rate; "
-            "moved = w - u; w_next = moved * Min(one, one / ReduceL2(moved, axes))\n",
+            update="m_next = m + (dw - m) * tenth; v_next = v + (dw * dw - v) * tenth\n"
+            "u = m_next / Sqrt(v_next) * rate; moved = w - u; w_next = moved * Min(one, one / ReduceL2(moved, axes))\n",
             inputs="float[4,3] m, float[4,3] v",
             constants="float tenth = {0.1}",
         ),
