@@ -23,6 +23,7 @@ from graphscale.analysis.roles.assignment import assign_roles
 from graphscale.analysis.roles.named_pairs import resolve_pairs
 from graphscale.analysis.roles.role_table import Roles
 from graphscale.analysis.solve import Solver
+from graphscale.analysis.storage import keep_stored
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import (
@@ -143,6 +144,8 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     empty = [update.input for update in result.updates if is_known_zero(update.input)]
     if empty:
         # A moment that begins with zeros is no constant: its degree is that of a state.
+        for value in empty:
+            keep_stored(value)
         graph.inputs.extend(empty)
         return _analyse(graph, hints, asking, runs)
     return result

@@ -30,6 +30,7 @@ from graphscale.analysis.roles.pairs import (
     pair_other_forms,
 )
 from graphscale.analysis.roles.proposals import doubt_surplus, propose
+from graphscale.analysis.roles.recurrent import pair_recurrent
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.topology import Topology
@@ -88,6 +89,7 @@ def _assign(
     found.assign_counted()
     pair_by_coefficients(step, ir.Value.is_initializer)
     doubt_replaced_weights(step)
+    pair_recurrent(step)
     assign_predictions(step)
     pair_by_dependence(step, lambda value: is_weight(step, value))
     pair_by_dependence(step, may_hold_moment)

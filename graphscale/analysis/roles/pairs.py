@@ -69,7 +69,7 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
 
     for least in (NEXT_STATE, 0.0):
         firm = candidates(step.held_firmly, least)
-        if step.may_store_state:
+        if step.may_store_state or among == ir.Value.is_graph_input:
             settle(firm)
         else:
             settle_beside_shares(firm, _keep_all)
