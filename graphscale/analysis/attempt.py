@@ -105,10 +105,11 @@ class Attempt:
         return any(value in live and value in activations for value in values)
 
     def _apart(self, value: ir.Value) -> tuple[set[ir.Value], set[ir.Value]]:
-        """Return the values that the loss alone is computed from, and those that another value alone is."""
+        """Return the values that the loss alone is computed from, and the computed ones that another value alone is."""
         forward, again = self.topology.forward, self.topology.recomputed
         above = self.topology.ancestors([value])
-        return {v for v in forward if again.get(v, v) not in above}, {v for v in above if v not in forward}
+        others = {v for v in above if v not in forward and v.producer() is not None}
+        return {v for v in forward if again.get(v, v) not in above}, others
 
 
 def _adds_numbers(value: ir.Value, loss: ir.Value) -> bool:

@@ -22,10 +22,10 @@ __all__ = ["pair_recurrent"]
 def pair_recurrent(step: Interface) -> None:
     """Pair outputs with hidden states that they follow from by products with one weight, one behind the other."""
     outputs = [value for value in step.open_outputs() if _may_be_hidden(step, value)]
-    inputs = [value for value in step.graph.inputs if step.is_open(value) and value in step.topology.forward]
-    if not outputs or not inputs:
+    like = {value for output in outputs for value in step.open_inputs_like(output) if value.is_graph_input()}
+    behind = {value: [*_later_products(step, value)] for value in like if value in step.topology.forward}
+    if not any(behind.values()):
         return
-    behind = {value: [*_later_products(step, value)] for value in inputs if is_float(value) and not is_scalar(value)}
     candidates: dict[ir.Value, list[ir.Value]] = {}
     for output in outputs:
         above = step.topology.ancestors([output])
@@ -50,19 +50,20 @@ def _may_be_hidden(step: Interface, value: ir.Value) -> bool:
 
 def _later_products(step: Interface, value: ir.Value) -> Iterator[ir.Node]:
     """Yield the products behind that of a value with a weight: of the same weight with a value of the same type."""
-    topology = step.topology
-    for node in topology.contractions:
-        if node.outputs[0] not in topology.forward:
-            continue
-        for operand, weight in _operands(step, node):
+    behind = step.topology.descendants({value})
+    products: dict[ir.Value, list[tuple[ir.Node, ir.Value]]] = {}
+    for node in step.topology.contractions:
+        if node.outputs[0] in behind and node.outputs[0] in step.topology.forward:
+            for operand, weight in _operands(step, node):
+                products.setdefault(weight, []).append((node, operand))
+    for shared in (each for each in products.values() if len(each) > 1):
+        for node, operand in shared:
             if value is not operand and value not in step.held_possibly(operand):
                 continue
-            behind = topology.descendants(nodes={node})
-            for other in topology.contractions:
-                if other is not node and other.outputs[0] in behind and other.outputs[0] in topology.forward:
-                    shared = (o for o, w in _operands(step, other) if w is weight and same_type(o, operand))
-                    if any(o in behind and _reads_batch(step, o, value) for o in shared):
-                        yield other
+            later = step.topology.descendants(nodes={node})
+            for other, another in shared:
+                if another in later and same_type(another, operand) and _reads_batch(step, another, value):
+                    yield other
 
 
 def _reads_batch(step: Interface, operand: ir.Value, value: ir.Value) -> bool:
@@ -72,14 +73,14 @@ def _reads_batch(step: Interface, operand: ir.Value, value: ir.Value) -> bool:
     for node in topology.nodes:
         if node.op_type not in ("Add", "Concat", "Sum", "Gemm") or node.outputs[0] not in above:
             continue
-        operands = inputs_of(node)
-        if any(each in behind for each in operands):
-            for each in operands:
-                sources = [v for v in topology.ancestors([each]) if v.producer() is None] if each not in behind else []
-                weights = [v for v in sources if v in topology.states and step.has_gradient(v)]
-                batches = [v for v in sources if v.is_graph_input() and v not in weights and not is_scalar(v)]
-                if batches and (weights or node.op_type == "Concat"):
-                    return True
+        apart = [each for each in inputs_of(node) if each not in behind]
+        if len(apart) == len(inputs_of(node)):
+            continue
+        sources = [each for each in topology.ancestors(apart) if each.producer() is None]
+        weights = [each for each in sources if _is_weight(step, each)]
+        batches = [each for each in sources if each.is_graph_input() and each not in weights and not is_scalar(each)]
+        if batches and (weights or node.op_type == "Concat"):
+            return True
     return False
 
 
@@ -88,5 +89,14 @@ def _operands(step: Interface, node: ir.Node) -> Iterator[tuple[ir.Value, ir.Val
     operands = inputs_of(node)[:2]
     for operand, other in zip(operands, reversed(operands), strict=True):
         weight = source_by_trait(other, VIEWS)
-        if weight.producer() is None and weight in step.topology.states and step.has_gradient(weight):
+        if _is_weight(step, weight):
             yield operand, weight
+
+
+def _is_weight(step: Interface, value: ir.Value) -> bool:
+    """Return whether a value is read by the loss and has a next value, or a gradient where nothing has a next value."""
+    if value.producer() is not None or value not in step.topology.states or not is_float(value):
+        return False
+    are_updated = any(each.pair is not None for each in step.inputs.values())
+    is_updated = value in step.inputs and step.inputs[value].pair is not None
+    return step.has_gradient(value) and (is_updated or not are_updated)

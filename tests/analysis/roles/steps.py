@@ -74,6 +74,18 @@ def hidden_state_step() -> onnx.ModelProto:
     )
 
 
+def recurrent_step(forward: str, inputs: str, outputs: str) -> onnx.ModelProto:
+    """A step with weights `w` and `u`, and a head `v` that does not learn; `h_out` is its last hidden state."""
+    return linear_step(
+        nodes("w_next = w - dw * rate; u_next = u - du * rate"),
+        inputs=listed("float[4,5] w, float[5,5] u, float[5,3] v, float[8,5] h", inputs),
+        outputs=listed("float[4,5] w_next, float[5,5] u_next, float[8,5] h_out", outputs),
+        constants="float rate = {0.1}, float one = {1}",
+        forward=nodes(f"{forward}; y = h_out @ v; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+        backward=nodes("g = ((d * two_over_n) @ v.T) * (one - h_out * h_out); du = h1.T @ g; dw = x.T @ g"),
+    )
+
+
 def swappable_step() -> onnx.ModelProto:
     """A moment of a moment, with betas as inputs: `b_next` depends on `a` as well as on `b`."""
     return update_step("a_next = a * p + dw; b_next = b * p + a * q", "float[4,3] a, float[4,3] b, float p, float q")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analysis.roles.steps import MOMENTUM, roles_of, states, update_step
+from tests.analysis.roles.steps import MOMENTUM, recurrent_step, roles_of, states, update_step
 from tests.build import LINEAR, numbers
 from tests.expressions import nodes
 
@@ -207,6 +207,34 @@ STEPS = {
     "a register of losses": (
         update_step(TWO_LOSSES_AGO, "float[3] before, float[3] far", "float[3] now, float[3] passed, float k"),
         {**states("w"), "now": "metric?", "passed": "next before?", "k": "metric"},
+    ),
+    # --- hidden states over two time steps
+    "a hidden state": (
+        recurrent_step("h1 = Tanh(x @ w + h @ u); h_out = Tanh(z @ w + h1 @ u)", "float[8,4] z", ""),
+        {**states("w", "u"), "h_out": "next h"},
+    ),
+    "a hidden state that a flag of each example resets": (
+        recurrent_step(
+            "h1 = Tanh(x @ w + (h * on) @ u); h_out = Tanh(z @ w + (h1 * on) @ u)", "float[8,4] z, float[8,1] on", ""
+        ),
+        {**states("w", "u"), "h_out": "next h"},
+    ),
+    "the two states of a gated cell": (
+        recurrent_step(
+            "f1 = Sigmoid(x @ w + h @ u); c1 = c * f1 + f1; h1 = f1 * Tanh(c1)\n"
+            "f2 = Sigmoid(z @ w + h1 @ u); c_out = c1 * f2 + f2; h_out = f2 * Tanh(c_out)",
+            "float[8,5] c, float[8,4] z",
+            "float[8,5] c_out",
+        ),
+        {**states("w", "u"), "h_out": "next h", "c_out": "next c"},
+    ),
+    "layers that share a weight": (
+        recurrent_step("h1 = Tanh(h @ u); h_out = Tanh(h1 @ u)", "", ""),
+        {**states("w", "u"), "h_out": "next h?"},
+    ),
+    "one time step": (
+        recurrent_step("h1 = Tanh(x @ w); h_out = Tanh(h1 + h @ u)", "", ""),
+        {**states("w", "u"), "h_out": "next h?"},
     ),
     # --- moments of weights that are projected
     "a moment beside a weight within a norm": (
