@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
+from graphscale.analysis.roles.batches import may_be_batch
 from graphscale.analysis.roles.fixed import assign_fixed_roles, assign_predictions, doubt_constants
 from graphscale.analysis.roles.interface_order import pairs_by_order
 from graphscale.analysis.roles.leaving_gradients import Gradients
@@ -22,7 +23,6 @@ from graphscale.analysis.roles.pairs import (
     confirm_kept_numbers,
     doubt_replaced_weights,
     is_weight,
-    may_be_batch,
     may_begin_anew,
     may_hold_moment,
     pair_by_coefficients,

@@ -52,9 +52,19 @@ def pairs_by_order(step: Interface) -> list[Update]:
     if len(order) < _LEAST_PAIRS or order != sorted(order):
         return []
     found = {output: value for output, value in find_between(step.graph, certain).items() if same_type(output, value)}
-    taken = {value for value, assigned in step.inputs.items() if assigned.pair is not None and assigned.certain}
-    return [
-        Update(output, value, _EVIDENCE)
-        for output, value in found.items()
-        if not step.outputs[output].certain and value not in taken and step.outputs[output].pair in (None, value)
-    ]
+    return [Update(output, value, _EVIDENCE) for output, value in found.items() if _may_stand_for(step, output, value)]
+
+
+def _may_stand_for(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether an open output may be the next value of an open input, and depends on no other one of its type."""
+    assigned = step.outputs[output]
+    if assigned.certain or assigned.pair not in (None, value):
+        return False
+    others = [v for v in step.graph.inputs if _is_open(step, v) and same_type(output, v)]
+    above = [other for other in others if other in step.topology.ancestors([output])]
+    return value in others and (value in above or not above)
+
+
+def _is_open(step: Interface, value: ir.Value) -> bool:
+    assigned = step.inputs[value]
+    return assigned.pair is None or not assigned.certain

@@ -19,6 +19,15 @@ STEPS = {
         update_step(LEAST, "float[4,3] m", "", "float k = {2}", update=MOMENTUM),
         states("w", "m", "k"),
     ),
+    "a number that a counter alone gives": (
+        update_step(
+            "n_next = n + unit; k_next = one / Cast(n_next, to=1); size = ReduceL2(dw, keepdims=0) * k",
+            "float[4,3] m, int64 n, float k",
+            "float size",
+            update=MOMENTUM,
+        ),
+        {**states("w", "m", "n", "k"), "size": "metric"},
+    ),
     "one certain pair": (update_step(LEAST, "float k"), states("w", "k?")),
     "another type": (
         update_step("k_next_ = Min(j, loss)", "float j, double k, float[4,3] m", "float k_next_", update=MOMENTUM),

@@ -1,0 +1,64 @@
+"""Pairs by the order of inputs and outputs, between pairs that are certain by themselves."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from tests.analysis.roles.steps import evidence_of, roles_of, update_step
+
+# The product of the shares so far; a fed rate times a schedule is computed alike.
+UPDATE = """
+    n_next = n + unit; a_next = a * beta + dw; b_next = b * beta + dw * dw; shown = k * Pow(beta, Cast(n_next, to=1))
+    u = a_next * shown; w_next = w - u
+"""
+INPUTS = {"w": "float[4,3] w", "a": "float[4,3] a", "b": "float[4,3] b", "n": "int64 n", "k": "float k", "j": "float j"}
+
+
+def ordered(inputs: str, outputs: str, more: str = "") -> onnx.ModelProto:
+    """The step with its inputs and outputs in an order."""
+    model = update_step(more, ", ".join(INPUTS[name] for name in inputs.split() if name != "w"), update=UPDATE)
+    del model.graph.output[1:], model.graph.input[2:]
+    types = {name: onnx.parser.parse_graph(f"g ({text}) => () {{ }}").input[0] for name, text in INPUTS.items()}
+    model.graph.input.extend(types[name] for name in inputs.split())
+    for name in outputs.split():
+        of = {"shown": "k", "other": "k"}.get(name, name)
+        model.graph.output.add(name=name if of != name else f"{name}_next").type.CopyFrom(types[of].type)
+    return model
+
+
+def test_between_pairs_in_one_order() -> None:
+    model = ordered("w a k b n", "w a shown b n")
+    assert roles_of(model)["shown"] == "next k"
+    assert evidence_of(model, "shown") == "stated by its place, between other next values"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        pytest.param("w a k b n", "w shown a b n", id="between others"),
+        pytest.param("w a b n k", "shown w a b n", id="at the ends"),
+        pytest.param("k w a b n", "shown w a b n", id="before the first"),
+        pytest.param("w a b n k", "w a b n shown", id="behind the last"),
+        pytest.param("w a k b n", "b w shown n a", id="in another order"),
+        pytest.param("a w k n b", "a w shown b n", id="but for two"),
+        pytest.param("w a k j b n", "w a shown b n", id="one of two"),
+    ],
+)
+def test_elsewhere(inputs: str, outputs: str) -> None:
+    assert roles_of(ordered(inputs, outputs))["shown"].endswith("?")
+
+
+def test_an_output_that_depends_on_another_input() -> None:
+    """The graph proposes another input: a place is no evidence against it."""
+    model = ordered("w a j b n k", "w a shown b n")
+    assert roles_of(model)["shown"].endswith("?")
+
+
+def test_too_few_pairs() -> None:
+    model = update_step("shown = k * Pow(beta, Cast(n, to=1)); n_next = n + unit", "float k, int64 n", "float shown")
+    outputs = {value.name: value for value in model.graph.output}
+    order = [outputs[name] for name in ("loss", "w_next", "shown", "n_next")]
+    del model.graph.output[:]
+    model.graph.output.extend(order)
+    assert roles_of(model)["shown"] == "metric?"
