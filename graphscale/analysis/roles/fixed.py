@@ -10,7 +10,7 @@ from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_constant_view, same_type
-from graphscale.graph.values import constant_tensor, is_float, is_known_zero, is_scalar
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.operators import Trait, has_trait, optimizer_of
 
 __all__ = ["assign_fixed_roles", "assign_predictions", "doubt_constants"]
@@ -25,9 +25,11 @@ def assign_fixed_roles(step: Interface) -> None:
 
 
 def assign_predictions(step: Interface) -> None:
-    """Take for metrics the open outputs that the loss compares with a target."""
+    """Take for metrics the open outputs that the loss compares with a target, or is the mean or the sum of."""
     for value in step.open_outputs():
-        if value not in step.behind_gradients and not is_scalar(value) and _meets_target(step, value):
+        if value in step.topology.tail and not is_scalar(value) and _is_unreduced_loss(step, value):
+            step.outputs[value] = Assigned(Role.METRIC, "the loss is its mean or its sum")
+        elif value not in step.behind_gradients and not is_scalar(value) and _meets_target(step, value):
             step.outputs[value] = Assigned(Role.METRIC, "it is compared with a target")
 
 
@@ -100,3 +102,20 @@ def _is_decay(step: Interface, value: ir.Value) -> bool:
 def _meets_target(step: Interface, value: ir.Value) -> bool:
     readers, targets = step.topology.consumers(value), step.topology.targets
     return any(operand in targets for node in readers for operand in step.topology.operands(node))
+
+
+def _is_unreduced_loss(step: Interface, value: ir.Value) -> bool:
+    """Return whether a loss is a mean or a sum of a value, times numbers, and nothing else."""
+    pending, reduced = [value], False
+    while pending:
+        value = pending.pop()
+        if value in step.topology.losses:
+            return reduced
+        for node in step.topology.consumers(value):
+            others = [operand for operand in inputs_of(node) if operand is not value]
+            is_total = node.op_type in ("ReduceMean", "ReduceSum")
+            is_scaled = node.op_type in ("Mul", "Div", "Neg") and all(map(is_scalar, others))
+            if node.outputs[0] in step.topology.forward and (is_total or is_scaled or has_trait(node, Trait.VIEW)):
+                reduced = reduced or is_total
+                pending.append(node.outputs[0])
+    return False

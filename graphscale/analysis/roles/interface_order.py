@@ -1,7 +1,7 @@
 """Evidence by the order of inputs and outputs, which exporters keep: for open outputs alone, never needed.
 
 Where the pairs before and behind an output are certain, as many inputs stand between theirs as outputs stand between
-them, and all certain pairs are in one order, the function that was exported returns its state in the order it takes it.
+them, and the certain pairs around are in one order, the function that was exported returns its state in that order.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from graphscale.analysis.updates import Update, same_type
 
 __all__ = ["find_between", "pairs_by_order"]
 
-# Of so many pairs, a random order is the same on both sides once in 24 times.
-_LEAST_PAIRS = 4
+# Of so many pairs in a row, a random order is the same on both sides once in 120 times.
+_LEAST_PAIRS = 5
 _EVIDENCE = f"{STATED}its place, between other next values"
 
 
@@ -48,11 +48,23 @@ def pairs_by_order(step: Interface) -> list[Update]:
         for output, assigned in step.outputs.items()
         if assigned.pair is not None and assigned.certain and not assigned.is_named
     }
-    order = [before for _, before in _positions(step.graph, certain)]
-    if len(order) < _LEAST_PAIRS or order != sorted(order):
-        return []
-    found = {output: value for output, value in find_between(step.graph, certain).items() if same_type(output, value)}
+    found = {
+        output: value
+        for run in _runs(step.graph, certain)
+        for output, value in find_between(step.graph, run).items()
+        if same_type(output, value)
+    }
     return [Update(output, value, _EVIDENCE) for output, value in found.items() if _may_stand_for(step, output, value)]
+
+
+def _runs(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> list[dict[ir.Value, ir.Value]]:
+    """Return the long runs of pairs, one output behind another, whose inputs stand in the same order."""
+    runs: list[list[tuple[int, int]]] = []
+    for index, place in _positions(graph, pairs):
+        if not runs or place < runs[-1][-1][1]:
+            runs.append([])
+        runs[-1].append((index, place))
+    return [{graph.outputs[i]: graph.inputs[j] for i, j in run} for run in runs if len(run) >= _LEAST_PAIRS]
 
 
 def _may_stand_for(step: Interface, output: ir.Value, value: ir.Value) -> bool:

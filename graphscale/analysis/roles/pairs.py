@@ -300,12 +300,17 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
 
 
 def _may_be_metric(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Propose a metric in place of a doubtful pair of numbers: the norm of an update depends on the rate."""
+    """Propose a metric in place of a doubtful pair of numbers: the norm of an update depends on the rate.
+
+    A part of the loss that reads a number more than once, as a temperature is read, is a metric for certain.
+    """
     if step.outputs[output].certain or not (is_scalar(value) and is_float(value)):
         return False
     del step.inputs[value]
     evidence = f"it depends on {value.name!r}, which has its type"
-    step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
+    topology = step.topology
+    is_part = output in topology.forward and output in topology.activation_dependent and len(value.uses()) > 1
+    step.outputs[output] = Assigned(Role.METRIC, "a part of the loss" if is_part else evidence, certain=is_part)
     return True
 
 

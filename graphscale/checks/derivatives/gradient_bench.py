@@ -126,12 +126,17 @@ class GradientBench:
         self._forward.close()
 
     def _draw(self, feeder: Feeder) -> tuple[Arrays, Arrays]:
+        failure = VerifyError("the loss or a gradient is not finite on random feeds; give real values as feeds")
         for style in STYLES * _DRAWS:
             feeds = feeder.draw(self._random, style)
-            values = self._everything.run(feeds).outputs
+            try:
+                values = self._everything.run(feeds).outputs
+            except VerifyError as error:  # an index out of range, say
+                failure = error
+                continue
             if all(np.isfinite(array).all() for array in values.values()):
                 return feeds, values
-        raise VerifyError("the loss or a gradient is not finite on random feeds; give real values as feeds")
+        raise failure
 
     def _center(self, value: ir.Value) -> _Array:
         array = self._feeds.get(value.name or "")

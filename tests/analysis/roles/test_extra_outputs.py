@@ -55,18 +55,24 @@ def test_roles(name: str) -> None:
     assert roles_of(model) == expected
 
 
-def test_a_masked_error_is_asked_about() -> None:
+@pytest.mark.parametrize(
+    ("loss", "role"),
+    [
+        pytest.param("loss = ReduceMean(masked, keepdims=0)", "metric", id="its mean"),
+        pytest.param("loss = ReduceMean(masked * nought_too, keepdims=0)", "next nought?", id="the mean of a product"),
+        pytest.param("e = masked * masked; loss = ReduceMean(e, keepdims=0)", "next nought?", id="of its square"),
+    ],
+)
+def test_a_masked_error(loss: str, role: str) -> None:
     model = linear_step(
         nodes("w_next = w - dw * rate"),
         outputs="float[4,3] w_next, float[8,3] masked",
-        constants=f"float[8,3] nought = {numbers(24)}, bool[8,1] mask = {numbers(8, '1')}, float rate = {{0.1}}",
-        forward=nodes(
-            "y = x @ w; kept = Max(y, nought); d = kept - t; masked = Where(mask, d * d, nought); "
-            "loss = ReduceMean(masked, keepdims=0)"
-        ),
+        constants=f"float[8,3] nought = {numbers(24)}, bool[8,1] mask = {numbers(8, '1')}, float rate = {{0.1}}, "
+        f"float[3] nought_too = {numbers(3, '2')}",
+        forward=nodes(f"y = x @ w; kept = Max(y, nought); d = kept - t; masked = Where(mask, d * d, nought); {loss}"),
         backward=nodes("dy = Where(mask, d * two_over_n, nought); dw = x.T @ Where(Greater(y, nought), dy, nought)"),
     )
-    assert roles_of(model) == {**states("w"), "masked": "next nought?"}
+    assert roles_of(model) == {**states("w"), "masked": role}
 
 
 @pytest.mark.parametrize(

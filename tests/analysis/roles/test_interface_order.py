@@ -9,10 +9,19 @@ from tests.analysis.roles.steps import evidence_of, roles_of, update_step
 
 # The product of the shares so far; a fed rate times a schedule is computed alike.
 UPDATE = """
-    n_next = n + unit; a_next = a * beta + dw; b_next = b * beta + dw * dw; shown = k * Pow(beta, Cast(n_next, to=1))
+    n_next = n + unit; a_next = a * beta + dw; b_next = b * beta + dw * dw; c_next = c * rate + dw
+    shown = k * Pow(beta, Cast(n_next, to=1))
     u = a_next * shown; w_next = w - u
 """
-INPUTS = {"w": "float[4,3] w", "a": "float[4,3] a", "b": "float[4,3] b", "n": "int64 n", "k": "float k", "j": "float j"}
+INPUTS = {
+    "w": "float[4,3] w",
+    "a": "float[4,3] a",
+    "b": "float[4,3] b",
+    "c": "float[4,3] c",
+    "n": "int64 n",
+    "k": "float k",
+    "j": "float j",
+}
 
 
 def ordered(inputs: str, outputs: str, more: str = "") -> onnx.ModelProto:
@@ -28,7 +37,7 @@ def ordered(inputs: str, outputs: str, more: str = "") -> onnx.ModelProto:
 
 
 def test_between_pairs_in_one_order() -> None:
-    model = ordered("w a k b n", "w a shown b n")
+    model = ordered("w a k b c n", "w a shown b c n")
     assert roles_of(model)["shown"] == "next k"
     assert evidence_of(model, "shown") == "stated by its place, between other next values"
 
@@ -36,13 +45,13 @@ def test_between_pairs_in_one_order() -> None:
 @pytest.mark.parametrize(
     ("inputs", "outputs"),
     [
-        pytest.param("w a k b n", "w shown a b n", id="between others"),
-        pytest.param("w a b n k", "shown w a b n", id="at the ends"),
-        pytest.param("k w a b n", "shown w a b n", id="before the first"),
-        pytest.param("w a b n k", "w a b n shown", id="behind the last"),
-        pytest.param("w a k b n", "b w shown n a", id="in another order"),
-        pytest.param("a w k n b", "a w shown b n", id="but for two"),
-        pytest.param("w a k j b n", "w a shown b n", id="one of two"),
+        pytest.param("w a k b c n", "w shown a b c n", id="between others"),
+        pytest.param("w a b c n k", "shown w a b c n", id="at the ends"),
+        pytest.param("k w a b c n", "shown w a b c n", id="before the first"),
+        pytest.param("w a b c n k", "w a b c n shown", id="behind the last"),
+        pytest.param("w a k b c n", "b w shown n a c", id="in another order"),
+        pytest.param("a w k n b c", "a w shown b n c", id="but for two"),
+        pytest.param("w a k j b c n", "w a shown b c n", id="one of two"),
     ],
 )
 def test_elsewhere(inputs: str, outputs: str) -> None:
@@ -51,7 +60,7 @@ def test_elsewhere(inputs: str, outputs: str) -> None:
 
 def test_an_output_that_depends_on_another_input() -> None:
     """The graph proposes another input: a place is no evidence against it."""
-    model = ordered("w a j b n k", "w a shown b n")
+    model = ordered("w a j b c n k", "w a shown b c n")
     assert roles_of(model)["shown"].endswith("?")
 
 
