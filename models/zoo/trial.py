@@ -78,9 +78,12 @@ def judge(name: str, model: onnx.ModelProto, report: gs.Report, truth: dict[str,
     outputs = [entry for entry in report.roles if entry.kind == "output"]
     states = truth["states"]
     wrong = [e for e in outputs if e.pair != states.get(e.name) and not _is_idle(model, e, states.get(e.name))]
-    certain = [entry.name for entry in wrong if entry.certain]
-    if certain or report.loss not in truth["losses"]:
-        return Outcome(name, "wrong", ", ".join(certain) or f"loss {report.loss}")
+    losses = [entry for entry in outputs if entry.role == "loss" and entry.name not in truth["losses"]]
+    certain = [entry.name for entry in (*wrong, *losses) if entry.certain]
+    if certain:
+        return Outcome(name, "wrong", ", ".join(certain))
+    if losses:
+        return Outcome(name, "asked, proposal wrong", ", ".join(entry.name for entry in losses))
     if wrong:
         outcome = "asked, no evidence" if _exchange_idle(model, wrong, states) else "asked, proposal wrong"
         return Outcome(name, outcome, ", ".join(entry.name for entry in wrong))

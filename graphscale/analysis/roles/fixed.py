@@ -114,7 +114,9 @@ def _is_unreduced_loss(step: Interface, value: ir.Value) -> bool:
         for node in step.topology.consumers(value):
             others = [operand for operand in inputs_of(node) if operand is not value]
             is_total = node.op_type in ("ReduceMean", "ReduceSum")
-            is_scaled = node.op_type in ("Mul", "Div", "Neg") and all(map(is_scalar, others))
+            is_scaled = node.op_type == "Neg" or (
+                node.op_type in ("Mul", "Div") and [*map(is_scalar, others)] == [True]
+            )
             if node.outputs[0] in step.topology.forward and (is_total or is_scaled or has_trait(node, Trait.VIEW)):
                 reduced = reduced or is_total
                 pending.append(node.outputs[0])

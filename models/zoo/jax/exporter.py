@@ -90,5 +90,5 @@ def to_model(step: Step, values: Arrays, results: list[str]) -> ir.Model:
 
 # The kinds register themselves when their modules are imported.
 for path in sorted(Path(__file__).parent.glob("kinds_*.py")):
-    if path.stem != "kinds_keras" or importlib.util.find_spec("keras"):
+    if not path.stem.startswith("kinds_keras") or importlib.util.find_spec("keras"):
         importlib.import_module(f"models.zoo.jax.{path.stem}")
