@@ -111,7 +111,13 @@ def test_the_trial_holds_roles_against_the_truth() -> None:
     swapped = truth["states"] | {first: truth["states"][second], second: truth["states"][first]}
     found = judged("wrap-clip.square", states=swapped)
     assert (found.outcome, set(found.reason.split(", "))) == ("wrong", {first, second})
-    assert judged("wrap-clip.square", losses=["another"]).reason == f"loss {truth['losses'][0]}"
+    found = judged("wrap-clip.square", losses=["another"])
+    assert (found.outcome, found.reason) == ("wrong", truth["losses"][0])
+
+
+def test_a_doubtful_loss_is_a_proposal() -> None:
+    found = judged("projected-conflicts.momentum", losses=["another"])
+    assert found.outcome == "asked, proposal wrong"
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ def slopes(
         loss_at: the loss as a function of the weight.
         here: the loss at the weight.
         weight: the weight, of the type to compute in.
-        direction: an array of its shape; there is no slope where it is zero or not finite.
+        direction: an array of its shape; there is no slope where it is zero, or either is not finite.
         limits: those of the type.
     """
-    if not (direction.any() and np.isfinite(direction).all()):
+    if not (direction.any() and np.isfinite(direction).all() and np.isfinite(weight).all()):
         return
     size, length = _root_mean_square(weight), _root_mean_square(direction)
     for step in limits.steps:
