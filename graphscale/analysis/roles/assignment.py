@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
-from graphscale.analysis.roles.batches import may_be_batch
+from graphscale.analysis.roles.changed_batches import may_be_batch
 from graphscale.analysis.roles.fixed import assign_fixed_roles, assign_predictions, doubt_constants
 from graphscale.analysis.roles.interface_order import pairs_by_order
 from graphscale.analysis.roles.leaving_gradients import Gradients

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.roles.alternatives import always_holds
-from graphscale.analysis.roles.batches import is_running_statistic, may_be_batch
+from graphscale.analysis.roles.changed_batches import is_running_statistic, may_be_batch
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.names import likeness
