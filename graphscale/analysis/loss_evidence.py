@@ -134,13 +134,21 @@ def choose_attempt(
             return best, f"it is {how}", False
         else:
             best, how = tried[chosen], "the backward pass computes its derivatives"
-    topology = best.topology
-    may_be_stored = may_store_state(topology, best.solver.plan.unscaled.keys())
-    carried = (find_carried_number(topology.graph, loss, may_be_stored) for loss in topology.losses)
-    number = next((value for value in carried if value is not None), None)
+    number = _find_carried_number(best)
     if number is not None:
         return best, f"it may be a running sum or average, and the next value of {number.name!r}", False
     return best, how, True
+
+
+def _find_carried_number(attempt: Attempt) -> ir.Value | None:
+    """Find a number that a loss may be the next value of, a stored one only where the file may store state."""
+    topology, number = attempt.topology, None
+    for may_be_stored in (True, False):
+        found = (find_carried_number(topology.graph, loss, may_be_stored) for loss in topology.losses)
+        number = next((value for value in found if value is not None), None)
+        if number is None or number.is_graph_input() or may_store_state(topology, attempt.solver.plan.unscaled.keys()):
+            break
+    return number
 
 
 def _find_total(rivals: Sequence[Attempt], parts: Sequence[ir.Value]) -> Attempt | None:

@@ -252,7 +252,7 @@ class Topology:
     @functools.cached_property
     def validating(self) -> Set[ir.Node]:
         """The nodes behind a next weight, or behind one that an output may keep: they measure the step."""
-        pending = [value for value in self.graph.outputs if value not in self.forward]
+        pending = [value for value in self.graph.outputs if value not in self.forward and _may_be_validated(value)]
         nexts: set[ir.Value] = set()
         while pending:
             value = pending.pop()
@@ -339,3 +339,9 @@ def contains_contraction(node: ir.Node) -> bool:
     """Return whether a node is a contraction, or has one in its subgraphs."""
     rules = (rule_of(inner) for inner in (node, *inner_nodes(node)))
     return any(rule is not None and rule.contraction for rule in rules)
+
+
+def _may_be_validated(value: ir.Value) -> bool:
+    """Return whether a node reads an output, or one of the values that it is chosen from."""
+    node = value.producer()
+    return bool(value.uses()) or (node is not None and node.op_type == "Where")
