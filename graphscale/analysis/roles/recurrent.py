@@ -35,10 +35,7 @@ def pair_recurrent(step: Interface) -> None:
             if same_type(output, value) and any(result in above for node in later for result in node.outputs)
         ]
     hidden = {output: values for output, values in candidates.items() if values}
-    cells = {
-        output: [v for v in step.open_inputs_like(output) if not behind.get(v) and v in step.held_possibly(output)]
-        for output in hidden
-    }
+    cells = {o: [v for v in step.open_inputs_like(o) if v in step.held_possibly(o)] for o in hidden}
     step.settle(cells, "it is gated beside a hidden state")
     left = {output: values for output, values in hidden.items() if output not in step.outputs}
     step.settle(left, "a weight multiplies it as it multiplies its own later values")

@@ -18,12 +18,12 @@ SCALED = {
     "backward": nodes("dy = d * two_over_n; dw = z.T @ dy"),
 }
 WELFORD = """
-    n_next = n + size; share = size / n_next; off = ReduceMean(x, axes, keepdims=0) - mean
+    n_next = n + size; share = size / n_next; now = ReduceMean(x, axes, keepdims=0); off = now - mean
     mean_next = mean + off * share
     var_next = (var * n + ReduceMean(z * z, axes, keepdims=0) * size + off * off * n * share) / n_next
 """
 RETURNS = {
-    "forward": nodes("total = start * one + ReduceSum(rewards, axes, keepdims=0); off = x @ w")
+    "forward": nodes("flow = ReduceSum(rewards, axes, keepdims=0); total = start + flow; off = x @ w")
     + "row = Unsqueeze(total, last)\n"
     + nodes("d = off - row; square = d * d; loss = ReduceMean(square, keepdims=0)"),
 }
@@ -114,14 +114,16 @@ STEPS = {
     ),
     # --- statistics of batches that the network reads
     "means and variances of columns": (
-        update_step(WELFORD, "float n, float[4] mean, float[4] var", constants="float size = {8}", **SCALED),
+        update_step(
+            WELFORD, "float n, float[4] mean, float[4] var", constants="float size = {8}, float[4] now", **SCALED
+        ),
         states("w", "n", "mean", "var"),
     ),
     "a sum over time": (
         update_step(
             inputs="float[8] start, float[5,8] rewards",
             outputs="float[8] total",
-            constants="int64[1] axes = {0}, int64[1] last = {1}, float one = {1}",
+            constants="int64[1] axes = {0}, int64[1] last = {1}, float[8] flow",
             **RETURNS,
         ),
         {**states("w"), "total": "next start?"},
