@@ -267,7 +267,8 @@ class Topology:
             return readers
         behind = self.descendants(nodes=readers)
         # A second loss may be computed at the next weights of the first; a condition is a number, or a flag.
-        leading = ancestors(nexts, stop=lambda value: is_scalar(value) or value.dtype is ir.DataType.BOOL)
+        tensors = (value for value in self.graph.outputs if not is_scalar(value))
+        leading = ancestors(tensors, stop=lambda value: is_scalar(value) or value.dtype is ir.DataType.BOOL)
         return {node for node in self.nodes if node.outputs[0] in behind and leading.isdisjoint(node.outputs)}
 
     @functools.cached_property

@@ -210,6 +210,46 @@ STEPS = {
         update_step(TWO_LOSSES_AGO, "float[3] before, float[3] far", "float[3] now, float[3] passed, float k"),
         {**states("w"), "now": "metric?", "passed": "next before?", "k": "metric"},
     ),
+    "a register of losses that weigh the loss": (
+        update_step(
+            "passed = Identity(before)",
+            "float[3] before, float[3] far",
+            "float[3] now, float[3] passed",
+            forward=nodes(
+                "d = x @ w - t; now = ReduceMean(d * d, axes, keepdims=0); q = before / far; "
+                "loss = ReduceSum(now * q, keepdims=0)"
+            ),
+            backward=nodes("dy = d * two_over_n * before / far; dw = x.T @ dy"),
+            constants="int64[1] axes = {0}",
+        ),
+        {**states("w"), "now": "metric?", "passed": "next before?"},
+    ),
+    # --- parts of a loss
+    "a part by a fed temperature": (
+        update_step(
+            outputs="float part",
+            inputs="float heat",
+            forward=nodes(
+                "y = x @ w; p = y / heat; d = p - t; part = ReduceMean(d * d, keepdims=0) * heat; loss = part * two"
+            ),
+            backward=nodes("dy = d * two_over_n * two; dw = x.T @ dy"),
+            constants="float two = {2}",
+        ),
+        {**states("w"), "part": "metric"},
+    ),
+    "one number that is compared with a target": (
+        update_step(
+            outputs="float[1] mean",
+            inputs="float[1] b, float[1] goal",
+            forward=nodes(
+                "y = x @ w + b; mean = Reshape(ReduceMean(y, keepdims=0), long); e = mean - goal; "
+                "loss = ReduceSum(e * e, keepdims=0)"
+            ),
+            backward=nodes("dy = Expand(e * two_over_n, wide); dw = x.T @ dy"),
+            constants="int64[1] long = {1}, int64[2] wide = {8, 3}",
+        ),
+        {**states("w"), "mean": "metric?"},
+    ),
     # --- hidden states over two time steps
     "a hidden state": (
         recurrent_step("h1 = Tanh(x @ w + h @ u); h_out = Tanh(z @ w + h1 @ u)", "float[8,4] z", ""),
