@@ -105,6 +105,7 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     answers = hints.answers
     values = values_by_name(graph) if hints.gradients or answers.losses else {}
     named = resolve_pairs(graph, answers)
+    _make_inputs(graph, named)
     edge = None if hints.seed is None else _seed_edge(graph, hints.seed)
     # The scale comes out at these; a gradient of a roles file may be computed from them.
     chosen = [_named_gradient(values, name) for name in hints.gradients]
@@ -141,14 +142,16 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
         # The backward pass is that of a loss that cannot be scaled.
         raise _explain(failures, bool(answers.losses))
     result = _finish(graph, best, how, certain, named, set(chosen), answers, asking)
-    empty = [update.input for update in result.updates if is_known_zero(update.input)]
-    if empty:
-        # A moment that begins with zeros is no constant: its degree is that of a state.
-        for value in empty:
-            keep_stored(value)
-        graph.inputs.extend(empty)
-        return _analyse(graph, hints, asking, runs)
-    return result
+    return _analyse(graph, hints, asking, runs) if _make_inputs(graph, result.updates) else result
+
+
+def _make_inputs(graph: ir.Graph, updates: Sequence[Update]) -> bool:
+    """Make inputs of moments and weights that begin with zeros: constants would have no degree. Report any."""
+    empty = [update.input for update in updates if is_known_zero(update.input)]
+    for value in empty:
+        keep_stored(value)
+    graph.inputs.extend(empty)
+    return bool(empty)
 
 
 def _attempt(

@@ -1,9 +1,12 @@
 """The roles of the packed steps of models/zoo, one of each kind, against the truth of their scripts."""
 
+import json
+
 import onnx
 import pytest
 
 import graphscale as gs
+from graphscale.analysis.roles.answers import roles_file
 from graphscale.errors import LossError, UnsupportedModelError, UpdateError
 from models.zoo import pack, trial
 from models.zoo.steps import is_aside
@@ -40,6 +43,13 @@ def test_roles(name: str) -> None:
     model = onnx.load_from_string(content)
     found = trial.judge(name, model, gs.inspect(model), truth)
     assert found.outcome.partition(",")[0] == ("asked" if name in ASKED else "right"), found.reason
+
+
+@pytest.mark.static
+@pytest.mark.parametrize("name", sorted(ASKED))
+def test_proposals_are_taken_as_they_are(name: str) -> None:
+    model = onnx.load_from_string(pack.read(name)[0])
+    assert gs.scale(model, roles=json.loads(roles_file(gs.inspect(model).roles))).report.proved
 
 
 @pytest.mark.static

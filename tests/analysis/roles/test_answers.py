@@ -27,8 +27,9 @@ from tests.analysis.roles.steps import (
     swappable_step,
     update_step,
 )
-from tests.build import EXACT, assert_skips, feeds_for, linear_step
+from tests.build import EXACT, assert_skips, feeds_for, linear_step, numbers
 from tests.conftest import assert_all_same_bits, run_once
+from tests.expressions import nodes
 
 CARRIED = test_carried_state.STEPS | test_numbers.STEPS | test_stored_state.STEPS
 FIELDS = ["losses", "states", "gradients", "metrics", "kept"]
@@ -49,6 +50,20 @@ def proposal(model: onnx.ModelProto) -> dict[str, Any]:
 def test_proposals_taken_as_they_are_leave_no_question(name: str) -> None:
     model, expected = CARRIED[name]
     assert roles_of(model, proposal(model)) == {output: role.rstrip("?") for output, role in expected.items()}
+
+
+def test_a_stored_weight_of_zeros_is_named() -> None:
+    """Nothing but its name says that the zeros are no constant, from which the gradient alone is subtracted."""
+    model = update_step(
+        "b_next = b - db * rate",
+        constants=f"float[3] b = {numbers(3)}",
+        forward=nodes("y = x @ w + b; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
+        backward=nodes("dy = d * two_over_n; dw = x.T @ dy; db = ReduceSum(dy, axis, keepdims=0)"),
+        control="",
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "axis"))
+    named = {"states": {"w_next": "w", "b_next": "b"}, "losses": ["loss"]}
+    assert states_of(gs.scale(model, roles=named).report) == named["states"]
 
 
 def states_of(report: gs.Report) -> dict[str | None, str]:
