@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
@@ -73,7 +72,7 @@ class Interface:
     def _stored(self) -> Iterator[ir.Value]:
         """Yield the initializers that may hold state; a number does only where one node reads it, or none."""
         for value in self.graph.initializers.values():
-            if value.is_graph_input() or _is_selected_zero(value) or _is_nan(value):
+            if value.is_graph_input() or _is_selected_zero(value):
                 continue
             if not is_scalar(value) or len(value.uses()) < 2:
                 yield value
@@ -133,7 +132,7 @@ class Interface:
         """
         if value.is_graph_input() or is_scalar(value) or value in self.topology.forward:
             return False
-        return _is_selected_zero(value) or _is_nan(value) or (self.factors[value] != 0 and not _is_scaled(value))
+        return _is_selected_zero(value) or (self.factors[value] != 0 and not _is_scaled(value))
 
     def holds_one_of(self, output: ir.Value, values: Collection[ir.Value]) -> bool:
         """Return whether an output holds one of some values, with a coefficient near one."""
@@ -278,14 +277,6 @@ def _is_selected_zero(value: ir.Value) -> bool:
     return bool(readers) and all(
         n.op_type == "Where" or (n.op_type == "Mul" and {*n.inputs} == {value}) for n in readers
     )
-
-
-def _is_nan(value: ir.Value) -> bool:
-    """Return whether an initializer begins with NaN, as the mean of nothing does: no state does."""
-    tensor = constant_tensor(value)
-    if tensor is None or not is_float(value) or tensor.size == 0:
-        return False
-    return bool(np.isnan(np.asarray(tensor.numpy().flat[0], dtype=np.float64)))
 
 
 def _is_scaled(value: ir.Value) -> bool:

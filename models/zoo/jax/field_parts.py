@@ -1,4 +1,4 @@
-"""What the steps from the field share: networks by layers, and an optimizer of optax beside a loss with metrics."""
+"""Parts of the steps from the field: networks by layers, and an optimizer of optax beside a loss with metrics."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What the steps from the field share: a network of torch.nn, an optimizer beside it, and one step of both."""
+"""Parts of the steps from the field: a network of torch.nn, an optimizer beside it, and one step of both."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

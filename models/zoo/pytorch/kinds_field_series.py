@@ -202,7 +202,7 @@ class SpeakerNet(nn.Module):
 
 @kind("field-speaker-embedding")
 def speaker_embedding() -> Iterator[Step]:
-    """Who speaks, by an additive angular margin that is fed, or grows with the steps; momentum, Lion."""
+    """Speakers, by an additive angular margin that is fed, or grows with the steps; momentum, Lion."""
 
     def objective(grows: bool) -> Callable:
         def compute(net: Callable, values: Arrays) -> tuple[Tensor, Arrays, Arrays]:

@@ -52,7 +52,7 @@ class SpanReader(nn.Module):
 
 @kind("field-span-answers")
 def span_answers() -> Iterator[Step]:
-    """Where an answer starts and ends in a text: LAMB after a warm-up; frozen embeddings and AdamW with a fed rate."""
+    """Start and end of an answer in a text: LAMB after a warm-up; frozen embeddings and AdamW with a fed rate."""
 
     def objective(net: Callable, values: Arrays) -> tuple[Tensor, Arrays, Arrays]:
         start, end = net(values["input_ids"], values["token_type_ids"], values["attention_mask"])

@@ -122,7 +122,7 @@ class PoseNet(nn.Module):
 
 @kind("field-pose-heatmaps")
 def pose_heatmaps() -> Iterator[Step]:
-    """Heatmaps of joints, of which some are not visible, against Gaussians drawn in the step; RAdam, RMSprop."""
+    """Heatmaps of joints, some of them not visible, against Gaussians drawn in the step; RAdam, RMSprop."""
 
     def objective(net: Callable, values: Arrays) -> tuple[Tensor, Arrays, Arrays]:
         maps = net(values["photo"])

@@ -1,4 +1,4 @@
-"""What the recipes of `kinds_recipes_*.py` share: gradients by torch.func, and optimizers as libraries write them.
+"""Parts of the recipes of `kinds_recipes_*.py`: gradients by torch.func, and optimizers as libraries write them.
 
 A recipe keeps the names of its module's parameters; the state of an optimizer is named by its slot and the parameter.
 """
