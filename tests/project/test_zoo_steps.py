@@ -45,6 +45,7 @@ def test_roles(name: str) -> None:
     assert found.outcome.partition(",")[0] == ("asked" if name in ASKED else "right"), found.reason
 
 
+@pytest.mark.full
 @pytest.mark.static
 @pytest.mark.parametrize("name", sorted(ASKED))
 def test_proposals_are_taken_as_they_are(name: str) -> None:
