@@ -106,18 +106,16 @@ def _meets_target(step: Interface, value: ir.Value) -> bool:
 
 def _is_unreduced_loss(step: Interface, value: ir.Value) -> bool:
     """Return whether a loss is a mean or a sum of a value, times numbers, and nothing else."""
-    pending, reduced = [value], False
+    pending = [(value, False)]
     while pending:
-        value = pending.pop()
-        if value in step.topology.losses:
-            return reduced
+        value, is_reduced = pending.pop()
+        if is_reduced and value in step.topology.losses:
+            return True
         for node in step.topology.consumers(value):
             others = [operand for operand in inputs_of(node) if operand is not value]
             is_total = node.op_type in ("ReduceMean", "ReduceSum")
-            is_scaled = node.op_type == "Neg" or (
-                node.op_type in ("Mul", "Div") and [*map(is_scalar, others)] == [True]
-            )
-            if node.outputs[0] in step.topology.forward and (is_total or is_scaled or has_trait(node, Trait.VIEW)):
-                reduced = reduced or is_total
-                pending.append(node.outputs[0])
+            is_scaled = node.op_type in ("Mul", "Div") and [*map(is_scalar, others)] == [True]
+            is_linear = is_total or is_scaled or node.op_type == "Neg" or has_trait(node, Trait.VIEW)
+            if is_linear and node.outputs[0] in step.topology.forward:
+                pending.append((node.outputs[0], is_reduced or is_total))
     return False
