@@ -72,14 +72,13 @@ def test_help_starts_no_runtime() -> None:
 
 
 def test_importing_graphscale_is_cheap() -> None:
-    """Less than 0.4 of what it stands on, with all that scales; the best of three: other work disturbs it."""
-    command = [sys.executable, BENCHMARKS / "pass_cost_job.py", "import", "graphscale"]
-    ratios = []
-    for _ in range(3):
-        seconds = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
-        ours = seconds["graphscale"] + seconds["graphscale.pipeline"]
-        ratios.append(ours / (seconds["onnx"] + seconds["onnx_ir"]))
-    assert min(ratios) < 0.4
+    """No library but those that it stands on is loaded, with all that scales: the rest of the cost is its own code."""
+    libraries = "import sys, onnx, onnx_ir; before = {*sys.modules}; "
+    code = f"{libraries}import graphscale, graphscale.pipeline; print(*{{*sys.modules}} - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    packages = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "graphscale" in packages
+    assert packages - sys.stdlib_module_names <= {"graphscale", "onnx", "onnx_ir", "numpy", "ml_dtypes"}
 
 
 @pytest.mark.parametrize(("optimized", "unfused"), [(False, 0), (True, 1)])
