@@ -57,6 +57,11 @@ class Attempt:
         """True if the scale enters at constants alone."""
         return all(constant_tensor(place.value) is not None for place in self.solver.plan.places)
 
+    def edits_as(self, other: Attempt) -> bool:
+        """Return whether the scale enters and comes out at the same places for another candidate."""
+        mine, others = self.solver.plan, other.solver.plan
+        return {*mine.places} == {*others.places} and mine.unscaled == others.unscaled
+
     def is_gradient_of(self, other: Attempt) -> bool:
         """Return whether the loss of this choice scales with that of another one, and not the other way round."""
         mine, others = self.topology.loss, other.topology.loss

@@ -126,6 +126,8 @@ def choose_attempt(
         if total is not None:
             # Derivatives that are stopped somewhere are those of no output.
             best, how = total, "the backward pass reads values of all its parts"
+        elif has_run and chosen is None and not parts and _lead_to_one_graph(rivals):
+            how = "the likeliest one, and each other one leads to the same scaled graph"
         elif chosen is None:
             best = _join_likeliest(rivals, join)
             excluded = (a.topology.loss for a in rivals if a.topology.loss not in best.topology.losses)
@@ -149,6 +151,12 @@ def _find_carried_number(attempt: Attempt) -> ir.Value | None:
         if number is None or number.is_graph_input() or may_store_state(topology, attempt.solver.plan.unscaled.keys()):
             break
     return number
+
+
+def _lead_to_one_graph(rivals: Sequence[Attempt]) -> bool:
+    """Return whether all candidates lead to the same edits, and none is computed from another one, as a total is."""
+    losses = {rival.topology.loss for rival in rivals}
+    return all(a.edits_as(rivals[0]) and losses & a.topology.forward == {a.topology.loss} for a in rivals)
 
 
 def _find_total(rivals: Sequence[Attempt], parts: Sequence[ir.Value]) -> Attempt | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.updates import AverageFactors, Factors, KnownFactors, find_terms
-from graphscale.graph.values import constant_tensor, subgraphs
-from graphscale.graph.walks import follows_from_numbers, source_by_trait
-from graphscale.operators import Kind, Trait, rule_of
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, subgraphs
+from graphscale.graph.walks import follows_from_numbers, reach, source_by_trait
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["always_holds", "sums_with"]
+__all__ = ["alternatives_of", "always_holds", "is_next_number", "sums_with"]
 
 _VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE | Trait.REPEAT
 _NOT, _ITSELF, _IN_SUM = 0, 1, 2
@@ -30,6 +30,40 @@ def always_holds(output: ir.Value, number: ir.Value) -> bool:
     if not output.uses() and isinstance(factors, AverageFactors):
         factors = _ChosenFactors(factors)
     return _grade(output, number, factors, _is_sum_or_count) != _NOT
+
+
+def is_next_number(output: ir.Value, numbers: Sequence[ir.Value]) -> bool:
+    """Return whether an output is the next value of the first of some stored numbers, and of no other one.
+
+    It is a count, be it one that begins anew, or a choice between the number itself and others that hold it. No node
+    reads the choice: `Where(flag, rate * 0.5, rate)` may be the rate in use.
+    """
+    number = numbers[0]
+    held = [each for each in numbers if always_holds(output, each)]
+    if number not in held or not all(_is_step(other, number) for other in held if other is not number):
+        return False
+    return not is_float(output) or (not output.uses() and number in alternatives_of(output))
+
+
+def _is_step(step: ir.Value, count: ir.Value) -> bool:
+    """Return whether a number is the one that is added to another, and is no count itself."""
+    sums = [node for node, _ in step.uses() if node.op_type == "Add" and count in node.inputs]
+    size, begin = constant_tensor(step), constant_tensor(count)
+    if not sums or size is None or begin is None or size.numpy() != 1:
+        return False
+    return len(step.uses()) > 1 or bool(begin.numpy() != 1)
+
+
+def alternatives_of(output: ir.Value) -> Collection[ir.Value]:
+    """Return the values that conditions and bounds choose an output from, itself if there are none."""
+    return {*reach([output], _chosen)}
+
+
+def _chosen(value: ir.Value) -> Sequence[ir.Value]:
+    node = value.producer()
+    if node is not None and rule_of(node) is not None and has_trait(node, _VIEWS):
+        return inputs_of(node)[:1]
+    return _alternatives(value) or ()
 
 
 def sums_with(output: ir.Value, number: ir.Value) -> bool:
@@ -89,20 +123,25 @@ def _is_sum_or_count(value: ir.Value, number: ir.Value) -> bool:
     return _is_sum(value, number) or (node is not None and node.op_type == "Add" and number in node.inputs)
 
 
-def _operands(value: ir.Value, factors: Factors) -> tuple[list[ir.Value], list[ir.Value]]:
+def _operands(value: ir.Value, factors: Factors) -> tuple[Sequence[ir.Value], Sequence[ir.Value]]:
     """Return the values that one is chosen from, but constant bounds, and those that it is a sum with shares of."""
-    node = value.producer()
-    if node is None:
-        return [], []
-    inputs = [operand for operand in node.inputs if operand is not None]
-    if node.domain not in ("", "ai.onnx"):
-        return [], []
-    if node.op_type == "If":
-        return [branch.outputs[value.index() or 0] for branch in subgraphs(node)], []
-    if node.op_type == "Where":
-        return inputs[1:], []
-    if node.op_type in ("Max", "Min"):
-        return [operand for operand in inputs if constant_tensor(operand) is None], []
+    node, alternatives = value.producer(), _alternatives(value)
+    if alternatives is not None or node is None or node.domain not in ("", "ai.onnx"):
+        return alternatives or (), ()
     if node.op_type in ("Clip", "Relu"):
-        return [], inputs[:1]
-    return [], [operand for operand, factor in find_terms(node, value, factors, _VIEWS) if factor]
+        return (), inputs_of(node)[:1]
+    return (), [operand for operand, factor in find_terms(node, value, factors, _VIEWS) if factor]
+
+
+def _alternatives(value: ir.Value) -> Sequence[ir.Value] | None:
+    """Return the values that a condition or a bound chooses one from, but constant bounds; None for another node."""
+    node = value.producer()
+    if node is None or node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type == "If":
+        return [branch.outputs[value.index() or 0] for branch in subgraphs(node)]
+    if node.op_type == "Where":
+        return inputs_of(node)[1:]
+    if node.op_type in ("Max", "Min"):
+        return [operand for operand in inputs_of(node) if constant_tensor(operand) is None]
+    return None

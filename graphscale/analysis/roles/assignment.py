@@ -18,7 +18,7 @@ from graphscale.analysis.roles.changed_batches import may_be_batch
 from graphscale.analysis.roles.fixed import assign_fixed_roles, assign_predictions, doubt_constants
 from graphscale.analysis.roles.interface_order import pairs_by_order
 from graphscale.analysis.roles.leaving_gradients import Gradients
-from graphscale.analysis.roles.naming_convention import pairs_by_convention
+from graphscale.analysis.roles.naming_convention import metrics_by_convention, pairs_by_convention
 from graphscale.analysis.roles.pairs import (
     confirm_kept_numbers,
     doubt_replaced_weights,
@@ -61,6 +61,10 @@ def assign_roles(
         if found := pairs_by(step):
             stated += found
             step = _assign(topology, plan, named, gradients, answers, stated)
+    for output, assigned in metrics_by_convention(step).items():
+        if (value := step.outputs[output].pair) is not None:
+            step.inputs[value] = Assigned(*_role_of_input(step, value))
+        step.outputs[output] = assigned
     inputs = dict.fromkeys((*topology.graph.inputs, *step.inputs))
     outputs = dict.fromkeys(topology.graph.outputs)
     return Roles({value: step.inputs[value] for value in inputs}, {value: step.outputs[value] for value in outputs})

@@ -58,10 +58,11 @@ def doubt_constants(step: Interface) -> None:
         left = [value for value in values if value not in step.inputs]
         if left:
             likely = max(left, key=lambda value, output=output: likeness(value, output))  # type: ignore[misc]
-            # A value that nothing reads is the same under either constant.
-            certain = len(values) == claims[likely] == 1 and not likely.uses()
+            # A value that nothing reads is the same under either constant, and so is one that is handed through.
+            is_handed_through = likely is step.copied_input(output)
+            certain = len(values) == claims[likely] == 1 and (is_handed_through or not likely.uses())
             evidence = f"a constant, and {likely.name!r} has its type"
-            if is_float(likely) and likely.uses() and likely is not step.copied_input(output):
+            if is_float(likely) and likely.uses() and not is_handed_through:
                 step.outputs[output] = Assigned(Role.CONSTANT, evidence, certain=False)  # beside a rate, say
             else:
                 step.pair(output, likely, evidence, certain)

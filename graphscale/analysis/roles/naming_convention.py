@@ -1,6 +1,7 @@
 """Evidence by the naming convention of a file, as its other pairs show it: for open outputs alone, never needed.
 
-Where `w1_next` and `b1_next` are certainly the next values of `w1` and `b1`, `eta_next` is that of `eta`.
+Where `w1_next` and `b1_next` are certainly the next values of `w1` and `b1`, `eta_next` is that of `eta`, and
+`td_error` is none.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.names import common_words, words_of
+from graphscale.analysis.roles.names import common_words, likeness, words_of
 from graphscale.analysis.roles.nearness import Nearness
-from graphscale.analysis.roles.role_table import STATED, Role
+from graphscale.analysis.roles.role_table import STATED, Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import Update, same_type
-from graphscale.graph.values import is_scalar
+from graphscale.graph.values import is_float, is_scalar
 
-__all__ = ["pairs_by_convention"]
+__all__ = ["metrics_by_convention", "pairs_by_convention"]
 
 # The convention of one pair could be a coincidence.
 _LEAST_PAIRS = 2
 _LEAST_GUESSES = 3
 _EVIDENCE = f"{STATED}its name, as other next values"
+_UNLIKE = f"{STATED}its name, unlike all next values"
 # An exchange of the ends of names, or of their beginnings: the ends, that of a present value, that of a next one.
 _Exchange = tuple[bool, str, str]
 
@@ -32,11 +34,7 @@ def pairs_by_convention(step: Interface) -> list[Update]:
     Where few pairs are certain, the pairs that the graph alone proposes show the convention. The graph contradicts a
     name if another output of the same convention is nearer to the input; such a name is no evidence.
     """
-    certain = [
-        (output, assigned.pair)
-        for output, assigned in step.outputs.items()
-        if assigned.pair is not None and assigned.certain and not assigned.is_named
-    ]
+    certain = _certain_pairs(step)
     doubtful = {
         output: assigned
         for output, assigned in step.outputs.items()
@@ -49,7 +47,7 @@ def pairs_by_convention(step: Interface) -> list[Update]:
     else:
         nearest = _nearest(step, {output: assigned.pair for output, assigned in doubtful.items() if assigned.pair})
         shown = [*certain, *nearest.items()] if len(nearest) >= _LEAST_GUESSES else []
-    exchanges = set.intersection(*({*_exchanges(value, output)} for output, value in shown)) if shown else set()
+    exchanges = _common_exchanges(shown)
     holders = dict.fromkeys((*step.holders, *step.graph.initializers.values()))
     present = {name: value for value in holders for name in _next_names(value.name or "", exchanges)}
     named = {output: present[output.name] for output in doubtful if output.name in present}
@@ -61,6 +59,38 @@ def pairs_by_convention(step: Interface) -> list[Update]:
         for o, value in fitting.items()
         if nearest.get(o, value) is value and not may_be_predicted(o, value)
     ]
+
+
+def metrics_by_convention(step: Interface) -> dict[ir.Value, Assigned]:
+    """Return roles for the open outputs that look like metrics, and are named as no next value of the file is.
+
+    All next values of the file end, or begin, with one word: such an output does not, nor with the name of an input of
+    its type. A number that looks like the next value of a rate may be the rate in use.
+    """
+    shown = _certain_pairs(step)
+    marks = {(at_end, new) for at_end, _, new in _common_exchanges(shown) if new}
+    if len(shown) < _LEAST_GUESSES or not marks:
+        return {}
+    found = {}
+    for output, assigned in step.outputs.items():
+        name = output.name or ""
+        if assigned.certain or any(name.endswith(new) if at_end else name.startswith(new) for at_end, new in marks):
+            continue
+        if assigned.role is Role.METRIC:
+            is_alike = any(likeness(v, output)[0] == 1 for v in step.holders if same_type(output, v))
+            found[output] = Assigned(Role.METRIC, assigned.evidence if is_alike else _UNLIKE, certain=not is_alike)
+        elif assigned.role is Role.STATE and is_scalar(output) and is_float(output):
+            found[output] = Assigned(Role.METRIC, "its name is unlike those of all next values", certain=False)
+    return found
+
+
+def _certain_pairs(step: Interface) -> list[tuple[ir.Value, ir.Value]]:
+    pairs = ((output, each) for output, each in step.outputs.items() if each.certain and not each.is_named)
+    return [(output, each.pair) for output, each in pairs if each.pair is not None]
+
+
+def _common_exchanges(pairs: Collection[tuple[ir.Value, ir.Value]]) -> set[_Exchange]:
+    return set.intersection(*({*_exchanges(value, output)} for output, value in pairs)) if pairs else set()
 
 
 def _nearest(step: Interface, pairs: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:

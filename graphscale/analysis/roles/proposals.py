@@ -6,7 +6,7 @@ import itertools
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.alternatives import always_holds, sums_with
+from graphscale.analysis.roles.alternatives import alternatives_of, always_holds, is_next_number, sums_with
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.nearness import Nearness
@@ -69,7 +69,7 @@ def propose(step: Interface) -> None:
             evidence = "it is computed from numbers in the graph alone"
             left = [value for value in seeds if value not in step.inputs]
             if left:
-                step.pair(output, left[0], evidence, certain=False)
+                step.pair(output, left[0], evidence, may_be_stored and is_next_number(output, left))
             else:
                 step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
         elif any(view in step.doubtful for view in step.views(output)):
@@ -117,12 +117,16 @@ def _numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> li
     stored = (value for value in step.graph.initializers.values() if not value.is_graph_input())
     near = [value for value in stored if value in sources and same_type(output, value) and may_be_state(value)]
 
-    def rank(value: ir.Value) -> tuple[bool, bool, bool, tuple[float, int], float]:
+    chosen = alternatives_of(output)
+
+    def rank(value: ir.Value) -> tuple[bool, bool, bool, bool, bool, tuple[float, int], float]:
         likely = likeness(value, output)
         return (
             likely[0] == 1,
+            not (is_known_zero(value) and len(value.uses()) > 1),  # begins anew
             step.factors[value] != 1,
             always_holds(output, value),
+            value in chosen,
             likely,
             held.get(value, 0.0),
         )  # counters add one

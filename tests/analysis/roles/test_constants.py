@@ -38,7 +38,7 @@ STEPS = {
         update_step(
             update="w_next = w - (dw + m) * rate; m_next = Identity(m)", constants=f"float[4,3] m = {numbers(12)}"
         ),
-        states("w", "m?"),
+        states("w", "m"),
     ),
     # --- gradients
     "zeros that a gradient is added to": (
@@ -55,7 +55,7 @@ STEPS = {
             outputs="float[4,3] g, float[4,3] c",
             constants=f"float[4,3] mask = {ramp(12)}",
         ),
-        {"g": "gradient", "c": "next mask?"},
+        {"g": "gradient", "c": "next mask"},
     ),
     "a share of a weight in another type": (
         linear_step(

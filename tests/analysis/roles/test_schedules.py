@@ -56,9 +56,10 @@ STEPS = {
         update_step(COUNTED, "int64 n", "float lr", NUMBERS),
         {**states("w", "n"), "lr": "metric"},
     ),
+    # Unlike those of all next values, its name makes a metric likelier.
     "a rate by a formula beside a moment that is stored": (
         update_step(COUNTED, "int64 n", "float lr", f"{NUMBERS}, float[4,3] m = {numbers(12)}", update=MOMENTUM),
-        {**states("w", "m", "n"), "lr": "next decay?"},
+        {**states("w", "m", "n"), "lr": "metric?"},
     ),
     "one less a score": (
         update_step("score = ReduceMean(y, keepdims=0); other = one - score", outputs="float other"),

@@ -219,7 +219,7 @@ STEPS = {
         ),
         states("w", "done?"),
     ),
-    "a stored rate": (update_step("rate_next = Identity(rate)", outputs="float rate_next"), states("w", "rate?")),
+    "a stored rate": (update_step("rate_next = Identity(rate)", outputs="float rate_next"), states("w", "rate")),
 }
 
 
