@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from graphscale.analysis.loss import is_differentiable
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients
 from graphscale.graph.values import inputs_of, is_float, is_scalar
@@ -38,7 +39,9 @@ def find_gradient_like_values(topology: Topology) -> list[ir.Value]:
 
     added = [v for output in topology.graph.outputs for v in _find_summands(topology, output, states)]
     found = (v for v in reach(added, above) if not above(v))
-    return [v for v in found if v in added or v in read]
+    found = (v for v in found if v in added or (v in read and is_differentiable(v)))
+    moments = states - topology.forward
+    return [v for v in found if not _holds_one_of(moments, v)]
 
 
 def _find_held_numbers(graph: ir.Graph) -> set[ir.Value]:
@@ -49,7 +52,10 @@ def _find_held_numbers(graph: ir.Graph) -> set[ir.Value]:
 
 
 def _find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Value]) -> list[ir.Value]:
-    """Return what an output adds to the state that it holds, or the output itself where it holds none."""
+    """Return what an output adds to the state that it holds, or the output itself where it holds none.
+
+    A share of the state alone, as that of weight decay, counts only where nothing else is added.
+    """
     if value is topology.loss or not topology.is_backward(value) or not is_float(value):
         return []
     node = value.producer()
@@ -57,7 +63,21 @@ def _find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Va
     held = find_coefficients(value, states, through=Trait.MOVE) if is_scattered else find_coefficients(value, states)
     if not any(c >= NEXT_STATE for c in held.values()):
         return [value] if topology.may_be_state(value) else []
-    return [v for v in inputs_of(node) if v not in held] if node is not None and node.op_type in _SUMS else []
+
+    def above(value: ir.Value) -> Sequence[ir.Value]:
+        node = value.producer()
+        return inputs_of(node) if node is not None and (value is output or _holds_one_of(held, value)) else ()
+
+    output = value
+    held_values = [v for v in reach([output], above) if above(v)]
+    sums = [node for v in held_values if (node := v.producer()) is not None and node.op_type in _SUMS]
+    added = [v for node in sums for v in inputs_of(node) if v not in held and not _holds_one_of(held, v)]
+    return [v for v in added if not find_coefficients(v, held, least=0.0)] or added
+
+
+def _holds_one_of(states: Collection[ir.Value], value: ir.Value) -> bool:
+    """Return whether a value holds a state, as a decayed one does, and the next gain of a weight's rate."""
+    return any(c >= NEXT_STATE for c in find_coefficients(value, states).values())
 
 
 def _is_power(value: ir.Value) -> bool:

@@ -19,7 +19,7 @@ from graphscale.graph.values import (
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["find_carried_number", "find_loss_candidates", "resolve_loss"]
+__all__ = ["find_carried_number", "find_loss_candidates", "is_differentiable", "resolve_loss"]
 
 
 def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Value:
@@ -74,7 +74,7 @@ def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Valu
         and value.dtype is not None
         and is_float(value)
         and is_scalar(value)
-        and _is_differentiable(value)
+        and is_differentiable(value)
         and not any(_is_next(value, number, c) for number, c in find_coefficients(value, numbers).items())
     ]
     return [value for value in found if not _find_averaged(value, graph.inputs)] or found
@@ -119,7 +119,7 @@ def _find_averaged(value: ir.Value, numbers: Iterable[ir.Value]) -> ir.Value | N
     return next((v for v in find_coefficients(value, chosen, AverageFactors()) if v not in constant), None)
 
 
-def _is_differentiable(value: ir.Value) -> bool:
+def is_differentiable(value: ir.Value) -> bool:
     """Return whether a value depends on an input or a weight by floating-point operators alone, as no accuracy does."""
     return any(v.producer() is None for v in reach([value], _smooth_operands))
 

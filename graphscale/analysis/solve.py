@@ -246,6 +246,8 @@ class Solver:
             data = value in topology.activation_dependent or value in topology.target_dependent
             if value in self.lost or not (is_cotangent or (data and topology.is_backward(value))):
                 return False
+            if not is_cotangent and self._belongs_to_the_optimizer(value):
+                return False
             added = find_places(topology, self.plan, value, use)
             if not added and is_cotangent and data:
                 # A residual of the forward pass that is a share of the cotangent as it stands.

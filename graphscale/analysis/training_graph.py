@@ -30,6 +30,7 @@ from graphscale.analysis.updates import (
     NEXT_STATE,
     Update,
     find_held_initializers,
+    same_type,
 )
 from graphscale.errors import (
     GradientError,
@@ -43,6 +44,7 @@ from graphscale.errors import (
 )
 from graphscale.graph.values import (
     Use,
+    inputs_of,
     is_float,
     is_known_zero,
     value_label,
@@ -236,7 +238,9 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
     """Return the solver, after `solve`, and the contractions that belong to the optimizer."""
     solver = Solver(topology, seed, chosen)
     try:
-        solver.solve(() if solver.cotangents else find_gradient_like_values(topology))
+        behind = topology.descendants({*chosen})
+        wanted = () if solver.cotangents else (v for v in find_gradient_like_values(topology) if v not in behind)
+        solver.solve(wanted)
     except (NonlinearGradientError, SeedNotFoundError) as error:
         optimizer = OptimizerContractions(topology)
         solver = Solver(topology, seed, chosen, optimizer.nodes)
@@ -327,10 +331,15 @@ def _finish(
 
 
 def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
-    """Refuse a gradient that holds a state and may be its next value, where no contraction separates the optimizer."""
+    """Refuse a gradient that may be the next value of a state, where no contraction separates the optimizer.
+
+    It holds the state, or is a product with it, as by an exponentiated gradient.
+    """
     for value in (output for output in topology.graph.outputs if output in gradients):
-        held = topology.coefficients(value)
-        state = next((state for state, c in held.items() if c >= NEXT_STATE), None)
+        held, node = topology.coefficients(value), value.producer()
+        factors = inputs_of(node) if node is not None and node.op_type in ("Mul", "Div") else ()
+        products = (v for v in factors if v in topology.states and same_type(v, value))
+        state = next((state for state, c in held.items() if c >= NEXT_STATE), next(products, None))
         if state is not None:
             raise UpdateError(
                 f"output {value_label(value)} could be the next value of {state.name!r}, or a gradient, and no "

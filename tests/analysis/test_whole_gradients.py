@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 import graphscale as gs
@@ -71,21 +72,42 @@ def test_a_multiple_of_a_gradient_that_a_metric_reads_is_tested_too(metric: str,
     assert {name.removesuffix(".zeroed") for name in outputs if name.endswith(".zeroed")} == tested
 
 
-def test_a_next_weight_is_not_taken_for_a_gradient_where_no_contraction_tells() -> None:
-    text = """
+def table_step(update: str) -> onnx.ModelProto:
+    """A step without a contraction: the rows of a table that a batch reads learn."""
+    text = f"""
         d = Gather(table, rows, axis=0) - t
         loss = ReduceMean(d * d, keepdims=0)
         index = Expand(Unsqueeze(rows, last), whole)
         dtable = ScatterElements(zeros, index, d * third, axis=0, reduction="add")
-        table_next = table * keep - dtable * rate
+        table_next = {update}
     """
-    model = parse(f"""
+    return parse(f"""
         <ir_version: 10, opset_import: ["" : 17]>
         lookup (float[4,2] table, int64[3] rows, float[3,2] t) => (float loss, float[4,2] table_next)
         <float third = {{0.3333333}}, float[4,2] zeros = {numbers(8)}, int64[1] last = {{1}}, int64[2] whole = {{3,2}},
-         float rate = {{0.05}}, float keep = {{0.999}}>
+         float rate = {{0.05}}, float keep = {{0.999}}, float low = {{-1}}, float high = {{1}}>
         {{ {nodes(text)} }}
     """)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        "table * keep - dtable * rate",
+        "(table - dtable * rate) * keep",
+        "(table * keep - dtable * rate) * keep + table * rate",
+        "Clip(table - dtable * rate, low, high)",
+    ],
+)
+def test_the_gradient_is_what_is_added_to_a_weight_where_no_contraction_tells(update: str) -> None:
+    report = gs.scale(table_step(update)).report
+    assert [place.value for place in report.places] == ["third"]
+    assert [gradient.value for gradient in report.gradients] == ["dtable"]
+    assert [state.output for state in report.state if state.input == "table"] == ["table_next"]
+
+
+def test_a_next_weight_is_not_taken_for_a_gradient_where_no_contraction_tells() -> None:
+    model = table_step("table * Exp(dtable * rate)")
     with pytest.raises(UpdateError, match="'table', or a gradient, and no contraction tells"):
         gs.scale(model)
     report = gs.scale(model, gradients=["dtable"]).report

@@ -7,7 +7,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.analysis.roles.answers import roles_file
-from graphscale.errors import LossError, UnsupportedModelError, UpdateError
+from graphscale.errors import LossError, UnsupportedModelError
 from models.zoo import pack, trial
 from models.zoo.steps import is_aside
 
@@ -16,21 +16,20 @@ NAMES = pack.names()
 # codebooks, batches that leave the graph, losses with stopped gradients.
 ASKED = {
     "accelerated-proximal.square", "codebook-revival.residual", "compensated-summation.regression",
-    "field-depth-regression.momentum", "group-robust.shuffled", "jax-clip-by-history.spikes",
-    "jax-codebook-revival.adam", "jax-curriculum.self-paced", "jax-task-weights.variation", "keras-adafactor.square",
+    "field-depth-regression.momentum", "group-robust.shuffled",
+    "jax-codebook-revival.adam", "jax-task-weights.variation", "keras-adafactor.square",
     "keras-nadam.square", "keras-option-weight-average-overwriting.square", "normalised-batch-output.gradients",
     "optax-adafactor.square", "optax-adopt.square", "optax-backtracking.square", "optax-cocob.square",
     "optax-dog.square", "optax-mechanic.square", "optax-optimistic-adam.square",
     "optax-optimistic-gradient-descent.square", "optax-prodigy.square", "optax-sm3.square",
-    "projected-conflicts.momentum", "pruning-mask.weights", "quantile-clipping.estimate", "tf-ftrl.square",
+    "projected-conflicts.momentum", "pruning-mask.weights", "tf-ftrl.square",
     "torch-rprop.square", "wrap-measured.square", "wrap-mechanize.square", "wrap-multi-steps-skipping.square",
     "wrap-plateau.square", "wrap-skip-large.square",
 }  # fmt: skip
 IN_BODY = "let the gradients leave the body"
-# Whole steps in the body of a loop, and distances of points, where no contraction separates the optimizer.
+# Whole steps in the body of a loop.
 REFUSED = {
     "jax-scanned-epoch.momentum": (UnsupportedModelError, IN_BODY),
-    "neighbour-embedding.tsne": (UpdateError, "no contraction tells where the optimizer begins"),
     "steps-in-loop.shuffled": (UnsupportedModelError, IN_BODY),
     "steps-in-scan.momentum-names": (LossError, IN_BODY),
 }
