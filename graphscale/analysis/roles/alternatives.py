@@ -11,7 +11,7 @@ from graphscale.graph.values import constant_tensor, inputs_of, is_float, subgra
 from graphscale.graph.walks import follows_from_numbers, reach, source_by_trait
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["alternatives_of", "always_holds", "is_next_number", "sums_with"]
+__all__ = ["alternatives_of", "always_holds", "is_next_number", "is_step_of", "sums_with"]
 
 _VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE | Trait.REPEAT
 _NOT, _ITSELF, _IN_SUM = 0, 1, 2
@@ -40,12 +40,12 @@ def is_next_number(output: ir.Value, numbers: Sequence[ir.Value]) -> bool:
     """
     number = numbers[0]
     held = [each for each in numbers if always_holds(output, each)]
-    if number not in held or not all(_is_step(other, number) for other in held if other is not number):
+    if number not in held or not all(is_step_of(other, number) for other in held if other is not number):
         return False
     return not is_float(output) or (not output.uses() and number in alternatives_of(output))
 
 
-def _is_step(step: ir.Value, count: ir.Value) -> bool:
+def is_step_of(step: ir.Value, count: ir.Value) -> bool:
     """Return whether a number is the one that is added to another, and is no count itself."""
     sums = [node for node, _ in step.uses() if node.op_type == "Add" and count in node.inputs]
     size, begin = constant_tensor(step), constant_tensor(count)

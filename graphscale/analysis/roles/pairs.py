@@ -14,8 +14,10 @@ from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
+from graphscale.analysis.storage import is_stored
 from graphscale.analysis.updates import NEXT_STATE, PossibleFactors, find_coefficients, same_type, type_of
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
+from graphscale.graph.walks import reach
 
 __all__ = [
     "confirm_kept_numbers",
@@ -85,13 +87,26 @@ def _begins_sum(step: Interface, value: ir.Value) -> bool:
 def _surely_holds(step: Interface, output: ir.Value, number: ir.Value) -> bool:
     """Return whether an output holds a number on all its ways, or in a sum, other than as the share of an average.
 
-    A share multiplies a number without a role, and is subtracted from another number.
+    A share multiplies a number without a role, and is subtracted from another number. A product of decays so far
+    corrects the bias of moments, and does nothing else.
     """
     readers = [*step.topology.consumers(number)]
     factors = {each for node in readers if node.op_type == "Mul" for each in inputs_of(node)} - {number}
     is_subtracted = any(node.op_type == "Sub" and node.inputs[1] is number for node in readers)
     is_share = is_subtracted and any(map(step.is_open, factors))
-    return always_holds(output, number) and not is_share
+    return (always_holds(output, number) and not is_share) or _corrects_bias(output)
+
+
+def _corrects_bias(product: ir.Value) -> bool:
+    """Return whether a product of numbers, times others, is subtracted from one, and nothing else: that divides."""
+    products = [*reach([product], lambda value: [n.outputs[0] for n, _ in value.uses() if n.op_type == "Mul"])]
+    readers = [(node, index) for value in products for node, index in value.uses() if node.op_type != "Mul"]
+    ones = (constant_tensor(node.inputs[0]) for node, _ in readers)
+    is_complement = all(node.op_type == "Sub" and index == 1 for node, index in readers)
+    is_from_one = all(one is not None and one.size == 1 and float(one.numpy().flat[0]) == 1 for one in ones)
+    divides = all(n.op_type == "Div" and i == 1 for node, _ in readers for n, i in node.outputs[0].uses())
+    is_product = all(node.op_type == "Mul" for value in products if (node := value.producer()) is not None)
+    return bool(readers) and is_complement and is_from_one and divides and is_product and all(map(is_scalar, products))
 
 
 def confirm_kept_numbers(step: Interface) -> None:
@@ -285,7 +300,9 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
                 if step.is_ignored(value) and len(step.gradients_like(value)) > len(step.weights_like(value)):
                     return False  # a gradient may be its next value
                 # A product with a constant depends on it, too, and a prediction by the next weights on its batch.
-                return step.has_gradient(value) or (is_plain and step.is_ignored(value))
+                return step.has_gradient(value) or (
+                    is_plain and (step.is_ignored(value) or _is_stored_moment(step, output, value))
+                )
             if step.is_ignored(value) and is_float(value):
                 return step.copied_input(output) is not None or step.holds_a_share(output, value)
             if is_running_statistic(step, output, value):
@@ -297,6 +314,17 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
         found = step.settle(candidates, "it depends on its previous value", is_certain)
         settled |= {output: value for output, value in found.items() if not _may_be_metric(step, output, value)}
     _doubt_swaps(step, settled, dependence)
+
+
+def _is_stored_moment(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether an initializer is filled with one number, as sums of squares begin, and added: beside weights.
+
+    A constant that fills a tensor would be a scalar beside the gradient that it is added to.
+    """
+    is_filled = is_stored(value) and not is_scalar(value) and step.factors[value] != 0
+    paired = (each for each, assigned in step.inputs.items() if assigned.pair is not None)
+    is_beside_weights = any(is_stored(each) and each in step.topology.forward for each in paired)
+    return is_filled and is_beside_weights and len(value.uses()) == 1 and step.holds_a_share(output, value)
 
 
 def _may_be_metric(step: Interface, output: ir.Value, value: ir.Value) -> bool:

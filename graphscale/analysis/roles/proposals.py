@@ -6,16 +6,17 @@ import itertools
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.alternatives import alternatives_of, always_holds, is_next_number, sums_with
+from graphscale.analysis.roles.alternatives import is_next_number
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.nearness import Nearness
 from graphscale.analysis.roles.pairs import fitting_inputs, may_hold_state
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import VIEWS, Interface
-from graphscale.analysis.updates import LEAST_SHARE, NEXT_STATE, find_coefficients, same_type, type_of
+from graphscale.analysis.roles.stored_numbers import numbers_below
+from graphscale.analysis.updates import NEXT_STATE, same_type, type_of
 from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
-from graphscale.graph.walks import follows_from_numbers, reach, source_by_trait
+from graphscale.graph.walks import follows_from_numbers, source_by_trait
 
 __all__ = ["doubt_surplus", "propose"]
 
@@ -65,7 +66,7 @@ def propose(step: Interface) -> None:
                 reason = "and may be a batch that the network reads in this form"
             evidence = f"it has the type of {likely.name!r}, {reason}"
             step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
-        elif seeds := _numbers_below(step, output, may_be_stored):
+        elif seeds := numbers_below(step, output, may_be_stored):
             evidence = "it is computed from numbers in the graph alone"
             left = [value for value in seeds if value not in step.inputs]
             if left:
@@ -79,69 +80,6 @@ def propose(step: Interface) -> None:
             step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
         else:
             step.outputs[output] = Assigned(Role.METRIC, "no open input has its type")
-
-
-def _numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> list[ir.Value]:
-    """Return the initializers that may hold a number that an output is the next value of, the likeliest first.
-
-    Counters, flags, averages, rates, weights of one element. Where no state is stored otherwise, a number that is added
-    to a metric is a constant.
-    """
-    node, sources = output.producer(), {*_sources(step, output)}
-    if not is_scalar(output) or node is None:
-        return []
-    is_alone = not any(value.is_graph_input() for value in sources)
-    # Numbers that follow from counters may be those of a schedule.
-    counters = {value for value in sources if value in step.inputs}
-    is_counted = all(is_scalar(value) and (value in counters or not value.is_graph_input()) for value in sources)
-    is_scheduled = bool(counters) and is_counted and output not in step.behind_gradients
-    least = NEXT_STATE if is_alone else 0.0
-    held = {value: c for value, c in step.held(output).items() if c >= least}
-    shares = find_coefficients(output, sources, step.factors, least=0.0)
-    flags = {*reach([output], _flags_above)}
-
-    def may_be_state(value: ir.Value) -> bool:
-        if not is_float(output):
-            return is_alone or value in step.held_possibly(output) or value in flags
-        # Nothing reads a metric, and it has no axes; weights have some, be it one element long.
-        is_read = bool(output.shape) or bool(output.uses())
-        is_weight = value in step.topology.forward and output in step.behind_gradients
-        if value is output or (step.factors[output] == step.factors[value] != 0 and not (is_read or is_weight)):
-            return False  # a constant is added to a metric
-        if not (may_be_stored or is_weight or likeness(value, output)[0] == 1):
-            return value in held and (is_alone or (held[value] != 1 and not is_counted))
-        if value in held or is_scheduled or (is_weight and output.shape):
-            return True
-        return sums_with(output, value) and not 0 < abs(shares.get(value, 0.0)) <= LEAST_SHARE
-
-    stored = (value for value in step.graph.initializers.values() if not value.is_graph_input())
-    near = [value for value in stored if value in sources and same_type(output, value) and may_be_state(value)]
-
-    chosen = alternatives_of(output)
-
-    def rank(value: ir.Value) -> tuple[bool, bool, bool, bool, bool, tuple[float, int], float]:
-        likely = likeness(value, output)
-        return (
-            likely[0] == 1,
-            not (is_known_zero(value) and len(value.uses()) > 1),  # begins anew
-            step.factors[value] != 1,
-            always_holds(output, value),
-            value in chosen,
-            likely,
-            held.get(value, 0.0),
-        )  # counters add one
-
-    return sorted(near, key=rank, reverse=True)
-
-
-def _flags_above(value: ir.Value) -> tuple[ir.Value, ...]:
-    """Return the operands of a logical operator, none for another node."""
-    node = value.producer()
-    return () if node is None or node.op_type not in ("And", "Or", "Xor", "Not", "Where") else inputs_of(node)
-
-
-def _sources(step: Interface, output: ir.Value) -> list[ir.Value]:
-    return [value for value in step.topology.ancestors([output]) if value.producer() is None]
 
 
 def _take_back(step: Interface) -> dict[ir.Value, Assigned]:
@@ -182,7 +120,7 @@ def _is_changed_batch(step: Interface, output: ir.Value, value: ir.Value) -> boo
     """Return whether the loss reads an input through an output that depends on no other one, as a normalised batch."""
     if output not in step.topology.forward:
         return False
-    return all(each is value or is_scalar(each) or each.is_initializer() for each in _sources(step, output))
+    return all(each is value or is_scalar(each) or each.is_initializer() for each in step.sources_of(output))
 
 
 def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence) -> bool:
@@ -220,7 +158,7 @@ def _scales_integers(step: Interface, value: ir.Value) -> bool:
 
 def _reads_master(step: Interface, output: ir.Value) -> bool:
     """Return whether an output is computed from a state that the loss ignores, as a weight is from its master."""
-    states = (v for v in _sources(step, output) if v in step.inputs or step.is_ignored(v))
+    states = (v for v in step.sources_of(output) if v in step.inputs or step.is_ignored(v))
     return any(value not in step.topology.forward and not is_scalar(value) for value in states)
 
 

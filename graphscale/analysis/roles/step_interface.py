@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
@@ -72,7 +73,7 @@ class Interface:
     def _stored(self) -> Iterator[ir.Value]:
         """Yield the initializers that may hold state; a number does only where one node reads it, or none."""
         for value in self.graph.initializers.values():
-            if value.is_graph_input() or _is_selected_zero(value):
+            if value.is_graph_input() or _is_selected_zero(value) or _is_not_a_number(value):
                 continue
             if not is_scalar(value) or len(value.uses()) < 2:
                 yield value
@@ -148,6 +149,10 @@ class Interface:
             found = find_coefficients(output, self._sources, self._possible_factors, _HANDS_ON)
             self._held_possibly[output] = found
         return self._held_possibly[output]
+
+    def sources_of(self, value: ir.Value) -> list[ir.Value]:
+        """Return the inputs and initializers that a value depends on."""
+        return [each for each in self.topology.ancestors([value]) if each.producer() is None]
 
     def views(self, value: ir.Value) -> list[ir.Value]:
         """Return a value, and the values that it is a view of, one above the other."""
@@ -277,6 +282,12 @@ def _is_selected_zero(value: ir.Value) -> bool:
     return bool(readers) and all(
         n.op_type == "Where" or (n.op_type == "Mul" and {*n.inputs} == {value}) for n in readers
     )
+
+
+def _is_not_a_number(value: ir.Value) -> bool:
+    """Return whether an initializer holds NaN alone, as what a gather out of bounds gives."""
+    tensor = constant_tensor(value) if is_float(value) else None
+    return tensor is not None and tensor.size > 0 and bool(np.isnan(np.ravel(tensor.numpy())[:64]).all())
 
 
 def _is_scaled(value: ir.Value) -> bool:

@@ -23,11 +23,11 @@ STEPS = {
     # Named `rate`, one of the numbers that it does not follow from would be likelier.
     "a rate by a formula": (
         update_step(COUNTED.replace("lr =", "rate_now ="), "int64 n", "float rate_now", NUMBERS, stored=True),
-        {**states("w", "n"), "rate_now": "next decay?"},
+        {**states("w", "n"), "rate_now": "next start?"},
     ),
     "a rate by a formula, named after a whole number": (
         update_step(COUNTED.replace("lr =", "unit_rate ="), "int64 n", "float unit_rate", NUMBERS, stored=True),
-        {**states("w", "n"), "unit_rate": "next decay?"},
+        {**states("w", "n"), "unit_rate": "next start?"},
     ),
     "a rate by a table": (
         update_step(
