@@ -15,7 +15,7 @@ from itertools import compress
 import onnx_ir as ir
 
 from graphscale.analysis.recomputed import find_recomputed_values
-from graphscale.analysis.updates import NEXT_STATE, Factors, find_coefficients
+from graphscale.analysis.updates import NEXT_STATE, Factors, find_coefficients, same_type
 from graphscale.graph.numbering import Numbering, ValueSet
 from graphscale.graph.order import check_order
 from graphscale.graph.values import (
@@ -192,7 +192,10 @@ class Topology:
         return find_recomputed_values(forward, rest, self.activation_dependent, moved)
 
     def _moved_weights(self) -> dict[ir.Value, ir.Value]:
-        """Return the values outside of forward that hold a weight, of the shape of one, each with the weight."""
+        """Return the values outside of forward that hold a weight, of the shape of one, each with the weight.
+
+        An input of the type of one weight alone may be that weight as it was some steps before, as in SVRG.
+        """
         kept = {v for output in self.graph.outputs for v, c in self.coefficients(output).items() if c >= NEXT_STATE}
         shapes = {None, *(tuple(state.shape) for state in kept if state.shape is not None)}
         moved: dict[ir.Value, ir.Value] = {}
@@ -200,6 +203,9 @@ class Topology:
             value = node.outputs[0]
             if value not in self.forward and (None if value.shape is None else tuple(value.shape)) in shapes:
                 moved.update((value, state) for state in [*self.coefficients(value)][:1] if state in kept)
+        for value in self.states - self.forward:
+            weights = [state for state in kept if state in self.forward and same_type(state, value)]
+            moved.update((value, weight) for weight in weights if len(weights) == 1)
         return moved
 
     def descendants(
