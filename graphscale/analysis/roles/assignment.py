@@ -18,7 +18,11 @@ from graphscale.analysis.roles.changed_batches import may_be_batch
 from graphscale.analysis.roles.fixed import assign_fixed_roles, assign_predictions, doubt_constants
 from graphscale.analysis.roles.interface_order import pairs_by_order
 from graphscale.analysis.roles.leaving_gradients import Gradients
-from graphscale.analysis.roles.naming_convention import metrics_by_convention, pairs_by_convention
+from graphscale.analysis.roles.naming_convention import (
+    gradients_by_convention,
+    metrics_by_convention,
+    pairs_by_convention,
+)
 from graphscale.analysis.roles.pairs import (
     confirm_kept_numbers,
     doubt_replaced_weights,
@@ -61,7 +65,7 @@ def assign_roles(
         if found := pairs_by(step):
             stated += found
             step = _assign(topology, plan, named, gradients, answers, stated)
-    for output, assigned in metrics_by_convention(step).items():
+    for output, assigned in {**metrics_by_convention(step), **gradients_by_convention(step)}.items():
         if (value := step.outputs[output].pair) is not None:
             step.inputs[value] = Assigned(*_role_of_input(step, value))
         step.outputs[output] = assigned

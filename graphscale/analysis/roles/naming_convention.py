@@ -17,7 +17,7 @@ from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import Update, same_type
 from graphscale.graph.values import is_float, is_scalar
 
-__all__ = ["metrics_by_convention", "pairs_by_convention"]
+__all__ = ["gradients_by_convention", "metrics_by_convention", "pairs_by_convention"]
 
 # The convention of one pair could be a coincidence.
 _LEAST_PAIRS = 2
@@ -46,7 +46,8 @@ def pairs_by_convention(step: Interface) -> list[Update]:
         shown = certain
     else:
         nearest = _nearest(step, {output: assigned.pair for output, assigned in doubtful.items() if assigned.pair})
-        shown = [*certain, *nearest.items()] if len(nearest) >= _LEAST_GUESSES else []
+        is_whole = len(nearest) == len(doubtful) >= _LEAST_PAIRS
+        shown = [*certain, *nearest.items()] if is_whole or len(nearest) >= _LEAST_GUESSES else []
     exchanges = _common_exchanges(shown)
     holders = dict.fromkeys((*step.holders, *step.graph.initializers.values()))
     present = {name: value for value in holders for name in _next_names(value.name or "", exchanges)}
@@ -82,6 +83,22 @@ def metrics_by_convention(step: Interface) -> dict[ir.Value, Assigned]:
         elif assigned.role is Role.STATE and is_scalar(output) and is_float(output):
             found[output] = Assigned(Role.METRIC, "its name is unlike those of all next values", certain=False)
     return found
+
+
+def gradients_by_convention(step: Interface) -> dict[ir.Value, Assigned]:
+    """Return roles for the open outputs that look like gradients, and are named after a weight as all gradients are."""
+    certain = [o for o, each in step.outputs.items() if each.role is Role.GRADIENT and each.certain]
+    if len(certain) < _LEAST_PAIRS:
+        return {}
+
+    def exchanges(output: ir.Value) -> set[_Exchange]:
+        weights = (v for v in step.graph.inputs if same_type(output, v))
+        return {each for weight in weights for each in _exchanges(weight, output)}
+
+    common = set.intersection(*map(exchanges, certain))
+    likely = (o for o, each in step.outputs.items() if each.role is Role.GRADIENT and not each.certain)
+    named = (output for output in likely if common & exchanges(output))
+    return {output: Assigned(Role.GRADIENT, f"{STATED}its name, as other gradients") for output in named}
 
 
 def _certain_pairs(step: Interface) -> list[tuple[ir.Value, ir.Value]]:

@@ -88,13 +88,23 @@ def _surely_holds(step: Interface, output: ir.Value, number: ir.Value) -> bool:
     """Return whether an output holds a number on all its ways, or in a sum, other than as the share of an average.
 
     A share multiplies a number without a role, and is subtracted from another number. A product of decays so far
-    corrects the bias of moments, and does nothing else.
+    corrects the bias of moments, and does nothing else; the largest number so far decays before it is compared.
     """
     readers = [*step.topology.consumers(number)]
     factors = {each for node in readers if node.op_type == "Mul" for each in inputs_of(node)} - {number}
     is_subtracted = any(node.op_type == "Sub" and node.inputs[1] is number for node in readers)
     is_share = is_subtracted and any(map(step.is_open, factors))
-    return (always_holds(output, number) and not is_share) or _corrects_bias(output)
+    return (always_holds(output, number) and not is_share) or _corrects_bias(output) or _decays(output, number)
+
+
+def _decays(output: ir.Value, number: ir.Value) -> bool:
+    """Return whether an output is the larger of another number and of a large constant share of a number."""
+    node = output.producer()
+    if node is None or node.op_type != "Max":
+        return False
+    shares = [n for n, _ in number.uses() if n.outputs[0] in node.inputs and n.op_type == "Mul"]
+    sizes = [constant_tensor(each) for n in shares for each in inputs_of(n) if each is not number]
+    return any(size is not None and size.size == 1 and NEXT_STATE <= float(size.numpy().flat[0]) < 1 for size in sizes)
 
 
 def _corrects_bias(product: ir.Value) -> bool:
