@@ -11,7 +11,7 @@ from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_constant_view, same_type
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
-from graphscale.operators import Trait, has_trait, optimizer_of
+from graphscale.operators import Kind, Trait, has_trait, optimizer_of, rule_of
 
 __all__ = ["assign_fixed_roles", "assign_predictions", "doubt_constants"]
 
@@ -62,13 +62,19 @@ def doubt_constants(step: Interface) -> None:
             is_handed_through = likely is step.copied_input(output)
             certain = len(values) == claims[likely] == 1 and (is_handed_through or not likely.uses())
             evidence = f"a constant, and {likely.name!r} has its type"
-            if is_float(likely) and likely.uses() and not is_handed_through:
+            if is_float(likely) and not is_handed_through and not _is_flag(likely):
                 step.outputs[output] = Assigned(Role.CONSTANT, evidence, certain=False)  # beside a rate, say
             else:
                 step.pair(output, likely, evidence, certain)
         elif (source := step.copied_input(output)) is not None and not step.is_certain(source):
             evidence = f"it hands {source.name!r} through, for which another output is proposed"
             step.outputs[output] = Assigned(Role.CONSTANT, evidence, certain=False)
+
+
+def _is_flag(number: ir.Value) -> bool:
+    """Return whether a number is compared, and nothing else."""
+    rules = (rule_of(node) for node, _ in number.uses())
+    return all(rule is not None and rule.kind is Kind.COMPARE for rule in rules)
 
 
 def _find_states_of_constant(step: Interface, output: ir.Value) -> list[ir.Value]:

@@ -46,8 +46,7 @@ def pairs_by_convention(step: Interface) -> list[Update]:
         shown = certain
     else:
         nearest = _nearest(step, {output: assigned.pair for output, assigned in doubtful.items() if assigned.pair})
-        is_whole = len(nearest) == len(doubtful) >= _LEAST_PAIRS
-        shown = [*certain, *nearest.items()] if is_whole or len(nearest) >= _LEAST_GUESSES else []
+        shown = [*certain, *nearest.items()] if len(nearest) >= _LEAST_GUESSES else []
     exchanges = _common_exchanges(shown)
     holders = dict.fromkeys((*step.holders, *step.graph.initializers.values()))
     present = {name: value for value in holders for name in _next_names(value.name or "", exchanges)}

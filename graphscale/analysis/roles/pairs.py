@@ -327,14 +327,15 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
 
 
 def _is_stored_moment(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an initializer is filled with one number, as sums of squares begin, and added: beside weights.
+    """Return whether an initializer beside stored weights is added to what an output is computed from.
 
-    A constant that fills a tensor would be a scalar beside the gradient that it is added to.
+    It is an average with an unknown share, or filled with one number, as sums of squares begin: a constant would be a
+    scalar.
     """
-    is_filled = is_stored(value) and not is_scalar(value) and step.factors[value] != 0
     paired = (each for each, assigned in step.inputs.items() if assigned.pair is not None)
     is_beside_weights = any(is_stored(each) and each in step.topology.forward for each in paired)
-    return is_filled and is_beside_weights and len(value.uses()) == 1 and step.holds_a_share(output, value)
+    is_tensor = is_stored(value) and not is_scalar(value)
+    return is_tensor and is_beside_weights and step.holds_a_share(output, value)
 
 
 def _may_be_metric(step: Interface, output: ir.Value, value: ir.Value) -> bool:

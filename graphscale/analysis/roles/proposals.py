@@ -39,7 +39,8 @@ def propose(step: Interface) -> None:
 
     def is_likely(output: ir.Value, value: ir.Value) -> bool:
         is_in_order = nearness.between.get(output) is value
-        return same_type(output, value) and (is_in_order or _is_likely(step, output, value, dependence))
+        is_again = output in doubted and doubted[output].pair is value
+        return same_type(output, value) and (is_in_order or _is_likely(step, output, value, dependence, is_again))
 
     candidates = {
         o: [value for value in dict.fromkeys((*values, *taken)) if is_likely(o, value)]
@@ -49,7 +50,7 @@ def propose(step: Interface) -> None:
     pairs = nearness.assign(candidates)
     known = step.outputs.values()
     are_exported = any(each.role is Role.GRADIENT for each in known) and all(each.pair is None for each in known)
-    for output in step.open_outputs():
+    for output in sorted(step.open_outputs(), key=is_float):  # counters first: schedules follow from them
         values, value = fitting.get(output, []), pairs.get(output)
         if value is not None and value in step.topology.forward and are_exported:
             evidence = "it may be a gradient, as all others leave the graph, too"
@@ -94,10 +95,10 @@ def _take_back(step: Interface) -> dict[ir.Value, Assigned]:
     return doubted
 
 
-def _is_likely(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence) -> bool:
+def _is_likely(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence, is_again: bool) -> bool:
     if _is_changed_batch(step, output, value):
         return False
-    if _is_error(step, output) and likeness(value, output)[0] != 1:
+    if not is_again and _is_error(step, output) and likeness(value, output)[0] != 1:
         return False
     if output in step.behind_gradients or value in dependence.of(output):
         return True

@@ -48,7 +48,13 @@ def numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> lis
             return False  # a constant is added to a metric
         if not (may_be_stored or is_weight or likeness(value, output)[0] == 1):
             return value in held and (is_alone or (held[value] != 1 and not is_counted))
-        if value in held or is_scheduled or (is_weight and output.shape):
+        if is_scheduled and value in node.inputs and node.op_type in ("Min", "Max"):
+            return False  # the bound of a schedule
+        # A rate multiplies what follows from a count: others are added to the count, or divide it.
+        is_rate = is_scheduled and not any(
+            node.op_type in ("Add", "Sub") or (node.op_type == "Div" and index == 1) for node, index in value.uses()
+        )
+        if value in held or is_rate or (is_weight and output.shape):
             return True
         return sums_with(output, value) and not 0 < abs(shares.get(value, 0.0)) <= LEAST_SHARE
 
