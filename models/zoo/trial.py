@@ -1,9 +1,9 @@
 """Try graphscale on exported steps, and write a table: `python -m models.zoo.trial FOLDER [--out docs/zoo.md]`.
 
 A step is right where the loss and all pairs of state are those of its script, and asked about where some role is open:
-then the proposals are taken, all of them and as they are. What is right by either way is scaled and run: by 1024 for
-equal bits, and dynamically with each batch and each state made NaN at one element, for a skip that changes no state;
-its gradients are compared with differences of its loss. An exception that is no GraphscaleError is a wrong outcome.
+then the proposals are taken, all of them and as they are; zeros that follow inputs without a reader are right in any
+order. What is right by either way is scaled and run: by 1024 for equal bits, and dynamically with each batch and each
+state made NaN at one element, for a skip that changes no state; its gradients are compared with differences of its loss. An exception that is no GraphscaleError is a wrong outcome.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from graphscale.analysis.roles.answers import roles_file
 from graphscale.analysis.roles.role_table import RoleEntry
 from graphscale.analysis.updates import type_of
 from graphscale.errors import GraphscaleError
+from graphscale.graph.values import is_known_zero
 
 Arrays = dict[str, np.ndarray]
 OUTCOMES = ("right", "asked, proposal right", "asked, no evidence", "asked, proposal wrong", "refused", "wrong")
@@ -78,6 +79,8 @@ def judge(name: str, model: onnx.ModelProto, report: gs.Report, truth: dict[str,
     outputs = [entry for entry in report.roles if entry.kind == "output"]
     states = truth["states"]
     wrong = [e for e in outputs if e.pair != states.get(e.name) and not _is_idle(model, e, states.get(e.name))]
+    if wrong and _exchange_idle(model, wrong, states) and _are_zeros(model, wrong):
+        wrong = []
     losses = [entry for entry in outputs if entry.role == "loss" and entry.name not in truth["losses"]]
     certain = [entry.name for entry in (*wrong, *losses) if entry.certain]
     if certain:
@@ -108,6 +111,12 @@ def _exchange_idle(model: onnx.ModelProto, entries: Iterable[RoleEntry], states:
         return name in values and not values[name].uses() and type_of(values[name]) == type_of(values[like])
 
     return all(is_unread(entry.pair, entry.name) and is_unread(states.get(entry.name), entry.name) for entry in entries)
+
+
+def _are_zeros(model: onnx.ModelProto, entries: Iterable[RoleEntry]) -> bool:
+    """Return whether outputs are all zeros: inputs that no node reads have that value next, in any order."""
+    values = ir.convenience.create_value_mapping(ir.from_proto(model).graph)
+    return all(is_known_zero(values[entry.name]) for entry in entries)
 
 
 def _verdict(path: Path, model: onnx.ModelProto, roles: Any) -> str:

@@ -117,6 +117,9 @@ class Nearness:
         """Yield the operands that a result is computed from element by element; a product with no number is longer."""
         if node.op_type == "If":
             yield from ((branch.outputs[value.index() or 0], 0) for branch in subgraphs(node))
+        elif node.op_type == "Loop":
+            # Behind its rounds, the value that it begins with.
+            yield from ((operand, 1) for operand in node.inputs[2 + (value.index() or 0) :][:1] if operand is not None)
         elif has_trait(node, VIEWS):
             yield from ((operand, 0) for operand in inputs_of(node)[:1])
         elif not node.op_type.startswith("Reduce"):
