@@ -36,13 +36,15 @@ def is_next_number(output: ir.Value, numbers: Sequence[ir.Value]) -> bool:
     """Return whether an output is the next value of the first of some stored numbers, and of no other one.
 
     It is a count, be it one that begins anew, or a choice between the number itself and others that hold it. No node
-    reads the choice: `Where(flag, rate * 0.5, rate)` may be the rate in use.
+    reads the choice, and it does not follow from numbers: `Where(flag, rate * 0.5, rate)` may be the rate in use.
     """
     number = numbers[0]
     held = [each for each in numbers if always_holds(output, each)]
     if number not in held or not all(is_step_of(other, number) for other in held if other is not number):
         return False
-    return not is_float(output) or (not output.uses() and number in alternatives_of(output))
+    if not is_float(output):
+        return True
+    return not output.uses() and number in alternatives_of(output) and not follows_from_numbers(output)
 
 
 def is_step_of(step: ir.Value, count: ir.Value) -> bool:

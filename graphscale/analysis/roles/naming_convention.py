@@ -64,8 +64,9 @@ def pairs_by_convention(step: Interface) -> list[Update]:
 def metrics_by_convention(step: Interface) -> dict[ir.Value, Assigned]:
     """Return roles for the open outputs that look like metrics, and are named as no next value of the file is.
 
-    All next values of the file end, or begin, with one word: such an output does not, nor with the name of an input of
-    its type. A number that looks like the next value of a rate may be the rate in use.
+    All next values of the file end, or begin, with one word: such an output does not, nor has it the name of an input
+    of its type, or, but for numbers, a word of it. A number that looks like the next value of a rate may be the one in
+    use.
     """
     shown = _certain_pairs(step)
     marks = {(at_end, new) for at_end, _, new in _common_exchanges(shown) if new}
@@ -77,11 +78,16 @@ def metrics_by_convention(step: Interface) -> dict[ir.Value, Assigned]:
         if assigned.certain or any(name.endswith(new) if at_end else name.startswith(new) for at_end, new in marks):
             continue
         if assigned.role is Role.METRIC:
-            is_alike = any(likeness(v, output)[0] == 1 for v in step.holders if same_type(output, v))
+            is_alike = any(_are_alike(output, value) for value in step.holders if same_type(output, value))
             found[output] = Assigned(Role.METRIC, assigned.evidence if is_alike else _UNLIKE, certain=not is_alike)
         elif assigned.role is Role.STATE and is_scalar(output) and is_float(output):
             found[output] = Assigned(Role.METRIC, "its name is unlike those of all next values", certain=False)
     return found
+
+
+def _are_alike(output: ir.Value, value: ir.Value) -> bool:
+    shared = {*words_of(output)} & {*words_of(value)}
+    return likeness(value, output)[0] == 1 or (not is_scalar(output) and any(map(str.isalpha, shared)))
 
 
 def gradients_by_convention(step: Interface) -> dict[ir.Value, Assigned]:

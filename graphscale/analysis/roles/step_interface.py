@@ -72,8 +72,11 @@ class Interface:
 
     def _stored(self) -> Iterator[ir.Value]:
         """Yield the initializers that may hold state; a number does only where one node reads it, or none."""
+        shown = {each for output in self.graph.outputs for each in self.views(output)}
         for value in self.graph.initializers.values():
-            if value.is_graph_input() or _is_selected_zero(value) or _is_not_a_number(value):
+            if value.is_graph_input() or _is_selected_zero(value):
+                continue
+            if _is_not_a_number(value) and shown.isdisjoint(node.outputs[0] for node, _ in value.uses()):
                 continue
             if not is_scalar(value) or len(value.uses()) < 2:
                 yield value
@@ -285,8 +288,9 @@ def _is_selected_zero(value: ir.Value) -> bool:
 
 
 def _is_not_a_number(value: ir.Value) -> bool:
-    """Return whether an initializer holds NaN alone, as what a gather out of bounds gives."""
-    tensor = constant_tensor(value) if is_float(value) else None
+    """Return whether an initializer holds NaN alone and is selected alone: what a gather out of bounds gives."""
+    is_selected = bool(value.uses()) and all(node.op_type == "Where" for node, _ in value.uses())
+    tensor = constant_tensor(value) if is_float(value) and is_selected else None
     return tensor is not None and tensor.size > 0 and bool(np.isnan(np.ravel(tensor.numpy())[:64]).all())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
@@ -34,7 +34,7 @@ def numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> lis
     is_counted = all(is_scalar(value) and (value in counters or not value.is_graph_input()) for value in sources)
     is_scheduled = bool(counters) and is_counted and output not in step.behind_gradients
     least = NEXT_STATE if is_alone else 0.0
-    held = {value: c for value, c in step.held(output).items() if c >= least}
+    held = {value: c for each in _begun(output) for value, c in step.held(each).items() if c >= least}
     shares = find_coefficients(output, sources, step.factors, least=0.0)
     flags = {*reach([output], _flags_above)}
 
@@ -69,19 +69,22 @@ def _rank(
 ) -> tuple[object, ...]:
     """Rank a number by how likely an output is its next value.
 
-    Zeros that several nodes read begin something anew; a constant has few digits; counters add one.
+    Zeros begin something anew, if several nodes read them, or they are chosen; a constant has few digits; counters add
+    one, and no number is multiplied by it.
     """
-    node, likely = output.producer(), likeness(value, output)
-    begins_anew = is_known_zero(value) and len(value.uses()) > 1
+    node, likely, chosen = output.producer(), likeness(value, output), alternatives_of(output)
+    is_chosen = value in chosen and any(other not in chosen for other in others)
+    begins_anew = is_known_zero(value) and (len(value.uses()) > 1 or is_chosen)
+    is_factor = any(reader.op_type == "Mul" for reader, _ in value.uses())
     is_operand = node is not None and value in node.inputs and not begins_anew
     return (
         likely[0] == 1,
         not begins_anew,
         is_operand and _is_computed(value),
-        factors[value] != 1,
+        factors[value] != 1 or is_factor,
         always_holds(output, value),
         _is_computed(value),
-        value in alternatives_of(output) or is_operand,
+        value in chosen or is_operand,
         not any(is_step_of(value, other) for other in others if other is not value),
         likely,
         share,
@@ -97,6 +100,15 @@ def _is_computed(number: ir.Value) -> bool:
         return False
     digits = f"{float(tensor.numpy().flat[0]):.6e}".partition("e")[0].replace(".", "").rstrip("0")
     return len(digits) > _MOST_DIGITS
+
+
+def _begun(output: ir.Value) -> Iterator[ir.Value]:
+    """Yield an output, and what a loop begins with that it is chosen from."""
+    yield output
+    for value in alternatives_of(output):
+        node = value.producer()
+        begins = () if node is None or node.op_type != "Loop" else node.inputs[2 + (value.index() or 0) :][:1]
+        yield from (each for each in begins if each is not None)
 
 
 def _flags_above(value: ir.Value) -> tuple[ir.Value, ...]:
