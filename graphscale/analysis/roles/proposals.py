@@ -35,19 +35,7 @@ def propose(step: Interface) -> None:
         for o, values in possible.items()
     }
     fitting |= {o: [v for v in step.open_inputs_like(o) if may_hold_state(step, v)] for o in doubted}
-    nearness = Nearness(step, dependence)
-
-    def is_likely(output: ir.Value, value: ir.Value) -> bool:
-        is_in_order = nearness.between.get(output) is value
-        is_again = output in doubted and doubted[output].pair is value
-        return same_type(output, value) and (is_in_order or _is_likely(step, output, value, dependence, is_again))
-
-    candidates = {
-        o: [value for value in dict.fromkeys((*values, *taken)) if is_likely(o, value)]
-        for o, values in fitting.items()
-        if values
-    }
-    pairs = nearness.assign(candidates)
+    pairs = _find_likeliest(step, fitting, doubted, dependence)
     known = step.outputs.values()
     are_exported = any(each.role is Role.GRADIENT for each in known) and all(each.pair is None for each in known)
     for output in sorted(step.open_outputs(), key=is_float):  # counters first: schedules follow from them
@@ -81,6 +69,51 @@ def propose(step: Interface) -> None:
             step.outputs[output] = Assigned(Role.METRIC, evidence, certain=False)
         else:
             step.outputs[output] = Assigned(Role.METRIC, "no open input has its type")
+
+
+def _find_likeliest(
+    step: Interface,
+    fitting: dict[ir.Value, list[ir.Value]],
+    doubted: dict[ir.Value, Assigned],
+    dependence: Dependence,
+) -> dict[ir.Value, ir.Value]:
+    """Find the likeliest pairs among the inputs that fit each output, and those that were taken back."""
+    nearness, shifts = Nearness(step, dependence), _find_shifts(step)
+    newest = {step.copied_input(output) for output in shifts}
+    taken = [assigned.pair for assigned in doubted.values() if assigned.pair is not None]
+
+    def is_likely(output: ir.Value, value: ir.Value) -> bool:
+        if output in shifts or value in shifts.values():
+            return shifts.get(output) is value
+        if value in newest:
+            return same_type(output, value) and value not in dependence.of(output)
+        is_in_order = nearness.between.get(output) is value
+        is_again = output in doubted and doubted[output].pair is value
+        return same_type(output, value) and (is_in_order or _is_likely(step, output, value, dependence, is_again))
+
+    return nearness.assign(
+        {
+            output: [value for value in dict.fromkeys((*values, *taken)) if is_likely(output, value)]
+            for output, values in fitting.items()
+            if values
+        }
+    )
+
+
+def _find_shifts(step: Interface) -> dict[ir.Value, ir.Value]:
+    """Find outputs that hand an input through which is compared with an older one: their values move on by one.
+
+    The input is divided by the other, or that is subtracted from it, and neither has a next value yet.
+    """
+    shifts: dict[ir.Value, ir.Value] = {}
+    for output in step.open_outputs():
+        newer = step.copied_input(output)
+        if newer is None or newer not in step.open_inputs_like(output):
+            continue
+        compared = (node for node in step.topology.consumers(newer) if node.op_type in ("Div", "Sub"))
+        olders = {node.inputs[1] for node in compared if node.inputs[0] is newer} & {*step.open_inputs_like(output)}
+        shifts.update((output, older) for older in olders if older is not None and older is not newer)
+    return shifts
 
 
 def _take_back(step: Interface) -> dict[ir.Value, Assigned]:

@@ -222,7 +222,7 @@ STEPS = {
             backward=nodes("dy = d * two_over_n * before / far; dw = x.T @ dy"),
             constants="int64[1] axes = {0}",
         ),
-        {**states("w"), "now": "metric?", "passed": "next before?"},
+        {**states("w"), "now": "next before?", "passed": "next far?"},
     ),
     # --- parts of a loss
     "a part by a fed temperature": (
