@@ -64,6 +64,21 @@ def test_the_loss_after_a_sharpness_aware_step_is_no_other_candidate() -> None:
     assert (report.loss, report.loss_found) == ("loss", "the scalar output that the backward pass differentiates")
 
 
+EARLIER = """
+    c1 = dw1 - p1; c2 = dw2 - p2
+    w1_next = w1 - (c1 + g1) * rate; w2_next = w2 - (c2 + g2) * rate
+"""
+
+
+def test_a_second_pass_at_weights_of_earlier_steps() -> None:
+    """The gradient is corrected by one at a snapshot of the weights, and by the mean gradient there."""
+    inputs = "float[4,5] v1, float[5,3] v2, float[4,5] g1, float[5,3] g2"
+    report = further(forward("_b") + backward("_b") + EARLIER, inputs=inputs)
+    assert [place.value for place in report.places] == ["two_over_n", "two_over_n"]
+    assert {gradient.value for gradient in report.gradients} == {"c1", "c2"}
+    assert (report.contractions, report.missed) == (6, ())
+
+
 def test_muon_behind_the_second_pass() -> None:
     muon = """
         n2 = p2 / Sqrt(ReduceSum(p2 * p2, keepdims=0) + epsilon); o2 = n2 @ n2.T @ n2

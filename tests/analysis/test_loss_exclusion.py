@@ -178,3 +178,41 @@ def test_a_second_loss_at_the_next_weights_of_the_first_is_backward() -> None:
     assert "dk" in {gradient.value for gradient in report.gradients} or not all(e.certain for e in report.roles)
     with pytest.raises(GraphscaleError):
         gs.scale(model)
+
+
+SAME = "the likeliest one, and each other one leads to the same scaled graph"
+# The gradient goes past the rounding: it is the derivative of neither mean.
+ROUNDED = nodes(
+    "z = x @ w; d = Round(z) - t; e = ReduceMean(d * d, axes, keepdims=0); loss = ReduceMean(e, keepdims=0)"
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_asked"),
+    [
+        pytest.param("other = ReduceMin(e, keepdims=0)", False, id="of the same errors"),
+        pytest.param("other = loss * Sqrt(loss)", True, id="of the loss"),
+    ],
+)
+def test_one_scaled_graph_needs_no_question(other: str, is_asked: bool) -> None:
+    model = update_step(
+        other,
+        outputs="float other",
+        forward=ROUNDED,
+        backward=nodes("dz = d * two_over_n; dw = x.T @ dz"),
+        constants="int64[1] axes = {1}",
+    )
+    report = gs.inspect(model)
+    assert report.loss == "loss"
+    assert (report.loss_found != SAME) is is_asked
+    assert all(entry.certain for entry in report.roles) is not is_asked
+
+
+@pytest.mark.usefixtures("no_runtime")
+def test_one_scaled_graph_is_asked_about_where_nothing_can_run_it() -> None:
+    model = update_step(
+        "other = ReduceMin(e, keepdims=0)", outputs="float other", forward=ROUNDED, constants="int64[1] axes = {1}",
+        backward=nodes("dz = d * two_over_n; dw = x.T @ dz"),
+    )  # fmt: skip
+    with pytest.raises(RolesError, match=r"loss\? it is the likeliest, but no derivative excludes 'other'"):
+        gs.scale(model)

@@ -294,3 +294,64 @@ def test_a_named_pair_may_have_any_name() -> None:
     model = update_step(text, inputs, "float most", update=MOMENTUM)
     found = roles_of(model, {"states": {"most": "j"}})
     assert (found["most"], found["k_next"]) == ("next j", "next k")
+
+
+# Three certain pairs are named alike, and a rate by a schedule is shown.
+SCHEDULED = "n_next = n + unit; now = base * Pow(beta, Cast(n_next, to=1))"
+ERRORS = "e = ReduceSum(d, last, keepdims=0); {} = e * e"
+UNLIKE = {
+    "a rate in use": (SCHEDULED, "float base", "float now", "metric"),
+    "a rate in use with a word of the fed one": (
+        SCHEDULED.replace("base", "now_0"), "float now_0", "float now", "metric",
+    ),
+    "an error of each example": (ERRORS.format("now"), "float[8] reward", "float[8] now", "metric"),
+    "an error of each example with a word of an input": (
+        ERRORS.format("now"), "float[8] now_before", "float[8] now", "metric?",
+    ),
+    "an error of each example with the name of an input": (
+        ERRORS.format("reward_now"), "float[8] reward", "float[8] reward_now", "next reward?",
+    ),
+    "an error of each example that is named as a next value": (
+        ERRORS.format("now_next"), "float[8] reward", "float[8] now_next", "metric?",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+@pytest.mark.parametrize("pairs", [2, 3])
+def test_a_metric_is_named_unlike_all_next_values(name: str, pairs: int) -> None:
+    text, value, output, role = UNLIKE[name]
+    text = text if "n_next" in text or pairs == 2 else f"n_next = n + unit; {text}"
+    inputs = listed(value, "float[4,3] m", "int64 n" if "n_next" in text else "")
+    model = update_step(text, inputs, output, "int64[1] last = {1}", update=MOMENTUM)
+    shown = output.split()[1]
+    certain = pairs == 3 or "n_next" in text
+    expected = role if certain else f"{role.rstrip('?')}?"
+    assert roles_of(model)[shown] == expected
+
+
+@pytest.mark.parametrize(
+    ("weight", "gradient", "is_certain"),
+    [
+        pytest.param("{}", "grad_{}", True, id="a prefix"),
+        pytest.param("{}", "{}.grad", True, id="a suffix"),
+        pytest.param("{}_0", "d{}", False, id="no word in common"),
+    ],
+)
+def test_gradients_are_named_after_weights(weight: str, gradient: str, is_certain: bool) -> None:
+    """The gradient of the logarithm of a share is an error and a constant, and no product with the seed."""
+    model = linear_step(
+        nodes("ds = one - e * e"),
+        inputs="float[4,3] w, float[3] b, float[3] s",
+        outputs="float[4,3] dw, float[3] db, float[3] ds",
+        constants="float one = {1}, int64[1] axes = {0}",
+        forward=nodes(
+            "d = (x @ w + b) * s - t; loss = ReduceMean(d * d, keepdims=0); e = ReduceSum(d, axes, keepdims=0)"
+        ),
+        backward=nodes("dy = d * two_over_n * s; dw = x.T @ dy; db = ReduceSum(dy, axes, keepdims=0)"),
+    )
+    _rename(
+        model, {v: weight.format(f"{v}eight") for v in "wbs"} | {f"d{v}": gradient.format(f"{v}eight") for v in "wbs"}
+    )
+    found = roles_of(model)[gradient.format("seight")]
+    assert found == ("gradient" if is_certain else "gradient?")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analysis.roles.steps import roles_of, states, update_step
+from tests.analysis.roles.steps import MOMENTUM, roles_of, states, update_step
 from tests.expressions import nodes
 
 FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
@@ -12,6 +12,9 @@ OFFSET = {
     "forward": nodes("y = x @ w + b; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
     "backward": nodes("c = d * two_over_n; dw = x.T @ c; db = ReduceSum(c, keepdims=0)"),
 }
+COUNTED = "int64 n, float p"
+DECAYS = "n_next = n + unit; f = beta * Pow(beta, Cast(n_next, to=1)); p_next = p * f"
+SHOWN = DECAYS.replace("p_next", "shown")
 STEPS = {
     "a counter that starts again, typed": (
         update_step("more = n + unit; n_next = Mod(more, period)", "int64 n", "", "int64 period = {4}, int64 more"),
@@ -49,6 +52,43 @@ STEPS = {
     "a mean by a share that is an input": (
         update_step("k_next = k * (one - mu) + loss * mu", "float k, float mu"),
         states("w", "k"),
+    ),
+    # --- products of decays, and what decays
+    "a product of decays that corrects a bias": (
+        update_step(f"{DECAYS}; hat = m_next / (one - p_next)", f"{COUNTED}, float[4,3] m", update=MOMENTUM),
+        states("w", "n", "m", "p"),
+    ),
+    "a product of decays, times another one": (
+        update_step(f"{DECAYS}; hat = m_next / (one - p_next * f)", f"{COUNTED}, float[4,3] m", update=MOMENTUM),
+        states("w", "n", "m", "p"),
+    ),
+    "a decay in use": (
+        update_step(f"{SHOWN}; hat = dw / (one - shown) + v * shown", f"{COUNTED}, float[4,3] v", "float shown"),
+        {**states("w", "n"), "shown": "metric?"},
+    ),
+    "a share of the rest": (
+        update_step(f"{SHOWN}; hat = dw * (one - shown)", COUNTED, "float shown"),
+        {**states("w", "n"), "shown": "metric?"},
+    ),
+    "the rest of another number": (
+        update_step(f"{SHOWN}; hat = dw / (beta - shown)", COUNTED, "float shown"),
+        {**states("w", "n"), "shown": "metric?"},
+    ),
+    "a product of decays beside an update": (
+        update_step(f"{SHOWN}; hat = dw / (one - shown)", COUNTED, "float shown"),
+        {**states("w", "n"), "shown": "next p"},
+    ),
+    "the largest number so far, less and less": (
+        update_step("largest = Max(k * beta, ReduceMax(Abs(dw), keepdims=0))", "float k", "float largest"),
+        {**states("w"), "largest": "next k"},
+    ),
+    "the largest number so far": (
+        update_step("largest = Max(k, ReduceMax(Abs(dw), keepdims=0))", "float k", "float largest"),
+        {**states("w"), "largest": "next k?"},
+    ),
+    "a small share of a limit": (
+        update_step("limit = Max(k * rate, ReduceMax(Abs(dw), keepdims=0))", "float k", "float limit"),
+        {**states("w"), "limit": "next k?"},
     ),
     # The gradient of the gain leaves the graph.
     "a sum of losses beside a gain": (
