@@ -18,7 +18,7 @@ ASKED = {
     "accelerated-proximal.square", "codebook-revival.residual", "compensated-summation.regression",
     "field-depth-regression.momentum", "group-robust.shuffled",
     "jax-codebook-revival.adam", "jax-task-weights.variation", "keras-adafactor.square",
-    "keras-nadam.square", "keras-option-weight-average-overwriting.square", "normalised-batch-output.gradients",
+    "keras-option-weight-average-overwriting.square", "normalised-batch-output.gradients",
     "optax-adafactor.square", "optax-adopt.square", "optax-backtracking.square", "optax-cocob.square",
     "optax-dog.square", "optax-mechanic.square", "optax-optimistic-adam.square",
     "optax-optimistic-gradient-descent.square", "optax-prodigy.square", "optax-sm3.square",
