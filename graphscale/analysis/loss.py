@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -19,7 +19,14 @@ from graphscale.graph.values import (
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["find_carried_number", "find_loss_candidates", "is_differentiable", "resolve_loss"]
+__all__ = [
+    "find_carried_number",
+    "find_loss_candidates",
+    "is_complemented",
+    "is_differentiable",
+    "resolve_loss",
+    "smooth_values",
+]
 
 
 def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Value:
@@ -84,6 +91,8 @@ def _is_next(value: ir.Value, number: ir.Value, coefficient: float) -> bool:
     """Return whether a value is the next one of a number: a sum of losses, their average, the least of them."""
     if coefficient < NEXT_STATE or number.is_graph_input():
         return coefficient >= NEXT_STATE
+    if is_complemented(number):
+        return False
     node = value.producer()
     if coefficient < 1 or (node is not None and node.op_type in ("Min", "Max")):
         return True
@@ -91,6 +100,13 @@ def _is_next(value: ir.Value, number: ir.Value, coefficient: float) -> bool:
     if node is None or node.op_type != "Add" or number not in node.inputs or not is_known_zero(number):
         return False
     return any(operand is not None and operand.is_graph_output() for operand in node.inputs)
+
+
+def is_complemented(number: ir.Value) -> bool:
+    """Return whether a stored number is one, and values are subtracted from it, as a Dice coefficient is."""
+    tensor = constant_tensor(number)
+    is_one = tensor is not None and tensor.size == 1 and float(tensor.numpy().flat[0]) == 1
+    return is_one and any(node.op_type == "Sub" and index == 0 for node, index in number.uses())
 
 
 def find_carried_number(graph: ir.Graph, loss: ir.Value, may_be_stored: bool) -> ir.Value | None:
@@ -121,7 +137,12 @@ def _find_averaged(value: ir.Value, numbers: Iterable[ir.Value]) -> ir.Value | N
 
 def is_differentiable(value: ir.Value) -> bool:
     """Return whether a value depends on an input or a weight by floating-point operators alone, as no accuracy does."""
-    return any(v.producer() is None for v in reach([value], _smooth_operands))
+    return any(v.producer() is None for v in smooth_values(value))
+
+
+def smooth_values(value: ir.Value) -> Iterator[ir.Value]:
+    """Yield the values that one is a differentiable function of, itself first; single stored numbers are left out."""
+    return reach([value], _smooth_operands)
 
 
 def _smooth_operands(value: ir.Value) -> list[ir.Value]:

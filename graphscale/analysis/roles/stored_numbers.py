@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
+from graphscale.analysis.loss import is_complemented
 from graphscale.analysis.roles.alternatives import alternatives_of, always_holds, is_step_of, sums_with
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.step_interface import Interface
@@ -46,6 +47,8 @@ def numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> lis
         is_weight = value in step.topology.forward and output in step.behind_gradients
         if value is output or (step.factors[output] == step.factors[value] != 0 and not (is_read or is_weight)):
             return False  # a constant is added to a metric
+        if len(value.uses()) > 1 and is_complemented(value):
+            return False
         if not (may_be_stored or is_weight or likeness(value, output)[0] == 1):
             return value in held and (is_alone or (held[value] != 1 and not is_counted))
         if is_scheduled and value in node.inputs and node.op_type in ("Min", "Max"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -12,6 +12,7 @@ from graphscale.checks.derivatives.gradient_bench import Differentiation, open_b
 from graphscale.checks.derivatives.gradient_forms import find_forms
 from graphscale.checks.derivatives.gradient_report import WeightCheck, count_agreeing, is_derivative
 from graphscale.errors import GraphscaleError
+from graphscale.graph.walks import ancestors
 
 __all__ = ["choose_loss"]
 
@@ -31,14 +32,16 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join
     Returns:
         the first loss that no gradient disagrees with, all being checked. Where other losses have gradients, too:
         these together, if every gradient is the derivative of one, and each has a gradient that is the derivative of
-        no other. Else the first loss that no gradient disagrees with, or the likeliest one, if more gradients agree
-        with it than with any other. None where that is not so; and whether the gradients of all were checked.
+        no other; or a total of two at least that have such gradients, where derivatives are stopped. Else the first loss
+        that no gradient disagrees with, or the likeliest one, if more gradients agree with it than with any other. None
+        where that is not so; and whether the gradients of all were checked.
     """
     if sum(value.const_value.size for value in graph.initializers.values() if value.const_value is not None) > _MANY:
         return None, False
     model, counts = ir.Model(graph, ir_version=_IR_VERSION), [0] * len(candidates)
     first: LossCandidate | None = None
     several: list[ir.Value] = []
+    derivatives: dict[ir.Value, set[ir.Value]] = {}
     are_checked = True
     for i, candidate in enumerate(candidates):
         checks = _check(model, candidate, candidate.losses[0]) if candidate.unscalings else []
@@ -48,8 +51,11 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join
             if all(each.weight is not None for each in checks):
                 return candidate, True
             first = first or candidate
-        if any(_find_derivatives(candidate, checks)):
+        agreeing = _find_derivatives(candidate, checks)
+        if any(agreeing):
             several.extend(candidate.losses)
+            agreed = {each.value for each, agrees in zip(candidate.unscalings, agreeing, strict=True) if agrees}
+            derivatives.update((loss, agreed) for loss in candidate.losses)
     if first is None and counts[0] > max(counts[1:], default=counts[0]):
         first = candidates[0]
     if first is not None and all(loss in first.losses for loss in several):
@@ -59,7 +65,19 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join
         joint = join(losses) if len(losses) > 1 else None
         if joint is not None and _have_gradients_of_their_own(model, joint):
             return joint, True
-    return None, are_checked
+    total = _find_total(derivatives)
+    return next((candidate for candidate in candidates if candidate.losses[0] is total), None), are_checked
+
+
+def _find_total(derivatives: Mapping[ir.Value, Collection[ir.Value]]) -> ir.Value | None:
+    """Find a loss that depends on all others, two of which at least have derivatives that no other one has."""
+    for total in derivatives:
+        parts = {loss: {*found} for loss, found in derivatives.items() if loss is not total}
+        others = ([found for other, found in parts.items() if other is not loss] for loss in parts)
+        own = [loss for loss, each in zip(parts, others, strict=True) if parts[loss].difference(*each)]
+        if len(own) > 1 and parts.keys() <= ancestors([total]):
+            return total
+    return None
 
 
 def _check(model: ir.Model, candidate: LossCandidate, loss: ir.Value) -> list[WeightCheck]:
