@@ -9,6 +9,7 @@ from collections.abc import Set
 import onnx_ir as ir
 
 from graphscale.analysis.coverage import Coverage
+from graphscale.analysis.loss_choice import LossCandidate
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
@@ -56,6 +57,13 @@ class Attempt:
     def begins_with_constants(self) -> bool:
         """True if the scale enters at constants alone."""
         return all(constant_tensor(place.value) is not None for place in self.solver.plan.places)
+
+    def candidate(self, *losses: ir.Value) -> LossCandidate:
+        """Return the candidate that a runtime may choose, for some of the losses, or all."""
+        ends, live = self.solver.plan.unscaled.values(), self.solver.live
+        # A factor of a cotangent that is unscaled for one reader is no gradient.
+        gradients = tuple(each for each in ends if each.everywhere or each.output or each.value not in live)
+        return LossCandidate(losses or self.topology.losses, gradients, self.solver.plan.values.keys())
 
     def edits_as(self, other: Attempt) -> bool:
         """Return whether the scale enters and comes out at the same places for another candidate."""

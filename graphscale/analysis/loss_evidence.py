@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.attempt import Attempt
+from graphscale.analysis.earlier_losses import join_earlier_losses
 from graphscale.analysis.loss import find_carried_number, smooth_values
 from graphscale.analysis.loss_choice import LossCandidate, LossChoice
 from graphscale.analysis.roles.answers import Answers
@@ -109,15 +110,16 @@ def choose_attempt(
     parts = [v for v, is_metric in failed.items() if v not in alike and (not is_metric or v in topology.forward)]
     parts = [value for value in parts if len(rivals) > 1 or not best.excludes_value(value)]
     parts = [value for value in parts if not follows_from_numbers(value) or follows_from_numbers(topology.loss)]
-    how = "the scalar output that the backward pass differentiates"
+    how, doubted = "the scalar output that the backward pass differentiates", list[ir.Value]()
+    is_certain = True
     if len(rivals) > 1 or parts:
-        tried = {_candidate(a): a for a in rivals}
+        tried = {a.candidate(): a for a in rivals}
 
         def join_candidates(losses: Sequence[ir.Value]) -> LossCandidate | None:
             joint = join(losses)
             if joint is None:
                 return None
-            tried[candidate := _candidate(joint)] = joint
+            tried[candidate := joint.candidate()] = joint
             return candidate
 
         refused = [LossCandidate((v,), (), ()) for v in parts if not failed[v]]
@@ -131,13 +133,21 @@ def choose_attempt(
         elif has_run and chosen is None and not parts and _lead_to_one_graph(rivals):
             how = "the likeliest one, and each other one leads to the same scaled graph"
         elif chosen is None:
-            best = _join_likeliest(rivals, join)
-            excluded = (a.topology.loss for a in rivals if a.topology.loss not in best.topology.losses)
-            names = ", ".join(repr(value.name) for value in (*excluded, *parts))
-            how = "the likeliest, but no derivative " + (f"excludes {names}" if names else "proves it")
-            return best, f"it is {how}", False
+            best, is_certain = _join_likeliest(rivals, join), False
+            doubted = [*(rival.topology.loss for rival in rivals), *parts]
         else:
             best, how = tried[chosen], "the backward pass computes its derivatives"
+    earlier = [a.topology.loss for a in sorted(attempts, key=lambda a: ranks[a], reverse=True)]
+    earlier += [value for value, is_metric in failed.items() if not is_metric]
+    joined = join_earlier_losses(graph, best, [value for value in earlier if value not in best.topology.losses], join)
+    if joined is not None:
+        best, is_one = joined
+        is_certain, how = is_one, "each has gradients of its own, the last by the next weights of the first"
+    doubted = [value for value in doubted if value not in best.topology.losses]
+    if doubted or not is_certain:
+        names = ", ".join(repr(value.name) for value in doubted)
+        how = "the likeliest, but no derivative " + (f"excludes {names}" if names else "proves it")
+        return best, f"it is {how}", False
     number = _find_carried_number(best)
     if number is not None:
         return best, f"it may be a running sum or average, and the next value of {number.name!r}", False
@@ -174,13 +184,6 @@ def _leave_excluded(rivals: Sequence[Attempt]) -> Sequence[Attempt]:
     left = [rival for rival, others in excluding.items() if not others]
     excluded = (others for others in excluding.values() if others)
     return left if left and all(any(a in left for a in others) for others in excluded) else rivals
-
-
-def _candidate(attempt: Attempt) -> LossCandidate:
-    solver, plan = attempt.solver, attempt.solver.plan
-    # A factor of a cotangent that is unscaled for one reader is no gradient.
-    ends = (each for each in plan.unscaled.values() if each.everywhere or each.output or each.value not in solver.live)
-    return LossCandidate(attempt.topology.losses, (*ends,), plan.values.keys())
 
 
 def _join_likeliest(rivals: Sequence[Attempt], join: Callable[[Sequence[ir.Value]], Attempt | None]) -> Attempt:

@@ -97,15 +97,20 @@ class Topology:
             self.contractions = frozenset(node for rule, nodes in of_rules if rule.contraction for node in nodes)
         self.propagating = self.contractions.union(*(nodes for rule, nodes in of_rules if rule.gradient))
         self.forward = self.ancestors(self.losses)
-        self.tail = self.ancestors(self.losses, stop=self.contractions.__contains__)
         self.states = frozenset(graph.inputs) | self._weights(set(held))
         self._coefficients: dict[ir.Value, dict[ir.Value, float]] = {}
         self._factors = Factors()
+        later = self._later_weights() if len(self.losses) > 1 else {}
+        ends = {value.producer() for value in later}
+        if later:
+            self.forward = self.ancestors(self.losses, stop=ends.__contains__)
+            self.forward.exclude(later)
+        self.tail = self.ancestors(self.losses, stop=(self.contractions | ends).__contains__)
         count = len(self._numbering.values)
         # Of the states that a value depends on: the number of the only one, or _MANY.
         self._roots, self._late, self._depth = [0] * count, [0] * count, [0] * count
         self._late_states: dict[ir.Value, int] = {}
-        self.anew: dict[ir.Value, ir.Value] = {}
+        self.anew: dict[ir.Value, ir.Value] = later
         self.activation_dependent = ValueSet(self._numbering, bytearray(count))
         self.tail_dependent = ValueSet(self._numbering, bytearray(count))
         for root, value in enumerate(self.states, 1):
@@ -114,7 +119,7 @@ class Topology:
         moved = self._moved_weights() if moving else {}
         again = self.recomputed = self._recomputed(moved)
         moved = {v: w for v, w in moved.items() if any(o in again for n in self.consumers(v) for o in n.outputs)}
-        self.anew = {**moved, **again} if moved else {}
+        self.anew = {**later, **moved, **again} if moved else later
         if again:
             self.forward.include(again)
             self.tail.include([value for value, original in again.items() if original in self.tail])
@@ -206,6 +211,32 @@ class Topology:
         for value in self.states - self.forward:
             weights = [state for state in kept if state in self.forward and same_type(state, value)]
             moved.update((value, weight) for weight in weights if len(weights) == 1)
+        return moved
+
+    @property
+    def reads_next_weights(self) -> bool:
+        """True if the losses depend on weights that are computed behind contractions, as next weights are."""
+        return bool(self._moved_by(self.forward, self.forward))
+
+    def _later_weights(self) -> dict[ir.Value, ir.Value]:
+        """Return the weights that the loss's gradients have moved, and that another loss depends on, each with its own.
+
+        The loss of an actor is computed by the critic's next weights.
+        """
+        first = self.ancestors([self.loss])
+        moved = self._moved_by(first, self.ancestors(self.losses[1:]))
+        return {value: weight for value, weight in moved.items() if value not in first}
+
+    def _moved_by(self, forward: Set[ir.Value], among: Container[ir.Value]) -> dict[ir.Value, ir.Value]:
+        """Return the values behind the contractions of a forward pass that hold a carried state of its, with that."""
+        kept = {v for output in self.graph.outputs for v, c in self.coefficients(output).items() if c >= NEXT_STATE}
+        kept &= {*forward}
+        behind = self.descendants(nodes={node for node in self.contractions if node.outputs[0] in forward})
+        moved: dict[ir.Value, ir.Value] = {}
+        for value in (node.outputs[0] for node in self.nodes):
+            if value in among and value in behind:
+                held = (v for v, c in self.coefficients(value).items() if c >= NEXT_STATE and v in kept)
+                moved.update((value, weight) for weight in held if same_type(value, weight))
         return moved
 
     def descendants(

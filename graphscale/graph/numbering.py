@@ -89,6 +89,11 @@ class ValueSet(Set[ir.Value]):
         for value in values:
             self.marks[self._numbers[value]] = 1
 
+    def exclude(self, values: Iterable[ir.Value]) -> None:
+        """Remove values of the main graph."""
+        for value in values:
+            self.marks[self._numbers[value]] = 0
+
     def __contains__(self, value: object) -> bool:
         number = self._numbers.get(value)  # type: ignore[call-overload]
         return value in self._inner if number is None else bool(self.marks[number])

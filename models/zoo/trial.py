@@ -3,7 +3,8 @@
 A step is right where the loss and all pairs of state are those of its script, and asked about where some role is open:
 then the proposals are taken, all of them and as they are; zeros that follow inputs without a reader are right in any
 order. What is right by either way is scaled and run: by 1024 for equal bits, and dynamically with each batch and each
-state made NaN at one element, for a skip that changes no state; its gradients are compared with differences of its loss. An exception that is no GraphscaleError is a wrong outcome.
+state made NaN at one element, for a skip that changes no state; its gradients are compared with differences of its
+loss. An exception that is no GraphscaleError is a wrong outcome.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ class _ChosenFactors(Factors):
         self._factors = factors
 
     def __missing__(self, value: ir.Value) -> float:
-        node = value.producer()
-        is_chosen = node is not None and node.op_type == "Where" and all(map(constant_tensor, node.inputs[1:]))
+        ends = [each for each in alternatives_of(value) if not _chosen(each)]
+        is_chosen = ends != [value] and all(map(constant_tensor, ends))
         is_chosen = is_chosen or _is_flag(source_by_trait(value, _VIEWS))
         self[value] = number = self._factors[value] or float(is_chosen)
         return number

@@ -107,8 +107,23 @@ def _is_decay(step: Interface, value: ir.Value) -> bool:
 
 
 def _meets_target(step: Interface, value: ir.Value) -> bool:
-    readers, targets = step.topology.consumers(value), step.topology.targets
-    return any(operand in targets for node in readers for operand in step.topology.operands(node))
+    """Return whether a node reads a value beside a target, or subtracts one from the other, be the target masked."""
+    topology, targets = step.topology, step.topology.targets
+    readers = [*topology.consumers(value)]
+    if any(operand in targets for node in readers for operand in topology.operands(node)):
+        return True
+    compared = [node for node in readers if node.op_type == "Sub" and node.outputs[0] in topology.tail]
+    others = (each for node in compared for each in inputs_of(node) if each is not value and each.shape == value.shape)
+    is_compared = value.shape is not None and any(_is_of_batch(step, other) for other in others)
+    return is_compared and value in topology.activation_dependent
+
+
+def _is_of_batch(step: Interface, value: ir.Value) -> bool:
+    """Return whether a value is computed from a batch element by element."""
+    above = step.topology.ancestors([value])
+    nodes = [node for each in above if (node := each.producer()) is not None]
+    is_elementwise = bool(nodes) and all(has_trait(node, Trait.ELEMENTWISE) for node in nodes)
+    return is_elementwise and any(each.is_graph_input() and not is_scalar(each) for each in above)
 
 
 def _is_unreduced_loss(step: Interface, value: ir.Value) -> bool:

@@ -40,7 +40,7 @@ def propose(step: Interface) -> None:
     are_exported = any(each.role is Role.GRADIENT for each in known) and all(each.pair is None for each in known)
     for output in sorted(step.open_outputs(), key=is_float):  # counters first: schedules follow from them
         values, value = fitting.get(output, []), pairs.get(output)
-        if value is not None and value in step.topology.forward and are_exported:
+        if value is not None and value in step.topology.forward and are_exported and is_float(output):
             evidence = "it may be a gradient, as all others leave the graph, too"
             step.outputs[output] = Assigned(Role.GRADIENT, evidence, certain=False)
         elif value is not None:

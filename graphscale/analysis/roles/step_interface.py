@@ -12,7 +12,7 @@ from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.storage import is_stored
+from graphscale.analysis.storage import is_stored, may_store_state
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import (
     NEXT_STATE,
@@ -90,8 +90,14 @@ class Interface:
     def may_store_state(self) -> bool:
         """True if initializers may be state: not where weights and all other known states are inputs."""
         known = [value for value, assigned in self.inputs.items() if assigned.pair is not None]
+        if not known:
+            return self._stores_weights
         are_fed = not any(map(is_stored, known))
         return not are_fed or self.topology.forward.isdisjoint(known)
+
+    @functools.cached_property
+    def _stores_weights(self) -> bool:
+        return may_store_state(self.topology, self.plan.unscaled.keys())
 
     # --- questions ------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ def numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> lis
         if len(value.uses()) > 1 and is_complemented(value):
             return False
         if not (may_be_stored or is_weight or likeness(value, output)[0] == 1):
-            return value in held and (is_alone or (held[value] != 1 and not is_counted))
+            return value in held and (is_alone or (NEXT_STATE <= held[value] != 1 and not is_counted))
         if is_scheduled and value in node.inputs and node.op_type in ("Min", "Max"):
             return False  # the bound of a schedule
         # A rate multiplies what follows from a count: others are added to the count, or divide it.

@@ -32,9 +32,9 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join
     Returns:
         the first loss that no gradient disagrees with, all being checked. Where other losses have gradients, too:
         these together, if every gradient is the derivative of one, and each has a gradient that is the derivative of
-        no other; or a total of two at least that have such gradients, where derivatives are stopped. Else the first loss
-        that no gradient disagrees with, or the likeliest one, if more gradients agree with it than with any other. None
-        where that is not so; and whether the gradients of all were checked.
+        no other; or a total of two at least that have such gradients, where derivatives are stopped. Else the first
+        loss that no gradient disagrees with, or the likeliest one, if more gradients agree with it than with any other.
+        None where that is not so; and whether the gradients of all were checked.
     """
     if sum(value.const_value.size for value in graph.initializers.values() if value.const_value is not None) > _MANY:
         return None, False
