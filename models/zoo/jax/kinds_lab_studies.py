@@ -70,8 +70,9 @@ def train_state(
         updates, state = tx.update(grads, state, present)
         moved = jax.tree.leaves(optax.apply_updates(present, updates))
         following = dict(zip([*weights, *slots], [*moved, *jax.tree.leaves(state)], strict=True))
-        for name, new in zip(averages, moved, strict=True):
-            following[name] = optax.incremental_update(new, values[name], 1 - polyak)
+        if polyak:
+            pairs = zip(averages, moved, strict=True)
+            following |= {name: optax.incremental_update(new, values[name], 1 - polyak) for name, new in pairs}
         if step_name:
             following[step_name] = values[step_name] + 1
         if norms:
