@@ -157,3 +157,28 @@ def wafer_defects() -> Iterator[Step]:
     style = Style(states="initializers")
     rule = optimizers.Adam(2e-3, amsgrad=True, gradient_accumulation_steps=3)
     yield custom_loop("accumulated", build(15), rule, batch, focal, style)
+
+
+@kind("lab-keras-soil-moisture", "jax")
+def soil_moisture() -> Iterator[Step]:
+    """The moisture of soil from satellites, errors weighted by quality: Adam by inverse time; FTRL."""
+
+    def build(*widths: int) -> keras.Model:
+        begin()
+        x = signal = keras.Input((10,), name="signal")
+        for width in widths:
+            x = Dense(width, activation="softplus")(x)
+        return keras.Model(signal, Dense(2, name="moisture")(x))
+
+    def score(outputs: list, values: Arrays) -> tuple[jax.Array, Arrays]:
+        error = outputs[0] - values["moisture"]
+        loss = jnp.mean(jnp.square(error) * values["quality"][:, None])
+        return loss, {"mae": jnp.mean(jnp.abs(error)), "bias": jnp.mean(error, 0)}
+
+    batch = {"signal": normal(8, 10), "moisture": normal(8, 2), "quality": np.random.rand(8).astype(np.float32)}
+    model = build(15, 9)
+    rate = optimizers.schedules.InverseTimeDecay(5e-3, 30, 0.5)
+    yield custom_loop("inverse-time", model, optimizers.Adam(rate), batch, score)
+    model = build(12)
+    rule = optimizers.Ftrl(0.05, l2_regularization_strength=0.001)
+    yield custom_loop("ftrl", model, rule, batch, score, Style(names="exporter"))

@@ -169,7 +169,8 @@ def protein_contacts() -> Iterator[Step]:
         return {name: "slow" if name in ("embed", "position") else "fast" for name in params}
 
     tx = optax.multi_transform({"slow": optax.sgd(1e-2, momentum=0.9), "fast": optax.adam(3e-3)}, group)
-    yield train_state("groups", params, batch, objective, tx, constants=constants, norms=True)
+    style = Style(states="initializers")
+    yield train_state("groups", params, batch, objective, tx, style, constants=constants, norms=True)
 
     def gradients(values: Arrays) -> Outputs:
         present = {name: values[name] for name in params}

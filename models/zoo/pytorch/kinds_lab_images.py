@@ -226,7 +226,7 @@ def leaf_disease() -> Iterator[Step]:
     slots = {f"{slot}.{name}": torch.zeros_like(x) for slot in ("exp_avg", "exp_avg_sq") for name, x in weights.items()}
     slow = {f"slow.{name}": weight.clone() for name, weight in weights.items()}
     states = weights | slots | slow | {"step": torch.tensor(0)}
-    yield Step("ranger", Inputs(batch, states, fed), ranger, PLAIN, warm=6)
+    yield Step("ranger", Inputs(batch, states, fed), ranger, Style(optimize=False), warm=6)
 
     def sharp(values: Arrays) -> Outputs:
         present = {name: values[name] for name in weights}

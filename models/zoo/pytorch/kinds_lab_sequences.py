@@ -219,7 +219,8 @@ def product_titles() -> Iterator[Step]:
     weights = {"word_vectors": 0.3 * torch.randn(40, 9), "output.weight": torch.randn(7, 9) / 3}
     weights |= {"output.bias": torch.zeros(7)}
     slots = {f"{name}.{slot}": torch.zeros_like(weight) for name, weight in weights.items() for slot in "mv"}
-    yield Step("lazy-adam", Inputs(batch, weights | slots | {"step": torch.tensor(0)}), lazy, PLAIN)
+    states = weights | slots | {"step": torch.tensor(0)}
+    yield Step("lazy-adam", Inputs(batch, states), lazy, Style(shapes="interface"))
 
     def scattered(values: Arrays) -> Outputs:
         rows = values["word_vectors"][values["words"]]
