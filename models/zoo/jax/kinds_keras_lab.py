@@ -92,7 +92,9 @@ def customer_churn() -> Iterator[Step]:
 
     rate = optimizers.schedules.CosineDecay(0.0, 100, warmup_target=3e-3, warmup_steps=5)
     model = build(18, 10, normalised=True)
-    yield custom_loop("cosine", model, optimizers.AdamW(rate, weight_decay=0.01), batch, weighted, Style(names="exporter"))
+    yield custom_loop(
+        "cosine", model, optimizers.AdamW(rate, weight_decay=0.01), batch, weighted, Style(names="exporter")
+    )
     model = build(16, 12, normalised=False)
     fed = {"positive_weight": np.float32(4.0)}
     rule = optimizers.Adamax(2e-3, global_clipnorm=1.0)
@@ -102,7 +104,7 @@ def customer_churn() -> Iterator[Step]:
 
 @kind("lab-keras-grid-load", "jax")
 def grid_load() -> Iterator[Step]:
-    """The load of a grid by hours ahead: two inputs, quantiles, layer normalisation; Nadam, and momentum with averages."""
+    """The load of a grid by hours ahead: two inputs, quantiles, layer norms; Nadam, and momentum with averages."""
 
     def build(width: int) -> keras.Model:
         begin()
@@ -123,15 +125,19 @@ def grid_load() -> Iterator[Step]:
     batch = {"past_load": normal(5, 24), "calendar": normal(5, 9), "load": normal(5, 6)}
     error = (keras.metrics.MeanAbsoluteError(), lambda loss, outputs, values: (values["load"], outputs[0]))
     yield custom_loop("nadam", build(14), optimizers.Nadam(2e-3, clipnorm=0.5), batch, pinball, meters=(error,))
-    rule = optimizers.SGD(optimizers.schedules.PiecewiseConstantDecay([50, 90], [0.02, 0.01, 0.001]), momentum=0.9,
-                          use_ema=True, ema_momentum=0.97)
+    rule = optimizers.SGD(
+        optimizers.schedules.PiecewiseConstantDecay([50, 90], [0.02, 0.01, 0.001]),
+        momentum=0.9,
+        use_ema=True,
+        ema_momentum=0.97,
+    )
     style = Style(names="scrambled", order="shuffled", shapes="interface")
     yield custom_loop("averaged", build(11), rule, batch, pinball, style)
 
 
 @kind("lab-keras-wafer-defects", "jax")
 def wafer_defects() -> Iterator[Step]:
-    """Defects of wafers from patches of their maps, rare ones by focal loss: Lion; AMSGrad over accumulated gradients."""
+    """Defects of wafers from patches of maps, rare ones by focal loss: Lion; AMSGrad over accumulated gradients."""
 
     def build(width: int) -> keras.Model:
         begin()
@@ -153,7 +159,9 @@ def wafer_defects() -> Iterator[Step]:
 
     batch = {"wafer_map": (np.random.rand(7, 36) > 0.8).astype(np.float32)}
     batch["defect_class"] = np.random.randint(0, 8, 7).astype(np.int32)
-    yield custom_loop("lion", build(19), optimizers.Lion(5e-4, weight_decay=0.01), batch, focal, Style(names="exporter"))
+    yield custom_loop(
+        "lion", build(19), optimizers.Lion(5e-4, weight_decay=0.01), batch, focal, Style(names="exporter")
+    )
     style = Style(states="initializers")
     rule = optimizers.Adam(2e-3, amsgrad=True, gradient_accumulation_steps=3)
     yield custom_loop("accumulated", build(15), rule, batch, focal, style)

@@ -1,5 +1,6 @@
 """Kinds from laboratories by JAX: cautious values, two views, pumps with actor and critic, harvests."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from models.zoo.steps import PLAIN, Arrays, Inputs, Outputs, Step, Style, kind
 
 def stack(*sizes: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return layers as pairs of a matrix and a vector."""
-    pairs = zip(sizes[:-1], sizes[1:], strict=True)
+    pairs = itertools.pairwise(sizes)
     return [(normal(rows, columns, scale=(1.5 / rows) ** 0.5), normal(columns, scale=0.02)) for rows, columns in pairs]
 
 
@@ -48,7 +49,7 @@ def choose(count: int, index: jax.Array) -> jax.Array:
 
 @kind("lab-jax-cautious-values", "jax")
 def cautious_values() -> Iterator[Step]:
-    """Values of actions from a log of others, pushed down where nobody acted; a target that follows each step or few."""
+    """Values of actions from a log of others, pushed down where nobody acted; a target that follows."""
     batch = {"observations": normal(8, 9), "actions": np.random.randint(0, 4, 8).astype(np.int32)}
     batch |= {"rewards": normal(8), "next_observations": normal(8, 9)}
     batch["discounts"] = np.where(np.random.rand(8) > 0.2, 0.97, 0.0).astype(np.float32)
@@ -145,7 +146,7 @@ def view_predictor() -> Iterator[Step]:
 
 @kind("lab-jax-pump-control", "jax")
 def pump_control() -> Iterator[Step]:
-    """Pumps by an actor and a critic, each with a loss, an optimizer and a target; observations normalised as they come."""
+    """Pumps by an actor and a critic, each with a loss, an optimizer and a target; observations are normalised."""
     batch = {"obs": normal(7, 6) + 1, "act": np.tanh(normal(7, 2)), "rew": normal(7), "next_obs": normal(7, 6) + 1}
     batch["not_done"] = (np.random.rand(7) > 0.1).astype(np.float32)
 
@@ -212,7 +213,7 @@ def pump_control() -> Iterator[Step]:
 
 @kind("lab-jax-harvests", "jax")
 def harvests() -> Iterator[Step]:
-    """Harvests of fields from weeks of weather, with an uncertainty: plain descent, or gradients for another program."""
+    """Harvests of fields from weeks of weather, with an uncertainty: plain descent, or gradients alone."""
     names = ("week", "field", "mean", "log_scale")
     nets = dict(zip(names, (stack(8, 11, 9), stack(5, 9), stack(9, 1), stack(9, 1)), strict=True))
     params = Carried("params", nets)

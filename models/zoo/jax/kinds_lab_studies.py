@@ -1,4 +1,4 @@
-"""Kinds from laboratories by JAX: batteries, galaxies, proteins, topics, loans, springs; trees of parameters as Flax has them."""
+"""Kinds from laboratories by JAX: batteries, galaxies, proteins, topics, loans, springs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -108,7 +108,7 @@ def battery_health() -> Iterator[Step]:
 
 @kind("lab-jax-galaxy-votes", "jax")
 def galaxy_votes() -> Iterator[Step]:
-    """The votes of people on galaxies as distributions, from patches of images: momentum, averages, batch statistics."""
+    """Votes of people on galaxies as distributions, from patches of images: momentum, averages, batch statistics."""
     params = {"patch": dense(27, 16), "token_mix": dense(9, 9), "channel": dense(16, 20), "out": dense(20, 6)}
     params["norm"] = {"scale": np.ones(20, np.float32), "bias": np.zeros(20, np.float32)}
     votes = np.random.dirichlet(np.ones(6), 5).astype(np.float32)
@@ -140,7 +140,7 @@ def galaxy_votes() -> Iterator[Step]:
 
 @kind("lab-jax-protein-contacts", "jax")
 def protein_contacts() -> Iterator[Step]:
-    """Contacts of residues from attention over a chain: positives weighted, precision; Adam in groups, gradients shown."""
+    """Contacts of residues from attention over a chain: positives weighted; Adam in groups, gradients shown."""
     width, length = 12, 7
     params: Tree = {"embed": normal(21, width, scale=0.3), "position": normal(length, width, scale=0.1)}
     for name in ("query", "key", "value", "out"):
@@ -182,7 +182,7 @@ def protein_contacts() -> Iterator[Step]:
 
 @kind("lab-jax-news-topics", "jax")
 def news_topics() -> Iterator[Step]:
-    """Topics of news by a variational autoencoder of counts of words: a divergence that is phased in by a counter; Adam."""
+    """Topics of news by a variational autoencoder of counts of words: a divergence phased in by a counter; Adam."""
     params = {"encoder": dense(24, 16), "mean": dense(16, 5), "log_var": dense(16, 5)}
     params["topics"] = normal(5, 24, scale=0.4)
     batch = {"counts": np.random.poisson(1.0, (6, 24)).astype(np.float32), "noise": normal(6, 5)}
@@ -208,7 +208,7 @@ def news_topics() -> Iterator[Step]:
 
 @kind("lab-jax-fair-loans", "jax")
 def fair_loans() -> Iterator[Step]:
-    """Loans with equal rates for two groups of people: a multiplier that ascends beside the weights, or a fed penalty."""
+    """Loans with equal rates for two groups: a multiplier that ascends beside the weights, or a fed penalty."""
     params = {"hidden": dense(12, 15), "out": dense(15, 1)}
     batch = {"applicant": normal(14, 12), "repaid": (np.random.rand(14) > 0.4).astype(np.float32)}
     batch["protected"] = (np.arange(14) % 3 == 0).astype(np.float32)
@@ -266,7 +266,9 @@ def spring_energy() -> Iterator[Step]:
         return error + 0.01 * drift, ({"derivative_mse": error, "energy_at_rest": drift}, {})
 
     batch = {"state": normal(8, 6), "velocity": normal(8, 6)}
-    tx = optax.chain(optax.clip_by_global_norm(5.0), optax.adam(by_float(optax.polynomial_schedule(5e-3, 1e-4, 2.0, 400))))
+    tx = optax.chain(
+        optax.clip_by_global_norm(5.0), optax.adam(by_float(optax.polynomial_schedule(5e-3, 1e-4, 2.0, 400)))
+    )
     rest = {"origin": np.zeros((1, 6), np.float32)}
     yield train_state("derivatives", params, batch, derivatives, tx, constants=rest)
 

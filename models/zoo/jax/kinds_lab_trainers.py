@@ -54,7 +54,10 @@ def taxi_trips() -> Iterator[Step]:
     """How long trips of taxis take and what they cost, from zones and hours: two weighted terms; Adam, Adagrad."""
     params = {"zones": normal(15, 6, scale=0.3), "hours": normal(24, 3, scale=0.3), "first": affine(17, 20)}
     params |= {"second": affine(20, 12), "minutes": affine(12, 1), "fare": affine(12, 1)}
-    batch = {"origin": np.random.randint(0, 15, 9).astype(np.int32), "goal": np.random.randint(0, 15, 9).astype(np.int32)}
+    batch = {
+        "origin": np.random.randint(0, 15, 9).astype(np.int32),
+        "goal": np.random.randint(0, 15, 9).astype(np.int32),
+    }
     batch |= {"hour": np.random.randint(0, 24, 9).astype(np.int32), "weather": normal(9, 2)}
     batch |= {"log_minutes": normal(9), "log_fare": normal(9)}
 
@@ -77,8 +80,13 @@ def taxi_trips() -> Iterator[Step]:
 
 @kind("lab-jax-pen-strokes", "jax")
 def pen_strokes() -> Iterator[Step]:
-    """The next movement of a pen by a mixture of Gaussians after a recurrent network: RMSprop with a fed rate, AdaMax."""
-    params = {"input": affine(3, 12), "recurrent": normal(12, 12, scale=0.28), "mixture": affine(12, 4 * 5), "up": affine(12, 1)}
+    """The next movement of a pen by a mixture of Gaussians after a recurrent network: RMSprop, AdaMax."""
+    params = {
+        "input": affine(3, 12),
+        "recurrent": normal(12, 12, scale=0.28),
+        "mixture": affine(12, 4 * 5),
+        "up": affine(12, 1),
+    }
     lifted = (np.random.rand(4, 7, 1) > 0.8).astype(np.float32)
     batch = {"strokes": np.concatenate([normal(4, 7, 2, scale=0.5), lifted], 2)}
 
@@ -107,13 +115,20 @@ def pen_strokes() -> Iterator[Step]:
 
 @kind("lab-jax-bearing-faults", "jax")
 def bearing_faults() -> Iterator[Step]:
-    """Faults of bearings from windows of vibration: smoothed labels, SGD with Nesterov and cosine restarts; NovoGrad."""
-    params = {"window": affine(10, 14), "mix": affine(14, 14), "norm": {"g": np.ones(14, np.float32)}, "out": affine(14, 5)}
+    """Faults of bearings from windows of vibration: smoothed labels, Nesterov with cosine restarts; NovoGrad."""
+    params = {
+        "window": affine(10, 14),
+        "mix": affine(14, 14),
+        "norm": {"g": np.ones(14, np.float32)},
+        "out": affine(14, 5),
+    }
     batch = {"vibration": normal(6, 40), "fault": np.random.randint(0, 5, 6).astype(np.int32)}
 
     def objective(p: Any, values: Arrays) -> tuple[jax.Array, Arrays]:
         x = jax.nn.relu(at(p["window"], values["vibration"].reshape(24, 10)))
-        x = x + jax.nn.relu(at(p["mix"], x / jnp.sqrt(jnp.mean(jnp.square(x), 1, keepdims=True) + 1e-5) * p["norm"]["g"]))
+        x = x + jax.nn.relu(
+            at(p["mix"], x / jnp.sqrt(jnp.mean(jnp.square(x), 1, keepdims=True) + 1e-5) * p["norm"]["g"])
+        )
         logits = at(p["out"], jnp.mean(x.reshape(6, 4, 14), 1))
         target = optax.smooth_labels(jax.nn.one_hot(values["fault"], 5), 0.1)
         loss = -jnp.mean(jnp.sum(target * jax.nn.log_softmax(logits), 1))

@@ -47,9 +47,8 @@ def land_cover() -> Iterator[Step]:
         scales, running = norms({"bn1": 9, "bn2": 11})
         weights = {"conv1.weight": kernel(9, 6, 3), "conv2.weight": kernel(11, 9, 3), "conv3.weight": kernel(11, 11, 3)}
         weights |= scales | {"classifier.weight": kernel(5, 11, 1), "classifier.bias": torch.zeros(5)}
-        label = torch.randint(5, (3, 7, 8))
-        label[:, 0, :3] = -1
-        batch = {"bands": torch.randn(3, 6, 7, 8), "label": label}
+        batch = {"bands": torch.randn(3, 6, 7, 8), "label": torch.randint(5, (3, 7, 8))}
+        batch["label"][:, 0, :3] = -1
         labels = ("exp_avg", "exp_avg_sq") if adam else ("momentum",)
         slots = {f"optimizer.{name}.{slot}": torch.zeros_like(x) for name, x in weights.items() for slot in labels}
         carried = running | {"confusion": torch.zeros(5, 5), "iteration": torch.tensor(0)}
@@ -89,10 +88,8 @@ def land_cover() -> Iterator[Step]:
                     m = following[f"{slot}.exp_avg"] = torch.lerp(values[f"{slot}.exp_avg"], grad, 0.1)
                     v = 0.999 * values[f"{slot}.exp_avg_sq"] + 0.001 * grad.square()
                     following[f"{slot}.exp_avg_sq"] = v
-                    root = v.sqrt() / (1 - 0.999 ** step.float()).sqrt() + 1e-6
-                    size = 1e-3 * rate
-                    move = m / root / (1 - 0.9 ** step.float())
-                    following[name] = present[name] * (1 - size * decay) - size * move
+                    move = m / (v.sqrt() / (1 - 0.999 ** step.float()).sqrt() + 1e-6) / (1 - 0.9 ** step.float())
+                    following[name] = present[name] * (1 - 1e-3 * rate * decay) - 1e-3 * rate * move
                 else:
                     m = 0.9 * values[f"{slot}.momentum"] + (grad + 0.01 * decay * present[name])
                     following[f"{slot}.momentum"] = m
@@ -107,7 +104,7 @@ def land_cover() -> Iterator[Step]:
 
 @kind("lab-chess-policy-value")
 def chess_policy_value() -> Iterator[Step]:
-    """Moves and outcome of board positions from search counts: a residual tower, three terms of the loss; SGD, averages."""
+    """Moves and outcome of board positions from search counts: a residual tower, three terms; SGD, averages."""
 
     def step(variant: str, style: Style, averaged: bool) -> Step:
         names = {"stem.bn": 10, "block.bn1": 10, "block.bn2": 10}
@@ -181,7 +178,7 @@ class Leaves(nn.Module):
 
 @kind("lab-leaf-disease")
 def leaf_disease() -> Iterator[Step]:
-    """Diseases of leaves with images mixed in pairs and smoothed labels: Lookahead around RAdam, sharpness-aware SGD."""
+    """Diseases of leaves with mixed images and smoothed labels: Lookahead around RAdam, sharpness-aware SGD."""
     batch = {"image": torch.rand(4, 3, 10, 10), "label": torch.randint(6, (4,)), "partner": torch.randperm(4)}
     fed = {"mix": torch.tensor(0.7)}
 
@@ -276,7 +273,7 @@ class MaskedPatches(nn.Module):
 
 @kind("lab-masked-patches")
 def masked_patches() -> Iterator[Step]:
-    """Hidden patches of images rebuilt: rates that fall with depth, gradients of two batches accumulated or averages."""
+    """Hidden patches of images rebuilt: rates by depth, gradients of two batches accumulated or averages."""
     depth = {"embed": 0, "position": 0, "norm1": 1, "qkv": 1, "proj": 1, "norm2": 1, "fc1": 1, "fc2": 1}
     order = torch.stack([torch.randperm(9) for _ in range(3)])
     restore = order.argsort(1)
@@ -339,7 +336,9 @@ class TwoViews(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU())
-        self.projector = nn.Sequential(nn.Linear(12, 14, bias=False), nn.LayerNorm(14), nn.ReLU(), nn.Linear(14, 9, bias=False))
+        self.projector = nn.Sequential(
+            nn.Linear(12, 14, bias=False), nn.LayerNorm(14), nn.ReLU(), nn.Linear(14, 9, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.projector(self.body(x))

@@ -1,4 +1,4 @@
-"""Kinds from laboratories, methods: consistency models, distributions of returns, clients, agreement of two networks."""
+"""Kinds from laboratories, methods: consistency models, returns, clients, agreement of two networks."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ class Denoiser(nn.Module):
 
 @kind("lab-consistency-model")
 def consistency_model() -> Iterator[Step]:
-    """Samples in one pass: a network agrees with its average at the next smaller noise; rates and averages by schedules."""
+    """Samples in one pass: a network agrees with its average at the next smaller noise; averages by schedules."""
 
     def step(variant: str, style: Style, itself: bool) -> Step:
         net = Denoiser()
@@ -87,7 +87,7 @@ class Quantiles(nn.Module):
 
 @kind("lab-quantile-returns")
 def quantile_returns() -> Iterator[Step]:
-    """Quantiles of returns of actions: errors as priorities, a target copied each few steps, or one that follows softly."""
+    """Quantiles of returns of actions: errors as priorities, a target copied each few steps, or softly."""
 
     def step(variant: str, style: Style, copied: bool) -> Step:
         net = Quantiles()

@@ -61,7 +61,9 @@ def bird_calls() -> Iterator[Step]:
         return Outputs({"loss": loss}, metrics | {"lr": rate}, states=following)
 
     buffers = {f"{name}.momentum_buffer": torch.zeros_like(weight) for name, weight in weights.items()}
-    yield Step("restarts", Inputs(batch, weights | buffers | {"step": torch.tensor(0)}), restarts, Style(names="exporter"))
+    yield Step(
+        "restarts", Inputs(batch, weights | buffers | {"step": torch.tensor(0)}), restarts, Style(names="exporter")
+    )
 
     def adamw(values: Arrays) -> Outputs:
         loss, grads, metrics = losses(values)
@@ -220,7 +222,7 @@ def palm_prints() -> Iterator[Step]:
 
 @kind("lab-solar-output")
 def solar_output() -> Iterator[Step]:
-    """The output of solar panels by an LSTM, at night none: Adam with a rate that decays; RMSprop, with the gradients."""
+    """The output of solar panels by an LSTM, at night none: Adam with a rate that decays; RMSprop."""
     weights = {"lstm.w_x": torch.randn(6, 36) / 3, "lstm.w_h": torch.randn(9, 36) / 3, "lstm.b": torch.zeros(36)}
     weights |= {"head.weight": torch.randn(9, 4) / 3, "head.bias": torch.zeros(4)}
     batch = {"weather": torch.randn(5, 7, 6), "output": torch.rand(5, 4), "daylight": (torch.rand(5, 4) > 0.3).float()}

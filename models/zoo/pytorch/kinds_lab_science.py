@@ -27,7 +27,7 @@ def by_torch_optim(
     ema: float = 0.0,
     counter: str = "",
 ) -> Step:
-    """Return a step whose optimizer is one of torch.optim; `make` builds it for parameters, inputs and the step's number."""
+    """Return a step whose optimizer is one of torch.optim; `make` builds it for parameters, inputs and a step."""
     weights = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     fed = fed or {}
 
@@ -156,7 +156,12 @@ def survival_analysis() -> Iterator[Step]:
 
     def nadam(params: Arrays, values: Arrays, t: Tensor | None) -> torch.optim.Optimizer:
         return torch.optim.NAdam(
-            list(params.values()), 3e-3, weight_decay=1e-3, decoupled_weight_decay=True, eps=1e-6, capturable=True,
+            list(params.values()),
+            3e-3,
+            weight_decay=1e-3,
+            decoupled_weight_decay=True,
+            eps=1e-6,
+            capturable=True,
             foreach=False,
         )
 

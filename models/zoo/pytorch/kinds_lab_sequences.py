@@ -29,7 +29,7 @@ class Piano(nn.Module):
 
 @kind("lab-piano-transcription")
 def piano_transcription() -> Iterator[Step]:
-    """Notes of a piano from spectra: two heads with losses of their own beside the sum; Adam with steps of decay, Adamax."""
+    """Notes of a piano from spectra: two heads with losses of their own beside the sum; Adam, Adamax."""
 
     def step(variant: str, style: Style, largest: bool) -> Step:
         net = Piano()
