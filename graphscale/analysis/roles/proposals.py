@@ -131,7 +131,8 @@ def _take_back(step: Interface) -> dict[ir.Value, Assigned]:
 def _is_likely(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence, is_again: bool) -> bool:
     if _is_changed_batch(step, output, value):
         return False
-    if not is_again and _is_error(step, output) and likeness(value, output)[0] != 1:
+    is_named = likeness(value, output)[0] == 1
+    if not (is_again or is_named) and (_is_error(step, output) or _is_measured(step, output, value)):
         return False
     if output in step.behind_gradients or value in dependence.of(output):
         return True
@@ -148,6 +149,17 @@ def _is_error(step: Interface, output: ir.Value) -> bool:
     targets = (v for v in step.topology.targets & step.topology.ancestors([output]) if same_type(output, v))
     readers = ([*step.topology.consumers(v)] for v in targets)
     return any(len(each) == 1 and each[0].op_type in ("Add", "Sub") for each in readers)
+
+
+def _is_measured(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether an output depends on what the network computes, and holds no share of an input.
+
+    Where gradients leave the graph, it may be a gradient that is no product with the seed.
+    """
+    are_exported = any(assigned.role is Role.GRADIENT for assigned in step.outputs.values())
+    if are_exported or output in step.behind_gradients or output in step.topology.forward:
+        return False
+    return output in step.topology.tail_dependent and not step.holds_a_share(output, value)
 
 
 def _is_changed_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
