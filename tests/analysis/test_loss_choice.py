@@ -13,7 +13,7 @@ import graphscale as gs
 from graphscale.analysis.roles.answers import roles_file
 from graphscale.errors import RolesError
 from tests.analysis.roles.steps import roles_of, states, update_step
-from tests.build import BACKWARD, FORWARD, LINEAR, linear_step, step
+from tests.build import BACKWARD, FORWARD, LINEAR, linear_step, listed, step
 from tests.expressions import nodes
 
 GRADIENTS = "float[4,5] dw1, float[5,3] dw2"
@@ -190,3 +190,70 @@ def test_a_graph_that_nothing_runs_is_asked_about() -> None:
     )
     with pytest.raises(RolesError, match="no derivative excludes 'p'"):
         gs.scale(model)
+
+
+# One less a coefficient is a term of the loss: the one is a constant, however it is stored.
+DICE = "dice = one - ReduceSum(p * t, keepdims=0); loss = fit + dice * half"
+
+
+def test_one_less_a_coefficient_is_no_average() -> None:
+    model = update_step(
+        outputs="float fit, float dice",
+        forward=nodes(f"p = x @ w; d = p - t; fit = ReduceMean(d * d, keepdims=0); {DICE}"),
+        backward=nodes("dp = (d * two_over_n - t * half) * one; dw = x.T @ dp"),
+        constants="float one = {1}, float half = {0.5}",
+        stored=True,
+    )
+    report = gs.inspect(model)
+    assert (report.loss, report.loss_found) == ("loss", "the backward pass computes its derivatives")
+    assert roles_of(model) == {**states("w"), "fit": "metric", "dice": "metric"}
+
+
+# A second head reads what the first one predicts, but its gradient stops there.
+HEADS = {
+    "forward": nodes(
+        """
+        y = x @ w; d = y - t; first = ReduceMean(d * d, keepdims=0)
+        e = y @ v - t; second = ReduceMean(e * e, keepdims=0); loss = first + second
+        """
+    ),
+    "backward": nodes("dw = x.T @ (d * two_over_n); dv = y.T @ (e * two_over_n)"),
+    "update": "w_next = w - dw * rate; v_next = v - dv * rate\n",
+    "inputs": "float[3,3] v",
+}
+SCORE = "hits = Cast(Greater(y, t), to=1); score = ReduceSum(hits * t, keepdims=0) / ReduceSum(t * t, keepdims=0)"
+
+
+@pytest.mark.parametrize("outputs", ["float first, float second", "float second, float first"])
+@pytest.mark.parametrize("score", ["", SCORE], ids=["alone", "beside a score"])
+def test_the_total_of_terms_whose_gradients_stop(outputs: str, score: str) -> None:
+    """Each term has a gradient that is its derivative alone, and no score of predictions that are rounded is a loss."""
+    model = update_step(score, outputs=listed(outputs, "float score" if score else ""), **HEADS)
+    report = gs.inspect(model)
+    assert (report.loss, report.loss_found) == ("loss", "the backward pass computes its derivatives")
+    assert all(entry.certain for entry in report.roles)
+
+
+def test_a_total_of_a_term_that_is_not_differentiated_is_no_loss() -> None:
+    only = {**HEADS, "backward": nodes("dw = x.T @ (d * two_over_n)"), "update": "w_next = w - dw * rate"}
+    assert gs.inspect(update_step(outputs="float first, float second", **only)).loss == "first"
+
+
+@pytest.mark.parametrize("more", ["", "value = ReduceMean(a, keepdims=0)"], ids=["alone", "beside a mean"])
+def test_the_loss_of_an_actor_is_computed_by_the_next_weights_of_its_critic(more: str) -> None:
+    """Both have a scale, and both gradients are tested; a mean of predictions is no loss of the critic."""
+    actor = """
+        w_next = w - dw * rate; a = Tanh(z @ k); q = a @ w_next; second = ReduceMean(q * q, keepdims=0)
+        da = ((q * seed) @ w_next.T) * (one - a * a); dk = z.T @ da; k_next = k - dk * rate
+    """
+    model = update_step(
+        more.replace("(a,", "(y,"),
+        update=actor,
+        inputs="float[5,4] z, float[4,4] k",
+        outputs=listed("float second", "float value" if more else ""),
+        constants="float seed = {0.13333334}",
+    )
+    report = gs.scale(model).report
+    assert [entry.name for entry in report.roles if entry.role == "loss"] == ["loss", "second"]
+    assert {gradient.value for gradient in report.gradients} == {"dw", "dk"}
+    assert (report.contractions, report.missed) == (3, ())

@@ -17,7 +17,7 @@ from tests.analysis.roles.steps import (
     states,
     update_step,
 )
-from tests.build import linear_step, numbers, ramp, step
+from tests.build import LINEAR, linear_step, numbers, ramp, step
 from tests.expressions import nodes
 
 SALIENCY = "dx = dy @ w.T\n"
@@ -43,6 +43,18 @@ def stored_step(direction: str, values: str) -> onnx.ModelProto:
 
 GRADIENTS = {
     "a gradient": (linear_step(), {"dw": "gradient"}),
+    "beside classes, where labels are whole numbers": (
+        linear_step(
+            nodes("found = ArgMax(y + places, axis=1, keepdims=0)"),
+            inputs="float[4,3] w, int64[8] label",
+            outputs="float[4,3] dw, int64[8] found",
+            constants="float[3] places = {0, 1, 2}, int64[8] rows = {0, 1, 2, 3, 4, 5, 6, 7}",
+            forward=LINEAR.replace("Sub(y, t)", "Sub(z, t)")
+            .replace("d =", "k = Cast<to = 1>(label) k1 = Unsqueeze(k, last) z = Add(y, k1) d =")
+            .replace("y =", "last = Constant<value_ints = [1]>() y ="),
+        ),
+        {"dw": "gradient", "found": "metric?"},
+    ),
     "the gradient of a bias": (
         linear_step(
             nodes("db = ReduceSum(dy, axes, keepdims=0)"),

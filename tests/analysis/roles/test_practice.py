@@ -205,6 +205,68 @@ STEPS = {
         ),
         states("w", "v"),
     ),
+    "a sum of terms that begins with a zero": (
+        update_step(
+            "late = (nought + ReduceMean(x * x, keepdims=0)) / six",
+            outputs="float late",
+            constants="float nought = {0}, float six = {6}",
+        ),
+        {**states("w"), "late": "metric"},
+    ),
+    "a large share of a stored number": (
+        update_step("late = kept * beta + ReduceMean(x * x, keepdims=0)", "", "float late", "float kept = {0.3}"),
+        {**states("w"), "late": "next kept?"},
+    ),
+    # --- predictions and labels
+    "a prediction that is compared with a masked target": (
+        update_step(
+            inputs="float[8,3] m",
+            outputs="float[8,3] p",
+            constants="float[8,3] hidden",
+            forward=nodes("y = x @ w; p = y * m; hidden = t * m; d = p - hidden; loss = ReduceMean(d * d, keepdims=0)"),
+            backward=nodes("dy = d * two_over_n * m; dw = x.T @ dy"),
+        ),
+        {**states("w"), "p": "metric"},
+    ),
+    "a state that is compared with a computed one": (
+        update_step(
+            inputs="float[8,3] m",
+            outputs="float[8,3] p",
+            forward=nodes("y = x @ w; p = y + m; d = p - y * y; loss = ReduceMean(d * d, keepdims=0)"),
+            backward=nodes("dy = d * two_over_n; dw = x.T @ dy"),
+        ),
+        {**states("w"), "p": "next m?"},
+    ),
+    "errors of examples beside rewards": (
+        update_step(
+            "e = ReduceMean(Abs(d * k), axes, keepdims=0)",
+            "float[8] r, float[8] m, float[3] k",
+            "float[8] e",
+            "int64[1] axes = {1}",
+            forward=nodes("y = x @ w; d = y - t - Unsqueeze(r * m, axes); loss = ReduceMean(d * d, keepdims=0)"),
+        ),
+        {**states("w"), "e": "metric?"},
+    ),
+    # --- a loss scale of its own
+    "a loss scale that a flag and a count choose factors of": (
+        update_step(
+            "bad = Greater(ReduceMax(Abs(dw), keepdims=0), high); many = Greater(n, four); n_next = n + unit\n"
+            "size = k * Where(bad, half, Where(many, twice, one))",
+            "float k, int64 n",
+            "float size",
+            "float high = {100}, int64 four = {4}, float half = {0.5}, float twice = {2}",
+        ),
+        {**states("w", "n"), "size": "next k"},
+    ),
+    "a factor that is computed": (
+        update_step(
+            "bad = Greater(ReduceMax(Abs(dw), keepdims=0), high); size = k * Where(bad, half, Where(bad, loss, one))",
+            "float k",
+            "float size",
+            "float high = {100}, float half = {0.5}",
+        ),
+        {**states("w"), "size": "metric?"},
+    ),
     # --- the losses of two steps
     "a register of losses": (
         update_step(TWO_LOSSES_AGO, "float[3] before, float[3] far", "float[3] now, float[3] passed, float k"),
