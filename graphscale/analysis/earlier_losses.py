@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.attempt import Attempt
 from graphscale.analysis.loss_choice import LossChoice
-from graphscale.analysis.updates import NEXT_STATE
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
 
 __all__ = ["join_earlier_losses"]
 
@@ -31,8 +31,9 @@ def join_earlier_losses(
         both losses in one attempt, and whether no other candidate may be the earlier one; None if there is none.
     """
     joints: dict[ir.Value, Attempt] = {}
+    held = {*last.topology.graph.inputs, *last.topology.graph.initializers.values()}
     for loss in earlier if last.topology.reads_next_weights else ():
-        if any(c >= NEXT_STATE for c in last.topology.coefficients(loss).values()):
+        if any(c >= NEXT_STATE and same_type(loss, value) for value, c in find_coefficients(loss, held).items()):
             continue  # the next value of a state of one element
         joint = join((loss, *last.topology.losses))
         if joint is None or not joint.topology.anew or joint.misfits or joint.coverage.missed:

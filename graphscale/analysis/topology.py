@@ -15,7 +15,7 @@ from itertools import compress
 import onnx_ir as ir
 
 from graphscale.analysis.recomputed import find_recomputed_values
-from graphscale.analysis.updates import NEXT_STATE, Factors, find_coefficients, same_type
+from graphscale.analysis.updates import NEXT_STATE, Factors, find_coefficients, same_type, type_of
 from graphscale.graph.numbering import Numbering, ValueSet
 from graphscale.graph.order import check_order
 from graphscale.graph.values import (
@@ -232,11 +232,11 @@ class Topology:
         kept = {v for output in self.graph.outputs for v, c in self.coefficients(output).items() if c >= NEXT_STATE}
         kept &= {*forward}
         behind = self.descendants(nodes={node for node in self.contractions if node.outputs[0] in forward})
-        moved: dict[ir.Value, ir.Value] = {}
+        kinds, moved = {type_of(state) for state in kept}, dict[ir.Value, ir.Value]()
         for value in (node.outputs[0] for node in self.nodes):
-            if value in among and value in behind:
+            if type_of(value) in kinds and value in among and value in behind:
                 held = (v for v, c in self.coefficients(value).items() if c >= NEXT_STATE and v in kept)
-                moved.update((value, weight) for weight in held if same_type(value, weight))
+                moved.update((value, weight) for weight in held if type_of(weight) == type_of(value))
         return moved
 
     def descendants(
