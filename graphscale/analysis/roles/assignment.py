@@ -103,6 +103,7 @@ def _assign(
     pair_by_dependence(step, may_hold_moment)
     confirm_kept_numbers(step)
     pair_other_forms(step)
+    found.doubt_noise()
     propose(step)
     doubt_constants(step)
     found.doubt()

@@ -97,6 +97,24 @@ class Gradients:
                 evidence = f"{_SCALES}, but {value.name!r} has its type and the loss ignores it"
                 step.pair(output, value, evidence, certain=False)
 
+    def doubt_noise(self) -> None:
+        """Doubt sums of a gradient and a share of an input, where the graph updates no weight: it may be noise.
+
+        A gradient that is added to an input as it is, is accumulated.
+        """
+        step = self._step
+        if any(v in step.topology.forward and is_float(v) and not is_scalar(v) for v in step.inputs):
+            return
+        for output, assigned in [*step.outputs.items()]:
+            value = assigned.pair
+            if value is None or assigned.is_named or is_scalar(value) or output not in step.behind_gradients:
+                continue
+            if (
+                any(same_type(weight, value) for weight in step.weights_like(value))
+                and step.held(output).get(value) != 1
+            ):
+                step.pair(output, value, f"a gradient and a share of {value.name!r}: it may be noise", certain=False)
+
     def includes(self, value: ir.Value) -> bool:
         """Return whether a value is a gradient, viewed, clipped, summed, or times other values."""
         pending = [value]

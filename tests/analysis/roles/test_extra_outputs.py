@@ -44,7 +44,7 @@ STEPS = {
     ),
     "the weight and the one before": (
         update_step("v_next = v * beta + dw * dw; shown = w_next + w_next * rate", "float[4,3] v", SHOWN),
-        {**states("w?", "v"), "shown": "metric?"},
+        {**states("w?", "v?"), "shown": "metric?"},
     ),
 }  # fmt: skip
 

@@ -43,6 +43,25 @@ def stored_step(direction: str, values: str) -> onnx.ModelProto:
 
 GRADIENTS = {
     "a gradient": (linear_step(), {"dw": "gradient"}),
+    "with noise": (
+        linear_step(
+            nodes("g = dw + noise * size"), inputs="float[4,3] w, float[4,3] noise, float size", outputs="float[4,3] g"
+        ),
+        {"g": "gradient"},
+    ),
+    "with noise of a known size": (
+        linear_step(
+            nodes("g = dw + noise * size"),
+            inputs="float[4,3] w, float[4,3] noise",
+            outputs="float[4,3] g",
+            constants="float size = {1.5}",
+        ),
+        {"g": "next noise?"},
+    ),
+    "accumulated": (
+        linear_step(nodes("g = dw + sum"), inputs="float[4,3] w, float[4,3] sum", outputs="float[4,3] g"),
+        {"g": "next sum"},
+    ),
     "beside classes, where labels are whole numbers": (
         linear_step(
             nodes("found = ArgMax(y + places, axis=1, keepdims=0)"),
