@@ -12,6 +12,7 @@ from graphscale.analysis.attempt import Attempt
 from graphscale.analysis.bodies import Unrolled, unroll_bodies
 from graphscale.analysis.coverage import measure_coverage
 from graphscale.analysis.degrees import ZERO
+from graphscale.analysis.edits import Plan
 from graphscale.analysis.elementwise_gradients import find_gradient_like_values
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
@@ -297,7 +298,7 @@ def _finish(
             "scales with the loss; it cannot be the next value of a weight"
         )
     if attempt.coverage.total == 0:
-        _refuse_held(gradients - chosen, topology)
+        _refuse_held(gradients - chosen, topology, plan)
     roles = assign_roles(topology, plan, named, chosen, answers)
     if not certain:
         losses = {v: roles.outputs[v] for v in topology.losses}
@@ -330,15 +331,16 @@ def _finish(
     )
 
 
-def _refuse_held(gradients: set[ir.Value], topology: Topology) -> None:
+def _refuse_held(gradients: set[ir.Value], topology: Topology, plan: Plan) -> None:
     """Refuse a gradient that may be the next value of a state, where no contraction separates the optimizer.
 
-    It holds the state, or is a product with it, as by an exponentiated gradient.
+    It holds the state, or is a product of it with a value where the scale enters: an exponentiated gradient.
     """
     for value in (output for output in topology.graph.outputs if output in gradients):
         held, node = topology.coefficients(value), value.producer()
         factors = inputs_of(node) if node is not None and node.op_type in ("Mul", "Div") else ()
-        products = (v for v in factors if v in topology.states and same_type(v, value))
+        is_entered = not plan.scaled_values.isdisjoint(factors)
+        products = (v for v in factors if is_entered and v in topology.states and same_type(v, value))
         state = next((state for state, c in held.items() if c >= NEXT_STATE), next(products, None))
         if state is not None:
             raise UpdateError(

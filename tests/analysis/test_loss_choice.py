@@ -221,7 +221,10 @@ HEADS = {
     "update": "w_next = w - dw * rate; v_next = v - dv * rate\n",
     "inputs": "float[3,3] v",
 }
-SCORE = "hits = Cast(Greater(y, t), to=1); score = ReduceSum(hits * t, keepdims=0) / ReduceSum(t * t, keepdims=0)"
+SCORE = (
+    "hits = Cast(Greater(e, t), to=1); both = ReduceSum(hits * t, keepdims=0)\n"
+    "score = both * two_over_n / (ReduceSum(hits, keepdims=0) + ReduceSum(t, keepdims=0))"
+)
 
 
 @pytest.mark.parametrize("outputs", ["float first, float second", "float second, float first"])

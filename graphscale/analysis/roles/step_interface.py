@@ -72,11 +72,8 @@ class Interface:
 
     def _stored(self) -> Iterator[ir.Value]:
         """Yield the initializers that may hold state; a number does only where one node reads it, or none."""
-        shown = {each for output in self.graph.outputs for each in self.views(output)}
         for value in self.graph.initializers.values():
-            if value.is_graph_input() or _is_selected_zero(value):
-                continue
-            if _is_not_a_number(value) and shown.isdisjoint(node.outputs[0] for node, _ in value.uses()):
+            if value.is_graph_input() or _is_selected_zero(value) or _is_not_a_number(value):
                 continue
             if not is_scalar(value) or len(value.uses()) < 2:
                 yield value
