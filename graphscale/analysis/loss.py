@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
@@ -25,7 +25,6 @@ __all__ = [
     "is_complemented",
     "is_differentiable",
     "resolve_loss",
-    "smooth_values",
 ]
 
 
@@ -137,12 +136,7 @@ def _find_averaged(value: ir.Value, numbers: Iterable[ir.Value]) -> ir.Value | N
 
 def is_differentiable(value: ir.Value) -> bool:
     """Return whether a value depends on an input or a weight by floating-point operators alone, as no accuracy does."""
-    return any(v.producer() is None for v in smooth_values(value))
-
-
-def smooth_values(value: ir.Value) -> Iterator[ir.Value]:
-    """Yield the values that one is a differentiable function of, itself first; single stored numbers are left out."""
-    return reach([value], _smooth_operands)
+    return any(v.producer() is None for v in reach([value], _smooth_operands))
 
 
 def _smooth_operands(value: ir.Value) -> list[ir.Value]:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.attempt import Attempt
 from graphscale.analysis.earlier_losses import join_earlier_losses
-from graphscale.analysis.loss import find_carried_number, smooth_values
+from graphscale.analysis.loss import find_carried_number
 from graphscale.analysis.loss_choice import LossCandidate, LossChoice
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.storage import may_store_state
@@ -20,14 +20,13 @@ from graphscale.operators import Kind, rule_of
 __all__ = ["choose_attempt"]
 
 # The first parts of the evidence exclude a candidate, the others make one likelier.
-_EXCLUDING = 3
+_EXCLUDING = 2
 
 
 def _evidence(attempt: Attempt, attempts: Sequence[Attempt]) -> tuple[int, ...]:
     """Rank a choice of the loss by how well it explains the backward pass.
 
-    A loss is a differentiable function of a contraction, where any is, as no score of rounded predictions is. Its
-    backward pass reads something that the loss is computed from, other than constants. A loss depends on
+    The backward pass of a loss reads something that the loss is computed from, other than constants. A loss depends on
     activations and on no gradients, and no other candidate has to be unscaled beside it. Its backward pass covers the
     most contractions, begins with a constant if it can, and reads the most values of its forward pass; a
     non-linear function of another candidate (a perplexity) is a metric; a total is more than its parts.
@@ -56,7 +55,6 @@ def _evidence(attempt: Attempt, attempts: Sequence[Attempt]) -> tuple[int, ...]:
     # The norm of the gradients is computed from values that are gradients of another choice and leave the graph.
     from_gradients = sum(_holds_gradients(topology, other) for other in attempts if other is not attempt)
     return (
-        any(value.producer() in topology.contractions for value in smooth_values(topology.loss)),
         bool(read_values),
         topology.loss in topology.activation_dependent,
         -below_places,
