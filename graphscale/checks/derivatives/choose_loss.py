@@ -70,7 +70,7 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join
 
 
 def _find_total(derivatives: Mapping[ir.Value, Collection[ir.Value]]) -> ir.Value | None:
-    """Find a loss that depends on all others, two of which at least have derivatives that no other one has."""
+    """Find the total of all other losses, if two of them at least have derivatives of their own."""
     for total in derivatives:
         parts = {loss: {*found} for loss, found in derivatives.items() if loss is not total}
         others = ([found for other, found in parts.items() if other is not loss] for loss in parts)

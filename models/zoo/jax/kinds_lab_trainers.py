@@ -51,7 +51,7 @@ def fit(
 
 @kind("lab-jax-taxi-trips", "jax")
 def taxi_trips() -> Iterator[Step]:
-    """How long trips of taxis take and what they cost, from zones and hours: two weighted terms; Adam, Adagrad."""
+    """Durations and fares of taxi trips from zones and hours: two weighted terms; Adam, Adagrad."""
     params = {"zones": normal(15, 6, scale=0.3), "hours": normal(24, 3, scale=0.3), "first": affine(17, 20)}
     params |= {"second": affine(20, 12), "minutes": affine(12, 1), "fare": affine(12, 1)}
     batch = {

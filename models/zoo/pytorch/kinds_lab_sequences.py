@@ -186,7 +186,7 @@ def half_intents() -> Iterator[Step]:
 
 @kind("lab-product-titles")
 def product_titles() -> Iterator[Step]:
-    """Categories of product titles by means of word vectors, of which only those in the batch move: lazy Adam, SGD."""
+    """Categories of product titles by means of word vectors, updates of the rows in the batch: lazy Adam, SGD."""
 
     def words(table: Tensor, values: Arrays) -> Tensor:
         mask = values["word_mask"][..., None]
