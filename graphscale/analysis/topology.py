@@ -201,7 +201,7 @@ class Topology:
 
         An input of the type of one weight alone may be that weight as it was some steps before, as in SVRG.
         """
-        kept = {v for output in self.graph.outputs for v, c in self.coefficients(output).items() if c >= NEXT_STATE}
+        kept = self._kept
         shapes = {None, *(tuple(state.shape) for state in kept if state.shape is not None)}
         moved: dict[ir.Value, ir.Value] = {}
         for node in self.nodes:
@@ -212,6 +212,12 @@ class Topology:
             weights = [state for state in kept if state in self.forward and same_type(state, value)]
             moved.update((value, weight) for weight in weights if len(weights) == 1)
         return moved
+
+    @functools.cached_property
+    def _kept(self) -> frozenset[ir.Value]:
+        """The states that an output holds with a coefficient near one."""
+        held = (self.coefficients(output) for output in self.graph.outputs)
+        return frozenset(v for coefficients in held for v, c in coefficients.items() if c >= NEXT_STATE)
 
     @property
     def reads_next_weights(self) -> bool:
@@ -229,8 +235,7 @@ class Topology:
 
     def _moved_by(self, forward: Set[ir.Value], among: Container[ir.Value]) -> dict[ir.Value, ir.Value]:
         """Return the values behind the contractions of a forward pass that hold a carried state of its, with that."""
-        kept = {v for output in self.graph.outputs for v, c in self.coefficients(output).items() if c >= NEXT_STATE}
-        kept &= {*forward}
+        kept = self._kept.intersection(forward)
         behind = self.descendants(nodes={node for node in self.contractions if node.outputs[0] in forward})
         kinds, moved = {type_of(state) for state in kept}, dict[ir.Value, ir.Value]()
         for value in (node.outputs[0] for node in self.nodes):

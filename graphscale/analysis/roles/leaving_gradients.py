@@ -109,10 +109,7 @@ class Gradients:
             value = assigned.pair
             if value is None or assigned.is_named or is_scalar(value) or output not in step.behind_gradients:
                 continue
-            if (
-                any(same_type(weight, value) for weight in step.weights_like(value))
-                and step.held(output).get(value) != 1
-            ):
+            if step.weights_like(value) and step.held(output).get(value) != 1:
                 step.pair(output, value, f"a gradient and a share of {value.name!r}: it may be noise", certain=False)
 
     def includes(self, value: ir.Value) -> bool:

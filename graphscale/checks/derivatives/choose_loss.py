@@ -40,7 +40,6 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join
         return None, False
     model, counts = ir.Model(graph, ir_version=_IR_VERSION), [0] * len(candidates)
     first: LossCandidate | None = None
-    several: list[ir.Value] = []
     derivatives: dict[ir.Value, set[ir.Value]] = {}
     are_checked = True
     for i, candidate in enumerate(candidates):
@@ -53,15 +52,14 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join
             first = first or candidate
         agreeing = _find_derivatives(candidate, checks)
         if any(agreeing):
-            several.extend(candidate.losses)
             agreed = {each.value for each, agrees in zip(candidate.unscalings, agreeing, strict=True) if agrees}
             derivatives.update((loss, agreed) for loss in candidate.losses)
     if first is None and counts[0] > max(counts[1:], default=counts[0]):
         first = candidates[0]
-    if first is not None and all(loss in first.losses for loss in several):
+    if first is not None and all(loss in first.losses for loss in derivatives):
         return first, True
     refused = [loss for candidate in candidates if not candidate.unscalings for loss in candidate.losses]
-    for losses in (several, [*several, *refused]):
+    for losses in ([*derivatives], [*derivatives, *refused]):
         joint = join(losses) if len(losses) > 1 else None
         if joint is not None and _have_gradients_of_their_own(model, joint):
             return joint, True
