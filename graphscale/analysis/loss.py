@@ -9,6 +9,7 @@ import onnx_ir as ir
 from graphscale.analysis.updates import NEXT_STATE, AverageFactors, KnownFactors, find_coefficients
 from graphscale.errors import LossError
 from graphscale.graph.values import (
+    constant_number,
     constant_tensor,
     inputs_of,
     is_float,
@@ -103,9 +104,7 @@ def _is_next(value: ir.Value, number: ir.Value, coefficient: float) -> bool:
 
 def is_complemented(number: ir.Value) -> bool:
     """Return whether a stored number is one, and values are subtracted from it, as a Dice coefficient is."""
-    tensor = constant_tensor(number)
-    is_one = tensor is not None and tensor.size == 1 and float(tensor.numpy().flat[0]) == 1
-    return is_one and any(node.op_type == "Sub" and index == 0 for node, index in number.uses())
+    return constant_number(number) == 1 and any(node.op_type == "Sub" and index == 0 for node, index in number.uses())
 
 
 def find_carried_number(graph: ir.Graph, loss: ir.Value, may_be_stored: bool) -> ir.Value | None:

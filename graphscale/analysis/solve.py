@@ -7,7 +7,6 @@ an operand is unscaled, or a second loss scaled. Every edit only adds to the pla
 
 from __future__ import annotations
 
-import functools
 import heapq
 from collections.abc import Iterable, Sequence, Set
 
@@ -302,14 +301,8 @@ class Solver:
     def _belongs_to_the_optimizer(self, value: ir.Value) -> bool:
         """Return whether a sum with a share of a gradient is a next state, or reads a moment, as no gradient does."""
         states = self.topology.coefficients(value)
-        held = {state: c for state, c in states.items() if state in self._held} if states else {}
+        held = {state: c for state, c in states.items() if state in self.topology.held_states} if states else {}
         return any(NEXT_STATE <= c < 2 or state not in self.topology.forward for state, c in held.items())
-
-    @functools.cached_property
-    def _held(self) -> set[ir.Value]:
-        """The states that an output holds with a coefficient near one: an input that is only fed is no moment."""
-        outputs = (self.topology.coefficients(value) for value in self.topology.graph.outputs)
-        return {state for coefficients in outputs for state, c in coefficients.items() if c >= NEXT_STATE}
 
     def _source(self, value: ir.Value) -> ir.Value:
         """Find the end of the backward pass: up from a use of a gradient, past factors such as the learning rate.

@@ -201,7 +201,7 @@ class Topology:
 
         An input of the type of one weight alone may be that weight as it was some steps before, as in SVRG.
         """
-        kept = self._kept
+        kept = self.held_states
         shapes = {None, *(tuple(state.shape) for state in kept if state.shape is not None)}
         moved: dict[ir.Value, ir.Value] = {}
         for node in self.nodes:
@@ -214,8 +214,8 @@ class Topology:
         return moved
 
     @functools.cached_property
-    def _kept(self) -> frozenset[ir.Value]:
-        """The states that an output holds with a coefficient near one."""
+    def held_states(self) -> frozenset[ir.Value]:
+        """The states that an output holds with a coefficient near one: an input that is only fed is no moment."""
         held = (self.coefficients(output) for output in self.graph.outputs)
         return frozenset(v for coefficients in held for v, c in coefficients.items() if c >= NEXT_STATE)
 
@@ -235,7 +235,7 @@ class Topology:
 
     def _moved_by(self, forward: Set[ir.Value], among: Container[ir.Value]) -> dict[ir.Value, ir.Value]:
         """Return the values behind the contractions of a forward pass that hold a carried state of its, with that."""
-        kept = self._kept.intersection(forward)
+        kept = self.held_states.intersection(forward)
         behind = self.descendants(nodes={node for node in self.contractions if node.outputs[0] in forward})
         kinds, moved = {type_of(state) for state in kept}, dict[ir.Value, ir.Value]()
         for value in (node.outputs[0] for node in self.nodes):

@@ -14,6 +14,7 @@ __all__ = [
     "Use",
     "cannot_fail",
     "captured_values",
+    "constant_number",
     "constant_tensor",
     "inner_nodes",
     "inputs_of",
@@ -22,6 +23,7 @@ __all__ = [
     "is_scalar",
     "is_source",
     "is_tensor",
+    "loop_start",
     "main_node",
     "main_nodes",
     "node_name",
@@ -220,6 +222,20 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if node is not None and node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
         return ir.convenience.get_const_tensor(value)
     return None
+
+
+def constant_number(value: ir.Value | None) -> float | None:
+    """Return the number that a constant of one element holds, None for others."""
+    tensor = constant_tensor(value)
+    return None if tensor is None or tensor.size != 1 else float(tensor.numpy().flat[0])
+
+
+def loop_start(value: ir.Value) -> ir.Value | None:
+    """Return the value that an output of a Loop begins with, None for others."""
+    node = value.producer()
+    first = 2 + (value.index() or 0)
+    is_loop = node is not None and node.op_type == "Loop" and node.domain in ("", "ai.onnx")
+    return node.inputs[first] if node is not None and is_loop and first < len(node.inputs) else None
 
 
 def cannot_fail(node: ir.Node) -> bool:

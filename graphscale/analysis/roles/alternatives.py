@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.updates import AverageFactors, Factors, KnownFactors, find_terms
-from graphscale.graph.values import constant_tensor, inputs_of, is_float, subgraphs
+from graphscale.graph.values import constant_number, constant_tensor, inputs_of, is_float, subgraphs
 from graphscale.graph.walks import follows_from_numbers, reach, source_by_trait
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
@@ -50,10 +50,9 @@ def is_next_number(output: ir.Value, numbers: Sequence[ir.Value]) -> bool:
 def is_step_of(step: ir.Value, count: ir.Value) -> bool:
     """Return whether a number is the one that is added to another, and is no count itself."""
     sums = [node for node, _ in step.uses() if node.op_type == "Add" and count in node.inputs]
-    size, begin = constant_tensor(step), constant_tensor(count)
-    if not sums or size is None or begin is None or size.numpy() != 1:
+    if not sums or constant_number(step) != 1:
         return False
-    return len(step.uses()) > 1 or bool(begin.numpy() != 1)
+    return len(step.uses()) > 1 or constant_number(count) != 1
 
 
 def alternatives_of(output: ir.Value) -> Collection[ir.Value]:

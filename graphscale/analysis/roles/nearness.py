@@ -15,7 +15,7 @@ from graphscale.analysis.roles.interface_order import find_between
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.step_interface import VIEWS, Interface
 from graphscale.analysis.updates import Shares, find_terms
-from graphscale.graph.values import constant_tensor, inputs_of, subgraphs
+from graphscale.graph.values import constant_tensor, inputs_of, loop_start, subgraphs
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import has_trait
 
@@ -117,9 +117,8 @@ class Nearness:
         """Yield the operands that a result is computed from element by element; a product with no number is longer."""
         if node.op_type == "If":
             yield from ((branch.outputs[value.index() or 0], 0) for branch in subgraphs(node))
-        elif node.op_type == "Loop":
-            # Behind its rounds, the value that it begins with.
-            yield from ((operand, 1) for operand in node.inputs[2 + (value.index() or 0) :][:1] if operand is not None)
+        elif (start := loop_start(value)) is not None:
+            yield start, 1
         elif has_trait(node, VIEWS):
             yield from ((operand, 0) for operand in inputs_of(node)[:1])
         elif not node.op_type.startswith("Reduce"):

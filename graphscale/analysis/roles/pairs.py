@@ -16,7 +16,7 @@ from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.storage import is_stored
 from graphscale.analysis.updates import NEXT_STATE, PossibleFactors, find_coefficients, same_type, type_of
-from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
+from graphscale.graph.values import constant_number, constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import reach
 
 __all__ = [
@@ -103,20 +103,18 @@ def _decays(output: ir.Value, number: ir.Value) -> bool:
     if node is None or node.op_type != "Max":
         return False
     shares = [n for n, _ in number.uses() if n.outputs[0] in node.inputs and n.op_type == "Mul"]
-    sizes = [constant_tensor(each) for n in shares for each in inputs_of(n) if each is not number]
-    return any(size is not None and size.size == 1 and NEXT_STATE <= float(size.numpy().flat[0]) < 1 for size in sizes)
+    sizes = (constant_number(each) for node in shares for each in inputs_of(node) if each is not number)
+    return any(size is not None and NEXT_STATE <= size < 1 for size in sizes)
 
 
 def _corrects_bias(product: ir.Value) -> bool:
     """Return whether a product of numbers, times others, is subtracted from one, and nothing else: that divides."""
     products = [*reach([product], lambda value: [n.outputs[0] for n, _ in value.uses() if n.op_type == "Mul"])]
     readers = [(node, index) for value in products for node, index in value.uses() if node.op_type != "Mul"]
-    ones = (constant_tensor(node.inputs[0]) for node, _ in readers)
-    is_complement = all(node.op_type == "Sub" and index == 1 for node, index in readers)
-    is_from_one = all(one is not None and one.size == 1 and float(one.numpy().flat[0]) == 1 for one in ones)
+    is_complement = all(n.op_type == "Sub" and i == 1 and constant_number(n.inputs[0]) == 1 for n, i in readers)
     divides = all(n.op_type == "Div" and i == 1 for node, _ in readers for n, i in node.outputs[0].uses())
     is_product = all(node.op_type == "Mul" for value in products if (node := value.producer()) is not None)
-    return bool(readers) and is_complement and is_from_one and divides and is_product and all(map(is_scalar, products))
+    return bool(readers) and is_complement and divides and is_product and all(map(is_scalar, products))
 
 
 def confirm_kept_numbers(step: Interface) -> None:
@@ -237,12 +235,7 @@ def _is_square(value: ir.Value | None) -> bool:
     node = None if value is None else value.producer()
     if node is None or node.op_type not in ("Mul", "Pow"):
         return False
-    exponent = constant_tensor(node.inputs[1])
-    return node.inputs[0] is node.inputs[1] or (node.op_type == "Pow" and exponent is not None and _is_two(exponent))
-
-
-def _is_two(exponent: ir.TensorProtocol) -> bool:
-    return exponent.size == 1 and float(exponent.numpy().flat[0]) == 2
+    return node.inputs[0] is node.inputs[1] or (node.op_type == "Pow" and constant_number(node.inputs[1]) == 2)
 
 
 def fitting_inputs(step: Interface, among: _Test) -> dict[ir.Value, list[ir.Value]]:

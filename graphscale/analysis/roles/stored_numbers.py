@@ -11,7 +11,7 @@ from graphscale.analysis.roles.alternatives import alternatives_of, always_holds
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import LEAST_SHARE, NEXT_STATE, Factors, find_coefficients, same_type
-from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
+from graphscale.graph.values import constant_number, inputs_of, is_float, is_known_zero, is_scalar, loop_start
 from graphscale.graph.walks import reach
 
 __all__ = ["numbers_below"]
@@ -98,20 +98,17 @@ def _rank(
 
 def _is_computed(number: ir.Value) -> bool:
     """Return whether a number has more digits than a programmer writes."""
-    tensor = constant_tensor(number)
-    if tensor is None or not is_float(number):
+    held = constant_number(number)
+    if held is None or not is_float(number):
         return False
-    digits = f"{float(tensor.numpy().flat[0]):.6e}".partition("e")[0].replace(".", "").rstrip("0")
+    digits = f"{held:.6e}".partition("e")[0].replace(".", "").rstrip("0")
     return len(digits) > _MOST_DIGITS
 
 
 def _begun(output: ir.Value) -> Iterator[ir.Value]:
     """Yield an output, and what a loop begins with that it is chosen from."""
     yield output
-    for value in alternatives_of(output):
-        node = value.producer()
-        begins = () if node is None or node.op_type != "Loop" else node.inputs[2 + (value.index() or 0) :][:1]
-        yield from (each for each in begins if each is not None)
+    yield from (start for value in alternatives_of(output) if (start := loop_start(value)) is not None)
 
 
 def _flags_above(value: ir.Value) -> tuple[ir.Value, ...]:
