@@ -240,36 +240,3 @@ def test_the_total_of_terms_whose_gradients_stop(outputs: str, score: str) -> No
 def test_a_total_of_a_term_that_is_not_differentiated_is_no_loss() -> None:
     only = {**HEADS, "backward": nodes("dw = x.T @ (d * two_over_n)"), "update": "w_next = w - dw * rate"}
     assert gs.inspect(update_step(outputs="float first, float second", **only)).loss == "first"
-
-
-def actor_step(more: str = "") -> onnx.ModelProto:
-    """A critic `w` and its actor `k`, whose loss is computed by the critic's next weights; `value` is a mean."""
-    actor = """
-        w_next = w - dw * rate; a = Tanh(z @ k); q = a @ w_next; second = ReduceMean(q * q, keepdims=0)
-        da = ((q * seed) @ w_next.T) * (one - a * a); dk = z.T @ da; k_next = k - dk * rate
-    """
-    return update_step(
-        more,
-        update=actor,
-        inputs="float[5,4] z, float[4,4] k",
-        outputs=listed("float second", "float value" if more else ""),
-        constants="float seed = {0.13333334}",
-    )
-
-
-MEAN = "value = ReduceMean(y, keepdims=0)"
-
-
-@pytest.mark.parametrize("more", ["", MEAN], ids=["alone", "beside a mean"])
-def test_the_loss_of_an_actor_is_computed_by_the_next_weights_of_its_critic(more: str) -> None:
-    """Both have a scale, and both gradients are tested; a mean of predictions is no loss of the critic."""
-    report = gs.scale(actor_step(more)).report
-    assert [entry.name for entry in report.roles if entry.role == "loss"] == ["loss", "second"]
-    assert {gradient.value for gradient in report.gradients} == {"dw", "dk"}
-    assert (report.contractions, report.missed) == (3, ())
-
-
-@pytest.mark.usefixtures("no_runtime")
-def test_the_loss_of_a_critic_is_asked_about_where_nothing_can_run_the_graph() -> None:
-    with pytest.raises(RolesError, match=r"loss\? it is the likeliest"):
-        gs.scale(actor_step(MEAN))
