@@ -219,6 +219,16 @@ STEPS = {
         ),
         states("w", "done?"),
     ),
+    # Weights are fed, so nothing that is stored is state.
+    "means of the type of a stored table, beside gradients that leave": (
+        update_step(
+            "size = ReduceL2(table * table, keepdims=0); shown = ReduceMean(x, axes, keepdims=0)",
+            update="",
+            outputs="float[4,3] dw, float size, float[4] shown",
+            constants=f"float[4] table = {ramp(4)}",
+        ),
+        {"dw": "gradient", "size": "metric", "shown": "metric"},
+    ),
     "a stored rate": (update_step("rate_next = Identity(rate)", outputs="float rate_next"), states("w", "rate")),
 }
 
