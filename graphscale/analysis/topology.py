@@ -14,6 +14,7 @@ from itertools import compress
 
 import onnx_ir as ir
 
+from graphscale.analysis.holders import find_holders
 from graphscale.analysis.recomputed import find_recomputed_values
 from graphscale.analysis.updates import NEXT_STATE, Factors, find_coefficients, same_type, type_of
 from graphscale.graph.numbering import Numbering, ValueSet
@@ -238,8 +239,9 @@ class Topology:
         kept = self.held_states.intersection(forward)
         behind = self.descendants(nodes={node for node in self.contractions if node.outputs[0] in forward})
         kinds, moved = {type_of(state) for state in kept}, dict[ir.Value, ir.Value]()
+        holding = find_holders(kept, self.nodes, self.reads)
         for value in (node.outputs[0] for node in self.nodes):
-            if type_of(value) in kinds and value in among and value in behind:
+            if type_of(value) in kinds and value in among and value in behind and value in holding:
                 held = (v for v, c in self.coefficients(value).items() if c >= NEXT_STATE and v in kept)
                 moved.update((value, weight) for weight in held if type_of(weight) == type_of(value))
         return moved
