@@ -70,7 +70,7 @@ def test_the_loss_of_a_second_step_is_computed_by_the_weights_of_the_first() -> 
 
 
 def _attempt(covered: int, missed: int = 0, misfits: int = 0, moves: bool = True, reads: bool = True) -> Any:
-    """What a choice of the loss says of itself, as far as joining it asks."""
+    """Return the facts of a choice of the loss that the joining of losses reads."""
     graph = SimpleNamespace(inputs=(), initializers={})
     return SimpleNamespace(
         topology=SimpleNamespace(losses=(), graph=graph, reads_next_weights=reads, anew={1: 2} if moves else {}),
