@@ -1,44 +1,38 @@
-"""The values that may hold a state: a filter that looks at each node once, before each value is looked at by itself."""
+"""Holders of states: values that a walk for coefficients can begin at, found in one pass over the nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from graphscale.analysis.updates import type_of
-from graphscale.graph.values import constant_tensor, subgraphs
-from graphscale.operators import rule_of
+from graphscale.analysis.updates import DIRECT, Factors, find_terms, type_of
+from graphscale.graph.values import subgraphs
 
 __all__ = ["find_holders"]
 
 _SUMS = frozenset(("Add", "Sub", "Sum"))
 
 
-def find_holders(
-    states: Iterable[ir.Value], nodes: Iterable[ir.Node], reads: Mapping[ir.Node, Sequence[ir.Value]]
-) -> set[ir.Value]:
-    """Find the values that may hold a state, or a part of it, but none that it is broadcast over or looked up for.
+def find_holders(states: Iterable[ir.Value], nodes: Iterable[ir.Node], factors: Factors) -> set[ir.Value]:
+    """Find the values with a state among their terms, but for sums that broadcast it.
 
     Args:
         states: the states.
-        nodes: the nodes, in execution order.
-        reads: the values that each node reads.
+        nodes: the nodes of the main graph, in execution order.
+        factors: the known factors of the graph.
     """
     holders = set(states)
     for node in nodes:
-        held = [operand for operand in reads[node] if operand in holders]
-        if held and not _ends(node, held):
+        if subgraphs(node):
             holders.update(node.outputs)
+        elif not holders.isdisjoint(node.inputs):
+            holders.update(value for value in node.outputs if _holds(node, value, holders, factors))
     return holders
 
 
-def _ends(node: ir.Node, held: Sequence[ir.Value]) -> bool:
-    """Return whether what a node gives holds none of the states that its operands hold."""
-    if node.op_type == "Gather":
-        return constant_tensor(node.inputs[1]) is None
-    if node.op_type in _SUMS:
-        kinds = [type_of(operand) for operand in held]
-        return not any(None in kind or kind == type_of(node.outputs[0]) for kind in kinds)
-    rule = rule_of(node)
-    return rule is not None and rule.contraction and not subgraphs(node)
+def _holds(node: ir.Node, value: ir.Value, holders: set[ir.Value], factors: Factors) -> bool:
+    terms = [operand for operand, factor in find_terms(node, value, factors, DIRECT) if factor and operand in holders]
+    if node.op_type not in _SUMS:
+        return bool(terms)
+    return any(None in type_of(operand) or type_of(operand) == type_of(value) for operand in terms)

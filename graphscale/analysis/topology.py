@@ -239,7 +239,7 @@ class Topology:
         kept = self.held_states.intersection(forward)
         behind = self.descendants(nodes={node for node in self.contractions if node.outputs[0] in forward})
         kinds, moved = {type_of(state) for state in kept}, dict[ir.Value, ir.Value]()
-        holding = find_holders(kept, self.nodes, self.reads)
+        holding = find_holders(kept, self.nodes, self._factors)
         for value in (node.outputs[0] for node in self.nodes):
             if type_of(value) in kinds and value in among and value in behind and value in holding:
                 held = (v for v, c in self.coefficients(value).items() if c >= NEXT_STATE and v in kept)

@@ -22,6 +22,7 @@ from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 
 __all__ = [
+    "DIRECT",
     "LEAST_SHARE",
     "NEXT_STATE",
     "AverageFactors",
@@ -51,7 +52,7 @@ _FOLLOWED = 1e-4
 
 _ARITHMETIC = frozenset(("Add", "Sum", "Sub", "Neg", "Mul", "Pow", "Div"))
 _VIEWS = Trait.VIEW | Trait.REPEAT
-_DIRECT = _VIEWS | Trait.PERMUTE | Trait.BOUND
+DIRECT = _VIEWS | Trait.PERMUTE | Trait.BOUND
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def find_coefficients(
     output: ir.Value,
     states: Collection[ir.Value],
     factors: Factors | None = None,
-    through: Trait = _DIRECT,
+    through: Trait = DIRECT,
     least: float = LEAST_SHARE,
 ) -> dict[ir.Value, float]:
     """Find the states on which a value depends directly, each with its coefficient (the largest, over all paths).
