@@ -10,11 +10,17 @@ from graphscale.analysis.updates import Factors
 from tests.build import parse
 
 
+BRANCHES = """out = If (flag) <
+    then_branch = kept () => (float[4,4] a) { a = Identity(w) }, else_branch = moved () => (float[4,4] b) { b = Sub(w, u) }
+>"""
+
+
 @pytest.mark.parametrize(
     ("node", "holds"),
     [
         pytest.param("out = Sub(w, u)", True, id="difference"),
         pytest.param("out = Gemm(u, u, w)", True, id="update in a Gemm"),
+        pytest.param(BRANCHES, True, id="update in a branch"),
         pytest.param("out = Add(more, w)", False, id="broadcast"),
         pytest.param("out = MatMul(w, u)", False, id="product"),
     ],
@@ -23,7 +29,7 @@ def test_holders(node: str, holds: bool) -> None:
     size = "2,4,4" if "more" in node else "4,4"
     graph = ir.from_proto(
         parse(f"""<ir_version: 10, opset_import: ["" : 20]>
-            g (float[4,4] w, float[4,4] u, float[2,4,4] more) => (float[{size}] out)
+            g (float[4,4] w, float[4,4] u, float[2,4,4] more, bool flag) => (float[{size}] out)
             {{ {node} }}""")
     ).graph
     (state, *_), (value,) = graph.inputs, graph.outputs
