@@ -1,4 +1,4 @@
-"""Values that hold a state, for the search of moved weights."""
+"""Holders of states, in the search of moved weights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from graphscale.analysis.holders import find_holders
 from graphscale.analysis.updates import Factors
 from tests.build import parse
 
-
 BRANCHES = """out = If (flag) <
-    then_branch = kept () => (float[4,4] a) { a = Identity(w) }, else_branch = moved () => (float[4,4] b) { b = Sub(w, u) }
+    then_branch = kept () => (float[4,4] a) { a = Identity(w) },
+    else_branch = moved () => (float[4,4] b) { b = Sub(w, u) }
 >"""
 
 
