@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from typing import Any, get_args, get_type_hints
 from typer.models import ArgumentInfo, OptionInfo
 
 from graphscale import errors
+from graphscale.analysis.roles.answers import roles_schema
 from graphscale.checks.linting.codes import CODES, GROUPS
 from graphscale.cli import COMMANDS, load_command
 from graphscale.operators import Colour
@@ -251,6 +253,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "operators-infer": lambda: operators(Colour.INFER),
     "operators-wide": wide_operators,
     "presets": preset_table,
+    "roles-schema": lambda: f"```json\n{json.dumps(roles_schema(), indent=2)}\n```",
     "targets": target_table,
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 from graphscale.analysis.roles.role_table import NAMED, STATED, Role, RoleEntry, RoleTable
 from graphscale.errors import RolesError, one_line
 
-__all__ = ["NO_ANSWERS", "Answers", "ask", "roles_file"]
+__all__ = ["NO_ANSWERS", "Answers", "ask", "roles_file", "roles_schema"]
 
 # The fields of a roles file, each with its explanation for a reader.
 _FIELDS = {
@@ -21,6 +21,7 @@ _FIELDS = {
     "kept": "outputs among the states that advance on skipped steps, too",
 }
 _LISTS = ("losses", "gradients", "metrics", "kept")
+_OPEN = "the outputs that are asked about: correct them above; this list is not read"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +183,7 @@ def _propose(table: RoleTable) -> dict[str, Any]:
         return [entry.name for entry in outputs if Role(entry.role) in roles]
 
     return {
-        "help": _FIELDS | {"open": "the outputs that are asked about: correct them above; this list is not read"},
+        "help": _FIELDS | {"open": _OPEN},
         "losses": names(Role.LOSS),
         "states": {entry.name: entry.pair for entry in outputs if entry.pair is not None},
         "gradients": names(Role.GRADIENT),
@@ -195,6 +196,23 @@ def _propose(table: RoleTable) -> dict[str, Any]:
 def roles_file(entries: tuple[RoleEntry, ...]) -> str:
     """Return the text of a roles file for a table."""
     return json.dumps(_propose(RoleTable(entries)), indent=2) + "\n"
+
+
+def roles_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a roles file."""
+    text = {"type": "string"}
+    names, pairs = {"type": "array", "items": text}, {"type": "object", "additionalProperties": text}
+    properties = {
+        field: {"description": description, **(names if field in _LISTS else pairs)}
+        for field, description in {**_FIELDS, "help": "explanations of the fields; not read", "open": _OPEN}.items()
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Roles file",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
 
 
 def ask(table: RoleTable) -> RolesError:

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.roles.answers import Answers, roles_file
+from graphscale.analysis.roles.answers import Answers, roles_file, roles_schema
 from graphscale.errors import LossError, RolesError
 from tests.analysis.roles import test_carried_state, test_numbers, test_stored_state
 from tests.analysis.roles.steps import (
@@ -156,6 +156,24 @@ class TestTheFile:
         assert content["losses"] == ["loss"] and content["kept"] == []
         assert content["states"] == {"w_next": "w", "v_next": "v"}
         assert list(content["open"]) == ["v_next"]
+
+    def test_its_schema_accepts_what_scale_accepts(self) -> None:
+        jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema; the quick tier has it")
+        schema = roles_schema()
+        jsonschema.Draft202012Validator.check_schema(schema)
+        is_valid = jsonschema.Draft202012Validator(schema).is_valid
+        assert is_valid(proposal(square_step())) and is_valid({})
+        for content in (
+            [],
+            {"state": {}},
+            {"states": ["w"]},
+            {"states": {"w_next": 1}},
+            {"kept": "w"},
+            {"losses": [1]},
+        ):
+            assert not is_valid(content)
+            with pytest.raises(RolesError):
+                Answers.of(content)
 
     def test_it_lists_each_output_once(self) -> None:
         model = update_step(
