@@ -79,7 +79,7 @@ def docs(session: nox.Session) -> None:
     """Build the site; nothing that it links to may be missing."""
     session.install(".[docs]")
     session.run(
-        *("python", "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", session.create_tmp()),
+        *("python", "-m", "mkdocs", "build", "--strict", "--site-dir", session.create_tmp()),
         env={"NO_MKDOCS_2_WARNING": "1"},
     )
 
