@@ -1,0 +1,5 @@
+"""Translation validation: whether a scaled graph is exactly what the passes make of the original."""
+
+from graphscale.checks.translation.validation import Translation, validate_translation
+
+__all__ = ["Translation", "validate_translation"]

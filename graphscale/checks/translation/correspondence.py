@@ -1,0 +1,257 @@
+"""The correspondence of two graphs: from the outputs back, each node of one is the same node as one of the other.
+
+Outputs correspond by their places and names. The nodes that give them must have one operator and equal attributes, and
+their operands must correspond in turn, down to inputs of one name and constants of equal bits. So names inside of the
+graphs and the order of nodes are free, and nothing is searched for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+
+import onnx_ir as ir
+
+from graphscale.checks.translation.constants import tensor_difference
+from graphscale.checks.translation.signatures import sign_nodes
+from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.values import node_name, op_name
+
+__all__ = ["Correspondence", "Graph"]
+
+Graph = ir.Graph | ir.Function
+
+_BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+_MOST = 20  # differences that are looked for: with more, the graphs are not the same
+
+
+@dataclasses.dataclass
+class Correspondence:
+    """The values and nodes of a graph that is found, each with its counterpart in the expected one.
+
+    Attributes:
+        values: the values.
+        back: the other way round.
+        nodes: the nodes.
+        matched: the nodes of the expected graph among them.
+        differences: the nodes and values without a counterpart, a sentence each.
+        starts: the differences between the initial values of inputs, a sentence each, by the input's name.
+    """
+
+    values: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
+    back: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
+    nodes: dict[ir.Node, ir.Node] = dataclasses.field(default_factory=dict)
+    matched: set[ir.Node] = dataclasses.field(default_factory=set)
+    differences: list[str] = dataclasses.field(default_factory=list)
+    starts: dict[str, str] = dataclasses.field(default_factory=dict)
+    _pending: deque[tuple[ir.Value | None, ir.Value | None, str]] = dataclasses.field(default_factory=deque)
+    _scopes: list[tuple[Graph, Graph, str]] = dataclasses.field(default_factory=list)
+
+    def compare(self, found: Graph, expected: Graph, where: str = "the graph", named: bool = True) -> None:
+        """Compare two graphs, and add their differences.
+
+        Args:
+            found: the graph that is looked at.
+            expected: the graph that it should be.
+            where: the graph, for messages.
+            named: whether inputs and outputs have the same names in both.
+        """
+        self._enter(found, expected, where, named)
+        self._walk()
+        for scope in self._scopes:  # grows, as leftovers have bodies of their own
+            self._pair_leftovers(*scope)
+        self._scopes.clear()
+
+    def _enter(self, found: Graph, expected: Graph, where: str, named: bool) -> None:
+        self._scopes.append((found, expected, where))
+        for kind in ("inputs", "outputs"):
+            mine, theirs = getattr(found, kind), getattr(expected, kind)
+            if named and [value.name for value in mine] != [value.name for value in theirs]:
+                self.differences += _list_differences(mine, theirs, f"the {kind} of {where}")
+                wanted = {value.name: value for value in theirs}
+                pairs = [(value, wanted[value.name]) for value in mine if value.name in wanted]
+            else:
+                if len(mine) != len(theirs):
+                    self.differences.append(f"{where} has {len(mine)} {kind}, and should have {len(theirs)}")
+                pairs = list(zip(mine, theirs, strict=False))
+            for one, other in pairs:
+                if kind == "inputs":
+                    self._pair_values(one, other)
+                else:
+                    self._pending.append((one, other, f"the output {one.name!r} of {where}"))
+                if named:
+                    self._compare_interface(one, other)
+
+    def _compare_interface(self, found: ir.Value, expected: ir.Value) -> None:
+        if (found.type, found.shape) != (expected.type, expected.shape):
+            labels = [f"{value.type}, shape {value.shape}" for value in (found, expected)]
+            self.differences.append(f"{found.name!r} is {labels[0]}, and should be {labels[1]}")
+
+    def _pair_values(self, found: ir.Value, expected: ir.Value) -> None:
+        self.values[found], self.back[expected] = expected, found
+        problem = _type_difference(found, expected)
+        if problem is not None:
+            self.differences.append(f"{found.name!r} {problem}")
+        one, other = found.const_value, expected.const_value
+        if one is None and other is None:
+            return
+        if one is None or other is None:
+            problem = "has no initial value" if one is None else "has an initial value, and should have none"
+        else:
+            problem = tensor_difference(one, other)
+        if problem is not None and expected.is_graph_input():
+            self.starts[found.name or ""] = f"the initial value of {found.name!r} {problem}"
+        elif problem is not None:
+            self.differences.append(f"the constant {found.name!r} {problem}")
+
+    def _walk(self) -> None:
+        while self._pending and len(self.differences) < _MOST:
+            found, expected, reader = self._pending.popleft()
+            if found is None or expected is None:
+                if found is not expected:
+                    self.differences.append(f"{reader} is {'missing' if found is None else f'given, {found.name!r}'}")
+                continue
+            if self.values.get(found) is expected:
+                continue
+            one, other = found.producer(), expected.producer()
+            is_new = found not in self.values and expected not in self.back
+            if is_new and one is not None and other is not None and self._pair_nodes(one, other, found, expected):
+                continue
+            if is_new and one is None and other is None and not found.is_graph_input() | expected.is_graph_input():
+                self._pair_values(found, expected)
+                continue
+            self.differences.append(self._name_stranger(found, expected, reader))
+
+    def _name_stranger(self, found: ir.Value, expected: ir.Value, reader: str) -> str:
+        node, wanted = found.producer(), self.back.get(expected)
+        origin = expected.producer()
+        other = f"{expected.name!r}" if origin is None else f"{op_name(origin)} {node_name(origin)!r}"
+        if wanted is not None:
+            other = f"{wanted.name!r}"
+        if found in self.values:
+            return f"{reader} is {found.name!r}, and should be {other}"
+        what = f"value {found.name!r}" if node is None else f"node {node_name(node)!r} ({op_name(node)})"
+        return f"{what} is neither the original's nor an inserted piece: {reader} should come from {other}"
+
+    def _pair_nodes(self, found: ir.Node, expected: ir.Node, one: ir.Value, other: ir.Value) -> bool:
+        """Pair two nodes, and note their differences; False for nodes that are not the same at all."""
+        if _identifier(found) != _identifier(expected) or found in self.nodes or one.index() != other.index():
+            return False
+        self.nodes[found] = expected
+        self.matched.add(expected)
+        name = f"node {node_name(found)!r} ({op_name(found)})"
+        outputs = _trimmed(found.outputs), _trimmed(expected.outputs)
+        if [v is not None for v in outputs[0]] != [v is not None for v in outputs[1]]:
+            self.differences.append(f"{name} gives other outputs than it should")
+        for mine, theirs in zip(*outputs, strict=False):
+            if mine is not None and theirs is not None:
+                self._pair_values(mine, theirs)
+        mark, wanted = (node.metadata_props.get(PASS_KEY) for node in (found, expected))
+        if mark is not None and mark != wanted:
+            self.differences.append(f"{name} is marked as one of the pass {mark!r}, and should be of {wanted!r}")
+        self._compare_attributes(found, expected, name)
+        inputs = _trimmed(found.inputs), _trimmed(expected.inputs)
+        if len(inputs[0]) != len(inputs[1]):
+            self.differences.append(f"{name} reads {len(inputs[0])} values, and should read {len(inputs[1])}")
+        for i, operands in enumerate(zip(*inputs, strict=False)):
+            self._pending.append((*operands, f"input {i} of {node_name(found)!r}"))
+        return True
+
+    def _compare_attributes(self, found: ir.Node, expected: ir.Node, name: str) -> None:
+        for key in dict.fromkeys((*found.attributes, *expected.attributes)):
+            one, other = found.attributes.get(key), expected.attributes.get(key)
+            if one is None or other is None:
+                self.differences.append(f"{name} {'lacks the' if one is None else 'has a further'} attribute {key!r}")
+            elif one.type == other.type and one.type in _BODIES and not one.is_ref() and not other.is_ref():
+                bodies = [(a.value,) if a.type is ir.AttributeType.GRAPH else tuple(a.value) for a in (one, other)]
+                if len(bodies[0]) != len(bodies[1]):
+                    self.differences.append(f"{name} has {len(bodies[0])} graphs in {key!r}, not {len(bodies[1])}")
+                for body, wanted in zip(*bodies, strict=False):
+                    self._enter(body, wanted, f"the {key} of {name}", False)
+            else:
+                problem = _attribute_difference(one, other)
+                if problem is not None:
+                    self.differences.append(f"the attribute {key!r} of {name} {problem}")
+
+    def _pair_leftovers(self, found: Graph, expected: Graph, where: str) -> None:
+        """Pair the nodes that no output depends on, such as writes in place, by their signatures; name the others."""
+        if self.differences:
+            return
+        mine, wanted = {}, defaultdict[bytes, list[ir.Node]](list)
+        if any(node not in self.nodes for node in found):
+            mine = sign_nodes(found)
+            for node, signature in sign_nodes(expected).items():
+                if node not in self.matched:
+                    wanted[signature].append(node)
+        for node in reversed([node for node in mine if node not in self.nodes]):  # readers first
+            same = wanted[mine[node]]
+            while same and node not in self.nodes:
+                other = same.pop()
+                if other not in self.matched:
+                    self._pair_nodes(node, other, node.outputs[0], other.outputs[0])
+                    self._walk()
+        strangers = [node for node in found if node not in self.nodes]
+        missing = [node for node in expected if node not in self.matched]
+        for node in strangers[:_MOST]:
+            self.differences.append(f"node {_label(node)} is neither the original's nor an inserted piece")
+        for node in missing[:_MOST]:
+            self.differences.append(f"node {_label(node)} is missing")
+        ours, theirs = (getattr(graph, "initializers", {}) for graph in (found, expected))
+        for name, value in ours.items():
+            if value not in self.values and name not in theirs:
+                self.differences.append(f"the constant {name!r} of {where} is neither the original's nor an inserted one")
+
+
+def _label(node: ir.Node) -> str:
+    return f"{node_name(node)!r} ({op_name(node)})"
+
+
+def _identifier(node: ir.Node) -> tuple[str, str, str]:
+    return "" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload
+
+
+def _trimmed(values: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+    """Return the values without those that are left out at the end; None for those left out before it."""
+    kept = [value if value is not None and value.name else None for value in values]
+    while kept and kept[-1] is None:
+        kept.pop()
+    return kept
+
+
+def _list_differences(found: Iterable[ir.Value], expected: Iterable[ir.Value], what: str) -> list[str]:
+    mine, theirs = [value.name for value in found], [value.name for value in expected]
+    more, less = [name for name in mine if name not in theirs], [name for name in theirs if name not in mine]
+    notes = [f"{name!r} is none of {what}" for name in more] + [f"{name!r} is missing among {what}" for name in less]
+    return notes or [f"{what} are in another order"]
+
+
+def _type_difference(found: ir.Value, expected: ir.Value) -> str | None:
+    """Return the contradiction between the declared types and shapes of two values."""
+    if found.dtype is not None and expected.dtype is not None and found.type != expected.type:
+        return f"is declared {found.type}, and should be {expected.type}"
+    if found.shape is None or expected.shape is None:
+        return None
+    sizes = [[None if isinstance(d, ir.SymbolicDim) and d.value is None else d for d in v.shape] for v in (found, expected)]
+    differ = any(isinstance(a, int) != isinstance(b, int) or (isinstance(a, int) and a != b)
+                 for a, b in zip(*sizes, strict=False) if a is not None and b is not None)
+    if len(sizes[0]) != len(sizes[1]) or differ:
+        return f"is declared of shape {found.shape}, and should be of {expected.shape}"
+    return None
+
+
+def _attribute_difference(found: ir.Attr, expected: ir.Attr) -> str | None:
+    if found.type != expected.type or found.is_ref() != expected.is_ref():
+        return "has another type than it should"
+    if found.is_ref():
+        same = found.ref_attr_name == expected.ref_attr_name
+        return None if same else f"refers to {found.ref_attr_name!r}, and should to {expected.ref_attr_name!r}"
+    if found.type in (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS):
+        tensors = [(a.value,) if a.type is ir.AttributeType.TENSOR else tuple(a.value) for a in (found, expected)]
+        if len(tensors[0]) != len(tensors[1]):
+            return "has another number of tensors than it should"
+        return next(filter(None, map(tensor_difference, *tensors)), None)
+    # NaN is no number that equals itself, and -0.0 is another one than 0.0.
+    if repr(found.value) != repr(expected.value):
+        return f"is {found.value!r}, and should be {expected.value!r}"
+    return None

@@ -1,0 +1,98 @@
+"""The scaled model that the original gives, by the policy, the target and the options that a file claims."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import Any
+
+import onnx_ir as ir
+
+from graphscale.analysis.hints import Hints
+from graphscale.errors import VerifyError
+from graphscale.graph.stamp import Stamp
+from graphscale.mixed_precision import autocast
+from graphscale.passes import Autocast
+from graphscale.passes.casting.settings import make_settings
+from graphscale.passes.lower_precision import AUTOCAST_KEY
+from graphscale.pipeline import scale
+from graphscale.policy.loss_scale import FixedLossScale, LossScale
+
+__all__ = ["Claims", "expect_model", "read_claims"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims:
+    """The options of a scaling, as the scaled file claims them.
+
+    Attributes:
+        policy: the loss scale.
+        target: the target.
+        telemetry: whether steps and skips are counted.
+        expose_scaled_loss: whether the scaled loss is an output.
+        skip_nonfinite: whether the steps of a fixed loss scale are checked.
+        autocast: the type, emulation and lists of mixed precision; None without it.
+        cast_before: whether the graph was put into mixed precision by a rewrite of its own.
+    """
+
+    policy: LossScale
+    target: str
+    telemetry: bool = False
+    expose_scaled_loss: bool = False
+    skip_nonfinite: bool = False
+    autocast: dict[str, Any] | None = None
+    cast_before: bool = False
+
+
+def read_claims(scaled: ir.Model, stamp: Stamp, policy: LossScale, original: ir.Model) -> Claims:
+    """Read the options of a scaling from the metadata and the outputs of the scaled model."""
+    outputs = {value.name for value in original.graph.outputs}
+    exposed = re.compile(r"scaled_loss(_\d+)?").fullmatch
+    cast = AUTOCAST_KEY in scaled.metadata_props and AUTOCAST_KEY not in original.metadata_props
+    return Claims(
+        policy,
+        stamp.target,
+        telemetry=bool(stamp.telemetry),
+        expose_scaled_loss=any(exposed(v.name or "") and v.name not in outputs for v in scaled.graph.outputs),
+        skip_nonfinite=isinstance(policy, FixedLossScale) and "all_finite" in stamp.names,
+        autocast=_read_autocast(scaled.metadata_props[AUTOCAST_KEY]) if cast else None,
+        cast_before=cast and stamp.report.get("autocast") is None,
+    )
+
+
+def _read_autocast(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+        return {"dtype": found["dtype"], "emulate": bool(found["emulate"]), "lists": found.get("lists") or None}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise VerifyError(f"the property {AUTOCAST_KEY} is damaged: {error}") from error
+
+
+def expect_model(original: ir.Model, claims: Claims, hints: Hints) -> ir.Model:
+    """Scale the original once more.
+
+    Args:
+        original: the model before scaling.
+        claims: the options that the scaled file claims.
+        hints: the hints of the user.
+
+    Raises:
+        GraphscaleError: the original is not acceptable with these options, or a role is open.
+    """
+    named, mixed = {**vars(hints), "target": claims.target}, None
+    if claims.cast_before and claims.autocast is not None:
+        original = autocast(original, **claims.autocast, **named).model
+    elif claims.autocast is not None:
+        lists = make_settings(lists=claims.autocast["lists"])
+        mixed = Autocast(claims.autocast["dtype"], claims.autocast["emulate"], lists)
+    scaled = scale(
+        original,
+        claims.policy,
+        **named,
+        telemetry=claims.telemetry,
+        expose_scaled_loss=claims.expose_scaled_loss,
+        skip_nonfinite=claims.skip_nonfinite,
+        autocast=mixed,
+    )
+    return scaled.model

@@ -1,0 +1,106 @@
+"""The comparison of a scaled file's metadata with those that the original gives."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from graphscale.checks.translation.correspondence import Correspondence
+from graphscale.errors import GraphscaleError
+from graphscale.graph.original import ORIGINAL_KEY, restore_original
+from graphscale.graph.stamp import Stamp
+from graphscale.graph.values import values_by_name
+
+__all__ = ["metadata_differences"]
+
+# Sentences for people, which another version of graphscale may word in another way.
+_PROSE = ("warnings", "roles", "autocast")
+_SHOWN = 120  # characters of a value in a message
+
+
+def metadata_differences(
+    found: ir.Model, stamp: Stamp, expected: ir.Model, wanted: Stamp, same: Correspondence
+) -> Iterator[str]:
+    """Yield the differences between the metadata of two models, a sentence each.
+
+    Args:
+        found: the scaled model that is looked at.
+        stamp: its metadata.
+        expected: the scaled model that it should be.
+        wanted: its metadata.
+        same: the correspondence of their graphs.
+    """
+    for field in ("policy", "target", "state", "telemetry"):
+        yield from _differences(f"graphscale.{field}", getattr(stamp, field), getattr(wanted, field))
+    yield from _name_differences(found, stamp, wanted, expected, same)
+    mine, theirs = (
+        {key: _plain(value) for key, value in each.report.items() if key not in _PROSE} for each in (stamp, wanted)
+    )
+    yield from _differences("graphscale.report", mine, theirs)
+    roles = [{(e["name"], e["kind"]): e["role"] for e in _entries(each)} for each in (stamp, wanted)]
+    yield from _differences("the roles in graphscale.report", *roles)
+    if ORIGINAL_KEY in found.metadata_props:
+        yield from _record_differences(found, expected)
+
+
+def _name_differences(
+    found: ir.Model, stamp: Stamp, wanted: Stamp, expected: ir.Model, same: Correspondence
+) -> Iterator[str]:
+    mine, theirs = values_by_name(found.graph), values_by_name(expected.graph)
+    for role in dict.fromkeys((*stamp.names, *wanted.names)):
+        name, other = stamp.names.get(role), wanted.names.get(role)
+        value = mine.get(name or "")
+        # A tool may have renamed values, in the metadata too, or not.
+        is_same = value is not None and other is not None and same.values.get(value) is theirs.get(other)
+        if not is_same and (name != other or value is not None):
+            yield f"the metadata call {name!r} the {role.replace('_', ' ')}, and should {other!r}"
+
+
+def _entries(stamp: Stamp) -> list[dict[str, Any]]:
+    rows = stamp.report.get("roles", ())
+    return [row for row in rows if isinstance(row, dict) and {"name", "kind", "role"} <= row.keys()]
+
+
+def _record_differences(found: ir.Model, expected: ir.Model) -> Iterator[str]:
+    """Compare the originals that `strip` would give."""
+    if found.metadata_props[ORIGINAL_KEY] == expected.metadata_props.get(ORIGINAL_KEY):
+        return
+    try:
+        mine, theirs = restore_original(found), restore_original(expected)
+    except (KeyError, IndexError, ValueError, zlib.error, DecodeError, GraphscaleError) as error:
+        yield f"the record of the original is damaged: {error}"
+        return
+    undone = Correspondence()
+    undone.compare(mine.graph, theirs.graph, "the original in the metadata")
+    yield from undone.differences[:1]
+    yield from list(undone.starts.values())[:1]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON gives it back."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def _differences(what: str, found: Any, expected: Any) -> Iterator[str]:
+    if not (isinstance(found, dict) and isinstance(expected, dict)):
+        if _plain(found) != _plain(expected):
+            yield f"{what} is {_short(found)}, and should be {_short(expected)}"
+        return
+    for key in dict.fromkeys((*found, *expected)):
+        if key not in expected:
+            yield f"{what} has {_short(key)}: {_short(found[key])}, which it should not"
+        elif key not in found:
+            yield f"{what} lacks {_short(key)}: {_short(expected[key])}"
+        else:
+            yield from _differences(f"{what}: {_short(key)}", found[key], expected[key])
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
