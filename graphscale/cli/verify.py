@@ -13,8 +13,10 @@ from rich.text import Text
 
 from graphscale.cli.options import (
     Dim,
+    ForceRoles,
     Gradient,
     Json,
+    Keep,
     Loss,
     RolesFile,
     Update,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["verify"]
 
-_STYLES = {"holds": "green", "fails": "bold red", "skipped": "dim"}
+_STYLES = {"holds": "green", "fails": "bold red", "not proved": "bold yellow", "skipped": "dim"}
 _SHOWN = 6
 
 
@@ -59,12 +61,22 @@ def verify(
         option("Where to write the first counterexample. Default: SCALED.counterexample.npz.", metavar="FILE.npz"),
     ] = None,
     loss: Loss = None,
+    place: Annotated[
+        str | None, option("Where the scale enters, as given to scale --seed. Default: found.", metavar="NODE:INDEX")
+    ] = None,
     gradient: Gradient = None,
     update: Update = None,
     roles: RolesFile = None,
+    keep: Keep = None,
+    force_roles: ForceRoles = False,
+    numeric: Annotated[bool, option("Numbers alone: nodes may differ, and nothing is proved.", "--numeric")] = False,
+    trained: Annotated[bool, option("State may begin at other values in the policy's range.", "--trained")] = False,
     json: Json = False,
 ) -> None:
-    """Prove a scaled graph right, and run it against the original: exit code 0 if all holds, 1 if not."""
+    """Prove a scaled graph right, and run it against the original: exit code 0 if all holds, 1 if not.
+
+    The original is scaled once more, and each node of SCALED must be one of the result.
+    """
     from graphscale.checks.verification import verify as verify_graphs
     from graphscale.checks.verification.counterexample import save_case
 
@@ -78,9 +90,14 @@ def verify(
         feeds=feeds,
         dims=parse_dims(dim),
         loss=loss,
+        place=place,
         gradients=gradient,
         updates=parse_updates(update),
         roles=read_roles(roles),
+        keep=keep,
+        force_roles=force_roles,
+        numeric=numeric,
+        trained=trained,
         replay=replay,
     )
     command = None
@@ -114,9 +131,7 @@ def _show(report: VerifyReport, as_json: bool, title: str, command: str | None) 
     print_table(table)
     for note in report.notes:
         say(f"note: {note}")
-    failed = len(report.failures)
-    verdict = "verified" if report.ok else f"{failed} check{'s' if failed > 1 else ''} failed"
-    say(f"{verdict} ({report.runs} runs of the scaled graph)", "bold")
+    say(f"{report.verdict} ({report.runs} runs of the scaled graph)", "bold")
     if command is not None:
         say(f"the first counterexample again: {command}")
 

@@ -27,7 +27,7 @@ from graphscale.targets import Target, get_target, target_names
 
 __all__ = ["AUTOCAST_KEY", "Autocast"]
 
-# The metadata property of a model in mixed precision: the type, and whether it is emulated, as JSON.
+# The metadata property of a model in mixed precision, as JSON: the type, whether it is emulated, the changed lists.
 AUTOCAST_KEY = "graphscale.autocast"
 
 _DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -88,7 +88,8 @@ class Autocast(GraphPass):
         _refuse_double(model.graph)
         training = analyse(model.graph, Hints.of(self).stated_by(model))
         wide_ops = frozenset() if self.emulate else target.wide_ops
-        plan = plan_precision(training, self.settings or make_settings(), dtype, wide_ops)
+        settings = self.settings or make_settings()
+        plan = plan_precision(training, settings, dtype, wide_ops)
         report = make_cast_report(training, plan, dtype, self.emulate)
         shapes = [value.shape for value in training.gradients]
         known = [tuple(shape.numpy()) for shape in shapes if shape is not None and shape.is_static()]
@@ -96,7 +97,8 @@ class Autocast(GraphPass):
         inserter = CastInserter(model.graph, plan, dtype, self.emulate, weights)
         inserter.insert()
         self.report = dataclasses.replace(report, casts=inserter.casts)
-        model.metadata_props[AUTOCAST_KEY] = json.dumps({"dtype": self.dtype, "emulate": self.emulate})
+        facts = {"dtype": self.dtype, "emulate": self.emulate, "lists": settings.to_lists()}
+        model.metadata_props[AUTOCAST_KEY] = json.dumps({key: value for key, value in facts.items() if value != {}})
 
 
 def _check_target(dtype: ir.DataType, target: Target, emulate: bool) -> None:

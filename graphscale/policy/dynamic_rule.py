@@ -126,6 +126,21 @@ class DynamicRule:
         """Return the state at the beginning."""
         return ScaleState(np.float32(self.initial_loss_scale), self.good_steps_at_start, self.hysteresis)
 
+    def find_fault(self, state: ScaleState) -> str | None:
+        """Return the first number of a state that no run of the rule reaches, in words; None where there is none."""
+        least, most = np.float32(self.min_loss_scale), np.float32(self.max_loss_scale or np.finfo(np.float32).max)
+        if not (least <= state.loss_scale <= most and state.loss_scale > 0):
+            return f"the loss scale is {state.loss_scale}, and goes from {least:g} to {most:g}"
+        counts = {
+            "good steps": (state.good_steps, self.good_steps_at_start, self.steps_to_growth - 1),
+            "steps of hysteresis": (state.hysteresis_left, 1, self.hysteresis),
+            "bad steps": (state.bad_steps, 0, MAX_COUNT),
+        }
+        for name, (count, first, last) in counts.items():
+            if not first <= count <= last:
+                return f"there are {count} {name}, which go from {first} to {last}"
+        return None
+
     def step(self, state: ScaleState, finite: bool) -> tuple[ScaleState, bool]:
         """Adjust the scale to one step.
 

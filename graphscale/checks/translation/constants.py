@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -38,13 +39,13 @@ def _location(tensor: ir.TensorProtocol) -> tuple[str, int, int] | None:
     return file, tensor.offset or 0, tensor.nbytes
 
 
-def _first_difference(found: np.ndarray, expected: np.ndarray) -> int | None:  # type: ignore[type-arg]
+def _first_difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> int | None:
     """Return the flat index of the first element whose bits differ."""
     size = found.dtype.itemsize
     one, other = found.reshape(-1), expected.reshape(-1)
     for start in range(0, one.size, max(1, _PIECE // size)):
         part = slice(start, start + max(1, _PIECE // size))
         bits = [np.ascontiguousarray(array[part]).view(np.uint8).reshape(-1, size) for array in (one, other)]
-        if not np.array_equal(*bits):
+        if not np.array_equal(bits[0], bits[1]):
             return start + int(np.flatnonzero((bits[0] != bits[1]).any(axis=1))[0])
     return None

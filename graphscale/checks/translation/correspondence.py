@@ -200,7 +200,9 @@ class Correspondence:
         ours, theirs = (getattr(graph, "initializers", {}) for graph in (found, expected))
         for name, value in ours.items():
             if value not in self.values and name not in theirs:
-                self.differences.append(f"the constant {name!r} of {where} is neither the original's nor an inserted one")
+                self.differences.append(
+                    f"the constant {name!r} of {where} is neither the original's nor an inserted one"
+                )
 
 
 def _label(node: ir.Node) -> str:
@@ -232,12 +234,15 @@ def _type_difference(found: ir.Value, expected: ir.Value) -> str | None:
         return f"is declared {found.type}, and should be {expected.type}"
     if found.shape is None or expected.shape is None:
         return None
-    sizes = [[None if isinstance(d, ir.SymbolicDim) and d.value is None else d for d in v.shape] for v in (found, expected)]
-    differ = any(isinstance(a, int) != isinstance(b, int) or (isinstance(a, int) and a != b)
-                 for a, b in zip(*sizes, strict=False) if a is not None and b is not None)
-    if len(sizes[0]) != len(sizes[1]) or differ:
+    sizes = [[_size(axis) for axis in shape] for shape in (found.shape, expected.shape)]
+    if len(sizes[0]) != len(sizes[1]) or any(a != b and None not in (a, b) for a, b in zip(*sizes, strict=True)):
         return f"is declared of shape {found.shape}, and should be of {expected.shape}"
     return None
+
+
+def _size(axis: int | ir.SymbolicDim) -> int | str | None:
+    """Return the size of an axis, "symbolic" for one with a name."""
+    return axis if isinstance(axis, int) else None if axis.value is None else "symbolic"
 
 
 def _attribute_difference(found: ir.Attr, expected: ir.Attr) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
-from graphscale.errors import VerifyError
+from graphscale.errors import AutocastError, VerifyError, one_line
 from graphscale.graph.stamp import Stamp
 from graphscale.mixed_precision import autocast
 from graphscale.passes import Autocast
@@ -32,7 +32,7 @@ class Claims:
         telemetry: whether steps and skips are counted.
         expose_scaled_loss: whether the scaled loss is an output.
         skip_nonfinite: whether the steps of a fixed loss scale are checked.
-        autocast: the type, emulation and lists of mixed precision; None without it.
+        autocast: type, emulation and lists of mixed precision, as `graphscale.autocast` takes them; None without it.
         cast_before: whether the graph was put into mixed precision by a rewrite of its own.
     """
 
@@ -44,9 +44,19 @@ class Claims:
     autocast: dict[str, Any] | None = None
     cast_before: bool = False
 
+    def cast_pass(self) -> Autocast | None:
+        """Return the pass of mixed precision, without hints."""
+        if self.autocast is None:
+            return None
+        return Autocast(self.autocast["dtype"], self.autocast["emulate"], make_settings(lists=self.autocast["lists"]))
+
 
 def read_claims(scaled: ir.Model, stamp: Stamp, policy: LossScale, original: ir.Model) -> Claims:
-    """Read the options of a scaling from the metadata and the outputs of the scaled model."""
+    """Read the options of a scaling from the metadata and the outputs of the scaled model.
+
+    Raises:
+        VerifyError: the metadata are damaged.
+    """
     outputs = {value.name for value in original.graph.outputs}
     exposed = re.compile(r"scaled_loss(_\d+)?").fullmatch
     cast = AUTOCAST_KEY in scaled.metadata_props and AUTOCAST_KEY not in original.metadata_props
@@ -64,9 +74,11 @@ def read_claims(scaled: ir.Model, stamp: Stamp, policy: LossScale, original: ir.
 def _read_autocast(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-        return {"dtype": found["dtype"], "emulate": bool(found["emulate"]), "lists": found.get("lists") or None}
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise VerifyError(f"the property {AUTOCAST_KEY} is damaged: {error}") from error
+        settings = {"dtype": found["dtype"], "emulate": bool(found["emulate"]), "lists": found.get("lists")}
+        make_settings(lists=settings["lists"])
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, AutocastError) as error:
+        raise VerifyError(f"the property {AUTOCAST_KEY} is damaged: {one_line(error)}") from error
+    return settings
 
 
 def expect_model(original: ir.Model, claims: Claims, hints: Hints) -> ir.Model:
@@ -80,12 +92,11 @@ def expect_model(original: ir.Model, claims: Claims, hints: Hints) -> ir.Model:
     Raises:
         GraphscaleError: the original is not acceptable with these options, or a role is open.
     """
-    named, mixed = {**vars(hints), "target": claims.target}, None
+    named, mixed = {**vars(hints), "target": claims.target}, claims.cast_pass()
     if claims.cast_before and claims.autocast is not None:
-        original = autocast(original, **claims.autocast, **named).model
-    elif claims.autocast is not None:
-        lists = make_settings(lists=claims.autocast["lists"])
-        mixed = Autocast(claims.autocast["dtype"], claims.autocast["emulate"], lists)
+        cast = autocast(original, **claims.autocast, **named).model
+        assert isinstance(cast, ir.Model)
+        original, mixed = cast, None
     scaled = scale(
         original,
         claims.policy,
@@ -95,4 +106,5 @@ def expect_model(original: ir.Model, claims: Claims, hints: Hints) -> ir.Model:
         skip_nonfinite=claims.skip_nonfinite,
         autocast=mixed,
     )
+    assert isinstance(scaled.model, ir.Model)
     return scaled.model

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.checks.translation.correspondence import Correspondence
-from graphscale.checks.translation.expectation import expect_model, read_claims
+from graphscale.checks.translation.expectation import Claims, expect_model, read_claims
 from graphscale.checks.translation.metadata import metadata_differences
 from graphscale.graph.stamp import Stamp, read_stamp
 from graphscale.policy.loss_scale import LossScale
@@ -21,24 +22,29 @@ class Translation:
     """The differences between a scaled model and that which the original gives, a sentence each.
 
     Attributes:
+        claims: the options of the scaling, as the file claims them.
         graph: differences between nodes, constants, inputs, outputs, types and functions: the file may still compute
             the same by other means.
         starts: differences between initial values, by the input's name.
         metadata: differences between the metadata.
         nodes: how many nodes correspond.
+        stamp: the metadata that the file should have.
     """
 
+    claims: Claims
     graph: tuple[str, ...]
-    starts: dict[str, str]
+    starts: Mapping[str, str]
     metadata: tuple[str, ...]
     nodes: int
-    expected: ir.Model
+    stamp: Stamp
 
 
 def validate_translation(
     original: ir.Model, scaled: ir.Model, stamp: Stamp, policy: LossScale, hints: Hints
 ) -> Translation:
     """Compare a scaled model with that which the original gives.
+
+    Values that only have other names get those that the original gives.
 
     Args:
         original: the model before scaling, as it was given to the scaling.
@@ -50,16 +56,35 @@ def validate_translation(
     Raises:
         GraphscaleError: the original cannot be scaled with these options, or a role is open.
     """
-    expected = expect_model(original, read_claims(scaled, stamp, policy, original), hints)
+    claims = read_claims(scaled, stamp, policy, original)
+    expected = expect_model(original, claims, hints)
     same = Correspondence()
     same.compare(scaled.graph, expected.graph)
     _compare_functions(scaled, expected, same)
     if scaled.opset_imports != expected.opset_imports:
-        versions = [", ".join(f"{d or 'ai.onnx'} {v}" for d, v in sorted(m.opset_imports.items())) for m in (scaled, expected)]
-        same.differences.append(f"the opsets are {versions[0]}, and should be {versions[1]}")
+        same.differences.append(f"the opsets are {_opsets(scaled)}, and should be {_opsets(expected)}")
     wanted = read_stamp(expected.metadata_props, "the expected model")
-    differences = tuple(metadata_differences(scaled, stamp, expected, wanted, same))
-    return Translation(tuple(same.differences), same.starts, differences, len(same.nodes), expected)
+    metadata = tuple(metadata_differences(scaled, stamp, expected, wanted, same))
+    if not same.differences:
+        _rename(scaled.graph, same)
+    return Translation(claims, tuple(same.differences), same.starts, metadata, len(same.nodes), wanted)
+
+
+def _opsets(model: ir.Model) -> str:
+    return ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in sorted(model.opset_imports.items()))
+
+
+def _rename(graph: ir.Graph, same: Correspondence) -> None:
+    """Give values and nodes the names of their counterparts."""
+    if all(value.name == other.name for value, other in same.values.items()):
+        return
+    held = list(graph.initializers.values())
+    graph.initializers.clear()
+    for pairs in (same.values, same.nodes):
+        for one, other in pairs.items():
+            one.name = other.name
+    for value in held:
+        graph.initializers[value.name or ""] = value
 
 
 def _compare_functions(scaled: ir.Model, expected: ir.Model, same: Correspondence) -> None:

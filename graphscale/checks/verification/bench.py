@@ -124,7 +124,8 @@ class Bench:
         self, case: Case, got: Results, finite: bool, gradients: Mapping[str, Any]
     ) -> Iterator[Difference]:
         """Compare the state where a step is not applied, the state of the loss scale, and telemetry."""
-        for name in () if self.oracle.applies(case.feeds, finite) else self.pair.states:
+        kept = self.pair.states.keys() if self.oracle.applies(case.feeds, finite) else self.pair.kept
+        for name in self.pair.states.keys() - kept:
             yield from _compare(name, np.asarray(case.feeds[name]), self._next(name, got), OLD)
         for name, value in self.oracle.after(case.feeds, finite).items():
             yield from _compare(f"{name}.next", value, self._next(name, got), RULE)

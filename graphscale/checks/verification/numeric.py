@@ -61,7 +61,7 @@ def measure(found: Measurements, bench: Bench, feeder: Feeder, *, runs: int, tol
         found.notes.append(note)
     batches = _batches(bench, feeder, runs, np.random.default_rng(seed))
     comparable = _settle_randomness(bench, batches[0], found)
-    if bench.pair.small and bench.pair.alike:
+    if bench.pair.small:
         tolerance = max(tolerance, SMALL_TOLERANCE)
         found.notes.append(
             f"the graph computes in a type smaller than float32: values are compared within {tolerance:g} of the "
@@ -141,11 +141,7 @@ def _compare_values(
     if not comparable:
         found.checks.append(Check(name, SKIPPED, "they change from run to run"))
         return
-    if not bench.pair.alike and not tolerance:
-        found.checks.append(Check(name, SKIPPED, "the original is not in the mixed precision of the scaled graph"))
-        return
-    # Without a scale a small type underflows, and float32 does not.
-    scales: tuple[float, ...] = POWERS if bench.pair.alike else POWERS[1:]
+    scales: tuple[float, ...] = POWERS
     own = bench.oracle.initial
     if math.frexp(own)[0] != 0.5 and tolerance:
         scales = (*scales, own)

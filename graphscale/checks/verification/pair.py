@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import onnx_ir as ir
 
@@ -15,21 +13,14 @@ from graphscale.analysis.report import GradientReport, PlaceReport, StateReport
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
-from graphscale.checks.patterns import find_accumulators, input_at, skip_ordering
+from graphscale.checks.patterns import find_accumulators, input_at
 from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, ScaledGraph, read_scaled_graph
-from graphscale.errors import (
-    AlreadyScaledError,
-    GraphscaleError,
-    InvalidLossScaleError,
-    VerifyError,
-    one_line,
-)
+from graphscale.checks.translation import Claims, Translation, validate_translation
+from graphscale.errors import AlreadyScaledError, InvalidLossScaleError, VerifyError, one_line
 from graphscale.graph.order import check_order
-from graphscale.graph.stamp import Stamp, is_scaled
+from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.graph.values import is_source, value_label
 from graphscale.operators import written_inputs
-from graphscale.passes import Autocast
-from graphscale.passes.lower_precision import AUTOCAST_KEY
 from graphscale.passes.nodes.update_rule import initial_values
 from graphscale.pipeline import Model, open_copy, prepare, run_passes
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
@@ -50,9 +41,9 @@ class Pair:
         policy: its loss scale.
         analysis: the analysis of the original.
         states: `{input: output}` of the state that the original carries, None where it writes the input in place.
+        kept: the states that advance on skipped steps, too.
         nodes: `{node of the original: the same node in the scaled graph}`.
-        small: the types smaller than float32 that the scaled graph computes in.
-        alike: whether both compute in the same types.
+        small: the types smaller than float32 that the original computes in, in the mixed precision of the scaled one.
         notes: what a user should know.
     """
 
@@ -62,9 +53,9 @@ class Pair:
     policy: LossScale
     analysis: TrainingGraph
     states: Mapping[str, str | None]
+    kept: frozenset[str]
     nodes: Mapping[ir.Node, ir.Node]
     small: frozenset[ir.DataType]
-    alike: bool
     notes: tuple[str, ...]
 
     @property
@@ -82,49 +73,46 @@ class Pair:
         return None if other is None or index >= len(other.outputs) else other.outputs[index]
 
 
-def open_pair(original: Model, scaled: Model, hints: Hints) -> Pair:
-    """Read both graphs, and analyse the original.
+def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Translation]:
+    """Read both graphs, analyse the original, and scale it again.
 
     Raises:
         VerifyError: they do not belong together.
         AlreadyScaledError: the original carries a loss scale.
-        GraphscaleError: one cannot be read, or the original cannot be analysed.
+        GraphscaleError: one cannot be read, or the original cannot be scaled.
     """
     first, first_name = open_copy(original)
     second, second_name = open_copy(scaled)
     if is_scaled(first):
         raise AlreadyScaledError(f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED")
-    reading = read_scaled_graph(second, second_name)
-    stamp = reading.stamp
+    stamp = read_stamp(second.metadata_props, second_name)
     policy = _check_stamp(stamp, second_name)
     if "loss" not in stamp.names or "window_finite" in stamp.names:
         raise VerifyError(
             f"{second_name} is one of the two models of an artifact folder, which work on one state; verify takes "
             "single graphs, and artifacts are proved as they are scaled"
         )
-    prepare(first)
     check_order(second.graph, second_name)
-    misfit = _find_misfit(first.graph, second.graph, stamp)
+    misfit = _find_misfit(first.graph, second.graph)
     if misfit is not None:
         what = f"{second_name} is not {first_name} scaled: {misfit}"
         raise VerifyError(f"{what}; pass the original that it was made from")
-    hints = _complete_hints(second.graph, stamp, hints).stated_by(first)
-    dtypes: set[int | None] = {value.dtype for node in second.graph for value in node.outputs}
-    dtypes |= {node.attributes["to"].as_int() for node in second.graph if node.op_type == "Cast"}
-    alike, notes = _repeat_autocast(first, stamp, hints)
-    found, more = _analyse(first.graph, hints, stamp)
+    translation = validate_translation(first, second, stamp, policy, hints)
+    prepare(first)
+    notes = _repeat_autocast(first, translation.claims, hints)
+    found = analyse(first.graph, hints.stated_by(first))
     return Pair(
         original=first,
         scaled=second,
-        reading=reading,
+        reading=read_scaled_graph(second, second_name),
         policy=policy,
         analysis=found,
         states=_find_states(found),
+        kept=frozenset(update.input.name or "" for update in found.updates if update.kept),
         nodes=match_models(first, second).nodes,
-        small=frozenset(dtype for dtype in _SMALL if dtype in dtypes),
-        alike=alike,
-        notes=(*notes, *more),
-    )
+        small=_small_types(first),
+        notes=tuple(notes),
+    ), translation
 
 
 def _check_stamp(stamp: Stamp, name: str) -> LossScale:
@@ -150,83 +138,38 @@ def _check_stamp(stamp: Stamp, name: str) -> LossScale:
     return policy
 
 
-def _find_misfit(original: ir.Graph, scaled: ir.Graph, stamp: Stamp) -> str | None:
+def _find_misfit(original: ir.Graph, scaled: ir.Graph) -> str | None:
     """Return the reason why one graph cannot be the other one scaled, None without one."""
     inputs = {value.name: value for value in scaled.inputs}
     outputs = {value.name: value for value in scaled.outputs}
     # State that is written in place is no output of the scaled graph.
-    in_place = {s["input"] for s in stamp.report.get("state", ()) if s.get("output") is None}
     missing = [value for value in original.outputs if value.name not in outputs]
     for value in original.inputs:
         if value.name not in inputs:
             return f"it has no input {value_label(value)}"
-    if len(missing) > len(in_place):
+    if len(missing) > len(list(find_accumulators(scaled))):
         return f"it has no output {value_label(missing[0])}"
     for kind, values, others in (("input", original.inputs, inputs), ("output", original.outputs, outputs)):
         for value in values:
             other = others.get(value.name)
             if other is not None and not same_type(other, value):
                 return f"its {kind} {value_label(other)} is {value_label(value)} in the original"
-    known = {node.op_type for node in scaled}
-    strange = next((node.op_type for node in original if node.op_type not in known), None)
-    return None if strange is None else f"the original computes {strange}, and it does not"
+    return None
 
 
-def _complete_hints(graph: ir.Graph, stamp: Stamp, hints: Hints) -> Hints:
-    """Add the hints that the scaling was given, as its report says, where the user gives none."""
-    report, loss = stamp.report, hints.loss
-    if loss is None and report.get("loss_found") == "named":
-        loss = report.get("loss")
-    # A state that is written in place has the name of its former output.
-    writes = ((node.inputs[0], node.inputs[1]) for node in find_accumulators(graph))
-    written = {buffer.name: skip_ordering(value).name for buffer, value in writes if buffer and value}
-    states = [state for state in report.get("state", ()) if state["how"] == "named"]
-    named = {state.get("output") or written.get(state["input"]): state["input"] for state in states}
-    updates = {output: name for output, name in named.items() if output}
-    return dataclasses.replace(hints, loss=loss, updates={**updates, **(hints.updates or {})})
+def _repeat_autocast(model: ir.Model, claims: Claims, hints: Hints) -> list[str]:
+    """Put the original into the mixed precision of the scaled graph, and return what a user should know."""
+    mixed = claims.cast_pass()
+    if mixed is None:
+        return []
+    run_passes(model, dataclasses.replace(mixed, **vars(hints), target=claims.target))
+    return [f"the original was put through the same autocast ({mixed.dtype}) before it was compared"]
 
 
-def _analyse(graph: ir.Graph, hints: Hints, stamp: Stamp) -> tuple[TrainingGraph, list[str]]:
-    outputs = {value.name for value in graph.outputs}
-    updates = {out: name for out, name in (hints.updates or {}).items() if out in outputs}
-    hints = dataclasses.replace(hints, updates=updates)
-    try:
-        return analyse(graph, hints), []
-    except GraphscaleError as error:
-        # The scaling may have had hints on the places of the scale, or on gradients.
-        places, leaving = stamp.report.get("places", ()), stamp.report.get("gradients", ())
-        is_edge = len(places) == 1 and places[0].get("node")
-        seed = f"{places[0]['node']}:{places[0]['input']}" if is_edge else None
-        gradients = tuple(gradient["value"] for gradient in leaving if gradient["value"] in outputs)
-        extras: dict[str, Any] = {"seed": seed, "gradients": gradients}
-        for key, value in extras.items():
-            note = f"the analysis of the original needed the hints of the scaling: {key}={value}"
-            with contextlib.suppress(GraphscaleError):
-                return analyse(graph, dataclasses.replace(hints, **{key: value})), [note]
-        raise error
-
-
-def _repeat_autocast(model: ir.Model, stamp: Stamp, hints: Hints) -> tuple[bool, list[str]]:
-    """Put the original into the mixed precision of the scaled graph, as far as its report tells.
-
-    Returns:
-        whether both compute in the same types, and what a user should know.
-    """
-    before = stamp.report.get("autocast")
-    if before is None or AUTOCAST_KEY in model.metadata_props:
-        return True, []
-    again = Autocast(before["dtype"], before["emulate"], **vars(hints), target=stamp.target)
-    trial = model.clone()
-    run_passes(trial, again)
-    assert again.report is not None
-    same = again.report.to_dict()
-    if all(same[key] == before[key] for key in ("casts", "low_nodes", "kept_nodes")):
-        run_passes(model, dataclasses.replace(again))
-        return True, [f"the original was put through the same autocast ({before['dtype']}) before it was compared"]
-    return False, [
-        f"the autocast ({before['dtype']}) of the scaled graph had settings of its own, which are unknown; to compare "
-        "values, pass the original after graphscale autocast with these settings"
-    ]
+def _small_types(model: ir.Model) -> frozenset[ir.DataType]:
+    """Return the types smaller than float32 that the nodes of a model compute in."""
+    dtypes = {value.dtype for node in model.graph.all_nodes() for value in node.outputs}
+    return frozenset(dtype for dtype in _SMALL if dtype in dtypes)
 
 
 def _find_states(found: TrainingGraph) -> dict[str, str | None]:

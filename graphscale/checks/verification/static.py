@@ -28,7 +28,7 @@ _NO_CHECK = "a fixed loss scale is not checked: every step is applied, as in Ten
 def prove_again(pair: Pair, roles: Roles) -> list[Check]:
     """Prove the scaled graph, given what the analysis says of the original."""
     graph = pair.scaled.graph
-    checks = [_row("metadata", _metadata(pair, roles), f"{len(pair.stamp.state)} pairs of state, {len(graph)} nodes")]
+    checks = [_row("named values", _metadata(pair, roles), f"{len(pair.stamp.state)} pairs of state")]
     rule, ordering = _rule_nodes(graph, roles), _ordering_nodes(graph)
     exempt = [] if roles.scaled_loss is None else [roles.scaled_loss]
     loss, degrees = pair.counterpart(pair.analysis.loss), None
@@ -184,6 +184,8 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> Iterator[str
     outputs = {value.name: value for value in graph.outputs}
     written = {node.inputs[0].name: node for node in find_accumulators(graph) if node.inputs[0] is not None}
     for state, output in pair.states.items():
+        if state in pair.kept:
+            continue
         value, reason = inputs.get(state), None
         if value is None:
             yield f"the state {state!r} of the original is gone"
@@ -228,11 +230,10 @@ def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: fro
 
 def _coverage(pair: Pair, degrees: Degrees | None, contradiction: str) -> Check:
     name, coverage = "backward contractions scaled", pair.analysis.coverage
-    missed = set(pair.stamp.report.get("missed", ()))
     if degrees is None:
         return Check(name, SKIPPED, f"the degrees are not known: {contradiction}", True)
     nodes = [node for node in set(coverage.nodes) - set(coverage.missed) if node.graph is pair.analysis.graph]
-    others = [pair.nodes[node] for node in nodes if node in pair.nodes and node_name(node) not in missed]
+    others = [pair.nodes[node] for node in nodes if node in pair.nodes]
     lacking = [
         f"the loss scale does not reach {node_name(other)!r}: what it computes may underflow"
         for other in others

@@ -9,9 +9,20 @@ import numpy as np
 
 from graphscale.files.tensor_files import Arrays
 
-__all__ = ["FAILS", "HOLDS", "SKIPPED", "Arrays", "Case", "Check", "Difference", "VerifyReport", "find_differing"]
+__all__ = [
+    "FAILS",
+    "HOLDS",
+    "SKIPPED",
+    "UNPROVED",
+    "Arrays",
+    "Case",
+    "Check",
+    "Difference",
+    "VerifyReport",
+    "find_differing",
+]
 
-HOLDS, FAILS, SKIPPED = "holds", "fails", "skipped"
+HOLDS, FAILS, SKIPPED, UNPROVED = "holds", "fails", "skipped", "not proved"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +31,7 @@ class Check:
 
     Attributes:
         name: what should hold.
-        status: "holds", "fails", or "skipped".
+        status: "holds", "fails", "not proved", or "skipped".
         detail: what was looked at; of a failure, what contradicts it; where it was skipped, why.
         proof: whether it was proved on the graph; else it was measured by running it.
     """
@@ -129,8 +140,17 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """True if nothing failed."""
-        return all(check.status != FAILS for check in self.checks)
+        """True if nothing failed, and nothing is left to be proved."""
+        return all(check.status in (HOLDS, SKIPPED) for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words: "verified", "3 checks failed", or "not proved; numbers agree on 9 runs"."""
+        failed = len(self.failures)
+        if failed:
+            return f"{failed} check{'s' if failed > 1 else ''} failed"
+        agree = f"numbers agree on {self.runs} runs" if self.runs else "no numbers were compared"
+        return "verified" if self.ok else f"not proved; {agree}"
 
     @property
     def failures(self) -> tuple[Check, ...]:
@@ -142,6 +162,7 @@ class VerifyReport:
         case = self.counterexample
         return {
             "ok": self.ok,
+            "verdict": self.verdict,
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "notes": list(self.notes),
             "runs": self.runs,

@@ -32,6 +32,14 @@ class Settings:
     rules: Mapping[tuple[str, str], CastRule]
     keep: frozenset[str]
 
+    def to_lists(self) -> dict[str, list[str]]:
+        """Return the changes of the default lists, as `make_settings` takes them: `{"allow": [...], ...}`."""
+        default, lists = default_rules(), dict[str, list[str]]()
+        for (domain, op_type), rule in self.rules.items():
+            if default.get((domain, op_type)) != rule:
+                lists.setdefault(rule.colour.value, []).append(f"{domain or 'ai.onnx'}::{op_type}")
+        return {**lists, "keep": sorted(self.keep)} if self.keep else lists
+
 
 def default_rules() -> dict[tuple[str, str], CastRule]:
     """Return the rule of each known operator, by domain and name; an operator without one is denied."""

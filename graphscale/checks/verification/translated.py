@@ -1,0 +1,66 @@
+"""The checks that follow from translation validation: nodes, initial values, metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from graphscale.checks.translation import Translation
+from graphscale.checks.verification.pair import Pair
+from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Check
+from graphscale.policy.dynamic_rule import ScaleState
+from graphscale.policy.loss_scale import DynamicLossScale
+
+__all__ = ["compare_translation"]
+
+_SHOWN = 3
+
+
+def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, trained: bool) -> list[Check]:
+    """Return the checks of a translation.
+
+    Args:
+        translation: the differences between the scaled graph and that which the original gives.
+        pair: both graphs.
+        numeric: whether nodes that differ are no failure.
+        trained: whether carried state may begin at other values, within the range of the policy.
+    """
+    graph = Check("every node the original's or an inserted piece", HOLDS, f"{translation.nodes} nodes", True)
+    if translation.graph:
+        status, detail = (SKIPPED, "numbers alone were asked for") if numeric else (UNPROVED, _join(translation.graph))
+        graph = Check(graph.name, status, detail, True)
+    starts = list(_trained_faults(translation, pair) if trained else translation.starts.values())
+    return [
+        graph,
+        _row("initial values", starts, f"{len(pair.scaled.graph.inputs)} inputs"),
+        _row("metadata of the scaling", translation.metadata, f"of graphscale {pair.stamp.version}"),
+    ]
+
+
+def _row(name: str, faults: Iterable[str], what: str) -> Check:
+    found = list(faults)
+    return Check(name, FAILS, _join(found), True) if found else Check(name, HOLDS, what, True)
+
+
+def _join(sentences: Iterable[str]) -> str:
+    found = list(sentences)
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"{'; '.join(found[:_SHOWN])}{more}"
+
+
+def _trained_faults(translation: Translation, pair: Pair) -> Iterator[str]:
+    """Yield the initial values that no session can have left behind."""
+    names, values = translation.stamp.names, {value.name: value for value in pair.scaled.graph.inputs}
+    carried = {*translation.stamp.carried}
+    for name, difference in translation.starts.items():
+        value = values.get(name)
+        if name not in carried or value is None or value.const_value is None:
+            yield difference
+    if isinstance(pair.policy, DynamicLossScale):
+        held = {**vars(pair.policy.rule.initial_state())}
+        for role in held.keys() & names.keys():
+            tensor = values[names[role]].const_value if names[role] in values else None
+            if tensor is not None and tensor.size == 1:
+                held[role] = tensor.numpy().reshape(-1)[0]
+        fault = pair.policy.rule.find_fault(ScaleState(**held))
+        if fault is not None:
+            yield f"the initial state of the loss scale is out of the policy's range: {fault}"
