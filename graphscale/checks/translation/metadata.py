@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
+from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY, WRITTEN_IN_PLACE
 from graphscale.checks.translation.correspondence import Correspondence
 from graphscale.errors import GraphscaleError
 from graphscale.graph.original import ORIGINAL_KEY, restore_original
@@ -17,8 +18,9 @@ from graphscale.graph.values import values_by_name
 
 __all__ = ["metadata_differences"]
 
-# Sentences for people, which another version of graphscale may word in another way.
-_PROSE = ("warnings", "roles", "autocast")
+# Parts of a report that are evidence for people, which the user's hints change.
+_PROSE = ("warnings", "roles", "autocast", "loss_found")
+_ORIGINS = (STATE_OF_SCALE, TELEMETRY, WRITTEN_IN_PLACE)
 _SHOWN = 120  # characters of a value in a message
 
 
@@ -37,10 +39,7 @@ def metadata_differences(
     for field in ("policy", "target", "state", "telemetry"):
         yield from _differences(f"graphscale.{field}", getattr(stamp, field), getattr(wanted, field))
     yield from _name_differences(found, stamp, wanted, expected, same)
-    mine, theirs = (
-        {key: _plain(value) for key, value in each.report.items() if key not in _PROSE} for each in (stamp, wanted)
-    )
-    yield from _differences("graphscale.report", mine, theirs)
+    yield from _differences("graphscale.report", _facts(stamp), _facts(wanted))
     roles = [{(e["name"], e["kind"]): e["role"] for e in _entries(each)} for each in (stamp, wanted)]
     yield from _differences("the roles in graphscale.report", *roles)
     if ORIGINAL_KEY in found.metadata_props:
@@ -58,6 +57,13 @@ def _name_differences(
         is_same = value is not None and other is not None and same.values.get(value) is theirs.get(other)
         if not is_same and (name != other or value is not None):
             yield f"the metadata call {name!r} the {role.replace('_', ' ')}, and should {other!r}"
+
+
+def _facts(stamp: Stamp) -> dict[str, Any]:
+    """Return the report without evidence."""
+    facts = {key: _plain(value) for key, value in stamp.report.items() if key not in _PROSE}
+    rows = [row for row in facts.get("state", ()) if isinstance(row, dict)]
+    return {**facts, "state": [{**row, "how": row["how"] if row.get("how") in _ORIGINS else ""} for row in rows]}
 
 
 def _entries(stamp: Stamp) -> list[dict[str, Any]]:

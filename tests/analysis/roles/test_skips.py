@@ -66,14 +66,12 @@ class TestVerify:
         content = proposal(model)
         assert gs.verify(model, gs.scale(model, roles=content).model, roles=content, runs=1).ok
 
-    @pytest.mark.xfail(strict=True, reason="verify holds kept state against a skipped step")
     def test_kept_state(self) -> None:
         model = momentum_step()
         roles = {"kept": ["n_next"]}
         assert gs.verify(model, gs.scale(model, roles=roles).model, roles=roles, runs=1).ok
 
-    @pytest.mark.xfail(strict=True, reason="verify has no way to force roles")
     def test_forced_roles(self) -> None:
         model = two_moments()
         scaled = gs.scale(model, roles={"states": SWAPPED}, force_roles=True).model
-        assert gs.verify(model, scaled, roles={"states": SWAPPED}, runs=1).ok
+        assert gs.verify(model, scaled, roles={"states": SWAPPED}, force_roles=True, runs=1).ok

