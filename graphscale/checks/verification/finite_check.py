@@ -3,16 +3,17 @@
 From the flag `all_finite` back: `IsAllFinite(x)` notices every element of x that is not finite; `Not(IsNaN(t))` notices
 a NaN in t. An element that is not finite makes a NaN of its product with 0. Sums, products, casts and moves hand on
 what is not finite (infinity minus infinity is NaN, infinity times 0 too), so what is noticed of their result is noticed
-of their operands. Nothing is claimed of any other operator: ReduceMax may lose a NaN, and Clip makes a number of an
-infinity.
+of their operands, where no other operand is empty. So do products that sum over an axis. Nothing is claimed of any
+other operator: ReduceMax may lose a NaN, and Clip makes a number of an infinity.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.values import is_known_zero
-from graphscale.operators import MICROSOFT, Kind, Trait, has_trait, rule_of
+from graphscale.graph.values import constant_tensor, is_known_zero
+from graphscale.operators import MICROSOFT, Kind, Trait, attribute, has_trait, rule_of
 
 __all__ = ["find_tested_values"]
 
@@ -64,6 +65,8 @@ def _operands(value: ir.Value, noticed: int) -> list[tuple[ir.Value, int]]:
     if node is None or rule is None or (rule.kind is not Kind.LINEAR and has_trait(node, Trait.CAST)):
         return []
     operands = [operand for operand in node.inputs if operand is not None]
+    if any(_is_empty(operand) for operand in operands) or _repeats_nothing(node):
+        return []
     if node.op_type == "Mul" and noticed & _NAN:
         zero = [is_known_zero(operand) for operand in operands]
         if any(zero):
@@ -71,6 +74,29 @@ def _operands(value: ir.Value, noticed: int) -> list[tuple[ir.Value, int]]:
     if noticed != _BOTH and not has_trait(node, Trait.EXACT):
         # An infinite operand may give NaN as well as infinity: only what is certain of a NaN is handed on.
         noticed &= _NAN
-    if noticed and has_trait(node, Trait.NONFINITE_OF_ALL):
+    if noticed and (has_trait(node, Trait.NONFINITE_OF_ALL) or _sums_every_product(node)):
         return [(operand, noticed) for operand in operands]
     return [(operands[0], noticed)] if noticed and has_trait(node, Trait.NONFINITE_OF_FIRST) else []
+
+
+def _is_empty(value: ir.Value) -> bool:
+    """Return whether a value is known to have no element."""
+    tensor = constant_tensor(value)
+    shape = value.shape if tensor is None else tensor.shape
+    return shape is not None and 0 in list(shape)
+
+
+def _repeats_nothing(node: ir.Node) -> bool:
+    """Return whether a node may repeat its operand no times."""
+    if node.op_type not in ("Tile", "Expand"):
+        return False
+    counts = constant_tensor(node.inputs[1])
+    return counts is None or not np.all(counts.numpy())
+
+
+def _sums_every_product(node: ir.Node) -> bool:
+    """Return whether each element of both operands enters a sum that is an element of the result."""
+    if (node.domain, node.op_type) == ("", "Einsum"):
+        terms = attribute(node, "equation", "").partition("->")[0].replace(" ", "").split(",")
+        return len(terms) == 2 and all(len(set(term)) == len(term) and term.isalpha() for term in terms)
+    return (node.domain, node.op_type) == ("", "MatMul")

@@ -18,7 +18,10 @@ __all__ = ["find_guard_fault", "find_unprotected_operands", "find_write_fault"]
 def find_guard_fault(value: ir.Value, state: ir.Value, conditions: Collection[ir.Value]) -> str | None:
     """Return the reason why a next value is not the state's on a skipped step, by these conditions; None if it is."""
     value = skip_ordering(value)
-    node = producer(_behind(value, "Cast"), "Where")
+    selected = _behind(value, "Cast")
+    node = producer(selected, "Where")
+    if node is not None and not _holds(selected, state):
+        return f"{node_name(node)!r} selects in {selected.dtype}, which does not hold all numbers of {state.dtype}"
     if node is None:
         return f"{value.name!r} is not selected by whether the step is applied"
     condition, new, old = node.inputs
@@ -67,6 +70,13 @@ def find_unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Val
 def _behind(value: ir.Value, op_type: str) -> ir.Value:
     node = producer(value, op_type)
     return value if node is None or node.inputs[0] is None else node.inputs[0]
+
+
+def _holds(value: ir.Value, state: ir.Value) -> bool:
+    """Return whether the type of a value holds every number of a state's."""
+    if value.dtype is None or state.dtype is None or value.dtype is state.dtype:
+        return value.dtype is state.dtype
+    return np.can_cast(state.dtype.numpy(), value.dtype.numpy(), "safe")
 
 
 def _is_not(flag: ir.Value | None, conditions: Collection[ir.Value]) -> bool:

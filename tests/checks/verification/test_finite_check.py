@@ -42,9 +42,24 @@ CHECKS = {
     "one-element": (f"c = Slice(g, at, to) z = Mul(c, zero) {ZEROED}", False),
     "through-an-integer": (f"c = Cast<to = 7>(g) d = Cast<to = 1>(c) z = Mul(d, zero) {ZEROED}", False),
     "times-one": (f"z = Mul(g, one) {ZEROED}", False),
+    "repeated": (f"t = Constant<value_ints = [2]>() c = Tile(g, t) z = Mul(c, zero) {ZEROED}", True),
+    "repeated-not-once": (f"t = Constant<value_ints = [0]>() c = Tile(g, t) z = Mul(c, zero) {ZEROED}", False),
+    "expanded": (
+        f"a = Unsqueeze(g, axis) t = Constant<value_ints = [3, 1]>() c = Expand(a, t) z = Mul(c, zero) {ZEROED}",
+        True,
+    ),
+    "as-int32": (f"c = Cast<to = 6>(g) d = Cast<to = 1>(c) z = Mul(d, zero) {ZEROED}", False),
+    "dot-product": (f'c = Einsum<equation = "i,i->">(g, ones) z = Mul(c, zero) {ZEROED}', True),
+    "diagonal": (
+        "r = Unsqueeze(g, at) o = Unsqueeze(ones, at) m = Concat<axis = 0>(o, r, o) "
+        f'c = Einsum<equation = "ii,i->">(m, ones) z = Mul(c, zero) {ZEROED}',
+        False,
+    ),
+    "matrix-product": (f"c = MatMul(g, ones) z = Mul(c, zero) {ZEROED}", True),
     "positive-part": (f"c = Relu(g) z = Mul(c, zero) {ZEROED}", False),
 }
 CONSTANTS = (
+    "float[3] ones = {1, 1, 1}, int64[1] axis = {1}, "
     "float zero = {0}, double wide = {0}, float one = {1}, float low = {-9}, float high = {9}, int64[1] at = {0}, "
     "int64[1] to = {1}"
 )
@@ -84,3 +99,10 @@ def test_the_kernel() -> None:
     )
     graph = ir.from_proto(model).graph
     assert find_tested_values(graph.outputs[0], frozenset()) == set(graph.inputs)
+
+
+@pytest.mark.parametrize("product", ["Mul", "MatMul"])
+def test_nothing_is_noticed_of_a_product_with_an_empty_tensor(product: str) -> None:
+    nodes = f"a = Unsqueeze(g, axis) e = Constant<value = float[1,0] {{}}>() c = {product}(a, e) z = Mul(c, zero)"
+    graph = ir.from_proto(checked(f"{nodes} {ZEROED}")).graph
+    assert graph.inputs[0] not in find_tested_values(graph.outputs[0], frozenset())
