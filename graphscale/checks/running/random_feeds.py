@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,9 +19,9 @@ from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import OPERATORS, Trait, attribute, has_trait, rule_of
 from graphscale.session.interface import InputSpec
 
-__all__ = ["STYLES", "Feeder", "find_index_limit"]
+__all__ = ["SIZE", "STYLES", "Feeder", "find_index_limit"]
 
-_DEFAULT_SIZE = 4
+SIZE = 4
 _FEW = 2  # numbers that are valid indices of nearly every axis
 # On whole numbers: a sum of indices is an index with an offset.
 _WHOLE_MOVES = {"Add": (0, 1), "Max": (0, 1), "Min": (0, 1), "Sub": (0,)}
@@ -46,9 +48,11 @@ class Feeder:
         given: arrays that stand instead of random ones.
         dims: sizes of symbolic axes.
         make_runner: makes what runs a part of the model.
+        size: the size of symbolic axes that nobody chose.
 
     Attributes:
         notes: what a user should know.
+        chosen: the sizes of symbolic axes that nobody chose, by name.
 
     Raises:
         VerifyError: a given array does not fit its input, or an input is no tensor of numbers.
@@ -62,9 +66,11 @@ class Feeder:
         given: Mapping[str, np.ndarray[Any, Any]],
         dims: Mapping[str, int],
         make_runner: Callable[[ir.Model], Any] = lambda model: Runner(model, None, "the forward pass of the original"),
+        size: int = SIZE,
     ) -> None:
         graph = model.graph
         states = set(states)
+        self._states, self._size = states, size
         self._first = {
             name: np.array(value.const_value.numpy())
             for name, value in graph.initializers.items()
@@ -89,6 +95,12 @@ class Feeder:
     def without_resets(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
         """Return the same feeds, with no flag set that resets in-place accumulators: a reset is no carried state."""
         return {name: np.zeros_like(array) if name in self._resets else array for name, array in feeds.items()}
+
+    def multiply(self, feeds: Mapping[str, np.ndarray[Any, Any]], factor: float) -> Arrays | None:
+        """Return feeds with the random numbers that are no carried state times a factor; None if there are none."""
+        names = [n for n, a in feeds.items() if a.dtype.kind == "f" and n not in self._states and n not in self._given]
+        changed = {name: (feeds[name] * factor).astype(feeds[name].dtype) for name in names}
+        return {**feeds, **changed} if changed else None
 
     def draw(self, random: np.random.Generator, style: _Style) -> Arrays:
         """Draw a feed for every input."""
@@ -118,7 +130,7 @@ class Feeder:
                 f"the input {value.name!r} has no shape; give it a value with --feeds FILE.npz (an array of that name)"
             )
         axes = (axis if isinstance(axis, int) else self._sizes.get(axis.value or "") for axis in value.shape)
-        return tuple(_DEFAULT_SIZE if axis is None else axis for axis in axes)
+        return tuple(self._size if axis is None else axis for axis in axes)
 
     def _known_sizes(self, dims: Mapping[str, int]) -> dict[str, int]:
         """Return the size of every symbolic axis: as said, as in the given arrays, or small."""
@@ -136,17 +148,18 @@ class Feeder:
                         f"--feeds: the array {name!r} has {length} along {axis!r}, and another has {sizes[axis]}"
                     )
         names = (axis for value in self._values.values() for axis in _axis_names(value) if axis)
-        return {**dict.fromkeys(names, _DEFAULT_SIZE), **sizes}
+        return {**dict.fromkeys(names, self._size), **sizes}
 
     def _index_limits(self) -> dict[str, int | None]:
         return {name: find_index_limit(value, self._sizes) for name, value in self._values.items()}
 
     def _measure_labels(self, model: ir.Model, dims: Mapping[str, int], make_runner: Callable[[ir.Model], Any]) -> None:
         """Measure the scores of labels that have an axis of their own, such as batch times tokens."""
+        axes = {name: set(filter(None, _axis_names(value))) for name, value in self._values.items()}
+        counts = Counter(itertools.chain.from_iterable(axes.values()))
         for name, value in self._values.items():
-            free = set(filter(None, _axis_names(value)))
-            shared = {axis for other in self._values.values() if other is not value for axis in _axis_names(other)}
-            if name in self._given or not free or free & shared or free & set(dims):
+            free = axes[name]
+            if name in self._given or not free or any(counts[axis] > 1 for axis in free) or free & set(dims):
                 continue
             for node, index in value.uses():
                 axis, scores = _class_axis(node), node.inputs[0]
@@ -165,9 +178,9 @@ class Feeder:
         others = [name for name in given if name not in self._values and "/" not in name]
         if others:
             yield f"the feeds given hold {', '.join(map(repr, others[:5]))}, which are no inputs of the original"
-        chosen = {name: size for name, size in self._sizes.items() if name not in dims}
-        if chosen and not self._given:
-            text = ", ".join(f"{name}={size}" for name, size in chosen.items())
+        self.chosen = {} if self._given else {n: size for n, size in self._sizes.items() if n not in dims}
+        if self.chosen:
+            text = ", ".join(f"{name}={size}" for name, size in self.chosen.items())
             yield f"axes of unknown size were given one: {text} (--dim NAME=SIZE chooses)"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import Degrees
 from graphscale.checks.patterns import skip_ordering
 from graphscale.checks.running.private import Copy, Results, Runner, extract, find_unseeded
+from graphscale.checks.verification.closeness import compare_bits, compare_values, is_finite
 from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.checks.verification.verify_report import Arrays, Case, Difference
@@ -21,8 +22,10 @@ from graphscale.graph.values import uses_of
 __all__ = ["Bench"]
 
 # Below its normal numbers float16 rounds to multiples of 2**-24, and a gradient is a sum of many that were rounded so:
-# differences up to this are what the original loses without a scale. bfloat16 has the exponents of float32.
-UNDERFLOW = 2.0**-18
+# differences up to this are what the original loses without a scale. bfloat16 has the exponents of float32, whose
+# subnormal numbers are multiples of 2**-149.
+UNDERFLOW, FLOAT32_UNDERFLOW = 2.0**-18, 2.0**-130
+_SHAKES, _NOISE = 3, 4.0  # runs on feeds off by a rounding, and the factor of what these change
 # Sources of expectations.
 ORIGINAL, OLD = "as in the original", "as before the step"
 RULE, TELEMETRY = "by the rule of the loss scale", "from its gradients"
@@ -38,7 +41,7 @@ class Bench:
         gradients: the names of the gradients that can be told apart in both graphs, in the original.
         seeds: how many random operators without a seed were given one; None if some could not be.
         replaced: how many `IsAllFinite` were spelled out for the CPU.
-        last_was_finite: whether the last step of both graphs had finite gradients.
+        any_finite: whether a step of both graphs had finite gradients.
         lost: how far values may be off by what underflows in the original, where there is a tolerance.
     """
 
@@ -51,10 +54,11 @@ class Bench:
         self._quotients = quotients | {name: name for name in self.oracle.gradients if name not in quotients}
         self.gradients = tuple(self._raw)
         self.replaced = 0
-        self.last_was_finite = True
+        self.any_finite = False
         self.lost = UNDERFLOW if ir.DataType.FLOAT16 in pair.small else 0.0
         self._shown = [value.name or "" for value in pair.original.graph.outputs]
         self._shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        self._noises: dict[int, dict[str, float]] = {}
         copy = Copy(pair.original)
         copy.feed(pair.states)
         copy.show(self._raw)
@@ -84,41 +88,92 @@ class Bench:
         Raises:
             VerifyError: ONNX Runtime cannot run a graph.
         """
-        others = {"rule": self._evaluate_rule, "skip": self._evaluate_skip}
+        others = {"rule": self._evaluate_rule, "skip": self._evaluate_skip, "poison": self._evaluate_poison}
         return list(others.get(case.kind, self._evaluate_step)(case))
 
     def finite_gradients(self, feeds: Mapping[str, Any]) -> bool:
         """Return whether the original computes a finite loss and finite gradients."""
         outputs = self.original.run(feeds).outputs
         wanted = [outputs[name] for name in (*self.gradients, self.pair.analysis.loss.name) if name in outputs]
-        return _all_finite(wanted)
+        return all(map(is_finite, wanted))
 
     # --- one step of both -------------------------------------------------------------------------------------------
 
     def _evaluate_step(self, case: Case) -> Iterator[Difference]:
         expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
         gradients = self._unscaled(got)
-        finite = self.last_was_finite = _all_finite(gradients.values())
+        finite = all(map(is_finite, gradients.values()))
+        self.any_finite |= finite
+        yield from self._compare_step(case, expected, got, gradients, finite)
+        yield from self._evaluate_effects(case, got, finite, gradients)
+        exposed, loss = self.roles.scaled_loss, self.pair.analysis.loss.name or ""
+        if exposed is not None and loss in got.outputs:
+            with np.errstate(over="ignore"):
+                product = got.outputs[loss].astype(np.float32) * np.float32(case.feeds[self.roles.scale.name or ""])
+            wanted, name = product.astype(got.outputs[loss].dtype), exposed.name or ""
+            yield from compare_values(name, wanted, got.outputs[name], "loss times scale", case.tolerance)
+
+    def _compare_step(
+        self, case: Case, expected: Results, got: Results, gradients: Arrays, finite: bool
+    ) -> Iterator[Difference]:
+        """Compare outputs, gradients and next values with those of the original."""
         loss, states = self.pair.analysis.loss.name or "", self.pair.states
-        compare = functools.partial(_compare, source=ORIGINAL, tolerance=case.tolerance, lost=self.lost)
+        scale = float(np.ravel(case.feeds[self.roles.scale.name or ""])[0])
+        least = max(self.lost, FLOAT32_UNDERFLOW / min(1.0, scale))
+        noise = self._noise(case, expected) if self.pair.small else {}
+
+        def compare(name: str, wanted: Any, array: Any) -> Iterator[Difference]:
+            return compare_values(name, wanted, array, ORIGINAL, case.tolerance, max(least, noise.get(name, 0.0)))
+
         for name in self._shown:
             if name in got.outputs and name not in states.values() and (finite or name == loss):
                 yield from compare(name, expected.outputs[name], got.outputs[name])
         for name, array in gradients.items() if finite else ():
             if name in expected.outputs and name not in self._shown:
-                wanted = np.asarray(expected.outputs[name]).astype(array.dtype)
-                yield from compare(name, wanted, array)
+                yield from compare(name, np.asarray(expected.outputs[name]).astype(array.dtype), array)
         # A step that is applied though it is not finite writes what it computed, NaN or not.
         for name, output in states.items() if finite else ():
             new = expected.left[name] if output is None else expected.outputs[output]
             yield from compare(name, new, self._next(name, got))
+
+    def _noise(self, case: Case, expected: Results) -> dict[str, float]:
+        """Measure how far the original's values move if its feeds are off by one rounding of float16, by name."""
+        key = id(case.feeds.get(next(iter(self.original.required), ""), case.feeds))
+        if key in self._noises:
+            return self._noises[key]
+        random, moved = np.random.default_rng(0), dict[str, float]()
+        for _ in range(_SHAKES):
+            shaken = {
+                name: (array * (1 + 2.0**-11 * random.uniform(-1, 1, np.shape(array)))).astype(array.dtype)
+                if array.dtype.kind == "f"
+                else array
+                for name, array in case.feeds.items()
+            }
+            results = self.original.run(shaken)
+            for name, array in (*results.outputs.items(), *((n, results.left[n]) for n in self.pair.states)):
+                before = expected.outputs[name] if name in expected.outputs else expected.left[name]
+                with np.errstate(invalid="ignore", over="ignore"):
+                    off = np.abs(np.asarray(array, np.float64) - np.asarray(before, np.float64))
+                largest = float(np.max(off, initial=0.0, where=np.isfinite(off)))
+                moved[name] = max(moved.get(name, 0.0), _NOISE * largest)
+        for state, output in self.pair.states.items():
+            moved[state] = moved.get(output or state, 0.0)
+        self._noises[key] = moved
+        return moved
+
+    def _evaluate_poison(self, case: Case) -> Iterator[Difference]:
+        """Compare a step some of whose inputs are not finite: the file's own flag says whether it is applied."""
+        assert self.roles.all_finite is not None
+        expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
+        gradients, name = self._unscaled(got), self.roles.all_finite.name or ""
+        finite = bool(np.all(got.outputs[name]))
+        results = (*expected.outputs.values(), *(expected.left[s] for s, o in self.pair.states.items() if o is None))
+        if finite and not all(map(is_finite, gradients.values())):
+            yield Difference(name, np.asarray(False), got.outputs[name], "a gradient is not finite")
+        if not finite and all(map(is_finite, results)):
+            yield Difference(name, np.asarray(True), got.outputs[name], "all values of the original are finite")
+        yield from self._compare_step(case, expected, got, gradients, finite)
         yield from self._evaluate_effects(case, got, finite, gradients)
-        exposed = self.roles.scaled_loss
-        if exposed is not None and loss in got.outputs:
-            with np.errstate(over="ignore"):
-                product = got.outputs[loss].astype(np.float32) * np.float32(case.feeds[self.roles.scale.name or ""])
-            wanted, name = product.astype(got.outputs[loss].dtype), exposed.name or ""
-            yield from _compare(name, wanted, got.outputs[name], "loss times scale", case.tolerance)
 
     def _evaluate_effects(
         self, case: Case, got: Results, finite: bool, gradients: Mapping[str, Any]
@@ -126,11 +181,11 @@ class Bench:
         """Compare the state where a step is not applied, the state of the loss scale, and telemetry."""
         kept = self.pair.states.keys() if self.oracle.applies(case.feeds, finite) else self.pair.kept
         for name in self.pair.states.keys() - kept:
-            yield from _compare(name, np.asarray(case.feeds[name]), self._next(name, got), OLD)
+            yield from compare_bits(name, np.asarray(case.feeds[name]), self._next(name, got), OLD)
         for name, value in self.oracle.after(case.feeds, finite).items():
-            yield from _compare(f"{name}.next", value, self._next(name, got), RULE)
+            yield from compare_bits(f"{name}.next", value, self._next(name, got), RULE)
         for name, value in self.oracle.telemetry(finite, gradients):
-            yield from _compare(name, value, got.outputs[name], TELEMETRY, 0.0 if value.dtype.kind != "f" else 1e-6)
+            yield from compare_values(name, value, got.outputs[name], TELEMETRY, 1e-6)
 
     def _unscaled(self, got: Results) -> Arrays:
         return {name: got.outputs[shown] for name, shown in self._quotients.items() if shown in got.outputs}
@@ -173,7 +228,7 @@ class Bench:
         got = runner.run({**case.feeds, given: np.asarray(case.finite)}).outputs
         for role, value in self.oracle.rule_alone(case.feeds, case.finite).items():
             if role in names:  # else it has no next value, which the proof has found
-                yield from _compare(names[role], value, got[names[role]], RULE)
+                yield from compare_bits(names[role], value, got[names[role]], RULE)
 
     @functools.cached_property
     def _rule(self) -> tuple[Runner, str, dict[str, str]]:
@@ -221,10 +276,6 @@ class Bench:
         return raw, quotients
 
 
-def _all_finite(arrays: Iterable[np.ndarray[Any, Any]]) -> bool:
-    return all(np.isfinite(array.astype(np.float64)).all() for array in arrays)
-
-
 def _quotient(value: ir.Value, scale: ir.Value, times: bool = True) -> ir.Value | None:
     """Return a value divided by the scale; where the scale enters at the value itself, its product divided by it."""
     for node, index in uses_of(value):
@@ -236,31 +287,3 @@ def _quotient(value: ir.Value, scale: ir.Value, times: bool = True) -> ir.Value 
             if found is not None:
                 return found
     return None
-
-
-def _compare(
-    name: str,
-    expected: np.ndarray[Any, Any],
-    got: np.ndarray[Any, Any] | None,
-    source: str,
-    tolerance: float = 0.0,
-    lost: float = 0.0,
-) -> Iterator[Difference]:
-    if got is None:
-        return
-    expected, got = np.asarray(expected), np.asarray(got)
-    same = (expected.dtype, expected.shape) == (got.dtype, got.shape)
-    if same and tolerance and expected.dtype.kind not in "biu":
-        same = _close(expected.astype(np.float64), got.astype(np.float64), tolerance, lost)
-    elif same:
-        same = expected.tobytes() == got.tobytes()
-    if not same:
-        yield Difference(name, expected, got, source)
-
-
-def _close(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], tolerance: float, lost: float) -> bool:
-    finite = np.isfinite(expected)
-    if not np.array_equal(expected[~finite], got[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
-        return False
-    largest = np.abs(expected[finite]).max(initial=0.0)
-    return bool((np.abs(expected[finite] - got[finite]) <= tolerance * largest + lost).all())

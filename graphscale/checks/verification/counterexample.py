@@ -56,6 +56,6 @@ def load_case(path: str | os.PathLike[str]) -> Case:
     whole = case.kind != "skip" or (
         isinstance(case.gradient, str) and isinstance(case.position, int) and number is not None
     )
-    if case.kind not in ("step", "skip", "rule") or not whole or math.isnan(case.tolerance):
+    if case.kind not in ("step", "skip", "poison", "rule") or not whole or math.isnan(case.tolerance):
         raise ModelFileError(f"{path} is a damaged counterexample: it says {fields!r}")
     return case

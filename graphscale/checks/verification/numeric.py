@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -17,12 +18,18 @@ from graphscale.errors import VerifyError
 __all__ = ["Measurements", "measure", "replay"]
 
 POWERS = (1.0, 2.0**10, 2.0**15)
+WIDE_POWERS = (2.0**-10, 2.0**16, 2.0**17, 2.0**24, 2.0**40, 2.0**80, 2.0**120)
 HUGE = 2.0**126  # of two, and more than most backward passes take
-_MANY = 100  # gradients, from which on each is forced once, not in every way
+MAGNITUDES = (1e3, 1e-3)  # of the batches, beside 1
+# Gradients from which on each is forced once, not in every way, and the groups of as many inputs.
+_MANY, _GROUPS = 100, 16
 # Both graphs round to a small type; the unit of float16 is 2**-11. What underflows without a scale is lost in
 # the original alone.
 SMALL_TOLERANCE = 2.0**-7
 _KINDS = (math.nan, math.inf, -math.inf)
+
+# Called with a stage, the cases done and their number.
+Progress = Callable[[str, int, int], None]
 
 
 @dataclasses.dataclass
@@ -34,11 +41,13 @@ class Measurements:
     counterexample: Case | None = None
     differences: tuple[Difference, ...] = ()
     runs: int = 0
+    progress: Progress = lambda stage, done, total: None
 
-    def try_all(self, name: str, cases: Iterator[Case], bench: Bench, what: str) -> None:
+    def try_all(self, name: str, cases: Iterable[Case], bench: Bench, what: str) -> None:
         """Run cases until one goes wrong, and add a check."""
-        count = 0
-        for case in cases:
+        wanted, count = list(cases), 0
+        for case in wanted:
+            self.progress(name, count, len(wanted))
             count += 1
             found = bench.evaluate(case)
             if found:
@@ -49,8 +58,19 @@ class Measurements:
         self.checks.append(Check(name, HOLDS, f"{count} {what}") if count else Check(name, SKIPPED, "nothing to run"))
 
 
-def measure(found: Measurements, bench: Bench, feeder: Feeder, *, runs: int, tolerance: float, seed: int) -> None:
+def measure(
+    found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | None, *, runs: int, tolerance: float, seed: int
+) -> None:
     """Run both graphs.
+
+    Args:
+        found: gets the results.
+        bench: both graphs.
+        feeder: draws feeds.
+        others: draws feeds with other sizes of symbolic axes; None where there are none to choose.
+        runs: the number of random feeds.
+        tolerance: as for `verify`.
+        seed: of the random feeds.
 
     Raises:
         VerifyError: a graph cannot be run, or the original computes nothing finite on random feeds.
@@ -59,7 +79,9 @@ def measure(found: Measurements, bench: Bench, feeder: Feeder, *, runs: int, tol
     if bench.replaced:
         note = "IsAllFinite, which has no kernel for the CPU, was replaced by standard operators to run it"
         found.notes.append(note)
-    batches = _batches(bench, feeder, runs, np.random.default_rng(seed))
+    random = np.random.default_rng(seed)
+    batches = _batches(bench, feeder, runs, random)
+    further = [*_other_sizes(bench, others, random, found), *_other_magnitudes(bench, feeder, batches[0])]
     comparable = _settle_randomness(bench, batches[0], found)
     if bench.pair.small:
         tolerance = max(tolerance, SMALL_TOLERANCE)
@@ -67,8 +89,9 @@ def measure(found: Measurements, bench: Bench, feeder: Feeder, *, runs: int, tol
             f"the graph computes in a type smaller than float32: values are compared within {tolerance:g} of the "
             f"largest element of each tensor{f' and {bench.lost:.1g}, which may underflow' if bench.lost else ''}"
         )
-    _compare_values(bench, feeder, batches, tolerance, comparable, found)
+    _compare_values(bench, feeder, batches, further, tolerance, comparable, found)
     _force(bench, feeder, batches, found)
+    _poison(bench, feeder, batches[0], tolerance, comparable, found)
     _try_rule(bench, found)
     found.runs = bench.runs
     found.notes += _zeros(bench, batches)
@@ -111,6 +134,27 @@ def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generato
     raise VerifyError(f"the original could not be tried: {failure}; give real values with --feeds FILE.npz")
 
 
+def _other_sizes(bench: Bench, others: Feeder | None, random: np.random.Generator, found: Measurements) -> list[Arrays]:
+    """Draw a batch with other sizes of symbolic axes, if the original takes them."""
+    if others is None:
+        return []
+    try:
+        (batch,) = _batches(bench, others, 1, random)
+    except VerifyError as error:
+        found.notes.append(f"the original was run with one size of its symbolic axes alone: {error}")
+        return []
+    return [batch]
+
+
+def _other_magnitudes(bench: Bench, feeder: Feeder, batch: Arrays) -> Iterator[Arrays]:
+    """Yield the batch with larger and smaller numbers, where the original computes finite gradients of them."""
+    for factor in MAGNITUDES:
+        scaled = feeder.multiply(batch, factor)
+        with contextlib.suppress(VerifyError):
+            if scaled is not None and bench.finite_gradients(scaled):
+                yield scaled
+
+
 def _settle_randomness(bench: Bench, feeds: Arrays, found: Measurements) -> bool:
     """See whether the original gives the same twice, and say what follows; whether values can be compared."""
     if bench.seeds:
@@ -135,13 +179,21 @@ def _same(bench: Bench, feeds: Arrays) -> bool:
 
 
 def _compare_values(
-    bench: Bench, feeder: Feeder, batches: Sequence[Arrays], tolerance: float, comparable: bool, found: Measurements
+    bench: Bench,
+    feeder: Feeder,
+    batches: Sequence[Arrays],
+    further: Sequence[Arrays],
+    tolerance: float,
+    comparable: bool,
+    found: Measurements,
 ) -> None:
     name = "values as in the original"
     if not comparable:
         found.checks.append(Check(name, SKIPPED, "they change from run to run"))
         return
     scales: tuple[float, ...] = POWERS
+    rule = bench.oracle.rule
+    wide = tuple(scale for scale in WIDE_POWERS if scale >= (1.0 if rule is None else rule.min_loss_scale))
     own = bench.oracle.initial
     if math.frexp(own)[0] != 0.5 and tolerance:
         scales = (*scales, own)
@@ -150,27 +202,28 @@ def _compare_values(
             f"the scale {own:g} of the policy is no power of two: multiplying and dividing by it rounds, so that it is "
             "compared only within a --tolerance"
         )
-    tensors = len(bench.gradients) + len(bench.pair.states)
-    bits = f"within {tolerance:g}" if tolerance else "bit for bit"
-    numbers = ", ".join(f"{scale:g}" for scale in scales) + (", 8.5e+37" if bench.roles.all_finite is not None else "")
-    what = f"steps at scales {numbers}: {tensors} gradients and states {bits}"
+    is_checked = bench.roles.all_finite is not None
+    pairs = [*itertools.product(batches, scales), *itertools.product(further, POWERS[:2])]
+    # A step that overflows by the scale itself is skipped, where steps are skipped at all.
+    pairs += [(batches[0], scale) for scale in wide] if is_checked else []
+    starts = bench.oracle.starts()
 
     def cases() -> Iterator[Case]:
-        starts, any_finite = bench.oracle.starts(), False
-        for i, (batch, scale) in enumerate(itertools.product(batches, scales)):
+        for i, (batch, scale) in enumerate(pairs):
+            # Where a gradient overflows, the step is skipped, and a reset is no carried state.
+            feeds = feeder.without_resets(batch) if scale in WIDE_POWERS else batch
             start = bench.oracle.with_scale(starts[i % len(starts)], scale)
-            yield Case("step", {**batch, **start}, tolerance=tolerance)
-            any_finite |= bench.last_was_finite
-        if not any_finite:
-            raise VerifyError(
-                "the gradients overflow at every loss scale that was tried; give smaller --feeds FILE.npz"
-            )
-        # A step that overflows by the scale itself is skipped, where steps are skipped at all.
-        for i, start in enumerate(starts if bench.roles.all_finite is not None else ()):
+            yield Case("step", {**feeds, **start}, tolerance=tolerance)
+        for i, start in enumerate(starts if is_checked else ()):
             feeds = feeder.without_resets(batches[i % len(batches)])
             yield Case("step", {**feeds, **bench.oracle.with_scale(start, HUGE)}, tolerance=tolerance)
 
-    found.try_all(name, cases(), bench, what)
+    tensors = len(bench.gradients) + len(bench.pair.states)
+    bits = f"within {tolerance:g}" if tolerance else "bit for bit"
+    numbers = f"{', '.join(f'{scale:g}' for scale in scales)}{', 2**-10 to 2**126' if is_checked else ''}"
+    found.try_all(name, cases(), bench, f"steps at scales {numbers}: {tensors} gradients and states {bits}")
+    if not bench.any_finite:
+        raise VerifyError("the gradients overflow at every loss scale that was tried; give smaller --feeds FILE.npz")
 
 
 def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measurements) -> None:
@@ -201,6 +254,33 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
     kinds = "nan, inf or -inf" if many else "nan, inf and -inf"
     what = f"runs, {kinds} in each of {len(bench.gradients)} gradients: {states} states kept, scale lowered"
     found.try_all(name, cases(), bench, what)
+
+
+def _poison(
+    bench: Bench, feeder: Feeder, batch: Arrays, tolerance: float, comparable: bool, found: Measurements
+) -> None:
+    name = "an input that is not finite"
+    if bench.roles.all_finite is None or not comparable:
+        why = "a fixed loss scale is not checked" if comparable else "values change from run to run"
+        found.checks.append(Check(name, SKIPPED, why))
+        return
+    feeds = feeder.without_resets(batch)
+    inputs = [each for each, array in feeds.items() if array.dtype.kind == "f" and array.size]
+    groups = [inputs[i::_GROUPS] for i in range(_GROUPS)] if len(inputs) > _MANY else [[each] for each in inputs]
+
+    def cases() -> Iterator[Case]:
+        starts = itertools.cycle(bench.oracle.starts())
+        for (i, group), number in itertools.product(enumerate(groups), _KINDS):
+            poisoned = {each: feeds[each].copy() for each in group}
+            for array in poisoned.values():
+                array.reshape(-1)[(0, array.size // 2, array.size - 1)[i % 3]] = number
+            start = bench.oracle.with_scale(next(starts), POWERS[1])
+            case = Case("poison", {**feeds, **poisoned, **start}, tolerance=tolerance)
+            with contextlib.suppress(VerifyError):  # of the original: an index that follows from it is out of range
+                bench.original.run(case.feeds)
+                yield case
+
+    found.try_all(name, cases(), bench, f"runs, each of {len(inputs)} inputs with nan, inf and -inf")
 
 
 def _try_rule(bench: Bench, found: Measurements) -> None:

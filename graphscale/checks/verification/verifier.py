@@ -12,10 +12,10 @@ import numpy as np
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.roles.answers import Answers
-from graphscale.checks.running.random_feeds import Feeder
+from graphscale.checks.running.random_feeds import SIZE, Feeder
 from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.counterexample import load_case
-from graphscale.checks.verification.numeric import Measurements, measure
+from graphscale.checks.verification.numeric import Measurements, Progress, measure
 from graphscale.checks.verification.numeric import replay as replay_case
 from graphscale.checks.verification.pair import find_roles, open_pair
 from graphscale.checks.verification.static import prove_again
@@ -52,6 +52,7 @@ def verify(
     numeric: bool = False,
     trained: bool = False,
     replay: Case | str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
 ) -> VerifyReport:
     """Verify a scaled graph against the original: by translation validation, by proof, and by running both.
 
@@ -70,7 +71,7 @@ def verify(
         providers: execution providers, as for `onnxruntime.InferenceSession`; None for the CPU.
         seed: of the random feeds.
         feeds: arrays for inputs by name, or an .npz file of them, in place of random ones.
-        dims: sizes for symbolic axes, by name; without one, that of `feeds`, else 4.
+        dims: sizes for symbolic axes, by name; without one, that of `feeds`, else 4, and 7.
         loss: the name of the loss, as given to the scaling.
         place: `NODE:INDEX`, the input of a node where the scale enters, as given to the scaling (there: `seed`).
         gradients: names of gradients, as given to the scaling.
@@ -82,6 +83,7 @@ def verify(
         trained: carried state may begin at other values than in the original, within the range of the policy, as in a
             file that a session has exported.
         replay: a counterexample, or the file that holds it: run that alone.
+        progress: called with the name of a stage, the runs of it that are done, and their number.
 
     Raises:
         GraphscaleError: a file cannot be read, the graphs do not belong together, or one cannot be run.
@@ -101,7 +103,7 @@ def verify(
             )
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
     pair, translation = open_pair(original, scaled, Hints(loss, place, tuple(gradients or ()), updates, answers))
-    found = Measurements(notes=[*pair.notes])
+    found = Measurements(notes=[*pair.notes], progress=progress or (lambda stage, done, total: None))
     if case is None:
         found.checks += compare_translation(translation, pair, numeric=numeric, trained=trained)
     try:
@@ -116,10 +118,14 @@ def verify(
     else:
         found.checks += prove_again(pair, parts)
     if case is None and runs:
-        feeder = Feeder(pair.original, pair.states, pair.analysis.loss, given, dims or {})
+        drawn = (pair.original, pair.states, pair.analysis.loss, given, dims or {})
+        feeder, others = Feeder(*drawn), None
+        if feeder.chosen:
+            with contextlib.suppress(VerifyError):
+                others = Feeder(*drawn, size=SIZE + 3)
         try:
             with contextlib.closing(Bench(pair, parts, providers)) as bench:
-                measure(found, bench, feeder, runs=runs, tolerance=tolerance, seed=seed)
+                measure(found, bench, feeder, others, runs=runs, tolerance=tolerance, seed=seed)
         except VerifyError as error:
             if all(check.status in (HOLDS, SKIPPED) for check in found.checks):
                 raise

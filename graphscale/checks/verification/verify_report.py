@@ -48,7 +48,7 @@ class Case:
 
     Attributes:
         kind: "step": both graphs take a step on the same feeds; "skip": a gradient is forced to be non-finite;
-            "rule": the update rule of the loss scale alone.
+            "poison": an input is not finite; "rule": the update rule of the loss scale alone.
         feeds: what is fed, to the original what it knows of it; the state of the loss scale is among it.
         gradient: for "skip", the name of the gradient in the original.
         number: for "skip", what is put into it: nan, inf or -inf.
