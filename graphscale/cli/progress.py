@@ -1,9 +1,10 @@
-"""A training run in the terminal: the bar while it goes on, and the table of its results."""
+"""Bars in the terminal while a training run or a check goes on, and the table of a run's results."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -11,7 +12,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from graphscale.cli.show import make_table
 from graphscale.training.record import StepRecord
 
-__all__ = ["Tally", "show_table"]
+__all__ = ["Tally", "show_table", "stage_bar"]
+
+
+@contextlib.contextmanager
+def stage_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar on stderr, in a terminal alone, while a long check runs.
+
+    Yields:
+        a function of the stage, of its runs that are done, and of their number.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=18), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("reading", total=None)
+
+        def show(stage: str, done: int, total: int) -> None:
+            progress.update(bar, description=stage, completed=done, total=total or None)
+
+        yield show
 
 
 class Tally:

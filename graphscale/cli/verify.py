@@ -26,6 +26,7 @@ from graphscale.cli.options import (
     parse_updates,
     read_roles,
 )
+from graphscale.cli.progress import stage_bar
 from graphscale.cli.show import print_json, print_table, say
 from graphscale.files import writing
 
@@ -80,26 +81,28 @@ def verify(
     from graphscale.checks.verification import verify as verify_graphs
     from graphscale.checks.verification.counterexample import save_case
 
-    report = verify_graphs(
-        original,
-        scaled,
-        runs=runs,
-        tolerance=tolerance,
-        providers=None if providers is None else [name.strip() for name in providers.split(",")],
-        seed=seed,
-        feeds=feeds,
-        dims=parse_dims(dim),
-        loss=loss,
-        place=place,
-        gradients=gradient,
-        updates=parse_updates(update),
-        roles=read_roles(roles),
-        keep=keep,
-        force_roles=force_roles,
-        numeric=numeric,
-        trained=trained,
-        replay=replay,
-    )
+    with stage_bar() as progress:
+        report = verify_graphs(
+            original,
+            scaled,
+            runs=runs,
+            tolerance=tolerance,
+            providers=None if providers is None else [name.strip() for name in providers.split(",")],
+            seed=seed,
+            feeds=feeds,
+            dims=parse_dims(dim),
+            loss=loss,
+            place=place,
+            gradients=gradient,
+            updates=parse_updates(update),
+            roles=read_roles(roles),
+            keep=keep,
+            force_roles=force_roles,
+            numeric=numeric,
+            trained=trained,
+            replay=replay,
+            progress=progress,
+        )
     command = None
     if report.counterexample is not None:
         case = replay

@@ -102,8 +102,10 @@ def verify(
                 "artifact folder work on one state, and are proved as they are scaled)"
             )
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
+    progress = progress or (lambda stage, done, total: None)
+    progress("scaling the original again", 0, 0)
     pair, translation = open_pair(original, scaled, Hints(loss, place, tuple(gradients or ()), updates, answers))
-    found = Measurements(notes=[*pair.notes], progress=progress or (lambda stage, done, total: None))
+    found = Measurements(notes=[*pair.notes], progress=progress)
     if case is None:
         found.checks += compare_translation(translation, pair, numeric=numeric, trained=trained)
     try:
@@ -116,6 +118,7 @@ def verify(
         with contextlib.closing(Bench(pair, parts, providers)) as bench:
             replay_case(found, bench, case)
     else:
+        progress("proving the scaled graph", 0, 0)
         found.checks += prove_again(pair, parts)
     if case is None and runs:
         drawn = (pair.original, pair.states, pair.analysis.loss, given, dims or {})
