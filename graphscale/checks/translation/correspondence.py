@@ -46,6 +46,7 @@ class Correspondence:
     differences: list[str] = dataclasses.field(default_factory=list)
     starts: dict[str, str] = dataclasses.field(default_factory=dict)
     _pending: deque[tuple[ir.Value | None, ir.Value | None, str]] = dataclasses.field(default_factory=deque)
+    _known: set[tuple[str | None, tuple[str, str, str]]] = dataclasses.field(default_factory=set)
     _scopes: list[tuple[Graph, Graph, str]] = dataclasses.field(default_factory=list)
 
     def compare(self, found: Graph, expected: Graph, where: str = "the graph", named: bool = True) -> None:
@@ -57,6 +58,7 @@ class Correspondence:
             where: the graph, for messages.
             named: whether inputs and outputs have the same names in both.
         """
+        self._known = {(node.name, _identifier(node)) for node in expected.all_nodes()}
         self._enter(found, expected, where, named)
         self._walk()
         for scope in self._scopes:  # grows, as leftovers have bodies of their own
@@ -129,7 +131,7 @@ class Correspondence:
         other = f"{expected.name!r}" if origin is None else f"{op_name(origin)} {node_name(origin)!r}"
         if wanted is not None:
             other = f"{wanted.name!r}"
-        if found in self.values:
+        if found in self.values or (node is not None and (node.name, _identifier(node)) in self._known):
             return f"{reader} is {found.name!r}, and should be {other}"
         what = f"value {found.name!r}" if node is None else f"node {node_name(node)!r} ({op_name(node)})"
         return f"{what} is neither the original's nor an inserted piece: {reader} should come from {other}"

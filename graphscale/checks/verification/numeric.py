@@ -220,7 +220,7 @@ def _compare_values(
 
     tensors = len(bench.gradients) + len(bench.pair.states)
     bits = f"within {tolerance:g}" if tolerance else "bit for bit"
-    numbers = f"{', '.join(f'{scale:g}' for scale in scales)}{', 2**-10 to 2**126' if is_checked else ''}"
+    numbers = f"{', '.join(f'{scale:g}' for scale in scales)}{f', {wide[0]:g} to 2**126' if is_checked else ''}"
     found.try_all(name, cases(), bench, f"steps at scales {numbers}: {tensors} gradients and states {bits}")
     if not bench.any_finite:
         raise VerifyError("the gradients overflow at every loss scale that was tried; give smaller --feeds FILE.npz")

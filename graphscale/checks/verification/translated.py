@@ -24,7 +24,7 @@ def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, 
         numeric: whether nodes that differ are no failure.
         trained: whether carried state may begin at other values, within the range of the policy.
     """
-    graph = Check("every node the original's or an inserted piece", HOLDS, f"{translation.nodes} nodes", True)
+    graph = Check("translation", HOLDS, f"{translation.nodes} nodes, each the original's or an inserted piece", True)
     if translation.graph:
         status, detail = (SKIPPED, "numbers alone were asked for") if numeric else (UNPROVED, _join(translation.graph))
         graph = Check(graph.name, status, detail, True)
