@@ -6,10 +6,13 @@ it and exits with code 2.
 
 from __future__ import annotations
 
+_LONGEST = 1000  # characters of a text that came from below, or from a file
+
 
 def one_line(error: object) -> str:
-    """Return the text of an error from below without its line breaks."""
-    return " ".join(str(error).split())
+    """Return the text of an error from below, or of a file, without line breaks, and cut where it is very long."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 class GraphscaleError(Exception):

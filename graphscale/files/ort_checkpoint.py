@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -163,7 +164,10 @@ def _group(group: Any) -> tuple[str, OptimizerGroup]:
         state.ParamName().decode(): dict(map(_tensor, _items(state, "Momentums")))
         for state in _items(group, "OptimizerStates")
     }
-    return group.GroupName().decode(), OptimizerGroup(group.Step(), group.InitialLearningRate(), moments)
+    step, rate = group.Step(), group.InitialLearningRate()
+    if step < 0 or not math.isfinite(rate):
+        raise ValueError(f"an optimizer's step {step}, its learning rate {rate}")
+    return group.GroupName().decode(), OptimizerGroup(step, rate, moments)
 
 
 def _properties(bag: Any) -> dict[str, int | float | str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import zipfile
 import zlib
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.errors import GraphscaleError, ModelFileError
-from graphscale.files import writing
+from graphscale.errors import GraphscaleError, ModelFileError, one_line
+from graphscale.files import checksum, writing
 
 __all__ = ["ARRAY_DTYPES", "Arrays", "read_npz", "read_safetensors", "write_safetensors"]
 
@@ -32,18 +33,21 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, st
         the arrays by name, which cannot be written to, and the file's metadata.
 
     Raises:
-        ModelFileError: the file is missing, truncated, or of another format.
+        ModelFileError: the file is missing, truncated, of another format, or not what its checksum says.
     """
     from safetensors import SafetensorError, deserialize, safe_open
 
     try:
-        found: list[tuple[str, dict[str, Any]]] = deserialize(Path(path).read_bytes())  # type: ignore[no-untyped-call]
+        data = Path(path).read_bytes()
+        found: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise ModelFileError(f"{path} is damaged, truncated, or no safetensors file: {error}") from error
+        raise ModelFileError(f"{path} is damaged, truncated, or no safetensors file: {one_line(error)}") from error
+    if checksum.KEY in metadata and not checksum.is_intact(data):
+        raise ModelFileError(f"{path} is damaged: its content has changed since its checksum was computed")
     arrays = {}
     for name, entry in found:
         if entry["dtype"] not in _DTYPES:
@@ -55,7 +59,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, st
 def write_safetensors(
     path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str]
 ) -> None:
-    """Write a safetensors file atomically: an existing file is replaced only by a complete one, which is on the disk.
+    """Write a safetensors file with a checksum, atomically: an existing one is replaced by a complete one on the disk.
 
     Raises:
         OutputError: the file cannot be written; an existing one is as it was.
@@ -66,9 +70,11 @@ def write_safetensors(
     whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with writing.write_file(path) as temporary:
         try:
-            save_file(whole, temporary, dict(metadata))
+            save_file(whole, temporary, {**metadata, checksum.KEY: checksum.BLANK})
         except SafetensorError as error:
             raise OSError(str(error)) from error
+        with temporary.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+            checksum.seal(view)
 
 
 def read_npz(path: str | os.PathLike[str], kind: type[GraphscaleError] = ModelFileError) -> Arrays:

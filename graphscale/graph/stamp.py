@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import AlreadyScaledError, ModelFileError
@@ -18,6 +20,16 @@ __all__ = ["ROLES_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
 ROLES_KEY = "graphscale.roles"
 
 _VERSION = "graphscale.version"
+_COUNTS = (
+    "good_steps",
+    "hysteresis_left",
+    "bad_steps",
+    "steps",
+    "skipped_steps",
+    "consecutive_skips",
+    "last_skip_step",
+)
+_MOST = 2**53  # far from where a count of whole numbers overflows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +70,20 @@ class Stamp:
         for entry in self.report.get("roles", ()):
             if isinstance(entry, dict) and (entry.get("name"), entry.get("kind")) == (name, "input"):
                 return f"{entry.get('role')}: {entry.get('evidence')}"
+        return None
+
+    def find_wrong_number(self, state: Mapping[str, Any]) -> str | None:
+        """Return the fault of the loss scale or of a count in carried state, `{name: array}`, or None."""
+        for role, name in self.names.items():
+            if name not in state or role not in ("loss_scale", *_COUNTS):
+                continue
+            array = np.asarray(state[name])
+            number = float(array.item()) if array.size == 1 else math.nan
+            if role == "loss_scale" and not 0 < number < math.inf:
+                return f"the loss scale {name!r} is {number:g}; it must be finite and above 0"
+            least = -1 if role == "good_steps" and self.policy["config"].get("growth_delay") == "first" else 0
+            if role in _COUNTS and not (least <= number <= _MOST and number.is_integer()):
+                return f"the count {name!r} is {number:.17g}; it must be a whole number from {least} to 2**53"
         return None
 
     def write(self, model: ir.Model) -> None:

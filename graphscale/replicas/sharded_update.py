@@ -41,7 +41,7 @@ class ShardedUpdate(WholeUpdate):
 
     def __init__(self, setup: ReplicaSetup) -> None:
         replicas, halves, state = setup.replicas, setup.halves, setup.state
-        self._replicas = replicas
+        self._replicas, self._stamp = replicas, halves.stamp
         graph, name, rank = halves.update.graph, "the step", replicas.rank
         if halves.stamp.telemetry:
             raise SplitError(f"{name} cannot be sharded: its telemetry looks at all gradients; scale it without")
@@ -84,7 +84,9 @@ class ShardedUpdate(WholeUpdate):
         self.session = Session(self._parts.last, setup.providers, setup.options, zeros)
         self.inputs = specs_of(graph, halves.states, carried=False)
         self.output_names = tuple(value.name or "" for value in graph.outputs)
-        self._first = first_values(self.specs, graph.initializers, state or {}) if replicas.is_first else {}
+        self._first = (
+            first_values(self.specs, graph.initializers, state or {}, halves.stamp) if replicas.is_first else {}
+        )
 
     def buffer(self, name: str) -> Any:
         """Return the value of ONNX Runtime that holds state: a gathered one, or one of this replica's session."""

@@ -74,7 +74,7 @@ class WholeUpdate:
     """
 
     def __init__(self, setup: ReplicaSetup) -> None:
-        self._replicas, halves = setup.replicas, setup.halves
+        self._replicas, self._stamp, halves = setup.replicas, setup.halves.stamp, setup.halves
         buckets = lay_out(halves.groups, setup.nbytes)
         self.arena = Arena(halves.gradients, buckets)
         memory = self.arena.buckets
@@ -106,9 +106,9 @@ class WholeUpdate:
         """Return all state as arrays that fit.
 
         Raises:
-            SessionError: one is missing, unknown, or does not fit.
+            SessionError: one is missing, unknown, or does not fit; the loss scale or a count is none.
         """
-        return check_state(self.specs, state, source)
+        return check_state(self.specs, state, source, self._stamp)
 
     def write(self, state: Arrays) -> None:
         """Give the state of rank 0 to all."""

@@ -8,7 +8,7 @@ the session of ONNX Runtime, whose buffer is this one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import SessionError, one_line
+from graphscale.graph.stamp import Stamp
 from graphscale.session.interface import InputSpec, to_native
 
 __all__ = ["CarriedState", "Device", "check_state", "first_values", "read_values"]
@@ -123,7 +124,7 @@ def first_values(
     specs: Mapping[str, InputSpec],
     initializers: Mapping[str, ir.Value],
     given: Mapping[str, Any],
-    role_of: Callable[[str], str | None] = lambda name: None,
+    stamp: Stamp,
 ) -> Arrays:
     """Return the first values of all state: those given, else the initializers.
 
@@ -131,34 +132,37 @@ def first_values(
         specs: all state by name.
         initializers: those of the graph.
         given: first values by name.
-        role_of: returns the role of an input that is no state, for messages.
+        stamp: that of the graph.
 
     Raises:
-        SessionError: one is neither, is not carried, or does not fit.
+        SessionError: one is neither, is not carried, or does not fit; the loss scale or a count is none.
     """
     for name in given if isinstance(given, Mapping) else ():
-        role = role_of(name) if name not in specs else None
+        role = stamp.role_of(name) if name not in specs else None
         if role is not None:
             raise SessionError(
                 f"the state given: {name!r} is not carried by this graph, its role is {role}; feed it with each step, "
                 f"or scale the step again and name its next value: --update OUT={name}"
             )
-    arrays = check_state(specs, given, "the state given", complete=False)
+    arrays = check_state(specs, given, "the state given", stamp, complete=False)
     missing = [name for name in specs if name not in arrays and name not in initializers]
     if missing:
         raise SessionError(
             f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state"
         )
-    return {name: arrays[name] if name in arrays else read_values(initializers[name]) for name in specs}
+    first = {name: arrays[name] if name in arrays else read_values(initializers[name]) for name in specs}
+    if (fault := stamp.find_wrong_number(first)) is not None:
+        raise SessionError(f"the values in the model: {fault}")
+    return first
 
 
 def check_state(
-    specs: Mapping[str, InputSpec], values: Mapping[str, Any], source: str, *, complete: bool = True
+    specs: Mapping[str, InputSpec], values: Mapping[str, Any], source: str, stamp: Stamp, *, complete: bool = True
 ) -> Arrays:
     """Return the values of state as arrays, which need not be `complete`; messages name their source.
 
     Raises:
-        SessionError: a state is missing, is not carried, or does not fit.
+        SessionError: a state is missing, is not carried, or does not fit; the loss scale or a count is none.
     """
     if not isinstance(values, Mapping):
         raise SessionError(f"{source} must map names to arrays; got a {type(values).__name__}")
@@ -177,6 +181,8 @@ def check_state(
     missing = [name for name in specs if name not in arrays]
     if missing and complete:
         raise SessionError(f"{source} lacks the state {missing[0]!r}; it is of another graph")
+    if (fault := stamp.find_wrong_number(arrays)) is not None:
+        raise SessionError(f"{source}: {fault}")
     return arrays
 
 

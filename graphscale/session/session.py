@@ -88,7 +88,7 @@ class Session:
         initializers = source.graph.initializers
         carried = {value.name: value for value in (*initializers.values(), *source.graph.inputs)}
         specs = {name: InputSpec.of(carried[name]) for name in (*outputs, *written)}
-        first = first_values(specs, initializers, state or {}, self.stamp.role_of)
+        first = first_values(specs, initializers, state or {}, self.stamp)
         device = choose_device(providers)
         in_place = [name for name in first if name not in outputs]
         # A session takes no buffer of a GPU for an initializer; what is fed there is written in place just as well.
@@ -271,7 +271,7 @@ class Session:
         self.close()
 
     def _write(self, state: Mapping[str, Any], source: str) -> None:
-        arrays = check_state(self._carried.specs, state, source)
+        arrays = check_state(self._carried.specs, state, source, self.stamp)
         self._torn = True  # until all is written, whatever interrupts it
         self._carried.write(arrays)
         self._torn = False

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.errors import ModelFileError, SessionError
-from graphscale.files import model_files
+from graphscale.errors import ModelFileError, SessionError, one_line
+from graphscale.files import checksum, model_files
 from graphscale.files.tensor_files import read_safetensors, write_safetensors
 from graphscale.graph.stamp import Stamp
 
 __all__ = ["copy_without_state", "drop_state", "export_step", "read_state_file", "write_state_file"]
 
-_FORMAT, _STATE = "graphscale.format", "state/1"
+_FORMAT, _STATE = "graphscale.format", "state/2"
+_WITHOUT_CHECKSUM = "state/1"
 _LARGE = 2**24  # bytes
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -58,29 +59,35 @@ def read_state_file(path: str | os.PathLike[str], stamp: Stamp, interface: str) 
         the state, and the extra texts.
 
     Raises:
-        SessionError: it is missing, truncated, no state file, or one of another graph or policy.
+        SessionError: it is missing, damaged, no state file, or one of another graph or policy.
     """
     try:
         state, metadata = read_safetensors(path)
     except ModelFileError as error:
         raise SessionError(str(error)) from error
-    if metadata.get(_FORMAT) != _STATE:
+    kind = metadata.get(_FORMAT)
+    if kind not in (_STATE, _WITHOUT_CHECKSUM):
         raise SessionError(f"{path} is no state file of a graphscale session; write one with Session.save_state")
+    if kind == _STATE and checksum.KEY not in metadata:
+        raise SessionError(
+            f"{path} has lost its checksum: it is damaged, or not the file that Session.save_state wrote"
+        )
     target, policy = metadata.get("graphscale.target"), json.dumps(stamp.policy, sort_keys=True)
     if target != stamp.target:
         raise SessionError(
-            f"{path} is the state of a graph for target {target!r}, and this graph is for {stamp.target!r}"
+            f"{path} is the state of a graph for target {one_line(target)!r}, and this graph is for {stamp.target!r}"
         )
     if metadata.get("graphscale.interface") != interface:
         raise SessionError(f"{path} is the state of another graph: its inputs and outputs are not those of this one")
     if metadata.get("graphscale.policy") != policy:
         raise SessionError(
-            f"{path} was saved with the loss scale {metadata.get('graphscale.policy')}, and this graph has {policy}"
+            f"{path} was saved with the loss scale {one_line(metadata.get('graphscale.policy'))}, and this graph has "
+            f"{policy}"
         )
     try:
         extra = json.loads(metadata.get("graphscale.extra", "{}"))
-    except ValueError as error:
-        raise SessionError(f"{path}: its extra texts are damaged: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise SessionError(f"{path}: its extra texts are damaged: {one_line(error)}") from error
     if not isinstance(extra, dict) or not all(isinstance(text, str) for text in extra.values()):
         raise SessionError(f"{path}: its extra texts are damaged")
     return state, extra

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from graphscale.errors import GraphscaleError, OutputError, TrainingError
+from graphscale.errors import GraphscaleError, OutputError, TrainingError, one_line
 from graphscale.training.data import Arrays, load_arrays
 from graphscale.training.step_session import StepSession
 
@@ -23,6 +23,7 @@ _TEMPORARY = ".graphscale-*.tmp"  # the rest of a checkpoint whose process was k
 _LOCK = ".lock"
 _KEY = "graphscale.train"
 _HASH = "sha256:"
+_SHOWN = 200  # characters of a value
 
 T = TypeVar("T")
 
@@ -40,6 +41,33 @@ class Position:
     steps: int = 0
     applied: int = 0
     metrics_bytes: int | None = None
+
+    @classmethod
+    def read(cls, noted: Mapping[str, Any]) -> Position:
+        """Return the position that a checkpoint notes.
+
+        Raises:
+            KeyError, TypeError: one of its fields is missing, or unknown.
+        """
+        return cls(**{field.name: noted[field.name] for field in dataclasses.fields(cls)} | dict(noted))
+
+    def find_fault(self, path: Path) -> str | None:
+        """Return the reason why this is not the position of the checkpoint of that name, or None."""
+        for name, value in vars(self).items():
+            if type(value) is not int and (name, value) != ("metrics_bytes", None):
+                return f"its {name} is {_shown(value)}; it must be a whole number"
+            if value is not None and not 0 <= value < 2**63:
+                return f"its {name} is {_shown(value)}; it must be from 0 to 2**63 - 1"
+        if self.applied > self.steps:
+            return f"it has {self.applied} applied steps of {self.steps}"
+        if path.name != self.file_name:
+            return f"it is of step {self.steps}, whose checkpoint is {self.file_name}; give it its name again"
+        return None
+
+    @property
+    def file_name(self) -> str:
+        """The name of its checkpoint."""
+        return f"step-{self.steps:08d}.safetensors"
 
 
 class Checkpoints:
@@ -114,9 +142,11 @@ class Checkpoints:
         path = self.all()[-1]
         try:
             noted = json.loads(extra[_KEY])
-            position, settings = Position(**noted["position"]), dict(noted["settings"])
-        except (KeyError, TypeError, ValueError) as error:
+            position, settings = Position.read(noted["position"]), dict(noted["settings"].items())
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise TrainingError(f"cannot resume from {path}: graphscale train has not written it") from error
+        if (fault := position.find_fault(path)) is not None:
+            raise TrainingError(f"cannot resume from {path}: {fault}")
         if differing := list(_differences(settings, json.loads(json.dumps(self.settings)))):
             raise TrainingError(
                 f"cannot resume from {path}, the run would be another: {'; '.join(differing)}. Give what it had, or "
@@ -148,7 +178,7 @@ class Checkpoints:
         Raises:
             SessionError, OutputError: it cannot be written; those that are there stay.
         """
-        path = self.folder / f"step-{position.steps:08d}.safetensors"
+        path = self.folder / position.file_name
         noted = {"position": dataclasses.asdict(position), "settings": self.settings}
         session.save_state(path, extra={_KEY: json.dumps(noted)})
         for old in self.all()[: -self._keep]:
@@ -185,4 +215,9 @@ def _differences(before: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator
         if old != new:
             hidden = any(isinstance(value, str) and value.startswith(_HASH) for value in (old, new))
             old, new = ("not given" if value is None else value for value in (old, new))
-            yield f"{name} is another" if hidden else f"{name} was {old}, is {new}"
+            yield f"{_shown(name)} is another" if hidden else f"{_shown(name)} was {_shown(old)}, is {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    text = f"a {type(value).__name__}" if isinstance(value, list | dict) else one_line(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

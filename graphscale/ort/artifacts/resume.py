@@ -53,7 +53,8 @@ def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLi
         checkpoint: a checkpoint of the same model, scaled or not.
 
     Raises:
-        ModelFileError: the folder is not scaled, or the checkpoint is damaged or of another model.
+        ModelFileError: the folder is not scaled, or the checkpoint is damaged, of another model, or its loss scale
+            or a count is none.
         OutputError: the folder cannot be written.
     """
     path = Path(folder, TRAINING_MODEL)
@@ -70,6 +71,8 @@ def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLi
     missing += [name for name in expected.frozen if name not in found.frozen and name not in states]
     if missing:
         raise ModelFileError(f"{checkpoint} lacks the parameter {missing[0]!r} of {path}; it is of another model")
+    if (fault := stamp.find_wrong_number(found.frozen)) is not None:
+        raise ModelFileError(f"{checkpoint}: {fault}")
     complete = with_states(found, states)
     written = Path(folder, CHECKPOINT)
     write_checkpoint(written, complete)

@@ -12,7 +12,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import ModelFileError, OutputError
-from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
+from graphscale.files.ort_checkpoint import OptimizerGroup, read_checkpoint, write_checkpoint
 from graphscale.ort.artifacts import resume_artifacts
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
 from graphscale.ort.artifacts.strip_folder import strip_artifacts
@@ -90,6 +90,35 @@ def test_checkpoints_that_do_not_fit_are_refused(scaled: Scaled, tmp_path: Path)
         with pytest.raises(ModelFileError, match=words):
             resume_artifacts(folder, path)
         assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("current_loss_scale", np.nan, "the loss scale 'current_loss_scale' is nan; it must be finite and above 0"),
+        ("current_loss_scale", 0, "is 0; it must"),
+        ("good_steps", 0.5, "the count 'good_steps' is 0.5; it must be a whole number from 0"),
+        ("good_steps", -1, "is -1; it must"),
+    ],
+)
+def test_a_state_of_the_loss_scale_that_is_none(
+    name: str, value: float, words: str, scaled: Scaled, tmp_path: Path
+) -> None:
+    folder = scaled(NAME)
+    checkpoint = read_checkpoint(folder / "checkpoint")
+    checkpoint.frozen[name] = np.float32(value)
+    write_checkpoint(tmp_path / "forged", checkpoint)
+    with pytest.raises(ModelFileError, match=words):
+        resume_artifacts(folder, tmp_path / "forged")
+
+
+@pytest.mark.parametrize(("step", "rate"), [(-1, 0.001), (3, np.nan), (3, np.inf)])
+def test_an_optimizer_that_cannot_be(step: int, rate: float, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(FOLDERS / NAME / "checkpoint")
+    checkpoint.groups["group0"] = OptimizerGroup(step, rate, {})
+    write_checkpoint(tmp_path / "forged", checkpoint)
+    with pytest.raises(ModelFileError, match=f"forged is a damaged checkpoint.*step {step}, its learning rate {rate}"):
+        read_checkpoint(tmp_path / "forged")
 
 
 def test_folders_without_a_loss_scale_are_refused(tmp_path: Path) -> None:
