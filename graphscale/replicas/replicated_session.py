@@ -23,6 +23,7 @@ from graphscale.replicas.halves import REPLICAS_FINITE
 from graphscale.replicas.sharded_update import ShardedUpdate
 from graphscale.replicas.splitting import Halves, cut_halves, open_step
 from graphscale.replicas.whole_update import ReplicaSetup, WholeUpdate
+from graphscale.session.access import Access, Uncopyable
 from graphscale.session.interface import InputSpec, check_names, convert_feed, fingerprint
 from graphscale.session.loading import make_quiet_options
 from graphscale.session.result import StepResult
@@ -36,7 +37,7 @@ __all__ = ["ReplicatedSession"]
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-class ReplicatedSession:
+class ReplicatedSession(Uncopyable):
     """A training session of one replica among several: the same step, on each a share of the batch.
 
     Each replica computes the gradients of its share of the batch. Their mean over all replicas is taken by
@@ -47,7 +48,8 @@ class ReplicatedSession:
 
     All methods but the properties are collective: every replica calls them, in the same order. An error on one replica
     is raised on all, with its rank. A replica that dies or does not answer ends all, with one line that says so; so
-    does an exception that leaves a `with` block on one replica.
+    does an exception that leaves a `with` block on one replica. One thread at a time may use it, since the order
+    of calls is common; a forked process cannot, and it cannot be copied or pickled.
 
     Args:
         step: a scaled step with its optimizer inside: a path, what `scale` returned, or a model.
@@ -90,6 +92,7 @@ class ReplicatedSession:
         replicas: int | None = None,
         timeout: float = 300.0,
     ) -> None:
+        self._access = Access(waits=False)
         self._replicas = Replicas(comm, timeout)
         self._wants_stop = False
         self.stopping = False
@@ -176,6 +179,10 @@ class ReplicatedSession:
             ReplicaError: a feed of one replica is missing, unknown, or does not fit, the step cannot run there, or
                 what the update reads differs between replicas. No state has changed.
         """
+        with self._access:
+            return self._step(feeds, fetch)
+
+    def _step(self, feeds: Mapping[str, Any], fetch: Sequence[str] | None) -> StepResult:
         self._open()
         error: BaseException | None = None
         values: dict[str, Any] = {}
@@ -212,8 +219,9 @@ class ReplicatedSession:
 
     def state_dict(self) -> Arrays:
         """Return copies of all carried state; see `Session.state_dict`. It is the same on all replicas."""
-        self._open()
-        return self._update.read()
+        with self._access:
+            self._open()
+            return self._update.read()
 
     def load_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
         """Replace all carried state on all replicas by what rank 0 is given; that of others is not looked at.
@@ -228,10 +236,11 @@ class ReplicatedSession:
 
         The file is one of the whole step: it can be loaded with any number of replicas, and by a `Session`.
         """
-        state = self.state_dict()
-        self._write_first(
-            lambda: write_state_file(path, state, self.stamp, self._interface, extra), "writing the state"
-        )
+        with self._access:
+            state = self.state_dict()
+            self._write_first(
+                lambda: write_state_file(path, state, self.stamp, self._interface, extra), "writing the state"
+            )
 
     def load_state(self, path: str | os.PathLike[str]) -> dict[str, str]:
         """Let rank 0 read all carried state from a file that `save_state` wrote, here or of a `Session`.
@@ -246,13 +255,15 @@ class ReplicatedSession:
             extra.update(texts)
             return state
 
-        self._load(read, os.fspath(path))
-        return json.loads(self._replicas.exchange(json.dumps(extra), "reading the state")[0])  # type: ignore[no-any-return]
+        with self._access:
+            self._load(read, os.fspath(path))
+            return json.loads(self._replicas.exchange(json.dumps(extra), "reading the state")[0])  # type: ignore[no-any-return]
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Let rank 0 write the whole step with the present state in it; see `Session.export`."""
-        state = self.state_dict()
-        self._write_first(lambda: export_step(self._model, state, path), "writing the step")
+        with self._access:
+            state = self.state_dict()
+            self._write_first(lambda: export_step(self._model, state, path), "writing the step")
 
     def ask_to_stop(self) -> None:
         """Let `stopping` be true on all replicas after the next step, for a loop that all are to leave at once.
@@ -263,11 +274,14 @@ class ReplicatedSession:
 
     def close(self) -> None:
         """Free the sessions, all buffers and the communicator."""
-        if not self._closed:
-            self._closed = True
-            self._update.reduction.close()
-            self._update.session.close()
-            self._replicas.close()
+        if not self._access.is_here:
+            return  # the communicator is that of another process
+        with self._access:
+            if not self._closed:
+                self._closed = True
+                self._update.reduction.close()
+                self._update.session.close()
+                self._replicas.close()
 
     def _apply(
         self, values: dict[str, Any], common: dict[str, Any], finite: bool, wanted: tuple[str, ...]
@@ -294,13 +308,14 @@ class ReplicatedSession:
 
     def _load(self, read: Callable[[], Mapping[str, Any]], source: str) -> None:
         """Let rank 0 read state, check it, and give it to all."""
-        self._open()
 
         def checked() -> Arrays:
             return self._update.check(read(), source) if self._replicas.is_first else {}
 
-        found = self._replicas.agreed(checked, "reading the state")
-        self._update.write(found)
+        with self._access:
+            self._open()
+            found = self._replicas.agreed(checked, "reading the state")
+            self._update.write(found)
 
     def _write_first(self, write: Callable[[], None], what: str) -> None:
         """Let rank 0 write a file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from graphscale.errors import SessionError
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import read_stamp
 from graphscale.pipeline import ScaledModel
+from graphscale.session.access import Access, Uncopyable
 from graphscale.session.carried import CarriedState, check_state, first_values, read_values
 from graphscale.session.fence import is_inserted
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
@@ -37,7 +39,7 @@ _STATUS = ("all_finite", "stuck", "cause", "offender", "zero_fraction")
 _PLANS = 16  # of different feeds and outputs, kept ready
 
 
-class Session:
+class Session(Uncopyable):
     """A training session of ONNX Runtime on a scaled step.
 
     Carried state (weights, moments, counters, the loss scale) stays on the device from step to step. Where the target
@@ -47,7 +49,8 @@ class Session:
     A step that fails leaves the state as it was. Only where state is written in place, and an operator that can fail
     comes after that, it may be partly that of the failed step: then the session wants a state to be loaded first.
 
-    A session can be used in a `with` statement; `close` frees its memory.
+    A session can be used in a `with` statement; `close` frees its memory. Several threads may use it: one waits for the
+    other, so that steps come one after the other. A forked process cannot use it, and it cannot be copied or pickled.
 
     Args:
         model: a path to a scaled model, a `ScaledModel`, an onnx_ir model or a ModelProto.
@@ -81,6 +84,7 @@ class Session:
             providers = [providers]
         if not isinstance(providers, Sequence | None):
             raise SessionError(f"providers are a list of names, or of (name, options); got {providers!r}")
+        self._access = Access()
         source, path = open_model(model)
         self.stamp = read_stamp(source.metadata_props, "the model" if path is None else path)
         outputs = dict(self.stamp.state)
@@ -131,8 +135,10 @@ class Session:
         Raises:
             SessionError: the model is fed it; the session is closed.
         """
+        if self._fixed_scale is None:
+            return float(self._scalar(self.stamp.names["loss_scale"]))
         self._require_open()
-        return float(self._scalar(self.stamp.names["loss_scale"])) if self._fixed_scale is None else self._fixed_scale
+        return self._fixed_scale
 
     @property
     def good_steps(self) -> int:
@@ -147,7 +153,8 @@ class Session:
         Empty where the step was scaled without telemetry.
         """
         names = self.stamp.names
-        return {role: int(self._scalar(names[role])) for role in _COUNTERS if role in names}
+        with self._access:
+            return {role: int(self._scalar(names[role])) for role in _COUNTERS if role in names}
 
     def step(self, feeds: Mapping[str, Any], *, fetch: Sequence[str] | None = None) -> StepResult:
         """Run one training step.
@@ -164,8 +171,9 @@ class Session:
         Raises:
             SessionError: a feed is missing, unknown, or does not fit; an output is unknown; the session is closed.
         """
-        self._require_state()
-        arrays, values = self._run(self._plan_for(feeds, fetch), feeds)
+        with self._access:
+            self._require_state()
+            arrays, values = self._run(self._plan_for(feeds, fetch), feeds)
         status = {role: values[name] for role, name in self._status.items()}
         return StepResult(arrays, status, self._gradients, self._accepts)
 
@@ -206,8 +214,9 @@ class Session:
 
     def state_dict(self) -> Arrays:
         """Return copies of all carried state: `{name: array}`, weights, moments, counts and the loss scale."""
-        self._require_state()
-        return self._carried.read()
+        with self._access:
+            self._require_state()
+            return self._carried.read()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace all carried state.
@@ -218,7 +227,6 @@ class Session:
         Raises:
             SessionError: a state is missing, unknown, or does not fit; then nothing has changed.
         """
-        self._require_open()
         self._write(state, "the state given")
 
     def save_state(self, path: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> None:
@@ -254,15 +262,17 @@ class Session:
         Raises:
             OutputError: the file cannot be written.
         """
-        state = self.state_dict()
-        assert self._model is not None
-        export_step(self._model, state, path)
+        with self._access:
+            state, model = self.state_dict(), self._model
+        assert model is not None
+        export_step(model, state, path)
 
     def close(self) -> None:
         """Free the session of ONNX Runtime and all buffers. A closed session can do nothing more."""
-        self._session = self._model = None
-        self._plans.clear()
-        self._carried.close()
+        with self._access if self._access.is_here else nullcontext():
+            self._session = self._model = None
+            self._plans.clear()
+            self._carried.close()
 
     def __enter__(self) -> Self:
         return self
@@ -271,10 +281,12 @@ class Session:
         self.close()
 
     def _write(self, state: Mapping[str, Any], source: str) -> None:
-        arrays = check_state(self._carried.specs, state, source, self.stamp)
-        self._torn = True  # until all is written, whatever interrupts it
-        self._carried.write(arrays)
-        self._torn = False
+        with self._access:
+            self._require_open()
+            arrays = check_state(self._carried.specs, state, source, self.stamp)
+            self._torn = True  # until all is written, whatever interrupts it
+            self._carried.write(arrays)
+            self._torn = False
 
     def _require_open(self) -> None:
         if self._session is None:
@@ -286,13 +298,14 @@ class Session:
             raise SessionError("the state is partly that of a step that failed; load a state to go on")
 
     def _scalar(self, name: str) -> Any:
-        self._require_open()
-        if name not in self._carried.specs:
-            raise SessionError(
-                f"{name!r} is no state of this model, which is fed it: another one carries it, as the second half of a "
-                "split step does"
-            )
-        return self._carried.buffer(name).numpy()
+        with self._access:
+            self._require_open()
+            if name not in self._carried.specs:
+                raise SessionError(
+                    f"{name!r} is no state of this model, which is fed it: another one carries it, as the second half "
+                    "of a split step does"
+                )
+            return np.array(self._carried.buffer(name).numpy())
 
 
 def _check_fetch(fetch: Any) -> tuple[str, ...]:

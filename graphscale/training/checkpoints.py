@@ -90,6 +90,7 @@ class Checkpoints:
         self.folder = Path(folder)
         self.settings: Mapping[str, Any] = {}
         self._keep = keep
+        self._seen: list[Path] | None = None
         if keep < 1:
             raise TrainingError(f"--keep {keep}: expected 1 or more")
         existing = next(path for path in (self.folder.absolute(), *self.folder.absolute().parents) if path.exists())
@@ -98,6 +99,11 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """Every checkpoint, the oldest first."""
+        found = self._list()
+        self._seen = found if self._seen is None else self._seen
+        return found
+
+    def _list(self) -> list[Path]:
         try:
             names = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
         except FileNotFoundError:
@@ -160,12 +166,13 @@ class Checkpoints:
 
         Raises:
             OutputError: the folder cannot be made.
-            TrainingError: another run is writing there.
+            TrainingError: another run is writing there, or has done so since this one looked for checkpoints.
         """
         with ExitStack() as stack:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock(stack.enter_context((self.folder / _LOCK).open("a")).fileno())
+                self._refuse_newer()
                 for path in self.folder.glob(_TEMPORARY):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             except OSError as error:
@@ -187,6 +194,13 @@ class Checkpoints:
 
     def _remove(self, path: Path) -> None:
         path.unlink()
+
+    def _refuse_newer(self) -> None:
+        """Check that no other run has written checkpoints between the look at the folder and the lock."""
+        if self._seen is not None and self._list() != self._seen:
+            raise TrainingError(
+                f"another run has written checkpoints to {self.folder} as this one began; begin it again"
+            )
 
     def _newest(self, read: Callable[[Path], T]) -> T | None:
         paths = self.all()

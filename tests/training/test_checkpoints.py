@@ -142,6 +142,20 @@ def test_two_runs_do_not_write_to_one_folder(begun: Options) -> None:
     train(begun)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_another_one_has_overtaken_writes_nothing(resume: bool, tmp_path: Path) -> None:
+    """Both looked at the empty folder before the first of them locked it."""
+    make_digits(tmp_path)
+    chosen = digits_run(tmp_path, resume=resume)
+    late = Run(chosen)
+    train(chosen, stop_after=4)
+    before = {path: path.read_bytes() for path in checkpoints(chosen.checkpoint_dir)}
+    with pytest.raises(TrainingError, match="another run has written checkpoints to .* as this one began"):
+        with late.opened():
+            raise AssertionError("it is open")
+    assert {path: path.read_bytes() for path in checkpoints(chosen.checkpoint_dir)} == before
+
+
 def test_metrics_of_the_resumed_run(begun: Options, tmp_path: Path) -> None:
     """A run that had none may get some; one that had some needs the same file."""
     first = dataclasses.replace(begun, metrics=tmp_path / "run.csv")

@@ -97,6 +97,23 @@ def test_a_second_signal_does_what_it_does_elsewhere(request: pytest.FixtureRequ
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_second_run_is_held_apart_and_goes_on_where_the_first_one_is_killed(whole: Path, tmp_path: Path) -> None:
+    make_digits(tmp_path)
+    process = start(tmp_path, *LONG, *FILES)
+    wait_for(process, lambda: bool(checkpoints(tmp_path / "kept")))
+    process.send_signal(signal.SIGSTOP)  # or it would end before the second one has come
+    second = start(tmp_path, *LONG, "-o", "other.onnx", "--quiet", "--resume")
+    _, err = second.communicate(timeout=60)
+    assert (second.returncode, err) == (
+        2,
+        "graphscale: another run is writing its checkpoints to kept; wait for its end\n",
+    )
+    assert not (tmp_path / "other.onnx").exists()
+    process.kill()
+    process.communicate()
+    assert_goes_on(tmp_path, whole)
+
+
 def _at_most(size: int) -> Callable[[], None]:
     """For a process that is to be started: a write beyond so many bytes of a file fails, as on a full disk."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
