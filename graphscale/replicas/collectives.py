@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import itertools
+import json
 import os
+import secrets
 import socket
 import sys
 import time
@@ -16,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from graphscale.errors import GraphscaleError, ReplicaError, one_line
+from graphscale.replicas.witness import Witness, dismiss_all
 
 __all__ = ["HEARD", "Replicas", "Traffic", "Wait", "available_cores", "describe_error", "import_mpi", "launched_size"]
 
@@ -33,6 +37,8 @@ _EAGER = 0.02  # seconds of asking without letting others have the core, where t
 _SPIN = 1.0  # seconds of asking without a pause: MPI moves data only while it is asked
 _PAUSE = 0.0002  # seconds
 _LOOK = 1.0  # seconds between looks whether the others are alive
+_NOTICE = 7  # the tag of the message of a replica that leaves
+_DELIVERY = 0.3  # seconds for such messages to be on their way
 
 
 def launched_size() -> int:
@@ -106,15 +112,20 @@ class Replicas:
         self._peers: dict[int, tuple[str, int]] = {}
         self._comm: Any = comm
         self._eager = 0.0
+        self._begun = 0  # operations, the same number on all replicas
+        self._left: dict[int, tuple[int, str]] = {}  # of replicas that have left, their number of operations, and why
         if self.size > 1:
             self._comm, request = comm.Idup()
             self.wait(request.Test, "the start of all replicas")
-            here = f"{socket.gethostname()} {os.getpid()}"
-            for rank, text in enumerate(self.exchange(here, "the start of all replicas")):
-                host, pid = text.rsplit(" ", 1)
-                self._peers[rank] = (host, int(pid))
+            here = f"{secrets.token_hex(8)} {os.getpid()} {socket.gethostname()}"
+            texts = [text.split(" ", 2) for text in self.exchange(here, "the start of all replicas")]
+            self._peers = {rank: (host, int(pid)) for rank, (_, pid, host) in enumerate(texts)}
+            self._token = texts[0][0]
             if self.neighbours <= available_cores():
                 self._eager = _EAGER
+            here_too = {rank: pid for rank, (host, pid) in self._peers.items() if host == socket.gethostname()}
+            self._witness = Witness.of(here_too, self.rank, self._token)
+            atexit.register(self._leave_at_exit, os.getpid())
 
     @property
     def takes_threads(self) -> bool:
@@ -133,15 +144,15 @@ class Replicas:
 
     def sum_in_place(self, array: Array, what: str) -> Wait:
         """Begin to add up an array over all replicas, in its own memory."""
-        return self._begin_payload(array, self._comm.Iallreduce(self._mpi.IN_PLACE, array), what)
+        return self._begin_payload(array, self._start("Iallreduce", self._mpi.IN_PLACE, array), what)
 
     def scatter_sums(self, array: Array, share: Array, counts: Sequence[int], what: str) -> Wait:
         """Begin to add up an array over all replicas; each gets its share of `counts[rank]` elements."""
-        return self._begin_payload(array, self._comm.Ireduce_scatter(array, share, counts), what)
+        return self._begin_payload(array, self._start("Ireduce_scatter", array, share, counts), what)
 
     def gather_shares(self, array: Array, counts: Sequence[int], what: str) -> Wait:
         """Begin to give each replica all parts of an array; each has its own `counts[rank]` elements in place."""
-        request = self._comm.Iallgatherv(self._mpi.IN_PLACE, [array, (counts, _starts(counts))])
+        request = self._start("Iallgatherv", self._mpi.IN_PLACE, [array, (counts, _starts(counts))])
         return self._begin_payload(array, request, what)
 
     def sums(self, array: Array, what: str) -> Array:
@@ -155,7 +166,7 @@ class Replicas:
     def broadcast(self, array: Array, what: str, root: int = 0) -> None:
         """Give every replica the content of one replica's array, in place."""
         flat = array.reshape(-1).view(np.uint8)
-        self._finish_control(flat, self._comm.Ibcast(flat, root), what)
+        self._finish_control(flat, self._start("Ibcast", flat, root), what)
 
     def exchange(self, text: str, what: str) -> list[str]:
         """Return the texts of all replicas, by rank."""
@@ -163,11 +174,11 @@ class Replicas:
             return [text]
         data = np.frombuffer(text.encode(), np.uint8)
         sizes = np.zeros(self.size, np.int64)
-        self.wait(self._comm.Iallgather(np.asarray([data.size], np.int64), sizes).Test, what)
+        self.wait(self._start("Iallgather", np.asarray([data.size], np.int64), sizes).Test, what)
         counts = sizes.tolist()
         starts = _starts(counts)
         found = np.empty(sum(counts), np.uint8)
-        self._finish_control(found, self._comm.Iallgatherv(data, [found, (counts, starts)]), what)
+        self._finish_control(found, self._start("Iallgatherv", data, [found, (counts, starts)]), what)
         return [bytes(found[s : s + n]).decode() for s, n in zip(starts, counts, strict=True)]
 
     def wait(self, done: Callable[[], Any], what: str) -> None:
@@ -182,6 +193,7 @@ class Replicas:
                 if now >= look:
                     look = now + _LOOK
                     self._abort_if_dead(what)
+                    self._abort_if_left(what)
                     if now - begin > self._timeout:
                         self.abort(
                             f"waited {self._timeout:g} s for {what}: another replica hangs, is slow, or has left the "
@@ -217,14 +229,42 @@ class Replicas:
     def abort(self, text: str, code: int = 1) -> NoReturn:
         """Say what is wrong, and end the processes of all replicas with an exit code."""
         print(f"graphscale: rank {self.rank}: {one_line(text)}", file=sys.stderr, flush=True)
+        dismiss_all()
         time.sleep(HEARD)
         self._comm.Abort(code)
         os._exit(code)  # where Abort returns
 
-    def close(self) -> None:
-        """Free the communicator, which the other replicas do, too."""
+    def close(self, reason: str = "has closed its session") -> None:
+        """Leave the others, once, and free the communicator, which they do, too."""
         if self.size > 1 and not self._mpi.Is_finalized():
+            self._leave(reason)
             self._comm.Free()
+
+    def _leave(self, reason: str) -> None:
+        """Tell the others why this replica takes part in nothing more."""
+        atexit.unregister(self._leave_at_exit)
+        notice = json.dumps([self._token, self._begun, reason]).encode()
+        try:
+            requests = [self._comm.Isend(notice, rank, _NOTICE) for rank in self._peers if rank != self.rank]
+            end = time.monotonic() + _DELIVERY
+            while requests and time.monotonic() < end:
+                requests = [request for request in requests if not request.Test()]
+        except self._mpi.Exception:
+            pass  # they have ended themselves
+        self._witness.leave()
+
+    def _leave_at_exit(self, process: int) -> None:
+        """Leave the others as the interpreter ends, or end them if an exception does that, which nobody caught."""
+        if process != os.getpid() or self._mpi.Is_finalized():
+            return
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            self.abort(describe_error(error))
+        self._leave("has ended its program")
+
+    def _start(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        self._begun += 1
+        return getattr(self._comm, operation)(*arguments, **options)
 
     def _begin_payload(self, array: Array, request: Any, what: str) -> Wait:
         self.traffic.messages += 1
@@ -237,7 +277,7 @@ class Replicas:
         self.wait(request.Test, what)
 
     def _reduced(self, array: Array, what: str, operation: Any) -> Array:
-        self._finish_control(array, self._comm.Iallreduce(self._mpi.IN_PLACE, array, op=operation), what)
+        self._finish_control(array, self._start("Iallreduce", self._mpi.IN_PLACE, array, op=operation), what)
         return array
 
     def _abort_if_dead(self, what: str) -> None:
@@ -245,6 +285,18 @@ class Replicas:
         for rank, (host, pid) in self._peers.items():
             if host == here and rank != self.rank and not _lives(pid):
                 self.abort(f"rank {rank} (process {pid} on {host}) has died, {what} cannot be done")
+
+    def _abort_if_left(self, what: str) -> None:
+        """End all replicas if one has left that has not begun all the operations that this one has."""
+        while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTICE, status := self._mpi.Status()):
+            notice = bytearray(status.Get_count())
+            self._comm.Recv(notice, status.Get_source(), _NOTICE)
+            token, begun, reason = json.loads(notice)
+            if token == self._token:  # else it is of a communicator that was freed
+                self._left[status.Get_source()] = (begun, reason)
+        for rank, (begun, reason) in self._left.items():
+            if begun < self._begun:
+                self.abort(f"rank {rank} {reason}, {what} cannot be done")
 
 
 def _starts(counts: Sequence[int]) -> list[int]:

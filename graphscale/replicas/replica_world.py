@@ -20,6 +20,7 @@ from graphscale.replicas.agreement import agree
 from graphscale.replicas.batches import Share, map_npz
 from graphscale.replicas.collectives import HEARD, Replicas, import_mpi, launched_size
 from graphscale.replicas.replicated_session import ReplicatedSession
+from graphscale.replicas.witness import dismiss_all
 from graphscale.training.checkpoints import Checkpoints
 from graphscale.training.data import Arrays, Data
 from graphscale.training.world import World
@@ -149,5 +150,6 @@ class ReplicaWorld(World):
             time.sleep(_FIRST_SPEAKS)
         who = "" if self.is_first else f"rank {self._comm.Get_rank()}: "
         print(f"graphscale: {who}{text}", file=sys.stderr, flush=True)
+        dismiss_all()
         time.sleep(HEARD)
         self._comm.Abort(code)

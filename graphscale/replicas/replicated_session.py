@@ -273,7 +273,10 @@ class ReplicatedSession(Uncopyable):
         self._wants_stop = True
 
     def close(self) -> None:
-        """Free the sessions, all buffers and the communicator."""
+        """Free the sessions, all buffers and the communicator; a replica that still waits for this one ends all."""
+        self._close("has closed its session")
+
+    def _close(self, reason: str) -> None:
         if not self._access.is_here:
             return  # the communicator is that of another process
         with self._access:
@@ -281,7 +284,7 @@ class ReplicatedSession(Uncopyable):
                 self._closed = True
                 self._update.reduction.close()
                 self._update.session.close()
-                self._replicas.close()
+                self._replicas.close(reason)
 
     def _apply(
         self, values: dict[str, Any], common: dict[str, Any], finite: bool, wanted: tuple[str, ...]
@@ -342,4 +345,4 @@ class ReplicatedSession(Uncopyable):
                 self._replicas.abort(describe_error(error), 2)
             traceback.print_exception(error)
             self._replicas.abort(describe_error(error))
-        self.close()
+        self._close("has closed its session" if error is None else f"has ended by {error!r}")

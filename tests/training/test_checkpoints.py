@@ -150,9 +150,8 @@ def test_a_run_that_another_one_has_overtaken_writes_nothing(resume: bool, tmp_p
     late = Run(chosen)
     train(chosen, stop_after=4)
     before = {path: path.read_bytes() for path in checkpoints(chosen.checkpoint_dir)}
-    with pytest.raises(TrainingError, match="another run has written checkpoints to .* as this one began"):
-        with late.opened():
-            raise AssertionError("it is open")
+    with pytest.raises(TrainingError, match=r"another run has written checkpoints to .* as this one"), late.opened():
+        raise AssertionError("it is open")
     assert {path: path.read_bytes() for path in checkpoints(chosen.checkpoint_dir)} == before
 
 

@@ -1,0 +1,137 @@
+"""A witness of the replicas on one machine: a small process that says which of them was the first to end, and how.
+
+A launcher that notices the end of one process ends the others at once, with SIGKILL: they cannot say why. MPICH says
+nothing at all of a process that leaves by `os._exit`. The witness is none of the launcher's processes.
+
+This file is also the program of the witness, which imports nothing but Python's own modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+__all__ = ["Witness", "dismiss_all"]
+
+_DONE = "done"
+
+
+class Witness:
+    """The witness of some processes of this machine, on Linux; elsewhere the launcher's own messages must do.
+
+    Args:
+        peers: `{rank: process}` of all replicas on this machine.
+        rank: that of this process; the lowest one starts the witness.
+        token: a text that all of them have in common, and no others.
+    """
+
+    present: ClassVar[dict[tuple[tuple[int, int], ...], Witness]] = {}
+
+    def __init__(self, peers: Mapping[int, int], rank: int, token: str) -> None:
+        self._rank, self._address, self._users = rank, f"\0graphscale-{token}", 0
+        self._process: subprocess.Popen[bytes] | None = None
+        if rank != min(peers) or not hasattr(os, "pidfd_open") or not sys.executable:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as box:
+            box.bind(self._address)
+            pairs = [f"{number}:{process}" for number, process in peers.items()]
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, str(box.fileno()), *pairs],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[box.fileno()],
+                start_new_session=True,
+            )
+
+    @classmethod
+    def of(cls, peers: Mapping[int, int], rank: int, token: str) -> Witness:
+        """Return the one witness of these processes."""
+        key = tuple(sorted(peers.items()))
+        found = cls.present.get(key)
+        if found is None:
+            found = cls.present[key] = cls(peers, rank, token)
+        found._users += 1
+        return found
+
+    def leave(self) -> None:
+        """Let the end of this process be no news, once for each call of `of`."""
+        self._users -= 1
+        if self._users == 0:
+            type(self).present = {key: value for key, value in self.present.items() if value is not self}
+            self.tell(str(self._rank))
+
+    def tell(self, text: str) -> None:
+        """Send the witness a text, if it is there."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as box:
+            box.sendto(text.encode(), self._address)
+
+
+def dismiss_all() -> None:
+    """Let the ends of all processes be no news: this one has said why they end."""
+    for witness in Witness.present.values():
+        witness.tell(_DONE)
+
+
+def _watch(box: socket.socket, peers: dict[int, int]) -> None:
+    """Wait until all have left, or one has ended that has not, and print a line then."""
+    poll = select.epoll()
+    poll.register(box, select.EPOLLIN)
+    descriptors = {}
+    for rank, process in peers.items():
+        try:
+            descriptors[os.pidfd_open(process)] = rank
+        except ProcessLookupError:
+            _report(rank, process)
+            return
+    for descriptor in descriptors:
+        poll.register(descriptor, select.EPOLLIN)
+    watched = set(peers)
+    while watched:
+        events = poll.poll()  # in the order in which they came
+        with contextlib.suppress(BlockingIOError):
+            while (text := box.recv(64, socket.MSG_DONTWAIT).decode()) != _DONE:
+                watched.discard(int(text))
+            return
+        for descriptor, _ in events:
+            if descriptor in descriptors:
+                rank = descriptors[descriptor]
+                if rank in watched:
+                    _report(rank, peers[rank])
+                    return
+                poll.unregister(descriptor)
+
+
+def _report(rank: int, process: int) -> None:
+    print(
+        f"graphscale: rank {rank} (process {process} on {socket.gethostname()}) has ended{_describe_end(process)}, "
+        "without a word to the other replicas, which end with it",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _describe_end(process: int) -> str:
+    """Return how a process ended; nothing where the launcher has asked first."""
+    try:
+        status = int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[-1])
+    except (OSError, IndexError, ValueError):
+        return ""
+    if not os.WIFSIGNALED(status):
+        return f" with exit code {os.waitstatus_to_exitcode(status)}"
+    number = os.WTERMSIG(status)
+    name = signal.Signals(number).name if number in set(signal.Signals) else "a real-time signal"
+    hint = ", as the system sends where memory runs out" if name == "SIGKILL" else ""
+    return f" by signal {number} ({name}{hint})"
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as inherited:
+        _watch(inherited, {int(rank): int(process) for rank, process in (pair.split(":") for pair in sys.argv[2:])})
