@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -255,19 +256,23 @@ def _shapes_agree(node: ir.Node) -> bool:
     return len(shapes) <= 1 or all(shape is not None and shape.is_static() for shape in shapes)
 
 
-def is_known_zero(value: ir.Value | None, depth: int = 16, *, of_finite: bool = True) -> bool:
+def is_known_zero(
+    value: ir.Value | None, depth: int = 16, *, of_finite: bool = True, largest: int | None = None
+) -> bool:
     """Return whether a value is known to be all zeros: a zero constant, reshaped, expanded or multiplied by anything.
 
     Args:
         value: the value.
         depth: how many nodes to go up.
         of_finite: taking all numbers for finite; else a product with zero may be NaN.
+        largest: the most elements of a constant to read, and none of those in a file beside the model; None for all.
     """
     if value is None:
         return False
     tensor = constant_tensor(value)
     if tensor is not None:
-        return _is_zero_tensor(tensor)
+        is_read = largest is None or (tensor.size <= largest and not isinstance(tensor, ir.ExternalTensor))
+        return is_read and _is_zero_tensor(tensor)
     node = value.producer()
     if node is None or depth == 0:
         return False
@@ -278,10 +283,11 @@ def is_known_zero(value: ir.Value | None, depth: int = 16, *, of_finite: bool = 
     if rule is None or not rule.has_degree(value.index() or 0):
         return False
     data = [node.inputs[i] for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
+    is_zero = functools.partial(is_known_zero, depth=depth - 1, of_finite=of_finite, largest=largest)
     if rule.kind is Kind.LINEAR:
-        return bool(data) and all(is_known_zero(operand, depth - 1, of_finite=of_finite) for operand in data)
+        return bool(data) and all(is_zero(operand) for operand in data)
     if rule.kind is Kind.PRODUCT and not rule.addends and of_finite:
-        return any(is_known_zero(operand, depth - 1) for operand in data)
+        return any(is_zero(operand) for operand in data)
     return False
 
 

@@ -10,7 +10,7 @@ from itertools import permutations
 import onnx_ir as ir
 
 from graphscale.checks.linting.state_search import State
-from graphscale.checks.linting.view import View, is_constant_zero, number_of
+from graphscale.checks.linting.view import View, is_zero, number_of
 from graphscale.checks.patterns import find_accumulators, is_contradiction, update_signal
 from graphscale.graph.values import inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import source_by_trait
@@ -270,7 +270,7 @@ def _operand_kinds(node: ir.Node, value: ir.Value, kinds: frozenset[str]) -> fro
     """Return the kinds of an operand's numbers that a check sees if it sees `kinds` of the result."""
     others = [v for v in inputs_of(node) if v is not value]
     rule = rule_of(node)
-    by_zero = rule is not None and rule.kind is Kind.PRODUCT and any(is_constant_zero(v) for v in others)
+    by_zero = rule is not None and rule.kind is Kind.PRODUCT and any(is_zero(v) for v in others)
     if by_zero or (node.op_type == "Sub" and not others):
         # 0 * infinity is NaN, and so is infinity - infinity.
         return _BOTH if NAN in kinds else _NOTHING

@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degree
 from graphscale.checks.linting.scalars import Scalars, evaluate_powers
-from graphscale.checks.linting.view import View
+from graphscale.checks.linting.view import View, is_zero
 from graphscale.checks.patterns import input_at
-from graphscale.graph.values import inputs_of, is_float, is_known_zero, reads_shape, subgraphs
+from graphscale.graph.values import inputs_of, is_float, reads_shape, subgraphs
 from graphscale.operators import Kind, rule_of
 
 __all__ = ["Event", "Fault", "Flow"]
@@ -184,7 +184,7 @@ class Flow:
             for i, value in enumerate(body.inputs[first:], first):
                 first_value = input_at(node, i)
                 start = self.degree(first_value)
-                if start == 0 and is_known_zero(first_value):
+                if start == 0 and is_zero(first_value):
                     self.degrees[value] = ZERO
                 elif start != 0:
                     self.degrees[value] = start

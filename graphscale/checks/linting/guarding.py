@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from graphscale.analysis.updates import same_type
 from graphscale.checks.linting.check import Check
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
@@ -96,9 +97,24 @@ class _Guards:
         """Return the finding on a selection between a state and itself."""
         value, node = state.value, producer(_viewed(state.next), "Where")
         is_selected = node is not None and state.carry in (Carry.OUTPUT, Carry.WRITE)
-        if not is_selected or self.good.of(state.next) is not value or not self.depends(state):
+        if node is None or not is_selected or self.good.of(state.next) is not value or not self.depends(state):
+            return None
+        # A graph that hands a state on has a copy of it to select: no update is lost.
+        if any(branch is not value for branch in node.inputs[1:]) and not self._loses_update(value):
             return None
         return report("GS403", f"{value.name!r} keeps its value whether or not the check holds", node, value)
+
+    def _loses_update(self, state: ir.Value) -> bool:
+        """Return whether a value like a state is computed from it, and from gradients, and read by nothing."""
+        return any(
+            same_type(value, state) and value in self.context.sources and state in self.context.view.ancestors([value])
+            for value in self._unread
+        )
+
+    @functools.cached_property
+    def _unread(self) -> list[ir.Value]:
+        values = (value for node in self.context.view.nodes for value in node.outputs)
+        return [value for value in values if not value.uses() and not value.is_graph_output()]
 
     def explain(self, state: State) -> Finding | None:
         """Return the finding on the guard of a state that is not kept, None if that is right."""

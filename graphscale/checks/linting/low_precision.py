@@ -12,7 +12,9 @@ from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.linting.view import number_of
 from graphscale.checks.patterns import find_accumulators
-from graphscale.graph.values import is_scalar
+from graphscale.graph.values import inputs_of, is_scalar
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Trait
 
 __all__: list[str] = []
 
@@ -32,11 +34,20 @@ def _small_scale(context: LintContext) -> Iterator[Finding]:
     scalars = context.scale.scalars
     for node in context.view.nodes:
         source = node.inputs[0] if node.op_type == "Cast" else None
-        if source is not None and source in scalars.multiples and context.dtype(node.outputs[0]) is _HALF:
+        is_small = context.dtype(node.outputs[0]) is _HALF
+        if source is not None and is_small and source in scalars.multiples and not _is_product(context, source):
             yield report("GS601", f"{source.name!r}, the loss scale, is cast to float16", node, source)
     for value in dict.fromkeys((context.scale.value, scalars.symbol)):
         if context.dtype(value) is _HALF:
             yield report("GS604", f"the loss scale {value.name!r} is float16", value.producer(), value)
+
+
+def _is_product(context: LintContext, value: ir.Value) -> bool:
+    """Return whether a value is the scale times a constant: the seed, where the backward pass begins."""
+    assert context.scale is not None
+    node = source_by_trait(value, Trait.VIEW).producer()
+    is_constant = context.scale.scalars.is_constant
+    return node is not None and node.op_type == "Mul" and any(is_constant(factor) for factor in inputs_of(node))
 
 
 @rule("GS603")

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degree, agree, combine
-from graphscale.checks.linting.view import View, is_constant_zero, number_of
-from graphscale.graph.values import constant_tensor, reads_shape
+from graphscale.checks.linting.view import View, is_zero, number_of
+from graphscale.graph.values import constant_tensor, is_scalar, reads_shape
 from graphscale.operators import Kind, rule_of
 
 __all__ = ["Scalars", "evaluate_powers"]
@@ -62,8 +62,8 @@ class Scalars:
                 self._spread(node, operands)
 
     def _spread(self, node: ir.Node, operands: Collection[ir.Value]) -> None:
-        # An update rule selects one of two scales.
-        chooses = node.op_type == "Where" and all(v in self.degrees for v in node.inputs[1:])
+        # An update rule selects one of two scales; a gradient, one of two tensors that begin with the scale.
+        chooses = node.op_type == "Where" and all(v in self.degrees and _may_be_scalar(v) for v in node.inputs[1:])
         if chooses or not self.bent.isdisjoint(operands):
             self.bent.update(node.outputs)
             return
@@ -75,6 +75,15 @@ class Scalars:
             self.bent.update(node.outputs)
         else:
             self.degrees.update((v, d) for v, d in zip(node.outputs, result, strict=True) if d != 0)
+
+
+def _may_be_scalar(value: ir.Value) -> bool:
+    """Return whether a value may hold one number, by its shape or else by the constants that it is computed from."""
+    if value.shape is not None:
+        return is_scalar(value)
+    node = value.producer()
+    constants = (constant_tensor(operand) for operand in (() if node is None else node.inputs))
+    return all(constant is None or constant.size == 1 for constant in constants)
 
 
 def evaluate_powers(node: ir.Node, degrees: Sequence[Degree]) -> Sequence[Degree] | Conflict:
@@ -90,7 +99,7 @@ def evaluate_powers(node: ir.Node, degrees: Sequence[Degree]) -> Sequence[Degree
     if rule is None or rule.kind is Kind.NONLINEAR:
         result = _power(node, operands, unknown=rule is None)
     elif rule.kind not in (Kind.SHAPE, Kind.DEGREE_0):
-        result = combine(node, rule, operands, None, is_constant_zero)
+        result = combine(node, rule, operands, None, is_zero)
     if isinstance(result, Conflict):
         return result
     return [result if rule is not None and rule.has_degree(i) else 0 for i in range(len(node.outputs))]
@@ -107,6 +116,6 @@ def _power(node: ir.Node, degrees: Mapping[int, Degree], unknown: bool) -> Degre
             return (degrees[0] or 0) * exponent
         if node.op_type in ("SequenceConstruct", "SequenceInsert"):
             elements = [i for i in degrees if i != 2 or node.op_type != "SequenceInsert"]  # the third is a position
-            return agree(node, elements, degrees, is_constant_zero)
+            return agree(node, elements, degrees, is_zero)
     degree = max((degrees[i] or 0 for i in carrying), key=abs)
     return Conflict(node, carrying, unknown=unknown, degree=degree)

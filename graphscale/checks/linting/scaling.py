@@ -11,7 +11,7 @@ from graphscale.checks.linting.flow import Event, Fault
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.view import number_of
-from graphscale.graph.values import is_scalar, node_name, op_name
+from graphscale.graph.values import inner_nodes, is_scalar, node_name, op_name
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
@@ -121,7 +121,7 @@ def _is_scaled_loss(context: LintContext, value: ir.Value) -> bool:
 @rule("GS102")
 def _unprotected(context: LintContext) -> Iterator[Finding]:
     topology, flow = context.topology, context.flow
-    if topology is None or flow is None or context.scale is None:
+    if topology is None or flow is None or context.scale is None or _is_covered(context):
         return
     missed = [
         node
@@ -132,6 +132,20 @@ def _unprotected(context: LintContext) -> Iterator[Finding]:
         names = ", ".join(repr(node_name(node)) for node in missed[:3])
         more = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
         yield report("GS102", f"{names}{more} of the backward pass: no operand carries the loss scale", missed[0])
+
+
+def _is_covered(context: LintContext) -> bool:
+    """Return whether as many contractions carry the scale as the report of the scaling counts.
+
+    Others, which it names with a warning, may change state without a gradient: a codebook, a memory, a second pass.
+    """
+    report = {} if context.stamp is None else context.stamp.report
+    if not report.get("contractions"):
+        return False
+    nodes = [inner for node in context.view.nodes for inner in (node, *inner_nodes(node))]
+    of_gradients = [node for node in nodes if (rule := rule_of(node)) and (rule.contraction or rule.gradient)]
+    scaled = sum(any(map(context.carries_scale, node.inputs)) for node in of_gradients)
+    return scaled >= int(report["contractions"]) - len(report.get("missed", ()))
 
 
 @rule("GS106")

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.view import View, is_constant_zero
+from graphscale.checks.linting.view import View, is_zero
 from graphscale.checks.patterns import input_at, is_contradiction, update_signal
 from graphscale.graph.values import constant_tensor, inputs_of, subgraphs
 from graphscale.operators import FIRST, Optimizer, Trait, has_trait, optimizer_of, rule_of
@@ -47,7 +47,7 @@ class Outcomes:
         """Return the known outcome of a value."""
         if value in self._known:
             return self._known[value]
-        if is_constant_zero(value):
+        if is_zero(value, of_finite=False):
             return 0
         tensor = constant_tensor(value)
         if tensor is not None and tensor.dtype is ir.DataType.BOOL and tensor.size == 1:

@@ -10,11 +10,10 @@ import onnx_ir as ir
 
 from graphscale.graph.order import check_order
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import constant_tensor, operands_of, reads_shape, values_by_name
+from graphscale.graph.values import constant_tensor, is_known_zero, operands_of, reads_shape, values_by_name
 from graphscale.graph.walks import ancestors, descendants
-from graphscale.operators import Trait, has_trait
 
-__all__ = ["View", "is_constant_zero", "number_of"]
+__all__ = ["View", "is_zero", "number_of"]
 
 # Larger tensors are weights, and not looked into.
 _SMALL = 4096
@@ -93,21 +92,5 @@ def number_of(value: ir.Value | None, *, initial: bool = False) -> float | None:
     return float(array[0]) if array.dtype.kind != "S" and array.dtype != object else None
 
 
-def is_constant_zero(value: ir.Value | None) -> bool:
-    """Return whether a value is a small constant that is all zeros, or a tensor filled with zero."""
-    if value is None:
-        return False
-    node = value.producer()
-    if node is not None and node.op_type == "ConstantOfShape":
-        fill = node.attributes.get("value")
-        return fill is None or _is_zero(fill.as_tensor())
-    if node is not None and has_trait(node, Trait.VIEW | Trait.REPEAT):
-        return is_constant_zero(node.inputs[0])
-    tensor = constant_tensor(value)
-    return tensor is not None and _is_zero(tensor)
-
-
-def _is_zero(tensor: ir.TensorProtocol) -> bool:
-    if tensor.size > _SMALL or isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING:
-        return False
-    return not np.any(tensor.numpy())
+# Whether a value is known to be all zeros, its weights unread.
+is_zero = functools.partial(is_known_zero, largest=_SMALL)

@@ -1,0 +1,112 @@
+"""Lint every step of a folder after it was scaled: `python -m models.zoo.lint_trial FOLDER [--variant NAME ...]`.
+
+FOLDER holds ONNX files at any depth, such as `models`, or what `models.zoo.export` wrote. A step whose roles are asked
+about is scaled with those of the truth beside it. A scaled step is to have no finding but notes and those that the
+step itself has, such as moments in float16. `--original` prints these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+import graphscale as gs
+from graphscale.errors import GraphscaleError, RolesError
+from graphscale.passes import Autocast
+from graphscale.policy import presets
+from graphscale.targets import TARGETS
+
+__all__ = ["VARIANTS", "find"]
+
+Finding = tuple[str, str]
+Truth = dict[str, Any] | None
+
+# The options of `graphscale.scale`, by a name of the command line.
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{target: {"target": target} for target in TARGETS},
+    **{f"{target}-telemetry": {"target": target, "telemetry": True} for target in TARGETS},
+    "float16": {"autocast": Autocast("float16", emulate=True), "telemetry": True},
+    "scaled-loss": {"expose_scaled_loss": True},
+    "fixed": {"loss_scale": 1024.0},
+    "fixed-checked": {"loss_scale": 1024.0, "skip_nonfinite": True},
+    "fixed-in-place": {"loss_scale": 1024.0, "skip_nonfinite": True, "target": "ort-training"},
+    **{name: {"loss_scale": getattr(presets, name)()} for name in presets.NAMES},
+    "reset": {"loss_scale": gs.DynamicLossScale(1024, 3, on_stuck="reset")},
+    "accept": {"loss_scale": gs.DynamicLossScale(1024, 3, on_stuck="accept", max_consecutive_skips=3)},
+}
+
+
+def find(model: onnx.ModelProto, truth: Truth, variant: str | None) -> list[Finding]:
+    """Lint a step after it was scaled, or, without a variant, as it is.
+
+    Args:
+        model: the step.
+        truth: the roles of its outputs, as `models.zoo.export` writes them; None if it has no truth.
+        variant: one of `VARIANTS`.
+
+    Returns:
+        the code and message of each finding that is more than a note, and that the step itself does not have; a refusal
+        of `scale` has the code "refused", and an exception of lint "error".
+    """
+    try:
+        if variant is None:
+            return [(each.code, each.message) for each in _serious(model)]
+        scaled = _serious(_scale(model, truth, VARIANTS[variant]))
+        own = {(each.code, each.value) for each in _serious(model)} if scaled else set()
+        return [(each.code, each.message) for each in scaled if (each.code, each.value) not in own]
+    except GraphscaleError as error:
+        return [("refused", f"{type(error).__name__}: {error}")]
+    except Exception as error:
+        return [("error", f"{type(error).__name__}: {error}")]
+
+
+def _serious(model: onnx.ModelProto) -> list[gs.Finding]:
+    return [finding for finding in gs.lint(model).findings if finding.severity != "note"]
+
+
+def _scale(model: onnx.ModelProto, truth: Truth, options: dict[str, Any]) -> Any:
+    """Scale a model, with the roles of its truth where it is asked about them."""
+    try:
+        return gs.scale(model, **options).model
+    except RolesError as error:
+        if error.table is None or truth is None:
+            raise
+    roles = {field: truth[field] for field in ("losses", "states", "gradients", "metrics", "kept")}
+    return gs.scale(model, roles=roles, force_roles=True, **options).model
+
+
+def main() -> int:
+    """Lint the steps of a folder, and print the count of findings and of steps by code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=["onnx"], metavar="NAME")
+    parser.add_argument("--original", action="store_true", help="lint the steps as they are")
+    parser.add_argument("--only", default="*", metavar="PATTERN")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="try every n-th step")
+    chosen = parser.parse_args()
+    warnings.simplefilter("ignore")
+    paths, failed = sorted(chosen.folder.rglob(f"{chosen.only}.onnx"))[:: chosen.every], False
+    for variant in [None] if chosen.original else chosen.variant:
+        counts, where = Counter[str](), defaultdict[str, set[Path]](set)
+        for path in paths:
+            beside = path.with_suffix(".json")
+            truth = json.loads(beside.read_text()) if beside.exists() else None
+            for code, message in find(onnx.load(path), truth, variant):
+                counts[code] += 1
+                where[code].add(path)
+                print(f"{path.relative_to(chosen.folder)}: {code} {message}")
+        table = ", ".join(f"{code} {n} in {len(where[code])} steps" for code, n in sorted(counts.items()))
+        print(f"{variant or 'original'}: {len(paths)} steps: {table or 'nothing'}", flush=True)
+        failed |= any(code != "refused" for code in counts)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
