@@ -87,7 +87,8 @@ Gradients below 6e-8 become zero in float16, and those below 6e-5 lose digits: t
 Scale the graph: graphscale scale MODEL -o OUT.
 
 GS107 error bad-scale-value: The loss scale begins with a value that cannot work
-A scale of zero, infinity or NaN makes every gradient NaN or zero; one below 1 makes underflow worse.
+A scale of zero, infinity or NaN makes every gradient NaN or zero; one below 1 makes underflow worse. Beyond 2**40 \
+every number of float16 overflows, and no policy leads to a scale outside of its range.
 Begin with a power of two such as 32768.
 
 GS201 error gradient-not-unscaled: A gradient leaves, or updates state, still multiplied by the loss scale
@@ -176,6 +177,16 @@ Make the written value depend on every reader of the old one.
 GS503 error metadata-mismatch: The metadata of the loss scale do not fit the graph
 Sessions find the state by these names: they refuse the file, or lose the state between steps.
 Scale the original graph again.
+
+GS504 error count-out-of-range: A count of the loss scale begins outside of its range
+The scale grows much too late, or never; or it falls at the first step that is not finite, or long after; telemetry \
+reports nonsense.
+Begin with the counts of the policy: scale the original graph again.
+
+GS505 warning other-beginning: The loss scale does not begin as its policy does
+The first steps run with another scale, and up to another growth, than the policy in the metadata says: someone has \
+changed a stored number.
+Scale the original graph again with the policy that is wanted. If the file is to go on with a run, ignore this code.
 
 GS601 warning scale-cast-to-float16: The loss scale is cast to float16
 Float16 ends at 65504: a scale of 65536 becomes infinity there, although its product with a gradient would fit.

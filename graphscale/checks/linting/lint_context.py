@@ -35,6 +35,7 @@ class LintContext:
     Attributes:
         view: its main graph.
         stamp: what graphscale wrote into its metadata, if it did.
+        named: the values that these name, by role.
         states: the carried state, that of the loss scale not among it.
         scale_states: the state of the loss scale.
         scale: the loss scale, or None.
@@ -51,7 +52,7 @@ class LintContext:
         self._model, self.view = model, View(model, name)
         scaled = read_scaled_graph(model, name) if is_scaled(model) else None
         self.stamp = None if scaled is None else scaled.stamp
-        named = {} if scaled is None else scaled.named
+        self.named = named = {} if scaled is None else scaled.named
         # The rest of the loss scale's state: the counts of its policy and of telemetry.
         counts = [value for role, value in named.items() if role not in ("loss", "loss_scale", *OUTPUTS)]
         self._losses = [named["loss"]] if "loss" in named else find_loss_candidates(self.view.graph, set())
@@ -84,6 +85,11 @@ class LintContext:
     def carries_scale(self, value: ir.Value | None) -> bool:
         """Return whether a value is multiplied by the loss scale."""
         return self.flow is not None and self.flow.degree(value) not in (0, ZERO)
+
+    def has_gradients_in(self, dtype: ir.DataType) -> bool:
+        """Return whether a value that is multiplied by the loss scale is of a type."""
+        touched = () if self.flow is None else self.flow.touched
+        return any(self.dtype(value) is dtype and self.carries_scale(value) for value in touched)
 
     def is_bookkeeping(self, value: ir.Value) -> bool:
         """Return whether a value is computed from the state of the loss scale, from constants and flags alone."""

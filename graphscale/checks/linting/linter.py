@@ -13,6 +13,7 @@ from graphscale.checks.linting import (  # noqa: F401 - importing them fills RUL
     keeping,
     low_precision,
     scaling,
+    starting,
 )
 from graphscale.checks.linting.codes import CODES
 from graphscale.checks.linting.lint_context import RULES, LintContext

@@ -97,8 +97,5 @@ def _states(context: LintContext) -> Iterator[Finding]:
 
 @rule("GS606")
 def _bfloat16(context: LintContext) -> Iterator[Finding]:
-    if context.flow is None or context.scale is None:
-        return
-    dtypes = {context.dtype(value) for value in context.flow.touched if context.carries_scale(value)}
-    if _BRAIN in dtypes and _HALF not in dtypes:
+    if context.scale is not None and context.has_gradients_in(_BRAIN) and not context.has_gradients_in(_HALF):
         yield report("GS606", "the gradients are computed in bfloat16", value=context.scale.value)

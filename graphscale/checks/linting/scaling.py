@@ -1,8 +1,7 @@
-"""Rules on where the scale enters: GS101 to GS107; and what the flow of degrees finds on the way, GS201 to GS206."""
+"""Rules on where the scale enters: GS101 to GS106; and what the flow of degrees finds on the way, GS201 to GS206."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -10,7 +9,6 @@ import onnx_ir as ir
 from graphscale.checks.linting.flow import Event, Fault
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
-from graphscale.checks.linting.view import number_of
 from graphscale.graph.values import inner_nodes, is_scalar, node_name, op_name
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Kind, Trait, has_trait, rule_of
@@ -163,12 +161,3 @@ def _is_float16(context: LintContext, node: ir.Node) -> bool:
     uses = (use for value in node.outputs for use in value.uses())
     rounded = (use.node.outputs[0] for use in uses if use.node.op_type == "Cast")
     return any(context.dtype(value) is ir.DataType.FLOAT16 for value in (*node.outputs, *rounded))
-
-
-@rule("GS107")
-def _initial_value(context: LintContext) -> Iterator[Finding]:
-    if context.scale is None or (value := context.scale.value) is not context.scale.scalars.symbol:
-        return
-    number = number_of(value, initial=True)
-    if number is not None and not (math.isfinite(number) and number >= 1):
-        yield report("GS107", f"the loss scale {value.name!r} begins with {number:g}", value=value)
