@@ -39,7 +39,7 @@ row("Sign", _DEGREE_0, _UNARY | Trait.LOSES_INFINITY, CLEAR)
 
 # --- selection --------------------------------------------------------------------------------------------------------
 _EXTREME = _BINARY | Trait.COMMUTATIVE | Trait.BOUND | Trait.READS_FIRST | Trait.REMOVABLE
-row("Max", LINEAR, _EXTREME, CLEAR)
+row("Max", LINEAR, _EXTREME | Trait.LOSES_NEGATIVE, CLEAR)
 row("Min", LINEAR, _EXTREME | Trait.LOSES_INFINITY, CLEAR)
 _CLIP = Trait.ELEMENTWISE | Trait.BOUND | Trait.MOVE | Trait.LOSES_INFINITY | Trait.REMOVABLE
 # clip(S*x, S*low, S*high) = S*clip(x, low, high): the bounds are operands like x.
@@ -59,7 +59,7 @@ row("BitShift", _DEGREE_0, _BINARY)
 row("BitwiseNot", _DEGREE_0, _UNARY)
 
 # --- functions that are not homogeneous -------------------------------------------------------------------------------
-row("Exp", NONLINEAR, _UNARY, deny("its result overflows float16 from 11.1 on"))
+row("Exp", NONLINEAR, _UNARY | Trait.LOSES_NEGATIVE, deny("its result overflows float16 from 11.1 on"))
 row("Log", NONLINEAR, _UNARY, deny("what float16 rounds to zero has no logarithm"))
 row("Pow", NONLINEAR, _BINARY | Trait.READS_FIRST, _POWER)
 row("Sqrt", NONLINEAR, _UNARY | Trait.READS_FIRST, INFER)

@@ -27,6 +27,7 @@ def _resolve_resize(node: ir.Node, rule: Rule) -> Rule:
     return NONLINEAR if crops and attribute(node, "extrapolation_value", 0.0) else rule
 
 
+_GREATEST = Trait.LOSES_NAN | Trait.LOSES_NEGATIVE
 row("MatMul Einsum", Rule(Kind.PRODUCT, contraction=True), casting=ALLOW)
 _convolution = Rule(Kind.PRODUCT, data=(0, 1), addends=(2,), contraction=True)
 _without_addend = Rule(Kind.PRODUCT, data=(0, 1), ignored=(2,), contraction=True)
@@ -36,8 +37,8 @@ row("Conv ConvTranspose", _convolution, casting=ALLOW)
 row("DeformConv", Rule(Kind.PRODUCT, data=(0, 1, 4), addends=(3,), contraction=True))
 
 row("AveragePool GlobalAveragePool", FIRST, casting=INFER)
-row("MaxPool", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.LOSES_NAN, CLEAR)
-row("GlobalMaxPool", FIRST, Trait.LOSES_NAN, CLEAR)
+row("MaxPool", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), _GREATEST, CLEAR)
+row("GlobalMaxPool", FIRST, _GREATEST, CLEAR)
 row("LpPool GlobalLpPool", FIRST, casting=_POWER)
 row("Resize", FIRST, casting=infer(wide_inputs=(1, 2)), resolve=_resolve_resize)
 row("Upsample RoiAlign GridSample AffineGrid DFT STFT", FIRST)
@@ -47,11 +48,13 @@ row("MaxRoiPool", NONLINEAR)
 row("ReduceSum", FIRST, _REDUCE | Trait.NONFINITE_OF_FIRST, INFER)
 row("ReduceMean", FIRST, _REDUCE | Trait.NONFINITE_OF_FIRST, _STATISTIC)
 row("ReduceL1", FIRST, _REDUCE | Trait.NONFINITE_OF_FIRST, INFER)
-row("ReduceMax ReduceMin", FIRST, Trait.REDUCTION | Trait.LOSES_NAN, CLEAR)
+row("ReduceMax", FIRST, Trait.REDUCTION | _GREATEST, CLEAR)
+row("ReduceMin", FIRST, Trait.REDUCTION | Trait.LOSES_NAN | Trait.LOSES_INFINITY, CLEAR)
 row("CumSum", FIRST, casting=_STATISTIC)
 # Of another degree than 1: unscaled first, so that S*S never arises. So is the root of a sum of squares.
 row("ReduceL2 ReduceSumSquare", NONLINEAR, _REDUCE | Trait.NONFINITE_OF_FIRST, _POWER)
 row("ReduceProd", NONLINEAR, Trait.REDUCTION, _POWER)
 row("CumProd", NONLINEAR, casting=_POWER)
-row("ReduceLogSum ReduceLogSumExp", NONLINEAR, Trait.REDUCTION, _EXPONENTIATES)
-row("ArgMax ArgMin", _DEGREE_0, Trait.LOSES_NAN, CLEAR, dtype=ir.DataType.INT64)
+row("ReduceLogSum", NONLINEAR, Trait.REDUCTION, _EXPONENTIATES)
+row("ReduceLogSumExp", NONLINEAR, Trait.REDUCTION | Trait.LOSES_NEGATIVE, _EXPONENTIATES)
+row("ArgMax ArgMin", _DEGREE_0, Trait.LOSES_NAN | Trait.LOSES_INFINITY, CLEAR, dtype=ir.DataType.INT64)

@@ -30,6 +30,7 @@ class Trait(enum.Flag):
     NONFINITE_OF_ALL = enum.auto()  # each such element of any operand does
     LOSES_NAN = enum.auto()  # kernels of ONNX Runtime may return another number where an operand holds a NaN
     LOSES_INFINITY = enum.auto()  # an infinite element of an operand may give a finite result
+    LOSES_NEGATIVE = enum.auto()  # minus infinity may give a finite result, infinity itself does not
     FINITENESS_TEST = enum.auto()  # the result says whether the operand is finite
 
     # --- effects ---

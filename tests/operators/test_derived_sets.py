@@ -43,7 +43,12 @@ SETS = {
     ),
     Trait.NONFINITE_OF_ALL: "Add Concat Mean Mul Sub Sum",
     Trait.LOSES_NAN: "ArgMax ArgMin GlobalMaxPool MaxPool ReduceMax ReduceMin TopK",
-    Trait.LOSES_INFINITY: "Atan Clip Erf HardSigmoid Min Reciprocal Sigmoid Sign Softsign Tanh",
+    Trait.LOSES_INFINITY: (
+        "ArgMax ArgMin Atan Clip Erf HardSigmoid Min Reciprocal ReduceMin Sigmoid Sign Softsign Tanh"
+    ),
+    Trait.LOSES_NEGATIVE: (
+        "Celu Elu Exp GlobalMaxPool Max MaxPool ReduceLogSumExp ReduceMax Relu Selu Softmax Softplus ThresholdedRelu"
+    ),
     Trait.FINITENESS_TEST: "IsInf IsNaN microsoft.IsAllFinite microsoft.IsFinite",
     Trait.RANDOM: (
         "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike "

@@ -10,17 +10,14 @@ from itertools import permutations
 import onnx_ir as ir
 
 from graphscale.checks.linting.state_search import State
-from graphscale.checks.linting.view import View, is_zero, number_of
+from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, is_comparison, kinds_of_test, survivors
+from graphscale.checks.linting.view import View, number_of
 from graphscale.checks.patterns import find_accumulators, is_contradiction, update_signal
 from graphscale.graph.values import inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Kind, Trait, attribute, has_trait, operators_of_kind, rule_of
+from graphscale.operators import Trait, has_trait
 
-__all__ = ["INF", "NAN", "Check", "find_check"]
-
-NAN, INF = "NaN", "infinity"
-_BOTH = frozenset({NAN, INF})
-_NOTHING: frozenset[str] = frozenset()
+__all__ = ["Check", "find_check"]
 
 
 def find_check(
@@ -100,21 +97,16 @@ def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Valu
 
 
 def _is_test(node: ir.Node) -> bool:
-    return has_trait(node, Trait.FINITENESS_TEST) or _is_comparison(node)
+    return has_trait(node, Trait.FINITENESS_TEST) or is_comparison(node)
 
 
 def _is_logic(node: ir.Node, flags: Collection[ir.Value]) -> bool:
     """Return whether a node computes with flags alone: logic, counting, selecting between constants."""
-    if node.op_type in ("Not", "And", "Or", "Xor") or has_trait(node, Trait.VIEW) or _is_comparison(node):
+    if node.op_type in ("Not", "And", "Or", "Xor") or has_trait(node, Trait.VIEW) or is_comparison(node):
         return True
     if has_trait(node, Trait.REDUCTION) or node.op_type in ("Add", "Sum", "Mul", "Max", "Min", "Concat", "Where"):
         return all(operand in flags or number_of(operand) is not None for operand in inputs_of(node))
     return False
-
-
-def _is_comparison(node: ir.Node) -> bool:
-    """Return whether a node compares its operands."""
-    return (node.domain, node.op_type) in operators_of_kind(Kind.COMPARE)
 
 
 class Check:
@@ -126,6 +118,7 @@ class Check:
         fails_as: the value of the result if a gradient is not finite: False for `all_finite`, True for `overflow`.
         sees: for values, the kinds of numbers that the check sees: NaN, infinity, or both.
         lost: for values that it sees in part, `{NaN or infinity: the node that loses it}`.
+        needed: the values computed for more than the check: the gradients, and the values above them.
         dependent: the values that depend on the result, itself among them.
     """
 
@@ -133,31 +126,31 @@ class Check:
         self.view = view
         self.value = value
         self.sources = sources
-        self.sees: dict[ir.Value, frozenset[str]] = {}
+        self.sees: dict[ir.Value, Kinds] = {}
         self.lost: dict[ir.Value, dict[str, ir.Node]] = {}
         self.dependent = frozenset(view.descendants([value]))
         self._numbers = self._made_of_flags()
         self.fails_as = self._polarity()
         # Of a flag, or a number made of flags: the values that mean failure; None where that is not known.
         self._meanings: dict[ir.Value, set[bool | None]] = {value: {self.fails_as}}
-        needed = self._needed()
+        self.needed = self._needed()
         end = self.value.producer()
         for node in reversed(view.nodes[: 0 if end is None else view.nodes.index(end) + 1]):
             meanings = set().union(*(self._meanings.get(value, ()) for value in node.outputs))
             if meanings:
                 self._through_flags(node, meanings)
                 continue
-            kinds = frozenset().union(*(self.sees.get(value, _NOTHING) for value in node.outputs))
+            kinds = NOTHING.union(*(self.sees.get(value, NOTHING) for value in node.outputs))
             lost = {k: n for output in node.outputs for k, n in self.lost.get(output, {}).items()}
-            if (kinds or lost) and (needed.isdisjoint(node.outputs) or _is_exact(node, sources)):
+            if (kinds or lost) and (self.needed.isdisjoint(node.outputs) or _is_exact(node, sources)):
                 self._through_numbers(node, kinds, lost)
 
     def covers(self, value: ir.Value) -> bool:
         """Return whether a value is tested for NaN and infinity."""
-        return self.sees.get(value) == _BOTH
+        return self.sees.get(value) == BOTH
 
     def _needed(self) -> set[ir.Value]:
-        """Return the values computed for more than the check: the gradients, and the values above them."""
+        """Return the values above all outputs and in-place updates, not going up through the check."""
         ends = [value for value in self.view.graph.outputs if value is not self.value]
         ends += [value for node in find_accumulators(self.view.nodes) for value in inputs_of(node)]
         return self.view.ancestors(ends, stop=lambda value: value is self.value)
@@ -198,7 +191,7 @@ class Check:
 
     def _is_negation(self, node: ir.Node) -> bool:
         """Return whether a node is a negation, or a comparison of a count that is true where nothing is counted."""
-        if not _is_comparison(node):
+        if not is_comparison(node):
             return node.op_type == "Not"
         if node.op_type == "Equal":
             return next((n for v in node.inputs if (n := number_of(v)) is not None), None) == 0
@@ -208,7 +201,7 @@ class Check:
         flags = self._flags_of(node)
         if has_trait(node, Trait.FINITENESS_TEST):
             self._test(node)
-        elif _is_comparison(node) and not self._counts(node) and not any(v in self.view.flags for v in flags):
+        elif is_comparison(node) and not self._counts(node) and not any(v in self.view.flags for v in flags):
             self._compare(node, meanings)
         elif node.op_type in ("And", "Or") and self._hides(node, meanings):
             return
@@ -217,10 +210,14 @@ class Check:
             passed = {None} if node.op_type == "Where" else {m if m is None else m != flips for m in meanings}
             for value in flags:
                 self._meanings.setdefault(value, set()).update(passed)
+        data = node.inputs[0] if has_trait(node, Trait.CAST) and not flags else None
+        if data is not None and data in self.sources:
+            self._see(data, NOTHING, dict.fromkeys(BOTH, node))  # a flag of numbers that are not zero, as NaN is
         for body in subgraphs(node):
             # The branches of an If count as a test of the values around them that they read.
             for value in (v for inner in body for v in inputs_of(inner) if v.graph is not body and v in self.sources):
-                self._see(value, _BOTH, {})
+                seen = survivors(node, value, BOTH)
+                self._see(value, seen, dict.fromkeys(BOTH - seen, node))
 
     def _hides(self, node: ir.Node, meanings: set[bool | None]) -> bool:
         """Return whether a failure never shows (`finite or true`), or only if both operands fail (`one or other`)."""
@@ -232,12 +229,9 @@ class Check:
         return len(above) == 2 and all(self.value not in a and not a.isdisjoint(self.sources) for a in above)
 
     def _test(self, node: ir.Node) -> None:
-        kinds = {"IsAllFinite": _BOTH, "IsFinite": _BOTH, "IsNaN": frozenset({NAN})}.get(node.op_type)
-        if kinds is None:
-            both_signs = attribute(node, "detect_positive", 1) and attribute(node, "detect_negative", 1)
-            kinds = frozenset({INF}) if both_signs else _NOTHING
+        kinds = kinds_of_test(node)
         for value in inputs_of(node):
-            self._see(value, kinds, dict.fromkeys(_BOTH - kinds, node))
+            self._see(value, kinds, dict.fromkeys(BOTH - kinds, node))
 
     def _compare(self, node: ir.Node, meanings: set[bool | None]) -> None:
         """Note the coverage of a comparison, which is false for every NaN."""
@@ -252,37 +246,18 @@ class Check:
             kinds.add(INF)
         for value in {first, second}:
             if value in self.sources:
-                self._see(value, frozenset(kinds), dict.fromkeys(_BOTH - kinds, node))
+                self._see(value, frozenset(kinds), dict.fromkeys(BOTH - kinds, node))
 
-    def _see(self, value: ir.Value, kinds: frozenset[str], lost: Mapping[str, ir.Node]) -> None:
-        seen = self.sees.get(value, _NOTHING) | kinds
+    def _see(self, value: ir.Value, kinds: Kinds, lost: Mapping[str, ir.Node]) -> None:
+        seen = self.sees.get(value, NOTHING) | kinds
         self.sees[value] = seen
         self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
 
-    def _through_numbers(self, node: ir.Node, kinds: frozenset[str], lost: Mapping[str, ir.Node]) -> None:
+    def _through_numbers(self, node: ir.Node, kinds: Kinds, lost: Mapping[str, ir.Node]) -> None:
         operands = () if reads_shape(node) else self.view.operands(node)
         for value in (v for v in dict.fromkeys(operands) if v in self.sources):
-            passed = _operand_kinds(node, value, kinds)
+            passed = survivors(node, value, kinds)
             self._see(value, passed, {**lost, **dict.fromkeys(kinds - passed, node)})
-
-
-def _operand_kinds(node: ir.Node, value: ir.Value, kinds: frozenset[str]) -> frozenset[str]:
-    """Return the kinds of an operand's numbers that a check sees if it sees `kinds` of the result."""
-    others = [v for v in inputs_of(node) if v is not value]
-    rule = rule_of(node)
-    by_zero = rule is not None and rule.kind is Kind.PRODUCT and any(is_zero(v) for v in others)
-    if by_zero or (node.op_type == "Sub" and not others):
-        # 0 * infinity is NaN, and so is infinity - infinity.
-        return _BOTH if NAN in kinds else _NOTHING
-    if has_trait(node, Trait.PART):
-        return _NOTHING
-    if has_trait(node, Trait.LOSES_NAN):
-        return kinds - {NAN}
-    if has_trait(node, Trait.LOSES_INFINITY) or (node.op_type == "Div" and node.inputs[0] is not value):
-        return kinds - {INF}
-    if node.op_type == "Cast" and not ir.DataType(attribute(node, "to", 0)).is_floating_point():
-        return _NOTHING
-    return kinds
 
 
 def _is_exact(node: ir.Node, sources: Collection[ir.Value]) -> bool:

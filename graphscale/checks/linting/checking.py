@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.check import INF, NAN, Check
+from graphscale.checks.linting.check import Check
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry
 from graphscale.checks.linting.steps import Outcomes
+from graphscale.checks.linting.survival import INF, NAN, is_empty, is_hiding
 from graphscale.checks.linting.view import number_of
 from graphscale.graph.values import inputs_of, op_name, reads_shape
 from graphscale.graph.walks import source_by_trait
@@ -19,7 +20,7 @@ from graphscale.operators import Trait, has_trait
 __all__: list[str] = []
 
 
-@rule("GS301", "GS302", "GS303", "GS304")
+@rule("GS301", "GS302", "GS303", "GS304", "GS306")
 def _coverage(context: LintContext) -> Iterator[Finding]:
     yield from _covered(context, context.check)
     if context.window_check is not None:
@@ -57,10 +58,15 @@ def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
         first = next((source for value in reached if (source := origin[value]) is not None), None)
         if has_trait(node, Trait.EFFECT) and not any(check.covers(value) for value in node.outputs):
             ends[first or reached[-1]] = None
-        # A quotient by the scale is no more doubtful than its dividend.
+        # A quotient by the scale is no more doubtful than its dividend, nor a gradient clipped to the scaled threshold.
         only_scale = all(operand in context.roots for operand in reached) and context.flow is not None
+        is_tested = any(check.covers(operand) for operand in context.view.operands(node))
         for value in node.outputs:
-            if value is check.value or check.covers(value) or (only_scale and not context.carries_scale(value)):
+            if (
+                value is check.value
+                or check.covers(value)
+                or (only_scale and (is_tested or not context.carries_scale(value)))
+            ):
                 continue
             origin[value] = value if value in unscaled or (first is None and value in check.sees) else first
     for value in context.view.graph.outputs:
@@ -71,7 +77,10 @@ def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
 
 def _missing(check: Check, value: ir.Value) -> list[tuple[str, ir.Node | None]]:
     lost = check.lost.get(value, {})
-    part = next((node for node in lost.values() if has_trait(node, Trait.PART)), None)
+    hiding = next((node for node in lost.values() if is_hiding(node)), None)
+    if hiding is not None:
+        return [("GS306", hiding)]
+    part = next((node for node in lost.values() if has_trait(node, Trait.PART) or is_empty(node)), None)
     if part is not None or not lost:
         return [("GS301", part)]
     return [(code, lost[kind]) for kind, code in ((NAN, "GS302"), (INF, "GS303")) if kind in lost]
@@ -84,6 +93,8 @@ def _describe(code: str, node: ir.Node | None, values: list[ir.Value], check: Ch
         message = f"{names} is used, and {check.value.name!r} does not test {part}"
         return report(code, message, node or values[0].producer(), values[0])
     assert node is not None
+    if code == "GS306":
+        return report(code, f"{op_name(node)} hides NaN or infinity in {names} from the check", node, values[0])
     kind = NAN if code == "GS302" else INF
     return report(code, f"{op_name(node)} does not tell of {kind} in {names}", node, values[0])
 

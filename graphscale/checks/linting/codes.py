@@ -138,6 +138,11 @@ GS305 error scale-ignores-check: The next loss scale does not follow the finite 
 After an overflow the scale stays where it is, so that every following step overflows and is skipped.
 Lower the scale where the check fails, and only there.
 
+GS306 error hidden-overflow: NaN or infinity in a gradient becomes finite before the finite check
+The step is applied with a number that no gradient has, the scale never falls, and from then on each overflow goes the \
+same way.
+Test the gradient before it is clipped, saturated by a cast or a quantization, or freed of NaN.
+
 GS401 error update-not-guarded: Carried state changes on a step that is to be skipped
 A step with a gradient that is not finite writes NaN or infinity into a weight or a moment, or lets it drift from the \
 others.

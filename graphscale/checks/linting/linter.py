@@ -10,6 +10,7 @@ import onnx_ir as ir
 from graphscale.checks.linting import (  # noqa: F401 - importing them fills RULES
     checking,
     guarding,
+    hiding,
     keeping,
     low_precision,
     scaling,

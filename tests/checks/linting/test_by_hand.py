@@ -21,7 +21,9 @@ RIGHT = {
     "one over the scale": changed(STEP, dw="inverse = Div(one, scale) dw = Mul(inverse, dw_scaled)"),
     "the learning rate over the scale": changed(STEP, change="small = Div(rate, scale) change = Mul(dw_scaled, small)"),
     "a scaled threshold": changed(
-        STEP, dw="high = Mul(two, scale) low = Neg(high) cut = Clip(dw_scaled, low, high) dw = Div(cut, scale)"
+        STEP,
+        dw="high = Mul(two, scale) low = Neg(high) cut = Clip(dw_scaled, low, high) dw = Div(cut, scale)",
+        zeroed="zeroed = Mul(dw_scaled, zero)",
     ),
     "a scaled norm": changed(
         STEP,
