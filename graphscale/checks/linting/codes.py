@@ -169,6 +169,11 @@ ONNX Runtime's CPU kernel of AdamOptimizer takes the step whatever update_signal
 input loss_scale.
 Select its outputs with Where and give it copies of its states, or use AdamWOptimizer.
 
+GS407 warning unexplained-state: State is carried that neither the metadata nor the roles have
+Nothing guards it on a skipped step, or nothing feeds it back: sessions, checkpoints and verify do not know that it is \
+state.
+Add it to the original graph, and scale that again: graphscale inspect MODEL shows what is carried there.
+
 GS501 error foldable-state: State is an initializer that is no graph input
 Runtimes take such an initializer for a constant, and fold expressions over it at load time: they keep their first \
 value for ever.

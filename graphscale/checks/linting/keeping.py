@@ -1,4 +1,4 @@
-"""Rules on how a graph keeps its state: GS501 to GS503."""
+"""Rules on how a graph keeps its state: GS501 to GS503; and on state that nothing explains: GS407."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_unordered_readers
+from graphscale.analysis.updates import is_constant_view, same_type
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
-from graphscale.checks.linting.state_search import Carry
-from graphscale.checks.patterns import find_accumulators, producer
-from graphscale.graph.values import node_name
+from graphscale.checks.linting.state_search import Carry, held_state
+from graphscale.checks.patterns import find_accumulators, input_at, producer
+from graphscale.graph.values import inner_nodes, is_scalar, node_name, op_name
+from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
 
 __all__: list[str] = []
 
@@ -41,8 +43,7 @@ def _metadata(context: LintContext) -> Iterator[Finding]:
     view, stamp = context.view, context.stamp
     outputs = {value.name for value in view.graph.outputs}
     named = [name for name in stamp.names.values() if name]
-    # The models of an artifact folder share one stamp; the optimizer model has nothing that it names.
-    if not stamp.state and view.values.keys().isdisjoint(named):
+    if _is_other_part(context):
         return
     missing = [name for name in [*named, *stamp.state] if name not in view.values]
     missing += [name for name in stamp.state.values() if name not in outputs]
@@ -52,6 +53,62 @@ def _metadata(context: LintContext) -> Iterator[Finding]:
     for value in _forgotten(context, stamp.state) if stamp.state else ():
         message = f"{value.name!r} is carried, and the metadata do not say what its next value is"
         yield report("GS503", message, value=value)
+
+
+def _is_other_part(context: LintContext) -> bool:
+    """Return whether a model has nothing that the metadata name: the models of an artifact folder share one stamp."""
+    stamp = context.stamp
+    return stamp is None or (not stamp.state and context.view.values.keys().isdisjoint(stamp.names.values()))
+
+
+@rule("GS407")
+def _unexplained(context: LintContext) -> Iterator[Finding]:
+    """Find state that was added to a scaled graph: neither the metadata nor the roles in its report have it."""
+    if context.stamp is None or _is_other_part(context):
+        return
+    report_of, graph = context.stamp.report, context.view.graph
+    carried = {*context.stamp.state, *context.stamp.names.values()}
+    carried.update(entry["input"] for entry in report_of.get("state", ()))
+    with_roles = {entry["name"] for entry in report_of.get("roles", ()) if isinstance(entry, dict)}
+    known = {*carried, *with_roles, *context.stamp.state.values(), *(f"{name}.next" for name in carried)}
+    leaves = (value for value in context.view.leaves() if value.is_graph_input() or not is_scalar(value))
+    free = {value for value in leaves if value.name not in carried}
+    for output in (v for v in graph.outputs if v.name not in known and v not in context.exempt):
+        above = context.view.ancestors([output])
+        added = [v for v in graph.inputs if v in free and v.name not in with_roles and same_type(v, output)]
+        near = held_state(output, free) if output.producer() is not None and not is_constant_view(output) else None
+        state = next((v for v in added if v in above or f"{output.name}".startswith(f"{v.name}")), near)
+        if state is not None:
+            carried.add(state.name or "")
+            free.discard(state)
+            yield _describe_state(context, f"output {output.name!r} may be the next value of", output, state)
+    accumulators = set(report_of.get("accumulators", ()))
+    # Without a check no step is skipped: the statistics that the original writes need no guard.
+    for main in () if context.check is None else context.view.nodes:
+        for node in (main, *inner_nodes(main)):
+            for value in _written(node):
+                if value.name not in carried and node_name(node) not in accumulators and _is_leaf(value):
+                    yield _describe_state(context, f"{op_name(node)} writes in place", node.outputs[0], value)
+
+
+def _describe_state(context: LintContext, message: str, following: ir.Value, state: ir.Value) -> Finding:
+    bad = None if context.outcomes is None else context.outcomes[1].of(following)
+    also = "" if bad is state or bad is None else ", on a skipped step too"
+    text = f"{message} {state.name!r}{also}; neither the metadata nor the roles have it as state"
+    return report("GS407", text, following.producer(), state)
+
+
+def _written(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the inputs that a node writes in place, as far as its operator says so."""
+    optimizer = optimizer_of(node)
+    indices = [0] if has_trait(node, Trait.ACCUMULATOR) else [*written_inputs(node)]
+    if optimizer is not None and optimizer.inputs:
+        indices.append(optimizer.inputs.index("params"))
+    return (value for i in indices if (value := input_at(node, i)) is not None)
+
+
+def _is_leaf(value: ir.Value) -> bool:
+    return value.producer() is None and (value.is_graph_input() or value.is_initializer())
 
 
 def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Value]:

@@ -11,7 +11,7 @@ from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.linting.view import number_of
-from graphscale.checks.patterns import find_accumulators
+from graphscale.checks.patterns import find_accumulators, producer
 from graphscale.graph.values import inputs_of, is_scalar
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait
@@ -73,7 +73,21 @@ def _is_sum_of_gradients(context: LintContext, state: State) -> bool:
         return False
     if context.topology is not None and state.value in context.topology.forward:
         return False
-    return find_coefficients(state.next, {state.value}).get(state.value, 0) >= _SUM
+    return find_coefficients(_unguarded(state), {state.value}).get(state.value, 0) >= _SUM
+
+
+def _unguarded(state: State) -> ir.Value:
+    """Return the next value of a state without the guard, which holds the old one."""
+    node = producer(source_by_trait(state.next, Trait.VIEW), "Where")
+    new = [] if node is None else [value for value in inputs_of(node)[1:] if value is not state.value]
+    return new[0] if len(new) == 1 else state.next
+
+
+def _is_rounded_copy(context: LintContext, state: State) -> bool:
+    """Return whether a state is rounded anew on each step, from masters of a wider type, and has no share in itself."""
+    value = _unguarded(state)
+    is_rounded = context.dtype(source_by_trait(value, Trait.VIEW)) not in _SMALL
+    return is_rounded and state.value not in find_coefficients(value, {state.value}, least=0)
 
 
 @rule("GS605")
@@ -91,7 +105,8 @@ def _states(context: LintContext) -> Iterator[Finding]:
         name, value = _SMALL.get(context.dtype(state.value)), state.value
         if name is None or is_scalar(value) or state.next not in context.sources:
             continue
-        if state.carry in (Carry.OUTPUT, Carry.WRITE) and not _is_sum_of_gradients(context, state):
+        is_written = state.carry in (Carry.OUTPUT, Carry.WRITE)
+        if is_written and not _is_sum_of_gradients(context, state) and not _is_rounded_copy(context, state):
             yield report("GS607", f"{value.name!r} is carried in {name}", value=value)
 
 

@@ -16,7 +16,7 @@ from graphscale.graph.values import inputs_of, is_scalar
 from graphscale.graph.walks import reach
 from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
 
-__all__ = ["Carry", "State", "find_states"]
+__all__ = ["Carry", "State", "find_states", "held_state"]
 
 # An update rule has fewer values than this.
 _BOOKKEEPING = 200
@@ -81,9 +81,9 @@ def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
     for output in view.graph.outputs:
         if output in not_states or output.producer() is None:
             continue
-        best = _held(output, free) or (None if is_constant_view(output) else _held(output, weights))
+        best = held_state(output, free) or (None if is_constant_view(output) else held_state(output, weights))
         if best is None and _depends_on_constants(view, output):
-            best = _held(output, scalars)
+            best = held_state(output, scalars)
         if best is not None:
             for states in (free, weights, scalars):
                 states.discard(best)
@@ -98,7 +98,7 @@ def _without_constants(view: View, states: list[State], losses: Collection[ir.Va
     return [state for state in states if state.value not in weights]
 
 
-def _held(output: ir.Value, states: Collection[ir.Value]) -> ir.Value | None:
+def held_state(output: ir.Value, states: Collection[ir.Value]) -> ir.Value | None:
     """Return the state that an output holds with the largest coefficient, of at least 0.5."""
     coefficients = find_coefficients(output, states) if states else {}
     near = {v: c for v, c in coefficients.items() if c >= NEXT_STATE and same_type(output, v)}
