@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from graphscale import process  # noqa: F401  # before all other imports
+
+# isort: split
 import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

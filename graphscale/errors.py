@@ -6,7 +6,19 @@ it and exits with code 2.
 
 from __future__ import annotations
 
+import re
+
 _LONGEST = 1000  # characters of a text that came from below, or from a file
+# Of Unicode's default-ignorable characters, which no terminal shows, those that Python takes for printable.
+_HIDDEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+
+
+def printable(text: object) -> str:
+    """Return a text with escapes in place of all that a terminal would obey or hide: `\\x1b`, `\\n`, `\\u202e`."""
+    line = str(text)
+    if line.isprintable() and not _HIDDEN.search(line):
+        return line
+    return "".join(ascii(c)[1:-1] if not c.isprintable() or _HIDDEN.match(c) else c for c in line)
 
 
 def one_line(error: object) -> str:

@@ -11,11 +11,12 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import typer.main
 
-from graphscale.errors import GraphscaleError
+from graphscale.errors import GraphscaleError, ModelFileError
+from graphscale.process.command import run
 
 __all__ = ["COMMANDS", "load_command", "main", "make_group"]
 
@@ -60,30 +61,28 @@ _UsageError: Any = typer.BadParameter.__base__
 
 def main() -> None:
     """Run the command line: the console script `graphscale`."""
+    run(_run)
+
+
+def _run() -> int:
     # The checks of graphscale report the causes of onnx_ir's warnings.
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"onnx_ir\.")
     words = sys.argv[1:] or ["--help"]
     group = make_group((words[0],)) if words[0] in COMMANDS else make_group()
     try:
-        code = group(words, "graphscale", standalone_mode=False)
-    except GraphscaleError as error:
-        _refuse(str(error))
+        return group(words, "graphscale", standalone_mode=False) or 0
+    except GraphscaleError:
+        raise
     except _UsageError as error:
-        _refuse(f"{error.format_message()} (graphscale --help shows what there is)")
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
-    except Exception:
+        raise GraphscaleError(f"{error.format_message()} (graphscale --help shows what there is)") from error
+    except typer.Abort as error:
+        raise KeyboardInterrupt from error
+    except Exception as error:
         from graphscale.graph.diagnosis import find_damage
 
         # On a sound model, this is a defect of graphscale: show it.
         damage = find_damage(sys.argv[1:])
         if damage is None:
             raise
-        _refuse(damage)
-    sys.exit(code or 0)
-
-
-def _refuse(message: str) -> NoReturn:
-    print(f"graphscale: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+        raise ModelFileError(damage) from error

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.text import Text
-
 from graphscale.cli import options
 from graphscale.cli.options import option
-from graphscale.cli.show import make_table, print_json, print_table, say, warn
+from graphscale.cli.show import join, make_console, make_table, print_json, say, warn
 
 if TYPE_CHECKING:
     from graphscale.passes.casting.cast_report import AutocastReport
@@ -77,9 +75,9 @@ def _show(report: AutocastReport, as_json: bool, title: str) -> None:
     table = make_table(report.dtype, "float32", left="operator")
     table.add_column("why it stays float32", overflow="fold")
     for op in report.ops:
-        why = "\n".join(f"{count}: {reason}" for reason, count in op.reasons.items())
-        table.add_row(Text(op.op), str(op.low or ""), str(op.kept or ""), Text(why))
-    print_table(table)
+        why = join(f"{count}: {reason}" for reason, count in op.reasons.items())
+        table.add_row(op.op, str(op.low or ""), str(op.kept or ""), why)
+    make_console().print(table)
     if report.emulate:
         casts = f"{report.casts // 2} pairs of casts round to it"
     else:

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
 from graphscale.cli.options import option
 from graphscale.cli.progress import Tally, show_table
-from graphscale.cli.show import make_table
+from graphscale.cli.show import EscapedTable, make_console, make_table, make_text, say
 from graphscale.training import run_plot
 from graphscale.training.record import StepRecord
 
@@ -43,7 +41,7 @@ def demo(
     require()
     picture = output or Path("precision.png" if precision else "demo.png")
     run_plot.check_picture(picture)
-    console = Console(highlight=False)
+    console = make_console()
     if precision:
         _compare(picture, steps or 300, seed, console)
     else:
@@ -55,9 +53,10 @@ def _overflow(output: Path, steps: int, seed: int, console: Console) -> None:
 
     training = Training(steps, seed)
     report = training.scaled.report
-    console.print(
-        f"[bold]digits_step.onnx[/], a training step exported from PyTorch: {report.nodes_before} nodes, "
-        f"{report.nodes_after} with loss scaling inside."
+    say(
+        ("digits_step.onnx", "bold"),
+        f", a training step exported from PyTorch: {report.nodes_before} nodes, ",
+        f"{report.nodes_after} with loss scaling inside.",
     )
     tally = Tally()
     records = list(tally.follow(training.run(), console, steps))
@@ -73,16 +72,16 @@ def _overflow(output: Path, steps: int, seed: int, console: Console) -> None:
             r.step: f"an Inf in the batch of step {r.step}:\nthe step is skipped, every weight kept" for r in skipped
         },
     )
-    same = "the same batches but the skipped one give [green]bit-identical[/] weights"
+    same = ("the same batches but the skipped one give ", ("bit-identical", "green"), " weights")
     rows = [
         *tally.rows(),
         *((f"  step {r.step}", _describe_skip(r)) for r in skipped),
         ("held-out accuracy", f"{_accuracy(records[-1]):.1f} %"),
-        ("without loss scaling", f"[red]different: {', '.join(differing)}[/]" if differing else same),
+        ("without loss scaling", ((f"different: {', '.join(differing)}", "red"),) if differing else same),
     ]
     show_table(console, rows)
-    console.print(f"The picture of this run: [bold]{escape(str(output))}[/]")
-    console.print("[dim]What float16 loses without a loss scale: graphscale demo --precision[/]")
+    say("The picture of this run: ", (str(output), "bold"))
+    say(("What float16 loses without a loss scale: graphscale demo --precision", "dim"))
 
 
 def _accuracy(record: StepRecord) -> float | None:
@@ -114,15 +113,15 @@ def _compare(output: Path, steps: int, seed: int, console: Console) -> None:
                 runs.append(run)
     draw(runs, output)
     console.print(_make_table(runs))
-    console.print("right: answers on held-out data; zeros: elements of the gradients, the median over the steps")
-    console.print(f"float16 is emulated: each value is rounded to it. The picture: [bold]{escape(str(output))}[/]")
+    say("right: answers on held-out data; zeros: elements of the gradients, the median over the steps")
+    say("float16 is emulated: each value is rounded to it. The picture: ", (str(output), "bold"))
 
 
-def _make_table(runs: Sequence[Run]) -> Table:
+def _make_table(runs: Sequence[Run]) -> EscapedTable:
     headers = ("loss", "right", "zeros", "scale", "skipped")
     table = make_table(*headers, left="", title="What happened", title_justify="left")
     for name in dict.fromkeys(run.task.name for run in runs):
-        table.add_row(f"[bold]{name}[/]")
+        table.add_row(make_text((name, "bold")))
         for run in (run for run in runs if run.task.name == name):
             loss, zeros = float(np.mean(run.losses[-10:])), float(np.median(run.zeros))
             cells = [f"{loss:.3g}", f"{100 * run.accuracy:.1f} %", f"{100 * zeros:.0f} %"]

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from graphscale.cli.options import Json, argument, option
-from graphscale.cli.show import make_table, print_json, print_table, say, shorten, show_rows
+from graphscale.cli.show import EscapedTable, make_console, make_table, print_json, say, shorten, show_rows
 
 if TYPE_CHECKING:
     from graphscale.checks.diffing.diff_report import DiffReport, Entry
@@ -55,11 +54,11 @@ def _show(report: DiffReport, title: str) -> None:
         return
     if not report.related:
         say(describe_unrelated(report.matched, report.nodes_before, report.nodes_after))
-    print_table(_operators(report))
+    make_console().print(_operators(report))
     show_rows((f"{name} ({len(lines)})", shorten(lines)) for name, lines in _rows(report) if lines)
 
 
-def _operators(report: DiffReport) -> Table:
+def _operators(report: DiffReport) -> EscapedTable:
     """Make a table of the operators that changed in number, and of all others in one line."""
     table = make_table("before", "after", "change", left="operator")
     for op in report.ops:

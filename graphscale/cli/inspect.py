@@ -86,6 +86,6 @@ def _show_check(checked: GradientCheck) -> None:
     show_rows([(f"derivatives ({checked.dtype})", shorten(lines))])
     counts = {each.verdict for each in checked.weights}
     text = ", ".join(f"{checked.count(v)} {v}" for v in ("agrees", "disagrees", "unsure", "unchecked") if v in counts)
-    say(f"gradients against the loss {checked.loss!r}: {text or 'none found'}", "bold")
+    say((f"gradients against the loss {checked.loss!r}: {text or 'none found'}", "bold"))
     for note in checked.notes:
         say(f"note: {note}")

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from graphscale.cli.options import Json, ModelPath, option
-from graphscale.cli.show import print_json, print_table, say
+from graphscale.cli.show import EscapedTable, join, make_console, make_text, print_json, say
 from graphscale.files import writing
 
 if TYPE_CHECKING:
@@ -48,30 +46,28 @@ def lint(
         raise typer.Exit(1)
 
 
-def _show(report: LintReport, as_json: bool, title: str) -> None:
+def _show(report: LintReport, as_json: bool, name: str) -> None:
     """Print the findings by code, with the reason why each matters, and its remedy."""
     from graphscale.checks.linting.codes import CODES
 
     if as_json:
         print_json(report.to_dict())
         return
-    say(title)
-    table = Table(show_header=False, show_edge=False, pad_edge=False)
+    say(name)
+    table = EscapedTable(show_header=False, show_edge=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     by_code: dict[str, list[Finding]] = {}
     for finding in report.findings:
         by_code.setdefault(finding.code, []).append(finding)
-    for name, findings in by_code.items():
-        code = CODES[name]
-        text = Text(f"{code.severity}: {code.title}\n", style=_STYLES[code.severity])
+    for key, findings in by_code.items():
+        code = CODES[key]
+        style = _STYLES[code.severity]
         lines = [(f"{finding.node}: " if finding.node else "") + finding.message for finding in findings]
-        table.add_row(
-            Text(name, style=_STYLES[code.severity]),
-            Text.assemble(text, "\n".join([*lines, f"why: {code.why}", f"fix: {code.fix}"])),
-        )
+        title = make_text((f"{code.severity}: {code.title}", style))
+        table.add_row(make_text((key, style)), join([title, *lines, f"why: {code.why}", f"fix: {code.fix}"]))
     if by_code:
-        print_table(table)
+        make_console().print(table)
     say(_summarize(report))
 
 

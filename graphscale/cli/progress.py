@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from graphscale.cli.show import make_table
+from graphscale.cli.show import Part, make_table, make_text
 from graphscale.training.record import StepRecord
 
 __all__ = ["Tally", "show_table", "stage_bar"]
@@ -104,9 +104,9 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def show_table(console: Console, rows: Sequence[tuple[str, str]]) -> None:
+def show_table(console: Console, rows: Sequence[tuple[str, str | Sequence[Part]]]) -> None:
     """Print rows under the title "What happened"."""
     table = make_table(title="What happened", title_justify="left")
     for name, text in rows:
-        table.add_row(name, text)
+        table.add_row(name, text if isinstance(text, str) else make_text(*text))
     console.print(table)

@@ -1,4 +1,4 @@
-"""Reports in the terminal: texts, tables, JSON."""
+"""Reports in the terminal: texts, tables, JSON. All that is printed goes through here, and is escaped."""
 
 from __future__ import annotations
 
@@ -10,36 +10,75 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from graphscale.errors import printable
+
 if TYPE_CHECKING:
     from graphscale.analysis.report import Report
 
-__all__ = ["make_table", "print_json", "print_table", "say", "shorten", "show_report", "show_rows", "warn"]
+__all__ = [
+    "EscapedTable",
+    "Part",
+    "join",
+    "make_console",
+    "make_table",
+    "make_text",
+    "print_json",
+    "say",
+    "shorten",
+    "show_report",
+    "show_rows",
+    "warn",
+]
 
 _SHOWN = 12
+# A piece of a line: a text, or a text and its style.
+Part = str | tuple[str, str]
+
+
+def make_text(*parts: Part | Text) -> Text:
+    """Make a line of parts, without the markup, the control characters and the line breaks that names may have."""
+    return Text.assemble(*(printable(p) if isinstance(p, str) else _escape(p) for p in parts))
+
+
+def _escape(part: tuple[str, str] | Text) -> tuple[str, str] | Text:
+    return part if isinstance(part, Text) else (printable(part[0]), part[1])
+
+
+def join(lines: Iterable[str | Text]) -> Text:
+    """Put lines one below the other."""
+    return Text("\n").join(map(make_text, lines))
+
+
+class EscapedTable(Table):
+    """A table whose cells are escaped."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Add a row of texts."""
+        super().add_row(*map(make_text, cells), **options)
+
+
+def make_console(**options: Any) -> Console:
+    """Make the terminal."""
+    return Console(highlight=False, markup=False, emoji=False, **options)
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """Print a report on stdout as JSON, whole or, if JSON cannot hold a part of it, not at all."""
-    print(json.dumps(data, indent=2))
+    """Print a report on stdout as JSON in ASCII, whole or, if JSON cannot hold a part of it, not at all."""
+    print(json.dumps(data, indent=2).replace("\x7f", "\\u007f"))
 
 
-def say(text: str, style: str = "") -> None:
-    """Print a text on stdout, in one line unless it has more."""
-    Console(highlight=False).print(Text(text, style), soft_wrap=True)
+def say(*parts: Part) -> None:
+    """Print a line on stdout."""
+    make_console().print(make_text(*parts), soft_wrap=True)
 
 
 def warn(warnings: Iterable[str]) -> None:
     """Print warnings on stderr."""
     for warning in warnings:
-        Console(stderr=True, highlight=False).print(Text(f"warning: {warning}"))
+        make_console(stderr=True).print(make_text(f"warning: {warning}"))
 
 
-def print_table(table: Table) -> None:
-    """Print a table on stdout."""
-    Console(highlight=False).print(table)
-
-
-def make_table(*right: str, left: str | None = None, **options: Any) -> Table:
+def make_table(*right: str, left: str | None = None, **options: Any) -> EscapedTable:
     """Make a table without a frame.
 
     Args:
@@ -47,7 +86,7 @@ def make_table(*right: str, left: str | None = None, **options: Any) -> Table:
         left: the header of that one; None for a table of names and texts, without headers.
         options: more options of the table.
     """
-    table = Table(show_header=left is not None, show_edge=False, pad_edge=False, **options)
+    table = EscapedTable(show_header=left is not None, show_edge=False, pad_edge=False, **options)
     if left is None:
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
@@ -62,8 +101,8 @@ def show_rows(rows: Iterable[tuple[str, Sequence[str]]]) -> None:
     """Print a table of names and lines."""
     table = make_table()
     for name, lines in rows:
-        table.add_row(name, Text("\n".join(lines)))
-    print_table(table)
+        table.add_row(name, join(lines))
+    make_console().print(table)
 
 
 def shorten(lines: Sequence[str]) -> list[str]:

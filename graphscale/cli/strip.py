@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from graphscale.cli.options import Force, argument, is_folder, option
+from graphscale.cli.show import say
 
 __all__ = ["strip"]
 
@@ -27,4 +28,4 @@ def strip(
         strip_artifacts(scaled, output, force=force)
     else:
         model_files.save(strip_model(scaled), output)
-    print(f"{scaled} without graphscale -> {output}")
+    say(f"{scaled} without graphscale -> {output}")

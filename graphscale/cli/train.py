@@ -6,21 +6,21 @@ import dataclasses
 import functools
 import inspect
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.markup import escape
-
 from graphscale.cli.options import BUCKET_SIZE, argument, option
 from graphscale.cli.progress import Tally, show_table
+from graphscale.cli.show import make_console
 from graphscale.errors import TrainingError
+from graphscale.process.streams import tell
 from graphscale.training.interrupt import Interruption
 from graphscale.training.record import StepRecord
 from graphscale.training.schedules import SCHEDULES, LearningRate
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from graphscale.training.loop import Trainer
     from graphscale.training.run import Options, Run
 
@@ -124,14 +124,14 @@ def train(
     same |= {"shuffle": not no_shuffle, "learning_rate": rate, "rate_input": learning_rate_input}
     options = Options(**{**same, "feeds": feed or (), "providers": provider or ()})
     if replicas is None and launched_size() == 1:
-        _run(options, Run(options), Console(highlight=False, quiet=quiet))
+        _run(options, Run(options), make_console(quiet=quiet))
         return
     from graphscale.replicas.replica_world import ReplicaWorld
 
     world = ReplicaWorld(replicas, bucket_bytes=bucket_size, stages=stages, sharded=sharded, timeout=timeout)
     with world.ending_together():
         options = dataclasses.replace(options, world=world)
-        _run(options, Run(options), Console(highlight=False, quiet=quiet or not world.is_first))
+        _run(options, Run(options), make_console(quiet=quiet or not world.is_first))
 
 
 def _run(options: Options, run: Run, console: Console) -> None:
@@ -158,7 +158,7 @@ def _run(options: Options, run: Run, console: Console) -> None:
         ("trained step", options.output),
     ):
         if path is not None:
-            rows.append((name, escape(str(path))))
+            rows.append((name, str(path)))
     show_table(console, rows)
 
 
@@ -182,5 +182,5 @@ def _interrupted(trainer: Trainer, total: int) -> str:
 
 def _stop(message: str, code: int, speaks: bool) -> None:
     if speaks:
-        print(f"graphscale: {' '.join(message.split())}", file=sys.stderr)
+        tell(message)
     raise SystemExit(code)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from graphscale.cli.options import (
     Dim,
@@ -27,7 +25,7 @@ from graphscale.cli.options import (
     read_roles,
 )
 from graphscale.cli.progress import stage_bar
-from graphscale.cli.show import print_json, print_table, say
+from graphscale.cli.show import EscapedTable, make_console, make_text, print_json, say
 from graphscale.files import writing
 
 if TYPE_CHECKING:
@@ -124,31 +122,31 @@ def _show(report: VerifyReport, as_json: bool, title: str, command: str | None) 
         print_json({**report.to_dict(), "replay": command})
         return
     say(title)
-    table = Table(show_edge=False, pad_edge=False, box=None, show_header=False)
+    table = EscapedTable(show_edge=False, pad_edge=False, box=None, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for check in report.checks:
-        kind = Text("proof  " if check.proof else "measure", "dim")
-        table.add_row(kind, Text(check.name), Text(check.status, _STYLES[check.status]) + f": {check.detail}")
-    print_table(table)
+        kind = make_text(("proof  " if check.proof else "measure", "dim"))
+        table.add_row(kind, check.name, make_text((check.status, _STYLES[check.status]), f": {check.detail}"))
+    make_console().print(table)
     for note in report.notes:
         say(f"note: {note}")
-    say(f"{report.verdict} ({report.runs} runs of the scaled graph)", "bold")
+    say((f"{report.verdict} ({report.runs} runs of the scaled graph)", "bold"))
     if command is not None:
         say(f"the first counterexample again: {command}")
 
 
 def _show_differences(report: VerifyReport) -> None:
     """Print the expected values of a case, and those that it gave."""
-    table = Table(show_edge=False, pad_edge=False)
+    table = EscapedTable(show_edge=False, pad_edge=False)
     for column in ("value", "source", "expected", "got"):
         table.add_column(column, overflow="fold")
     for difference in report.differences:
         expected, got = _describe(difference)
-        table.add_row(Text(difference.name), difference.source, Text(expected), Text(got))
+        table.add_row(difference.name, difference.source, expected, got)
     if report.differences:
-        print_table(table)
+        make_console().print(table)
 
 
 def _describe(difference: Difference) -> tuple[str, str]:

@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from graphscale.errors import GraphscaleError, ReplicaError, one_line
+from graphscale.process.streams import tell
 from graphscale.replicas.witness import Witness, dismiss_all
 
 __all__ = ["HEARD", "Replicas", "Traffic", "Wait", "available_cores", "describe_error", "import_mpi", "launched_size"]
@@ -228,7 +228,7 @@ class Replicas:
 
     def abort(self, text: str, code: int = 1) -> NoReturn:
         """Say what is wrong, and end the processes of all replicas with an exit code."""
-        print(f"graphscale: rank {self.rank}: {one_line(text)}", file=sys.stderr, flush=True)
+        tell(f"rank {self.rank}: {one_line(text)}")
         dismiss_all()
         time.sleep(HEARD)
         self._comm.Abort(code)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import GraphscaleError, ReplicaError, one_line
+from graphscale.process.streams import tell
 from graphscale.replicas.agreement import agree
 from graphscale.replicas.batches import Share, map_npz
 from graphscale.replicas.collectives import HEARD, Replicas, import_mpi, launched_size
@@ -144,12 +145,12 @@ class ReplicaWorld(World):
 
     def _end(self, text: str, code: int) -> None:
         if self._comm.Get_size() == 1:
-            print(f"graphscale: {text}", file=sys.stderr, flush=True)
+            tell(text)
             sys.exit(code)
         if not self.is_first:
             time.sleep(_FIRST_SPEAKS)
         who = "" if self.is_first else f"rank {self._comm.Get_rank()}: "
-        print(f"graphscale: {who}{text}", file=sys.stderr, flush=True)
+        tell(f"{who}{text}")
         dismiss_all()
         time.sleep(HEARD)
         self._comm.Abort(code)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from graphscale.errors import TrainingError
+from graphscale.errors import TrainingError, printable
 from graphscale.files import writing
 from graphscale.training.record import StepRecord
 
@@ -96,7 +96,7 @@ def draw(
     with writing.write_file(path) as temporary, rc_context(STYLE):
         figure = _figure(records, [*curves, *_recorded(records)], notes or {})
         if title:
-            figure.suptitle(title, x=0.012, ha="left", fontsize=12, fontweight="bold")
+            figure.suptitle(printable(title), x=0.012, ha="left", fontsize=12, fontweight="bold", parse_math=False)
         figure.savefig(temporary, dpi=120)
 
 
@@ -169,7 +169,7 @@ def _draw_curve(axes: Any, records: Sequence[StepRecord], curve: Curve) -> None:
         axes.plot(steps[-1:], values[-1:], "o", color=GREEN, markersize=5)
         place = {"xytext": (0, -9), "textcoords": "offset points", "ha": "right", "va": "top"}
         axes.annotate(curve.last.format(values[-1]), points[-1], color=GREEN, fontweight="bold", **place)
-    axes.set_ylabel(curve.label)
+    axes.set_ylabel(printable(curve.label), parse_math=False)
     if curve.limits:
         axes.set_ylim(*curve.limits)
 

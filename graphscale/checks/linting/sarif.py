@@ -67,7 +67,7 @@ def _result(finding: Finding, index: int, path: str | os.PathLike[str]) -> dict[
         if name
     ]
     file = Path(path)
-    uri = file.as_uri() if file.is_absolute() else quote(file.as_posix())
+    uri = file.as_uri() if file.is_absolute() else quote(os.fsencode(file.as_posix()))
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": uri}}}
     if logical:
         location["logicalLocations"] = logical

@@ -138,7 +138,8 @@ def _find_operator(name: str, rules: Mapping[tuple[str, str], CastRule]) -> tupl
     domain, separator, op_type = name.rpartition("::")
     for candidate in ("" if domain == "ai.onnx" else domain,) if separator else ("", MICROSOFT):
         is_foreign = candidate not in ("", MICROSOFT)
-        if is_foreign or (candidate, op_type) in rules or (candidate == "" and onnx.defs.has(op_type)):
+        is_text = op_type.isprintable()  # for half a character ONNX raises a TypeError
+        if is_foreign or (candidate, op_type) in rules or (candidate == "" and is_text and onnx.defs.has(op_type)):
             return candidate, op_type
     names = sorted({op for _, op in rules} | {schema.name for schema in onnx.defs.get_all_schemas()})
     alike = [known for known in names if known.lower() == op_type.lower()]
