@@ -23,7 +23,7 @@ def stage_bar() -> Iterator[Callable[[str, int, int], None]]:
         a function of the stage, of its runs that are done, and of their number.
     """
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=18), MofNCompleteColumn())
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("reading", total=None)
 

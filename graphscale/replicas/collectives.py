@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
