@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from graphscale.cli.show import make_console, make_table
+from graphscale.cli.show import Part, make_console, make_table, make_text
 from graphscale.training.record import StepRecord
 
 __all__ = ["Tally", "show_table", "stage_bar"]
