@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from graphscale.checks.translation.constants import tensor_difference
 from graphscale.checks.translation.signatures import sign_nodes
+from graphscale.checks.translation.tensor_bits import tensor_difference
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import node_name, op_name
 
