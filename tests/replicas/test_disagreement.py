@@ -58,11 +58,25 @@ def test_replicas_that_differ_are_refused_at_the_start(tmp_path: Path, scenario:
         ("other_learning_rate", "'learning_rate' differs between rank 0 and rank 1"),
         ("other_outputs", "rank 1: the step has no output 'los'"),
         ("unreadable_state", "rank 0: cannot read missing.safetensors"),
+        ("scale_that_is_none", "rank 0: the state given: the loss scale 'current_loss_scale' is nan"),
+        ("scale_that_is_none_in_shares", "rank 0: the state given: the loss scale 'current_loss_scale' is nan"),
         ("state_of_another", "rank 0: the state given: 'w' is not carried"),
     ],
 )
 def test_an_error_on_one_replica_is_raised_on_all(tmp_path: Path, scenario: str, text: str) -> None:
     assert re.search(text, told(tmp_path, scenario))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "text"),
+    [
+        ("one_after_the_other", "2 sessions side by side, never closed"),
+        ("duplicated", "a ReplicatedSession cannot be copied or pickled: .*made in the process PID, and a fork of it"),
+        ("second_thread", "another thread is using the session, whose calls must come in the same order"),
+    ],
+)
+def test_sessions_that_are_closed_copied_and_shared(tmp_path: Path, scenario: str, text: str) -> None:
+    assert re.search(text, told(tmp_path, scenario, 3))
 
 
 @pytest.mark.parametrize(

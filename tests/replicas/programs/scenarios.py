@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +63,11 @@ def state_of_another() -> None:
         session.load_state_dict({"w": np.zeros(3)})
 
 
+def scale_that_is_none(**options: Any) -> None:
+    with opened(**options) as session:
+        session.load_state_dict({**session.state_dict(), "current_loss_scale": np.float32(np.nan)})
+
+
 def exception_on_one() -> None:
     with opened() as session:
         if LAST:
@@ -67,8 +78,6 @@ def exception_on_one() -> None:
 def hang_on_one() -> None:
     session = gs.ReplicatedSession(scaled(DIGITS), COMM, state=digits_state(scaled(DIGITS)), timeout=3)
     if LAST:
-        import time
-
         time.sleep(60)
     session.step(batch())
 
@@ -77,11 +86,63 @@ def died_on_one() -> None:
     session = opened()
     session.step(batch())
     if LAST:
-        import os
-        import signal
-
         os.kill(os.getpid(), signal.SIGKILL)
     session.step(batch())
+
+
+def one_after_the_other() -> None:
+    """Sessions that one rank closes early: its notices are no news to the next session, nor to a slow rank."""
+    for _ in range(3):
+        with opened() as session:
+            session.step(batch())
+            if not LAST:
+                time.sleep(1.5)
+    kept = [opened(), opened()]
+    for session in kept * 2:
+        session.step(batch())
+    raise gs.GraphscaleError(f"{len(kept)} sessions side by side, never closed")
+
+
+def duplicated() -> None:
+    """Copies, pickles and a fork; the session goes on."""
+    texts = []
+    with opened() as session:
+        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+            try:
+                duplicate(session)
+            except gs.GraphscaleError as error:
+                texts.append(str(error))
+        receive, send = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                session.step(batch())
+            except gs.GraphscaleError as error:
+                os.write(send, str(error).encode())
+            session.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        texts.append(os.read(receive, 4096).decode().replace(str(os.getpid()), "PID"))
+        assert session.step(batch()).applied
+    raise gs.GraphscaleError(" ".join(dict.fromkeys(texts)))
+
+
+def second_thread() -> None:
+    """While one thread is in, another one is refused, and has touched nothing."""
+    texts: list[str] = []
+
+    def step() -> None:
+        try:
+            session.step(batch())
+        except gs.GraphscaleError as error:
+            texts.append(str(error))
+
+    with opened() as session:
+        with session._access:
+            thread = threading.Thread(target=step)
+            thread.start()
+            thread.join()
+        assert session.step(batch()).applied
+    raise gs.GraphscaleError(*texts)
 
 
 SCENARIOS: dict[str, Callable[[], object]] = {
@@ -105,7 +166,9 @@ SCENARIOS: dict[str, Callable[[], object]] = {
     "failing_step": lambda: then_trains(opened(), lambda feeds: {**feeds, "labels": feeds["labels"][:3]}),
     "failing_stage": lambda: then_trains(opened(stages=3), lambda feeds: {**feeds, "labels": feeds["labels"][:3]}),
     "other_learning_rate": lambda: then_trains(opened(), lambda feeds: {**feeds, "learning_rate": np.float32(0.1)}),
-    **{f.__name__: f for f in (other_outputs, unreadable_state, state_of_another)},
+    **{f.__name__: f for f in (other_outputs, unreadable_state, state_of_another, scale_that_is_none)},
+    "scale_that_is_none_in_shares": lambda: scale_that_is_none(sharded=True),
+    **{f.__name__: f for f in (one_after_the_other, duplicated, second_thread)},
     **{f.__name__: f for f in (exception_on_one, hang_on_one, died_on_one)},
 }
 
