@@ -289,6 +289,8 @@ class Replicas:
 
     def _abort_if_left(self, what: str) -> None:
         """End all replicas if one has left that has not begun all the operations that this one has."""
+        if not self._peers:
+            return  # the communicator is still being made: Open MPI crashes on a probe of it
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTICE, status := self._mpi.Status()):
             notice = bytearray(status.Get_count())
             self._comm.Recv(notice, status.Get_source(), _NOTICE)

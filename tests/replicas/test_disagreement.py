@@ -71,6 +71,7 @@ def test_an_error_on_one_replica_is_raised_on_all(tmp_path: Path, scenario: str,
     ("scenario", "text"),
     [
         ("one_after_the_other", "2 sessions side by side, never closed"),
+        ("late_start", "all have come"),
         ("duplicated", "a ReplicatedSession cannot be copied or pickled: .*made in the process PID, and a fork of it"),
         ("second_thread", "another thread is using the session, whose calls must come in the same order"),
     ],

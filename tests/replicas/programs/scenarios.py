@@ -103,6 +103,15 @@ def one_after_the_other() -> None:
     raise gs.GraphscaleError(f"{len(kept)} sessions side by side, never closed")
 
 
+def late_start() -> None:
+    """The others look around for a rank that comes late, while the communicator is still being made."""
+    if LAST:
+        time.sleep(2.5)
+    with opened() as session:
+        session.step(batch())
+    raise gs.GraphscaleError("all have come")
+
+
 def duplicated() -> None:
     """Copies, pickles and a fork; the session goes on."""
     texts = []
@@ -168,7 +177,7 @@ SCENARIOS: dict[str, Callable[[], object]] = {
     "other_learning_rate": lambda: then_trains(opened(), lambda feeds: {**feeds, "learning_rate": np.float32(0.1)}),
     **{f.__name__: f for f in (other_outputs, unreadable_state, state_of_another, scale_that_is_none)},
     "scale_that_is_none_in_shares": lambda: scale_that_is_none(sharded=True),
-    **{f.__name__: f for f in (one_after_the_other, duplicated, second_thread)},
+    **{f.__name__: f for f in (one_after_the_other, late_start, duplicated, second_thread)},
     **{f.__name__: f for f in (exception_on_one, hang_on_one, died_on_one)},
 }
 
