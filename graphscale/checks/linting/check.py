@@ -10,7 +10,17 @@ from itertools import permutations
 import onnx_ir as ir
 
 from graphscale.checks.linting.state_search import State
-from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, is_comparison, kinds_of_test, survivors
+from graphscale.checks.linting.survival import (
+    BOTH,
+    INF,
+    NAN,
+    NOTHING,
+    Kinds,
+    is_comparison,
+    is_infinite,
+    kinds_of_test,
+    survivors,
+)
 from graphscale.checks.linting.view import View, number_of
 from graphscale.checks.patterns import find_accumulators, is_contradiction, update_signal
 from graphscale.graph.values import inputs_of, reads_shape, subgraphs
@@ -244,6 +254,9 @@ class Check:
         greater = node.op_type != "Equal" and node.op_type.startswith("Greater") == (first in self.sources)
         if first is not second and (true_fails if greater else false_fails):
             kinds.add(INF)
+        # |x| == infinity
+        if is_infinite(first, second) or is_infinite(second, first):
+            kinds = {INF} if true_fails else set()
         for value in {first, second}:
             if value in self.sources:
                 self._see(value, frozenset(kinds), dict.fromkeys(BOTH - kinds, node))

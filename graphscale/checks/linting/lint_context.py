@@ -25,6 +25,7 @@ from graphscale.checks.scaled_graph import OUTPUTS, read_scaled_graph
 from graphscale.errors import GraphscaleError
 from graphscale.graph.stamp import is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
+from graphscale.policy.loss_scale import FixedLossScale
 
 __all__ = ["RULES", "LintContext", "Rule", "rule"]
 
@@ -73,8 +74,11 @@ class LintContext:
         self.roots = self._find_roots()
         self.sources = self.flow.touched if self.flow else self.view.descendants(self.roots, shapes=False)
         numbers = self.nexts.values()
-        self.check = find_check(self.view, named.get("all_finite"), self.sources, found, numbers)
-        self.window_check = None
+        self.check = self.window_check = None
+        # With a fixed scale a step that has a loss has a check only if it is named, whatever it compares itself.
+        is_fixed = self.stamp is not None and self.stamp.policy["class_name"] == FixedLossScale.__name__
+        if not is_fixed or "all_finite" in named or "loss" not in named:
+            self.check = find_check(self.view, named.get("all_finite"), self.sources, found, numbers)
         if self.check is not None and numbers and self.check.dependent.isdisjoint(numbers):
             self.window_check = find_check(self.view, None, self.sources, (), numbers)
 

@@ -11,10 +11,10 @@ from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.linting.view import number_of
-from graphscale.checks.patterns import find_accumulators, producer
+from graphscale.checks.patterns import find_accumulators
 from graphscale.graph.values import inputs_of, is_scalar
-from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Trait
+from graphscale.graph.walks import source_by_trait, source_of
+from graphscale.operators import Trait, has_trait
 
 __all__: list[str] = []
 
@@ -35,19 +35,24 @@ def _small_scale(context: LintContext) -> Iterator[Finding]:
     for node in context.view.nodes:
         source = node.inputs[0] if node.op_type == "Cast" else None
         is_small = context.dtype(node.outputs[0]) is _HALF
-        if source is not None and is_small and source in scalars.multiples and not _is_product(context, source):
+        if source is not None and is_small and source in scalars.multiples and _is_power(context, source):
             yield report("GS601", f"{source.name!r}, the loss scale, is cast to float16", node, source)
     for value in dict.fromkeys((context.scale.value, scalars.symbol)):
         if context.dtype(value) is _HALF:
             yield report("GS604", f"the loss scale {value.name!r} is float16", value.producer(), value)
 
 
-def _is_product(context: LintContext, value: ir.Value) -> bool:
-    """Return whether a value is the scale times a constant: the seed, where the backward pass begins."""
+def _is_power(context: LintContext, value: ir.Value) -> bool:
+    """Return whether a value is the scale itself, or its reciprocal; a product with a number of its own is a seed."""
     assert context.scale is not None
-    node = source_by_trait(value, Trait.VIEW).producer()
-    is_constant = context.scale.scalars.is_constant
-    return node is not None and node.op_type == "Mul" and any(is_constant(factor) for factor in inputs_of(node))
+    scalars = context.scale.scalars
+
+    def operand(node: ir.Node) -> ir.Value | None:
+        others = [value for value in inputs_of(node) if value in scalars.multiples]
+        is_view = has_trait(node, Trait.VIEW | Trait.REPEAT)
+        return others[0] if len(others) == 1 and (is_view or node.op_type in ("Reciprocal", "Div")) else None
+
+    return source_of(value, operand) in (scalars.symbol, *scalars.leaves)
 
 
 @rule("GS603")
@@ -77,10 +82,13 @@ def _is_sum_of_gradients(context: LintContext, state: State) -> bool:
 
 
 def _unguarded(state: State) -> ir.Value:
-    """Return the next value of a state without the guard, which holds the old one."""
-    node = producer(source_by_trait(state.next, Trait.VIEW), "Where")
-    new = [] if node is None else [value for value in inputs_of(node)[1:] if value is not state.value]
-    return new[0] if len(new) == 1 else state.next
+    """Return the next value of a state without its guards, which hold the old one."""
+
+    def selected(node: ir.Node) -> ir.Value | None:
+        new = [value for value in inputs_of(node)[1:] if value is not state.value]
+        return new[0] if node.op_type == "Where" and len(new) == 1 else None
+
+    return source_of(state.next, selected)
 
 
 def _is_rounded_copy(context: LintContext, state: State) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "is_comparison",
     "is_empty",
     "is_hiding",
+    "is_infinite",
     "kinds_of_test",
     "survivors",
 ]
@@ -84,6 +85,11 @@ def kinds_of_test(node: ir.Node) -> Kinds:
 def is_comparison(node: ir.Node) -> bool:
     """Return whether a node compares its operands."""
     return (node.domain, node.op_type) in operators_of_kind(Kind.COMPARE)
+
+
+def is_infinite(constant: ir.Value, size: ir.Value) -> bool:
+    """Return whether a value is the constant infinity, and another a size that may equal it."""
+    return number_of(constant) == float("inf") and _is_nonnegative(size)
 
 
 def is_empty(node: ir.Node) -> bool:

@@ -47,6 +47,13 @@ RIGHT = {
     "x == x on the difference": checked(
         "rest = Sub(dw, dw) sum = ReduceSum<keepdims = 0>(rest) finite = Equal(sum, zero)"
     ),
+    "a norm that equals itself and is not infinite": changed(
+        checked(
+            "norm = ReduceL2<keepdims = 0>(dw) same = Equal(norm, norm) size = Abs(norm) large = Equal(size, infinity)"
+            "small = Not(large) finite = And(same, small)"
+        ),
+        y="infinity = Constant<value_float = inf>() y = MatMul(x, w)",
+    ),
     "a flag of overflow": changed(STEP, w_next="w_next = Where(bad, w, w_new)"),
     "a guard by If": changed(
         STEP,
