@@ -6,7 +6,6 @@ import atexit
 import dataclasses
 import functools
 import itertools
-import json
 import os
 import secrets
 import socket
@@ -20,6 +19,7 @@ import numpy as np
 
 from graphscale.errors import GraphscaleError, ReplicaError, one_line
 from graphscale.process.streams import tell
+from graphscale.replicas.notices import Notices
 from graphscale.replicas.witness import Witness, dismiss_all
 
 __all__ = ["HEARD", "Replicas", "Traffic", "Wait", "available_cores", "describe_error", "import_mpi", "launched_size"]
@@ -38,8 +38,6 @@ _EAGER = 0.02  # seconds of asking without letting others have the core, where t
 _SPIN = 1.0  # seconds of asking without a pause: MPI moves data only while it is asked
 _PAUSE = 0.0002  # seconds
 _LOOK = 1.0  # seconds between looks whether the others are alive
-_NOTICE = 7  # the tag of the message of a replica that leaves
-_DELIVERY = 0.3  # seconds for such messages to be on their way
 
 
 def launched_size() -> int:
@@ -114,7 +112,7 @@ class Replicas:
         self._comm: Any = comm
         self._eager = 0.0
         self._begun = 0  # operations, the same number on all replicas
-        self._left: dict[int, tuple[int, str]] = {}  # of replicas that have left, their number of operations, and why
+        self._notices: Notices | None = None
         if self.size > 1:
             self._comm, request = comm.Idup()
             self.wait(request.Test, "the start of all replicas")
@@ -125,6 +123,12 @@ class Replicas:
             if self.neighbours <= available_cores():
                 self._eager = _EAGER
             here_too = {rank: pid for rank, (host, pid) in self._peers.items() if host == socket.gethostname()}
+            key = tuple(self._peers.items())
+            if key not in Notices.present:
+                notices, request = self._comm.Idup()
+                self.wait(request.Test, "the start of all replicas")
+                Notices.present[key] = Notices(self._mpi, notices)
+            self._notices = Notices.present[key]
             self._witness = Witness.of(here_too, self.rank, self._token)
             atexit.register(self._leave_at_exit, os.getpid())
 
@@ -244,14 +248,8 @@ class Replicas:
     def _leave(self, reason: str) -> None:
         """Tell the others why this replica takes part in nothing more."""
         atexit.unregister(self._leave_at_exit)
-        notice = json.dumps([self._token, self._begun, reason]).encode()
-        try:
-            requests = [self._comm.Isend(notice, rank, _NOTICE) for rank in self._peers if rank != self.rank]
-            end = time.monotonic() + _DELIVERY
-            while requests and time.monotonic() < end:
-                requests = [request for request in requests if not request.Test()]
-        except self._mpi.Exception:
-            pass  # they have ended themselves
+        if self._notices is not None:
+            self._notices.send(self._token, self._begun, reason)
         self._witness.leave()
 
     def _leave_at_exit(self, process: int) -> None:
@@ -289,17 +287,10 @@ class Replicas:
 
     def _abort_if_left(self, what: str) -> None:
         """End all replicas if one has left that has not begun all the operations that this one has."""
-        if not self._peers:
-            return  # the communicator is still being made: Open MPI crashes on a probe of it
-        while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTICE, status := self._mpi.Status()):
-            notice = bytearray(status.Get_count())
-            self._comm.Recv(notice, status.Get_source(), _NOTICE)
-            token, begun, reason = json.loads(notice)
-            if token == self._token:  # else it is of a communicator that was freed
-                self._left[status.Get_source()] = (begun, reason)
-        for rank, (begun, reason) in self._left.items():
-            if begun < self._begun:
-                self.abort(f"rank {rank} {reason}, {what} cannot be done")
+        if self._notices is not None:
+            leaver = self._notices.find_leaver(self._token, self._begun)
+            if leaver is not None:
+                self.abort(f"{leaver}, {what} cannot be done")
 
 
 def _starts(counts: Sequence[int]) -> list[int]:
