@@ -46,10 +46,13 @@ class Witness:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__, str(box.fileno()), *pairs],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 pass_fds=[box.fileno()],
                 start_new_session=True,
             )
+            assert self._process.stdout is not None
+            with self._process.stdout as ready:
+                ready.read(1)  # nothing where it could not start
 
     @classmethod
     def of(cls, peers: Mapping[int, int], rank: int, token: str) -> Witness:
@@ -94,6 +97,7 @@ def _watch(box: socket.socket, peers: dict[int, int]) -> None:
     for descriptor in descriptors:
         poll.register(descriptor, select.EPOLLIN)
     watched = set(peers)
+    os.write(sys.stdout.fileno(), b"!")  # it is ready
     while watched:
         events = poll.poll()  # in the order in which they came
         with contextlib.suppress(BlockingIOError):
