@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from graphscale.collector import paused_collector
-from graphscale.errors import ModelFileError, OutputError, one_line
+from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError, one_line
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file
 
@@ -23,6 +23,7 @@ __all__ = ["ModelResult", "external_tensors", "from_proto", "load", "load_with_p
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27
 _PIECE = 2**30  # bytes
+_WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
 _LOCATION = b"location"  # a key of each external tensor
 
 
@@ -91,6 +92,7 @@ def from_proto(proto: onnx.ModelProto, name: str = "the model") -> ir.Model:
     """
     if not proto.HasField("graph") or not proto.opset_import or not proto.ir_version:
         raise ModelFileError(f"{name} is not an ONNX model: it has no graph, opset or IR version")
+    _refuse_ambiguous(proto, name)
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many kinds for damaged graphs
@@ -98,6 +100,25 @@ def from_proto(proto: onnx.ModelProto, name: str = "the model") -> ir.Model:
         raise ModelFileError(f"{name} is damaged: {str(cause).splitlines()[0]}") from error
     keep_training_info(proto, model, name)
     return model
+
+
+def _refuse_ambiguous(proto: onnx.ModelProto, name: str) -> None:
+    """Refuse content that onnx_ir passes over, and runtimes do not."""
+    graphs = [proto.graph]
+    for graph in graphs:
+        if graph.sparse_initializer:
+            sparse = graph.sparse_initializer[0].values.name
+            raise UnsupportedModelError(
+                f"{name} has the sparse initializer {sparse!r}; write its content as a dense one"
+            )
+        nodes = (node for node in graph.node if node.op_type in _WITH_BODIES)
+        graphs += [attribute.g for node in nodes for attribute in node.attribute if attribute.HasField("g")]
+    functions = [(function.domain, function.name, function.overload) for function in proto.functions]
+    for kind, names in (("function", functions), ("initializer", [tensor.name for tensor in proto.graph.initializer])):
+        if len({*names}) < len(names):
+            twice = next(key for i, key in enumerate(names) if key in names[:i])
+            label = twice if isinstance(twice, str) else "::".join(filter(None, twice))
+            raise ModelFileError(f"{name} is damaged: it has the {kind} {label!r} twice")
 
 
 @paused_collector(builds=False)

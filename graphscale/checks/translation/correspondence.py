@@ -18,7 +18,7 @@ from graphscale.checks.translation.tensor_bits import tensor_difference
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import node_name, op_name
 
-__all__ = ["Correspondence", "Graph"]
+__all__ = ["Correspondence", "Graph", "attribute_difference"]
 
 Graph = ir.Graph | ir.Function
 
@@ -37,6 +37,7 @@ class Correspondence:
         matched: the nodes of the expected graph among them.
         differences: the nodes and values without a counterpart, a sentence each.
         starts: the differences between the initial values of inputs, a sentence each, by the input's name.
+        narrowed: the pairs of values of which the found one declares sizes, and the expected one none.
     """
 
     values: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
@@ -45,6 +46,7 @@ class Correspondence:
     matched: set[ir.Node] = dataclasses.field(default_factory=set)
     differences: list[str] = dataclasses.field(default_factory=list)
     starts: dict[str, str] = dataclasses.field(default_factory=dict)
+    narrowed: list[tuple[ir.Value, ir.Value]] = dataclasses.field(default_factory=list)
     _pending: deque[tuple[ir.Value | None, ir.Value | None, str]] = dataclasses.field(default_factory=deque)
     _known: set[tuple[str | None, tuple[str, str, str]]] = dataclasses.field(default_factory=set)
     _scopes: list[tuple[Graph, Graph, str]] = dataclasses.field(default_factory=list)
@@ -64,6 +66,18 @@ class Correspondence:
         for scope in self._scopes:  # grows, as leftovers have bodies of their own
             self._pair_leftovers(*scope)
         self._scopes.clear()
+
+    def check_sizes(self) -> None:
+        """Add the sizes that a value declares and nothing infers: runtimes fold the shape of such a value.
+
+        The expected graph must have all types that can be inferred.
+        """
+        for found, expected in self.narrowed:
+            if found.shape is not None and (
+                _type_difference(found, expected) is not None or _narrows(found.shape, expected.shape)
+            ):
+                shape = "no known shape" if expected.shape is None else f"the shape {expected.shape}"
+                self.differences.append(f"{found.name!r} is declared of shape {found.shape}, and has {shape}")
 
     def _enter(self, found: Graph, expected: Graph, where: str, named: bool) -> None:
         self._scopes.append((found, expected, where))
@@ -95,6 +109,8 @@ class Correspondence:
         problem = _type_difference(found, expected)
         if problem is not None:
             self.differences.append(f"{found.name!r} {problem}")
+        elif found.shape is not None and _narrows(found.shape, expected.shape):
+            self.narrowed.append((found, expected))
         one, other = found.const_value, expected.const_value
         if one is None and other is None:
             return
@@ -172,7 +188,7 @@ class Correspondence:
                 for body, wanted in zip(*bodies, strict=False):
                     self._enter(body, wanted, f"the {key} of {name}", False)
             else:
-                problem = _attribute_difference(one, other)
+                problem = attribute_difference(one, other)
                 if problem is not None:
                     self.differences.append(f"the attribute {key!r} of {name} {problem}")
 
@@ -247,7 +263,14 @@ def _size(axis: int | ir.SymbolicDim) -> int | str | None:
     return axis if isinstance(axis, int) else None if axis.value is None else "symbolic"
 
 
-def _attribute_difference(found: ir.Attr, expected: ir.Attr) -> str | None:
+def _narrows(found: ir.Shape, expected: ir.Shape | None) -> bool:
+    """Return whether a shape has a size where the expected one has none."""
+    wanted = [None] * len(found) if expected is None else [_size(axis) for axis in expected]
+    return any(isinstance(axis, int) and size is None for axis, size in zip(found, wanted, strict=True))
+
+
+def attribute_difference(found: ir.Attr, expected: ir.Attr) -> str | None:
+    """Return the difference between two attributes without graphs, in the words of a predicate."""
     if found.type != expected.type or found.is_ref() != expected.is_ref():
         return "has another type than it should"
     if found.is_ref():

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY, WRITTEN_IN_PLACE
 from graphscale.checks.translation.correspondence import Correspondence
+from graphscale.checks.translation.models import compare_models
 from graphscale.errors import GraphscaleError
 from graphscale.graph.original import ORIGINAL_KEY, restore_original
 from graphscale.graph.stamp import Stamp
@@ -80,10 +81,10 @@ def _record_differences(found: ir.Model, expected: ir.Model) -> Iterator[str]:
     except (KeyError, IndexError, ValueError, zlib.error, DecodeError, GraphscaleError) as error:
         yield f"the record of the original is damaged: {error}"
         return
-    undone = Correspondence()
-    undone.compare(mine.graph, theirs.graph, "the original in the metadata")
+    undone = compare_models(mine, theirs, "the original in the metadata")
     yield from undone.differences[:1]
     yield from list(undone.starts.values())[:1]
+    yield from _differences("the metadata of the original", dict(mine.metadata_props), dict(theirs.metadata_props))
 
 
 def _plain(value: Any) -> Any:

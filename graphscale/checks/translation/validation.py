@@ -11,6 +11,7 @@ from graphscale.analysis.hints import Hints
 from graphscale.checks.translation.correspondence import Correspondence
 from graphscale.checks.translation.expectation import Claims, expect_model, read_claims
 from graphscale.checks.translation.metadata import metadata_differences
+from graphscale.checks.translation.models import compare_models
 from graphscale.graph.stamp import Stamp, read_stamp
 from graphscale.policy.loss_scale import LossScale
 
@@ -58,20 +59,12 @@ def validate_translation(
     """
     claims = read_claims(scaled, stamp, policy, original)
     expected = expect_model(original, claims, hints)
-    same = Correspondence()
-    same.compare(scaled.graph, expected.graph)
-    _compare_functions(scaled, expected, same)
-    if scaled.opset_imports != expected.opset_imports:
-        same.differences.append(f"the opsets are {_opsets(scaled)}, and should be {_opsets(expected)}")
+    same = compare_models(scaled, expected)
     wanted = read_stamp(expected.metadata_props, "the expected model")
     metadata = tuple(metadata_differences(scaled, stamp, expected, wanted, same))
     if not same.differences:
         _rename(scaled.graph, same)
     return Translation(claims, tuple(same.differences), same.starts, metadata, len(same.nodes), wanted)
-
-
-def _opsets(model: ir.Model) -> str:
-    return ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in sorted(model.opset_imports.items()))
 
 
 def _rename(graph: ir.Graph, same: Correspondence) -> None:
@@ -85,19 +78,3 @@ def _rename(graph: ir.Graph, same: Correspondence) -> None:
             one.name = other.name
     for value in held:
         graph.initializers[value.name or ""] = value
-
-
-def _compare_functions(scaled: ir.Model, expected: ir.Model, same: Correspondence) -> None:
-    for key in dict.fromkeys((*scaled.functions, *expected.functions)):
-        name = f"the function {'::'.join(filter(None, key))}"
-        if key not in expected.functions:
-            same.differences.append(f"{name} is neither the original's nor an inserted piece")
-        elif key not in scaled.functions:
-            same.differences.append(f"{name} is missing")
-        else:
-            mine, theirs = scaled.functions[key], expected.functions[key]
-            same.compare(mine, theirs, name, named=False)
-            # A file keeps no type of an attribute without a default.
-            defaults = [{key: repr(attribute.value) for key, attribute in f.attributes.items()} for f in (mine, theirs)]
-            if mine.opset_imports != theirs.opset_imports or defaults[0] != defaults[1]:
-                same.differences.append(f"{name} has other opsets or attributes than it should")

@@ -53,7 +53,9 @@ def _trained_faults(translation: Translation, pair: Pair) -> Iterator[str]:
     carried = {*translation.stamp.carried}
     for name, difference in translation.starts.items():
         value = values.get(name)
-        if name not in carried or value is None or value.const_value is None:
+        tensor = None if value is None else value.const_value
+        is_fit = tensor is not None and value is not None and (tensor.dtype, tensor.shape) == (value.dtype, value.shape)
+        if name not in carried or not is_fit:
             yield difference
     if isinstance(pair.policy, DynamicLossScale):
         held = {**vars(pair.policy.rule.initial_state())}

@@ -1,0 +1,63 @@
+"""The comparison of two models: graphs, functions, opsets."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graphscale.checks.translation.correspondence import Correspondence, attribute_difference
+from graphscale.graph.types import infer_types
+
+__all__ = ["compare_models"]
+
+# Before it, a graph input with an initial value is a constant, which runtimes fold.
+_STATE_IS_FED = 4
+
+
+def compare_models(found: ir.Model, expected: ir.Model, where: str = "the graph") -> Correspondence:
+    """Compare two models in all but their metadata.
+
+    Args:
+        found: the model that is looked at.
+        expected: the model that it should be; it gets the types that can be inferred, where they are needed.
+        where: its graph, for messages.
+    """
+    same = Correspondence()
+    same.compare(found.graph, expected.graph, where)
+    _compare_functions(found, expected, same)
+    if found.opset_imports != expected.opset_imports:
+        same.differences.append(f"the opsets of {where} are {_opsets(found)}, and should be {_opsets(expected)}")
+    if found.ir_version < _STATE_IS_FED <= expected.ir_version:
+        same.differences.append(f"the IR version of {where} is {found.ir_version}, and should be {expected.ir_version}")
+    if same.narrowed:
+        infer_types(expected)
+        same.check_sizes()
+    return same
+
+
+def _opsets(model: ir.Model) -> str:
+    return ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in sorted(model.opset_imports.items()))
+
+
+def _compare_functions(found: ir.Model, expected: ir.Model, same: Correspondence) -> None:
+    for key in dict.fromkeys((*found.functions, *expected.functions)):
+        name = f"the function {'::'.join(filter(None, key))}"
+        if key not in expected.functions:
+            same.differences.append(f"{name} is neither the original's nor an inserted piece")
+        elif key not in found.functions:
+            same.differences.append(f"{name} is missing")
+        else:
+            mine, theirs = found.functions[key], expected.functions[key]
+            same.compare(mine, theirs, name, named=False)
+            if mine.opset_imports != theirs.opset_imports or not _have_equal_defaults(mine, theirs):
+                same.differences.append(f"{name} has other opsets or attributes than it should")
+
+
+def _have_equal_defaults(found: ir.Function, expected: ir.Function) -> bool:
+    if found.attributes.keys() != expected.attributes.keys():
+        return False
+    for key, one in found.attributes.items():
+        other = expected.attributes[key]
+        # A file keeps no type of an attribute without a default.
+        if (one.value, other.value) != (None, None) and attribute_difference(one, other) is not None:
+            return False
+    return True

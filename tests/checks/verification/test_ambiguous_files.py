@@ -1,0 +1,162 @@
+"""Files that runtimes read otherwise than the graph says: declared sizes, double definitions, IR versions, records."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import functools
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper, numpy_helper
+
+import graphscale as gs
+from graphscale.checks.verification import verify
+from graphscale.checks.verification.verify_report import VerifyReport
+from graphscale.errors import ModelFileError, UnsupportedModelError
+from graphscale.graph.original import ORIGINAL_KEY
+from tests.conftest import MODELS
+
+MOMENTUM, REGRESSION = "pytorch/mlp_momentum", "ort/gradbuilder_regression"
+
+
+@functools.cache
+def _scaled(name: str) -> onnx.ModelProto:
+    return ir.to_proto(gs.scale(ir.load(MODELS / f"{name}.onnx")).model)
+
+
+def _damaged(name: str, damage: Callable[[onnx.ModelProto], object]) -> onnx.ModelProto:
+    model = copy.deepcopy(_scaled(name))
+    damage(model)
+    return model
+
+
+def _verify(name: str, damage: Callable[[onnx.ModelProto], object], **options: bool) -> VerifyReport:
+    return verify(ir.load(MODELS / f"{name}.onnx"), _damaged(name, damage), runs=0, **options)
+
+
+def _detail(report: VerifyReport, name: str, status: str) -> str:
+    (check,) = [check for check in report.checks if check.name == name]
+    assert check.status == status, check
+    return check.detail
+
+
+@pytest.mark.parametrize("sizes", [(4, 3), ("batch", 3), ("n", 3)], ids=str)
+def test_a_declared_size_is_one_that_can_be_inferred(sizes: tuple[int | str, ...]) -> None:
+    """ONNX Runtime folds `Shape(mul_4)` where the file declares the shape of `mul_4`."""
+    declared = helper.make_tensor_value_info("mul_4", onnx.TensorProto.FLOAT, sizes)
+    report = _verify(REGRESSION, lambda model: model.graph.value_info.append(declared))
+    if sizes[0] == 4:
+        detail = _detail(report, "every node the original's or an inserted piece", "not proved")
+        assert detail == "'mul_4' is declared of shape [4,3], and has the shape [batch,3]"
+    else:
+        assert report.verdict == "verified"
+
+
+def test_sizes_by_shape_inference_are_no_difference() -> None:
+    inferred = onnx.shape_inference.infer_shapes(_scaled(REGRESSION))
+    assert len(inferred.graph.value_info) > len(_scaled(REGRESSION).graph.value_info)
+    assert verify(ir.load(MODELS / f"{REGRESSION}.onnx"), inferred, runs=0).ok
+
+
+def test_a_sparse_initializer_is_refused() -> None:
+    """ONNX Runtime takes it in place of a dense one of its name."""
+
+    def hide(model: onnx.ModelProto) -> None:
+        sparse = model.graph.sparse_initializer.add(dims=[8, 10])
+        sparse.values.CopyFrom(numpy_helper.from_array(np.full(1, 123, np.float32), "zeros_like"))
+        sparse.indices.CopyFrom(numpy_helper.from_array(np.array([3]), "indices"))
+
+    with pytest.raises(UnsupportedModelError, match=r"the sparse initializer 'zeros_like'; write"):
+        _verify(MOMENTUM, hide)
+
+
+def test_a_sparse_initializer_of_a_body_is_refused() -> None:
+    def hide(model: onnx.ModelProto) -> None:
+        body = onnx.GraphProto(name="body", sparse_initializer=[onnx.SparseTensorProto(dims=[2])])
+        body.sparse_initializer[0].values.name = "inside"
+        model.graph.node.append(helper.make_node("If", ["all_finite"], ["y"], then_branch=body, else_branch=body))
+
+    with pytest.raises(UnsupportedModelError, match=r"the sparse initializer 'inside'"):
+        _verify(MOMENTUM, hide)
+
+
+@pytest.mark.parametrize("kind", ["function 'graphscale::UpdateLossScale'", "initializer 'scalar_tensor'"])
+def test_double_definitions_are_refused(kind: str) -> None:
+    def double(model: onnx.ModelProto) -> None:
+        if kind.startswith("function"):
+            model.functions.insert(0, copy.deepcopy(model.functions[0]))
+            model.functions[0].node[0].op_type = "Sub"
+        else:
+            other = numpy_helper.from_array(np.float32(7), "scalar_tensor")
+            model.graph.initializer.insert(0, other)
+
+    with pytest.raises(ModelFileError, match=f"it has the {kind} twice"):
+        _verify(MOMENTUM, double)
+
+
+def test_an_ir_version_without_initial_values() -> None:
+    """Before IR version 4, the initial value of an input is a constant."""
+    report = _verify(MOMENTUM, lambda model: setattr(model, "ir_version", 3))
+    detail = _detail(report, "every node the original's or an inserted piece", "not proved")
+    assert detail == "the IR version of the graph is 3, and should be 10"
+
+
+def test_a_later_ir_version_is_no_difference() -> None:
+    assert _verify(MOMENTUM, lambda model: setattr(model, "ir_version", 11)).ok
+
+
+def _other_opset(record: onnx.ModelProto) -> str:
+    record.opset_import[0].version -= 1
+    return "the opsets of the original in the metadata are ai.onnx 19"
+
+
+def _other_function(record: onnx.ModelProto) -> str:
+    record.functions.add(name="Relu", domain="", opset_import=[helper.make_opsetid("", 20)])
+    return "the function Relu is neither the original's nor an inserted piece"
+
+
+def _other_metadata(record: onnx.ModelProto) -> str:
+    helper.set_model_props(record, {"graphscale.roles": "{}"})
+    return "the metadata of the original has 'graphscale.roles'"
+
+
+def _other_node(record: onnx.ModelProto) -> str:
+    record.graph.node[0].op_type = "Tanh"
+    return "'node_t' (Tanh)"
+
+
+@pytest.mark.parametrize("forge", [_other_opset, _other_function, _other_metadata, _other_node])
+def test_a_forged_record_of_the_original(forge: Callable[[onnx.ModelProto], str]) -> None:
+    """`strip` would give another model than was scaled."""
+    words = ""
+
+    def damage(model: onnx.ModelProto) -> None:
+        nonlocal words
+        (entry,) = [entry for entry in model.metadata_props if entry.key == ORIGINAL_KEY]
+        record = onnx.ModelProto.FromString(zlib.decompressobj().decompress(base64.b64decode(entry.value)))
+        words = forge(record)
+        entry.value = base64.b64encode(zlib.compress(record.SerializeToString())).decode()
+
+    detail = _detail(_verify(MOMENTUM, damage), "metadata of the scaling", "fails")
+    assert words in detail
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "words"),
+    [
+        ("current_loss_scale", np.array([2, 2], np.float32), "is FLOAT[2], and should be FLOAT[]"),
+        ("current_loss_scale", np.array(2), "is INT64[], and should be FLOAT[]"),
+        ("good_steps", np.array(5, np.float32), "is FLOAT[], and should be INT64[]"),
+    ],
+)
+def test_trained_state_has_the_type_of_its_input(name: str, array: np.ndarray, words: str) -> None:
+    def damage(model: onnx.ModelProto) -> None:
+        (tensor,) = [tensor for tensor in model.graph.initializer if tensor.name == name]
+        tensor.CopyFrom(numpy_helper.from_array(array, name))
+
+    assert words in _detail(_verify(MOMENTUM, damage, trained=True), "initial values", "fails")
