@@ -3,9 +3,9 @@
     python benchmarks/mutants.py [--models NAME ...] [--kinds TEXT ...] [--targets T ...] [--sites N] [--every-target]
         [--output FILE.md]
 
-Each graph of models/ is scaled and damaged in one place at a time, in every way of `mutations.py`; then `verify` (its
-proof, and its runs) and `lint` look at it. A mutant that nobody notices is a survivor: the command lists them and ends
-with exit code 1, unless they are shown to change nothing.
+Each graph of models/ is scaled and damaged in one place at a time, in every way of `mutation/`; then `verify` (the
+match with the graph that the original gives, its other proofs, and its runs) and `lint` look at it. A mutant that
+verify accepts is a survivor, unless it is shown to change nothing: the command lists them and ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ import gc
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import onnx
 import onnx_ir as ir
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import graphscale as gs  # noqa: E402
-from benchmarks.mutations import KINDS, Damaged, Kind  # noqa: E402
+from benchmarks.mutation import KINDS, SAME, Kind  # noqa: E402
+from benchmarks.mutation.damaged import Damaged  # noqa: E402
+from benchmarks.mutation.scalings import MODELS, TARGETS, Scaled  # noqa: E402
 
-__all__ = ["INSIDE", "MODELS", "TARGETS", "Mutant", "Verdict", "judge", "kinds_with_sites", "mutants"]
+__all__ = ["Mutant", "Verdict", "judge", "mutants"]
 
-MODELS = tuple(
-    sorted(p.relative_to(ROOT / "models").with_suffix("").as_posix() for p in (ROOT / "models").glob("*/*.onnx"))
-)
-INSIDE = "ort-training, state inside"
-TARGETS = ("onnx", "ort-training", "ort-training-cuda", INSIDE)
+# Its random numbers come from seeds, so that each run needs a session of its own: a minute for each mutant.
+UNMEASURED = ("ort/transformer",)
+# The checks of translation validation, the first of which alone is left out by `--numeric`.
+MATCH = ("every node the original's or an inserted piece", "initial values", "metadata of the scaling")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +45,21 @@ class Mutant:
 
     Attributes:
         model: the name of the original in models/.
-        target: what it was scaled for.
-        kind: how it was damaged.
-        site: where.
+        target: the target that it was scaled for.
+        kind: the kind of damage.
+        site: its place.
         damaged: the damaged graph.
-        harmless: why the damage changes nothing that anybody could notice; None if it does.
+        harmless: the reason why the damage changes nothing that anybody could notice; None if it does.
+        hints: the hints for verify.
     """
 
     model: str
     target: str
     kind: Kind
     site: str
-    damaged: ir.Model
+    damaged: ir.Model | onnx.ModelProto
     harmless: str | None
+    hints: dict[str, Any]
 
     def __str__(self) -> str:
         return f"{self.kind.name} at {self.site} of {self.model} ({self.target})"
@@ -66,73 +70,55 @@ class Verdict:
     """The checks that noticed, and their words.
 
     Attributes:
-        by: of "proof", "runs", "refused" and the codes of lint, those that noticed.
-        why: what the first of them said.
+        by: of "match", "proof", "runs", "refused" and the codes of lint, those that noticed.
+        accepted: whether verify accepts the mutant.
+        numeric: whether `verify(..., numeric=True)` notices.
+        why: the words of the first check that noticed.
     """
 
     by: tuple[str, ...]
+    accepted: bool
+    numeric: bool
     why: str
 
 
 def mutants(
-    models: Sequence[str], targets: Sequence[str], kinds: Sequence[Kind], sites: int = 1, every_target: bool = False
+    models: Sequence[str],
+    targets: Sequence[str],
+    kinds: Sequence[Kind],
+    sites: int = 1,
+    every_target: bool = False,
+    find: Callable[[str], Scaled] = Scaled,
 ) -> Iterator[tuple[Mutant, ir.Model]]:
-    """Every mutant, with its original.
+    """Yield every mutant, with its original.
 
     Args:
         models: names of graphs of models/.
         targets: the targets to scale them for; from model to model another one comes first.
         kinds: the kinds of damage.
-        sites: at how many sites of a graph each kind is tried, evenly spread.
+        sites: the number of sites of a graph where each kind is tried, evenly spread.
         every_target: try each kind for every target, not only for the first that gives it a site.
+        find: gives the scaled graphs of a name.
     """
     for i, name in enumerate(models):
         gc.collect()  # graphs are full of cycles
-        scaled = _Scaled(name)
+        scaled = find(name)
         for kind in kinds:
             for target in (*targets[i % len(targets) :], *targets[: i % len(targets)]):
-                sound = scaled.model(target, kind.telemetry)
+                sound = scaled.model(target, kind.scaling)
                 found = [] if sound is None else _spread(list(kind.sites(Damaged(sound))), sites)
                 for site in found:
                     assert sound is not None
                     damaged = Damaged(sound)
                     harmless = kind.harmless(damaged, site)
                     kind.damage(damaged, site)
-                    damaged.tidy()
-                    yield Mutant(name, target, kind, site, damaged.model, harmless), scaled.original(target)
+                    hints = scaled.hints(kind.scaling)
+                    yield (
+                        Mutant(name, target, kind, site, damaged.finish(), harmless, hints),
+                        scaled.original(target),
+                    )
                 if found and not every_target:
                     break
-
-
-class _Scaled:
-    """A graph of models/, scaled for whatever it is asked for.
-
-    Args:
-        name: its name.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._originals = {inside: _original(name, inside) for inside in (False, True)}
-        self._made: dict[tuple[str, bool], ir.Model] = {}
-
-    def original(self, target: str) -> ir.Model:
-        """The graph that is scaled for a target."""
-        original = self._originals[target == INSIDE]
-        assert original is not None
-        return original
-
-    def model(self, target: str, telemetry: bool) -> ir.Model | None:
-        """The scaled graph; None if it has no state to hold inside."""
-        if self._originals[target == INSIDE] is None:
-            return None
-        if (target, telemetry) not in self._made:
-            self._made[target, telemetry] = _scale(self.original(target), target, telemetry)
-        return self._made[target, telemetry]
-
-
-def kinds_with_sites(name: str, target: str, kinds: Sequence[Kind]) -> set[str]:
-    """The names of those of these kinds of damage that a graph has a site for."""
-    return {mutant.kind.name for mutant, _ in mutants([name], [target], kinds)}
 
 
 def _spread(sites: list[str], count: int) -> list[str]:
@@ -142,122 +128,132 @@ def _spread(sites: list[str], count: int) -> list[str]:
     return [sites[i * (len(sites) - 1) // max(1, count - 1)] for i in range(count)]
 
 
-def _scale(original: ir.Model, target: str, telemetry: bool) -> ir.Model:
-    model = gs.scale(original, target="ort-training" if target == INSIDE else target, telemetry=telemetry).model
-    assert isinstance(model, ir.Model)
-    return model
-
-
-def _original(name: str, inside: bool) -> ir.Model | None:
-    """A graph of models/; with its state inside, and a metric that reads a weight late, or None if it carries none."""
-    model = ir.load(ROOT / "models" / f"{name}.onnx")
-    if not inside:
-        return model
-    state = {s.input for s in gs.inspect(model).state if s.output is not None}
-    values = np.load(ROOT / "models" / f"{name}.npz")
-    held = [v for v in model.graph.inputs if v.name in state and v.dtype is ir.DataType.FLOAT and v.name in values]
-    for value in held:
-        value.const_value = ir.tensor(values[value.name], name=value.name)
-        model.graph.register_initializer(value)
-    if not held:
-        return None
-    # All of the weight, twice: a reader that nothing else of the step depends on.
-    outputs = [ir.Value(name="metric", type=ir.TensorType(ir.DataType.FLOAT))]
-    model.graph.append(ir.node("Mul", [held[0], held[0]], outputs=outputs, name="metric"))
-    model.graph.outputs.extend(outputs)
-    return model
-
-
-def judge(mutant: Mutant, original: ir.Model) -> Verdict:
-    """Show a mutant to verify and to lint."""
+def judge(mutant: Mutant, original: ir.Model, *, runs: int = 1, lint: bool = True) -> Verdict:
+    """Show a mutant to verify, with as many runs, and to lint."""
     by: list[str] = []
     reasons: list[str] = []
+    accepted = numeric = False
     try:
-        report = gs.verify(original, mutant.damaged, runs=1)
-        for check in report.failures:
-            by.append("proof" if check.proof else "runs")
-            reasons.append(f"{check.name}: {check.detail}")
+        report = gs.verify(original, mutant.damaged, runs=runs, **mutant.hints)
+        accepted = report.ok
+        for check in report.checks:
+            if check.status not in ("holds", "skipped"):
+                by.append("match" if check.name in MATCH else "proof" if check.proof else "runs")
+                numeric = numeric or check.name != MATCH[0]
+                reasons.append(f"{check.name}: {check.detail}")
     except gs.GraphscaleError as error:
         by.append("refused")
+        numeric = True
         reasons.append(str(error))
-    codes = _lint_codes(mutant.damaged) - _lint_codes_of_sound(mutant, original)
-    by += sorted(codes)
-    reasons += [f"lint {code}" for code in sorted(codes)]
-    return Verdict(tuple(dict.fromkeys(by)), reasons[0] if reasons else "")
+    if lint:
+        codes = _lint_codes(mutant.damaged) - _lint_codes_of_sound(mutant, original)
+        by += sorted(codes)
+        reasons += [f"lint {code}" for code in sorted(codes)]
+    return Verdict(tuple(dict.fromkeys(by)), accepted, numeric, reasons[0] if reasons else "")
 
 
-def _lint_codes(model: ir.Model) -> set[str]:
-    if not hasattr(gs, "lint"):
+def _lint_codes(model: ir.Model | onnx.ModelProto) -> set[str]:
+    try:
+        return {finding.code for finding in gs.lint(model).findings}
+    except gs.GraphscaleError:
         return set()
-    return {finding.code for finding in gs.lint(model).findings}
 
 
-_SOUND: dict[tuple[str, str, bool], set[str]] = {}
+_SOUND: dict[tuple[str, str, str], set[str]] = {}
 
 
 def _lint_codes_of_sound(mutant: Mutant, original: ir.Model) -> set[str]:
     """Lint the graph before it is damaged."""
-    key = (mutant.model, mutant.target, mutant.kind.telemetry)
+    key = (mutant.model, mutant.target, mutant.kind.scaling)
     if key not in _SOUND:
-        _SOUND[key] = _lint_codes(_scale(original, mutant.target, mutant.kind.telemetry))
+        sound = Scaled(mutant.model).model(mutant.target, mutant.kind.scaling)
+        assert sound is not None
+        _SOUND[key] = _lint_codes(sound)
     return _SOUND[key]
 
 
 def main() -> None:
     arguments = _arguments()
-    kinds = [kind for kind in KINDS if not arguments.kinds or any(text in kind.name for text in arguments.kinds)]
+    kinds = [k for k in (*KINDS, *SAME) if not arguments.kinds or any(text in k.name for text in arguments.kinds)]
     rows: dict[str, Counter[str]] = {kind.name: Counter() for kind in kinds}
+    proofs: dict[str, set[str]] = {kind.name: set() for kind in kinds}
     survivors: list[Mutant] = []
     started = time.perf_counter()
     for mutant, original in mutants(
         arguments.models, arguments.targets, kinds, arguments.sites, arguments.every_target
     ):
-        verdict, row = judge(mutant, original), rows[mutant.kind.name]
-        row["mutants"] += 1
-        row.update(verdict.by)
-        row["harmless"] += mutant.harmless is not None
-        if not verdict.by and mutant.harmless is None:
+        runs = int(mutant.model not in UNMEASURED)
+        verdict, row = judge(mutant, original, runs=runs), rows[mutant.kind.name]
+        row.update(("made", *verdict.by))
+        row["measured"] += runs
+        row["accepted"] += verdict.accepted
+        row["numeric"] += verdict.numeric and runs
+        if mutant.harmless is not None:
+            row["harmless"] += 1
+            proofs[mutant.kind.name].add(mutant.harmless)
+        elif verdict.accepted:
             survivors.append(mutant)
             print(f"survivor: {mutant}", file=sys.stderr)
-        if arguments.verbose or (mutant.harmless is not None and verdict.by):
-            print(f"{mutant}: {', '.join(verdict.by)}: {verdict.why}")
-    text = _table(rows, survivors, len(arguments.models), arguments.targets, time.perf_counter() - started)
+        if arguments.verbose:
+            missed = " (not by numbers)" if runs and not verdict.numeric else ""
+            print(f"{mutant}: {', '.join(verdict.by)}{missed}: {verdict.why}", flush=True)
+    text = _page(rows, proofs, survivors, arguments, time.perf_counter() - started)
     print(text)
     if arguments.output is not None:
         arguments.output.write_text(text, encoding="utf-8")
     sys.exit(1 if survivors else 0)
 
 
-def _table(
-    rows: dict[str, Counter[str]], survivors: Sequence[Mutant], models: int, targets: Sequence[str], seconds: float
+def _page(
+    rows: dict[str, Counter[str]],
+    proofs: dict[str, set[str]],
+    survivors: Sequence[Mutant],
+    arguments: argparse.Namespace,
+    seconds: float,
 ) -> str:
-    total = sum(row["mutants"] for row in rows.values())
+    damage = [kind.name for kind in KINDS if kind.name in rows]
+    total = sum(rows[name]["made"] for name in damage)
+    numeric, measured = (sum(rows[name][column] for name in damage) for column in ("numeric", "measured"))
     lines = [
         "# Mutants",
         "",
         "Written by `python benchmarks/mutants.py --output benchmarks/MUTANTS.md`.",
         "",
-        f"{total} mutants of {models} graphs, scaled for {', '.join(targets)}, by {len(rows)} kinds of damage; "
-        f"{len(survivors)} survived. {seconds:.0f} s.",
+        f"{total} mutants of {len(arguments.models)} graphs, scaled for {', '.join(arguments.targets)}, by "
+        f"{len(damage)} kinds of damage; {len(survivors)} survived. `--numeric` notices {numeric} of {measured}. "
+        f"{seconds:.0f} s.",
         "",
-        "| damage | mutants | proof | runs | lint | harmless | survived |",
-        "|---|---:|---:|---:|---|---:|---:|",
-    ]
-    lost = Counter(mutant.kind.name for mutant in survivors)
-    for name, row in rows.items():
-        codes = ", ".join(f"{code} ({n})" for code, n in sorted(row.items()) if code.startswith("GS"))
-        proof = row["proof"] + row["refused"]
-        lines.append(
-            f"| {name} | {row['mutants']} | {proof} | {row['runs']} | {codes} | {row['harmless']} | {lost[name]} |"
-        )
-    lines += [
+        "| damage | made | match | proof | runs | lint | numeric, of | harmless | accepted |",
+        "|---|---:|---:|---:|---:|---|---:|---:|---:|",
+        *(_row(name, rows[name]) for name in damage),
         "",
-        "Proof: what `graphscale verify` proves on the graph, or refuses to read. Runs: what it measures. Lint: codes",
-        "of `graphscale lint` that the sound graph does not get. Harmless: nothing changes that anybody could notice;",
-        "`harmless` in `mutations.py` says why.",
+        "Match: the graph, its initial values or its metadata are not those that the original gives. Proof: what",
+        "`graphscale verify` proves on the graph otherwise, or refuses to read. Runs: what it measures (`--runs 1`).",
+        "Lint: codes of `graphscale lint` that the sound graph does not get. Numeric: `verify --numeric` notices,",
+        f"of those that are run (not those of {', '.join(UNMEASURED)}).",
+        "Harmless: nothing changes that anybody could notice:",
+        "",
+        *(f"- {name}: {'; '.join(sorted(proofs[name]))}." for name in damage if proofs[name]),
+        "",
+        "## Changes that are none",
+        "",
+        "| change | reason | made | accepted |",
+        "|---|---|---:|---:|",
+        *(
+            f"| {kind.name} | {'; '.join(sorted(proofs[kind.name]))} | {row['made']} | {row['accepted']} |"
+            for kind in SAME
+            if (row := rows.get(kind.name)) is not None and row["made"]
+        ),
         "",
     ]
     return "\n".join(lines)
+
+
+def _row(name: str, row: Counter[str]) -> str:
+    codes = ", ".join(f"{code} ({n})" for code, n in sorted(row.items()) if code.startswith("GS"))
+    numbers = [row["made"], row["match"], row["proof"] + row["refused"], row["runs"]]
+    last = [f"{row['numeric']}, {row['measured']}", row["harmless"], row["accepted"]]
+    return f"| {name} | {' | '.join(map(str, numbers))} | {codes} | {' | '.join(map(str, last))} |"
 
 
 def _arguments() -> argparse.Namespace:
@@ -270,7 +266,7 @@ def _arguments() -> argparse.Namespace:
         "--every-target", action="store_true", help="try each kind for all targets, not only for one of each graph"
     )
     parser.add_argument("--output", type=Path, help="where to write the table as Markdown")
-    parser.add_argument("--verbose", action="store_true", help="print each mutant with who noticed it")
+    parser.add_argument("--verbose", action="store_true", help="print each mutant with the checks that noticed it")
     return parser.parse_args()
 
 

@@ -8,14 +8,15 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from benchmarks.mutations import KINDS, Damaged
+from benchmarks.mutation import KINDS
+from benchmarks.mutation.damaged import Damaged
 from tests.checks.linting.test_models import forget, scaled
 from tests.ort.artifacts.training_session import FOLDERS
 
 pytestmark = pytest.mark.static
 
 NAMES = ("pytorch/attention_adamw_clip", "pytorch/clip_by_value", "jax/mlp_adam", "jax/conv", "ort/transformer")
-# Of the kinds of damage in benchmarks/mutations.py, those that lint names: by what the graph does alone, too.
+# Of the kinds of damage in benchmarks/mutation/, those that lint names: by what the graph does alone, too.
 DAMAGE = {
     "drop an unscaling": {"GS201", "GS205"},
     "unscale twice": {"GS202"},

@@ -12,7 +12,8 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from benchmarks.mutations import KINDS, Damaged
+from benchmarks.mutation import KINDS
+from benchmarks.mutation.damaged import Damaged
 from graphscale.checks.verification.counterexample import load_case, save_case
 from graphscale.checks.verification.verify_report import Difference
 from graphscale.errors import ModelFileError, VerifyError

@@ -2,46 +2,70 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
-from benchmarks.mutants import INSIDE, judge, kinds_with_sites, mutants
-from benchmarks.mutations import KINDS, Kind
+from benchmarks.mutants import judge, mutants
+from benchmarks.mutation import KINDS, SAME, Kind
+from benchmarks.mutation.damaged import Damaged
+from benchmarks.mutation.scalings import INSIDE, Scaled
 
-# Each with the kinds of damage to try, by a part of their names; all of them for the first three.
-GRAPHS = {
-    ("pytorch/clip_by_value", "onnx"): ("",),
-    ("pytorch/mlp_momentum", INSIDE): ("",),
-    ("pytorch/two_losses", "ort-training-cuda"): ("",),
-    ("pytorch/two_losses", "onnx"): ("shared", "one place less"),
-    ("ort/digits_mlp", "ort-training"): ("accumulator", "add 0.0", "write", "assigning"),
-    ("jax/mlp_adam", "onnx"): ("counter",),
-}
+# One after the other, until one has a site.
+GRAPHS = (
+    ("pytorch/mlp_momentum", "onnx"),
+    ("pytorch/mlp_momentum", INSIDE),
+    ("pytorch/clip_by_value", "onnx"),
+    ("pytorch/two_losses", "ort-training-cuda"),
+    ("pytorch/two_losses", "onnx"),
+    ("ort/digits_mlp", "ort-training"),
+    ("ort/gradbuilder_regression", "onnx"),
+    ("ort/bce", "onnx"),
+    ("jax/mlp_adam", "onnx"),
+    ("jax/mlp_adamw_clip", "onnx"),
+    ("jax/attention", "onnx"),
+    ("pytorch/attention_tied", "onnx"),
+    ("pytorch/mlp_gelu_layernorm", "onnx"),
+    ("ort/conv", "onnx"),
+    ("ort/activations", "onnx"),
+    ("pytorch/attention_adamw_clip", "onnx"),
+    ("ort/transformer", "onnx"),
+)
+
+pytestmark = pytest.mark.training
+
+_scaled = functools.cache(Scaled)
 
 
-def kinds_for(name: str, target: str) -> list[Kind]:
-    return [kind for kind in KINDS if any(text in kind.name for text in GRAPHS[name, target])]
-
-
-@pytest.mark.sample(1)
-@pytest.mark.training
-@pytest.mark.parametrize(("name", "target"), GRAPHS, ids=lambda value: value)
-def test_nothing_survives(name: str, target: str) -> None:
-    survivors = []
-    for mutant, original in mutants([name], [target], kinds_for(name, target)):
-        verdict = judge(mutant, original)
-        if mutant.harmless is None and not verdict.by:
-            survivors.append(str(mutant))
-        if mutant.harmless is not None:
-            assert not verdict.by, f"{mutant}: {verdict.why}"
-    assert not survivors
-
-
-@pytest.mark.full
-@pytest.mark.training
-def test_every_kind_has_a_site() -> None:
-    """In one of these graphs, at least; and there are as many kinds as there should be."""
-    found: set[str] = set()
+def _find_graph(kind: Kind) -> tuple[str, str]:
     for name, target in GRAPHS:
-        found |= kinds_with_sites(name, target, kinds_for(name, target))
-    assert found == {kind.name for kind in KINDS}
-    assert len(KINDS) >= 40
+        model = _scaled(name).model(target, kind.scaling)
+        if model is not None and any(True for _ in kind.sites(Damaged(model))):
+            return name, target
+    raise AssertionError(f"none of these graphs has a site for {kind.name!r}")
+
+
+@pytest.mark.sample(30)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_damage_is_noticed(kind: Kind) -> None:
+    name, target = _find_graph(kind)
+    for mutant, original in mutants([name], [target], [kind], find=_scaled):
+        verdict = judge(mutant, original, runs=0, lint=False)
+        assert not verdict.accepted or mutant.harmless is not None, str(mutant)
+        assert {"match", "refused"} & {*verdict.by} or mutant.harmless is not None, verdict
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("kind", SAME, ids=lambda kind: kind.name)
+def test_changes_that_are_none(kind: Kind) -> None:
+    name, target = _find_graph(kind)
+    for mutant, original in mutants([name], [target], [kind], find=_scaled):
+        verdict = judge(mutant, original, runs=0, lint=False)
+        assert verdict.accepted == kind.accepted, verdict
+        assert verdict.accepted or verdict.by == ("match",), verdict
+
+
+def test_there_are_many_kinds() -> None:
+    names = [kind.name for kind in (*KINDS, *SAME)]
+    assert len({*names}) == len(names)
+    assert (len(KINDS), len(SAME)) >= (200, 20)

@@ -1,78 +1,40 @@
-"""Ways to damage a scaled graph: where each applies, and what it does there.
-
-A site is given by name, so that each mutant starts from a fresh copy of the scaled graph.
-"""
+"""Damage to the pieces that the passes insert: the scale, the check, the guards, the rule, its state, telemetry."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from benchmarks import mutation_sites as at
-from benchmarks.mutation_sites import Damaged
-
-__all__ = ["KINDS", "Damaged", "Kind"]
+from benchmarks.mutation import sites as at
+from benchmarks.mutation.damaged import Damaged
+from benchmarks.mutation.kinds import kind
 
 BOOL = ir.DataType.BOOL
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """One kind of damage.
-
-    Attributes:
-        name: what it is called.
-        sites: gives the names of the places where it applies.
-        damage: damages a copy at one of them.
-        telemetry: it needs a graph with telemetry.
-        harmless: says why damage at this site changes nothing that anybody could notice; None if it does.
-    """
-
-    name: str
-    sites: Callable[[Damaged], Iterator[str]]
-    damage: Callable[[Damaged, str], None]
-    telemetry: bool = False
-    harmless: Callable[[Damaged, str], str | None] = lambda damaged, site: None
-
-
-KINDS: list[Kind] = []
-_Damage = Callable[[Damaged, str], None]
-
-
-def _kind(name: str, sites: Callable[[Damaged], Iterator[str]], **options: Any) -> Callable[[_Damage], _Damage]:
-    def register(damage: _Damage) -> _Damage:
-        KINDS.append(Kind(name, sites, damage, **options))
-        return damage
-
-    return register
 
 
 # --- the scale --------------------------------------------------------------------------------------------------------
 
 
-@_kind("drop an unscaling", at.quotients)
+@kind("drop an unscaling", at.quotients)
 def _drop_unscale(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     d.replace(node.outputs[0], node.inputs[0])  # type: ignore[arg-type]
 
 
-@_kind("unscale twice", at.quotients)
+@kind("unscale twice", at.quotients)
 def _unscale_twice(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     d.around(node.outputs[0], "Div", node.inputs[1])  # type: ignore[arg-type]
 
 
-@_kind("multiply instead of unscaling", at.quotients)
+@kind("multiply instead of unscaling", at.quotients)
 def _multiply(d: Damaged, site: str) -> None:
     d.nodes[site].op_type = "Mul"
 
 
-@_kind("unscale after clipping", at.clipped)
+@kind("unscale after clipping", at.clipped)
 def _unscale_after_clip(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     quotient, raw, scale = node.outputs[0], node.inputs[0], node.inputs[1]
@@ -82,7 +44,7 @@ def _unscale_after_clip(d: Damaged, site: str) -> None:
             d.around(use.node.outputs[0], "Div", scale)  # type: ignore[arg-type]
 
 
-@_kind("divide by the next scale", at.outputs_only)
+@kind("divide by the next scale", at.outputs_only)
 def _next_scale(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     call = next(n for n in d.by("update-loss-scale") if n.op_type == "UpdateLossScale")
@@ -91,12 +53,12 @@ def _next_scale(d: Damaged, site: str) -> None:
     d.editor.take_over_output(old, new, "present")
 
 
-@_kind("scale twice", at.products)
+@kind("scale twice", at.products)
 def _scale_twice(d: Damaged, site: str) -> None:
     d.around(d.nodes[site].outputs[0], "Mul", d.scale)
 
 
-@_kind("scale at one place less", at.several)
+@kind("scale at one place less", at.several)
 def _one_place_less(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     d.replace(node.outputs[0], node.inputs[0])  # type: ignore[arg-type]
@@ -110,7 +72,7 @@ def _sizes_alone(d: Damaged, site: str) -> str | None:
     return "all other readers use its size alone" if others <= {"Shape", "Size"} else None
 
 
-@_kind("scale a shared constant for all readers", at.shared_constants, harmless=_sizes_alone)
+@kind("scale a shared constant for all readers", at.shared_constants, harmless=_sizes_alone)
 def _shared(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     constant, product = node.inputs[0], node.outputs[0]
@@ -119,7 +81,7 @@ def _shared(d: Damaged, site: str) -> None:
     d.replace(constant, product, keep=(node,))  # type: ignore[arg-type]
 
 
-@_kind("unscale where the scale enters", at.products)
+@kind("unscale where the scale enters", at.products)
 def _at_once(d: Damaged, site: str) -> None:
     """Right, and worthless: nothing of the backward pass is protected."""
     for name in list(at.products(d)):
@@ -129,7 +91,7 @@ def _at_once(d: Damaged, site: str) -> None:
         d.replace(node.outputs[0], node.inputs[0])  # type: ignore[arg-type]
 
 
-@_kind("scale the loss output", at.loss)
+@kind("scale the loss output", at.loss)
 def _scaled_loss(d: Damaged, site: str) -> None:
     d.around(d.values[site], "Mul", d.scale)
 
@@ -137,7 +99,7 @@ def _scaled_loss(d: Damaged, site: str) -> None:
 # --- the check --------------------------------------------------------------------------------------------------------
 
 
-@_kind("leave a gradient out of the check", at.several_probes)
+@kind("leave a gradient out of the check", at.several_probes)
 def _uncheck(d: Damaged, site: str) -> None:
     probe = d.nodes[site].outputs[0].uses()[0].node.outputs[0]
     while probe.uses()[0].node.op_type == "Cast":
@@ -148,12 +110,12 @@ def _uncheck(d: Damaged, site: str) -> None:
     d.replace(total.outputs[0], new)
 
 
-@_kind("leave a gradient out of IsAllFinite", at.kernels)
+@kind("leave a gradient out of IsAllFinite", at.kernels)
 def _uncheck_kernel(d: Damaged, site: str) -> None:
     d.nodes[site].resize_inputs(len(d.nodes[site].inputs) - 1)
 
 
-@_kind("check by ReduceMax of Abs", at.probes)
+@kind("check by ReduceMax of Abs", at.probes)
 def _reduce_max(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     gradient, probe = node.inputs[0], node.outputs[0].uses()[0].node
@@ -164,7 +126,7 @@ def _reduce_max(d: Damaged, site: str) -> None:
     d.replace(probe.outputs[0], new)
 
 
-@_kind("check after clipping", at.probes)
+@kind("check after clipping", at.probes)
 def _check_clipped(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     gradient = node.inputs[0]
@@ -174,7 +136,7 @@ def _check_clipped(d: Damaged, site: str) -> None:
     node.replace_input_with(0, d.make("Clip", [gradient, *bounds], gradient.producer(), gradient.dtype))
 
 
-@_kind("check one element", at.probes)
+@kind("check one element", at.probes)
 def _check_first(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     gradient = node.inputs[0]
@@ -184,19 +146,19 @@ def _check_first(d: Damaged, site: str) -> None:
     node.replace_input_with(0, d.make("Slice", [flat, zero, one], flat.producer(), gradient.dtype))
 
 
-@_kind("check for NaN alone", at.probes)
+@kind("check for NaN alone", at.probes)
 def _nan_alone(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     d.replace(node.outputs[0], node.inputs[0])  # type: ignore[arg-type]
 
 
-@_kind("invert the check", at.flag)
+@kind("invert the check", at.flag)
 def _invert(d: Damaged, site: str) -> None:
     flag = d.role(site)
     d.around(flag, "Not", dtype=BOOL)  # type: ignore[arg-type]
 
 
-@_kind("a check that always holds", at.flag)
+@kind("a check that always holds", at.flag)
 def _always(d: Damaged, site: str) -> None:
     flag = d.role(site)
     true = d.constant(np.asarray(True))
@@ -213,10 +175,10 @@ def _unguard(d: Damaged, site: str) -> None:
 
 
 for _what in ("weight", "moment", "counter"):
-    _kind(f"unguard a {_what}", lambda d, wanted=_what: at.guards_of(d, wanted))(_unguard)
+    kind(f"unguard a {_what}", lambda d, wanted=_what: at.guards_of(d, wanted))(_unguard)
 
 
-@_kind("swap the branches of a guard", at.applied_guards)
+@kind("swap the branches of a guard", at.applied_guards)
 def _swap(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     chosen, old = node.inputs[1], node.inputs[2]
@@ -224,12 +186,12 @@ def _swap(d: Damaged, site: str) -> None:
     node.replace_input_with(2, chosen)
 
 
-@_kind("guard by a constant", at.applied_guards)
+@kind("guard by a constant", at.applied_guards)
 def _constant_guard(d: Damaged, site: str) -> None:
     d.nodes[site].replace_input_with(0, d.constant(np.asarray(True)))
 
 
-@_kind("guard by the negated flag", at.applied_guards)
+@kind("guard by the negated flag", at.applied_guards)
 def _negated_guard(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     flag = node.inputs[0]
@@ -237,7 +199,7 @@ def _negated_guard(d: Damaged, site: str) -> None:
     node.replace_input_with(0, d.make("Not", [flag], flag.producer(), BOOL))
 
 
-@_kind("guard by the flag of the step before", at.stale_guards)
+@kind("guard by the flag of the step before", at.stale_guards)
 def _stale_guard(d: Damaged, site: str) -> None:
     node, good = d.nodes[site], d.role("good_steps")
     assert good is not None and good.dtype is not None
@@ -245,19 +207,19 @@ def _stale_guard(d: Damaged, site: str) -> None:
     node.replace_input_with(0, d.make("Greater", [good, zero], None, BOOL))
 
 
-@_kind("never take the next value", at.applied_guards)
+@kind("never take the next value", at.applied_guards)
 def _never(d: Damaged, site: str) -> None:
     d.nodes[site].replace_input_with(1, d.nodes[site].inputs[2])
 
 
-@_kind("unguard an accumulator", at.accumulators)
+@kind("unguard an accumulator", at.accumulators)
 def _unguard_accumulator(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     guard = node.inputs[1].producer()  # type: ignore[union-attr]
     node.replace_input_with(1, guard.inputs[1])  # type: ignore[union-attr]
 
 
-@_kind("add 0.0 on a skipped step", at.zero_adders)
+@kind("add 0.0 on a skipped step", at.zero_adders)
 def _plus_zero(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     kept = node.inputs[2]
@@ -277,7 +239,7 @@ def _rule_output(d: Damaged, index: int) -> tuple[ir.Function, ir.Value, ir.Node
     return rule, value, node
 
 
-@_kind("grow on overflow", at.function)
+@kind("grow on overflow", at.function)
 def _grow_on_overflow(d: Damaged, site: str) -> None:
     _, _, node = _rule_output(d, 0)
     grown, lowered = node.inputs[1], node.inputs[2]
@@ -285,20 +247,20 @@ def _grow_on_overflow(d: Damaged, site: str) -> None:
     node.replace_input_with(2, grown)
 
 
-@_kind("do not reset the good steps", at.function)
+@kind("do not reset the good steps", at.function)
 def _no_reset(d: Damaged, site: str) -> None:
     _, _, node = _rule_output(d, 1)
     inner = node.inputs[1].producer()  # type: ignore[union-attr]
     node.replace_input_with(1, inner.inputs[1])  # type: ignore[union-attr]
 
 
-@_kind("keep the good steps on a skipped step", at.function)
+@kind("keep the good steps on a skipped step", at.function)
 def _keep_count(d: Damaged, site: str) -> None:
     rule, _, node = _rule_output(d, 1)
     node.replace_input_with(2, rule.inputs[1])
 
 
-@_kind("grow beyond float32", at.function)
+@kind("grow beyond float32", at.function)
 def _grow_beyond(d: Damaged, site: str) -> None:
     """Lose the test whether the grown scale is finite."""
     _, _, node = _rule_output(d, 0)
@@ -307,27 +269,27 @@ def _grow_beyond(d: Damaged, site: str) -> None:
     select.replace_input_with(0, either.inputs[0])  # type: ignore[union-attr]
 
 
-@_kind("drop the floor of the scale", at.function)
+@kind("drop the floor of the scale", at.function)
 def _no_floor(d: Damaged, site: str) -> None:
     _, _, node = _rule_output(d, 0)
     floor = node.inputs[2].producer()  # type: ignore[union-attr]
     node.replace_input_with(2, floor.inputs[0])  # type: ignore[union-attr]
 
 
-@_kind("another period", at.function)
+@kind("another period", at.function)
 def _period(d: Damaged, site: str) -> None:
     call = next(n for n in d.graph if n.op_type == "UpdateLossScale")
     period = call.attributes["increment_period"].as_int()
     call.attributes["increment_period"] = ir.AttrInt64("increment_period", period + 1)
 
 
-@_kind("another multiplier", at.function)
+@kind("another multiplier", at.function)
 def _multiplier(d: Damaged, site: str) -> None:
     call = next(n for n in d.graph if n.op_type == "UpdateLossScale")
     call.attributes["multiplier"] = ir.AttrFloat32("multiplier", 4.0)
 
 
-@_kind("do not carry the scale on", at.dynamic)
+@kind("do not carry the scale on", at.dynamic)
 def _frozen_scale(d: Damaged, site: str) -> None:
     output = d.stamp.state.get(d.scale.name or "")
     if output is not None:
@@ -337,24 +299,24 @@ def _frozen_scale(d: Damaged, site: str) -> None:
     write.replace_input_with(1, d.scale)
 
 
-@_kind("write a state before its readers", at.ordered)
+@kind("write a state before its readers", at.ordered)
 def _unordered(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     d.replace(node.outputs[0], node.inputs[2])  # type: ignore[arg-type]
 
 
-@_kind("add to a state instead of assigning", at.writes)
+@kind("add to a state instead of assigning", at.writes)
 def _add(d: Damaged, site: str) -> None:
     d.nodes[site].resize_inputs(2)
 
 
-@_kind("forget a state in the metadata", at.explicit_state)
+@kind("forget a state in the metadata", at.explicit_state)
 def _forget(d: Damaged, site: str) -> None:
     state = {name: output for name, output in d.stamp.state.items() if name != site}
     d.model.metadata_props["graphscale.state"] = json.dumps(state)
 
 
-@_kind("another policy in the metadata", at.dynamic)
+@kind("another policy in the metadata", at.dynamic)
 def _policy(d: Damaged, site: str) -> None:
     policy = json.loads(d.model.metadata_props["graphscale.policy"])
     policy["config"]["multiplier"] = 3.0
@@ -364,18 +326,18 @@ def _policy(d: Damaged, site: str) -> None:
 # --- telemetry --------------------------------------------------------------------------------------------------------
 
 
-@_kind("count applied steps as skipped", at.telemetry("Where", "count"), telemetry=True)
+@kind("count applied steps as skipped", at.telemetry("Where", "count"), scaling="telemetry")
 def _miscount(d: Damaged, site: str) -> None:
     _swap(d, site)
 
 
-@_kind("tell the share of gradients that are not zero", at.telemetry("Sub", "zero_fraction"), telemetry=True)
+@kind("tell the share of gradients that are not zero", at.telemetry("Sub", "zero_fraction"), scaling="telemetry")
 def _not_zero(d: Damaged, site: str) -> None:
     node = d.nodes[site]
     d.replace(node.outputs[0], node.inputs[1])  # type: ignore[arg-type]
 
 
-@_kind("tell another gradient", at.telemetry("If", "skip_cause"), telemetry=True)
+@kind("tell another gradient", at.telemetry("If", "skip_cause"), scaling="telemetry")
 def _offender(d: Damaged, site: str) -> None:
     one = d.constant(np.asarray(1, dtype=np.int64))
     d.around(d.nodes[site].outputs[1], "Add", one)
