@@ -19,7 +19,7 @@ from tests.build import linear_step
 from tests.cli.command import graphscale
 from tests.conftest import MODELS
 
-GRAPH, STARTS = "every node the original's or an inserted piece", "initial values"
+GRAPH, STARTS = "translation", "initial values"
 METADATA = "metadata of the scaling"
 MOMENTUM, ADAM, SYMBOLIC = "pytorch/mlp_momentum", "jax/mlp_adam", "ort/bce"
 

@@ -51,7 +51,7 @@ def test_a_declared_size_is_one_that_can_be_inferred(sizes: tuple[int | str, ...
     declared = helper.make_tensor_value_info("mul_4", onnx.TensorProto.FLOAT, sizes)
     report = _verify(REGRESSION, lambda model: model.graph.value_info.append(declared))
     if sizes[0] == 4:
-        detail = _detail(report, "every node the original's or an inserted piece", "not proved")
+        detail = _detail(report, "translation", "not proved")
         assert detail == "'mul_4' is declared of shape [4,3], and has the shape [batch,3]"
     else:
         assert report.verdict == "verified"
@@ -102,7 +102,7 @@ def test_double_definitions_are_refused(kind: str) -> None:
 def test_an_ir_version_without_initial_values() -> None:
     """Before IR version 4, the initial value of an input is a constant."""
     report = _verify(MOMENTUM, lambda model: setattr(model, "ir_version", 3))
-    detail = _detail(report, "every node the original's or an inserted piece", "not proved")
+    detail = _detail(report, "translation", "not proved")
     assert detail == "the IR version of the graph is 3, and should be 10"
 
 
