@@ -194,9 +194,14 @@ kind("another hysteresis", at.role("hysteresis_left"), scaling="megatron")(
 kind("a hysteresis that is not carried", at.next_value("hysteresis_left"), scaling="megatron")(
     lambda d, site: d.replace(d.values[site], d.values[d.stamp.names["hysteresis_left"]])
 )
-kind("another factor of the rule", at.function, scaling="torch")(
-    lambda d, site: _attribute(d, "multiplier", ir.AttrFloat32("multiplier", 1.9999999))
-)
+
+
+@kind("another factor of the rule", at.function, scaling="torch")
+def _factor(d: Damaged, site: str) -> None:
+    assert d.rule is not None
+    for node in d.rule:
+        if node.op_type == "Constant" and node.outputs[0].uses()[0].node.op_type == "Mul":
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.float64(2.000001)))
 
 
 @kind("a flag of a stuck scale that is never set", at.role("stuck"), scaling="deepspeed")
