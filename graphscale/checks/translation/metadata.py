@@ -43,6 +43,8 @@ def metadata_differences(
     yield from _differences("graphscale.report", _facts(stamp), _facts(wanted))
     roles = [{(e["name"], e["kind"]): e["role"] for e in _entries(each)} for each in (stamp, wanted)]
     yield from _differences("the roles in graphscale.report", *roles)
+    if len(roles[0]) < len(_entries(stamp)):
+        yield "the roles in graphscale.report name an input or output twice"
     if ORIGINAL_KEY in found.metadata_props:
         yield from _record_differences(found, expected)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import functools
+import json
 import zlib
 from collections.abc import Callable
 
@@ -144,6 +145,18 @@ def test_a_forged_record_of_the_original(forge: Callable[[onnx.ModelProto], str]
 
     detail = _detail(_verify(MOMENTUM, damage), "metadata of the scaling", "fails")
     assert words in detail
+
+
+def test_a_role_twice() -> None:
+    """Readers take the first one."""
+
+    def damage(model: onnx.ModelProto) -> None:
+        (entry,) = [entry for entry in model.metadata_props if entry.key == "graphscale.report"]
+        report = json.loads(entry.value)
+        report["roles"].insert(0, {**report["roles"][0], "role": "kept"})
+        entry.value = json.dumps(report)
+
+    assert "name an input or output twice" in _detail(_verify(MOMENTUM, damage), "metadata of the scaling", "fails")
 
 
 @pytest.mark.parametrize(
