@@ -176,7 +176,8 @@ def _offset(d: Damaged, site: str) -> None:
     tensor = d.values[site].const_value
     assert tensor is not None
     folder = Path(tempfile.mkdtemp(prefix="graphscale-mutants-"))
-    content = np.concatenate([tensor.numpy().reshape(-1), np.arange(1, tensor.size + 2, dtype=np.float32)])
+    flat = tensor.numpy().reshape(-1)
+    content = np.append(flat, flat[-1] + np.float32(1))
     (folder / "weights").write_bytes(content.tobytes())
     d.values[site].const_value = ir.ExternalTensor(
         "weights", 4, tensor.nbytes, FLOAT, shape=ir.Shape(tensor.shape), name=site, base_dir=folder

@@ -169,7 +169,11 @@ for _old, _new in {
         d.producer(site).op_type = new
 
 
-@kind("a node of another domain", at.of("Gelu", "MatMul", "Relu"))
+def _of_onnx(d: Damaged) -> Iterator[str]:
+    yield from (name for name in at.of("Gelu", "MatMul", "Gemm", "Relu")(d) if not d.producer(name).domain)
+
+
+@kind("a node of another domain", _of_onnx)
 def _domain(d: Damaged, site: str) -> None:
     d.producer(site).domain = "com.microsoft"
     d.model.opset_imports["com.microsoft"] = 1
