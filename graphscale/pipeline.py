@@ -171,7 +171,7 @@ def inspect(
     """
     work, name = open_copy(model)
     if is_scaled(work):
-        return _stored_report(read_stamp(work.metadata_props, name).report, name)
+        return read_report(read_stamp(work.metadata_props, name), name)
     warnings = prepare(work)
     hints = Hints(loss, seed, tuple(gradients or ()), updates, roles).stated_by(work)
     graph = analyse(work.graph, hints, asking=False)
@@ -368,14 +368,30 @@ def _checked_names(rewrite: Rewrite) -> list[str]:
     return [names.get(value, value.name or "") for value in rewrite.checked]
 
 
-def _stored_report(stored: Mapping[str, Any], name: str) -> Report:
-    values = dict(stored)
+def read_report(stamp: Stamp, name: str) -> Report:
+    """Read the report of a scaling from a model's metadata.
+
+    Args:
+        stamp: the metadata.
+        name: the model's name in messages.
+
+    Raises:
+        ModelFileError: it is damaged.
+    """
+    values = dict(stamp.report)
     try:
         for key, kind in (("places", PlaceReport), ("gradients", GradientReport), ("state", StateReport)):
             values[key] = tuple(kind(**item) for item in values[key])
         values["roles"] = tuple(RoleEntry(**item) for item in values.get("roles", ()))
         for key in ("missed", "accumulators", "warnings"):
             values[key] = tuple(values[key])
-        return Report(**values)
+        report = Report(**values)
+        texts = [report.loss_found, *report.warnings, *(state.how for state in report.state)]
+        texts += [text for row in report.roles for text in (row.name, row.kind, row.role, row.evidence)]
+        if not all(isinstance(text, str) for text in texts) or any(
+            type(row.certain) is not bool for row in report.roles
+        ):
+            raise TypeError("evidence is text")
+        return report
     except (KeyError, TypeError) as error:
         raise ModelFileError(f"{name} has damaged graphscale metadata: its report is not one") from error

@@ -24,7 +24,7 @@ from graphscale.errors import GraphscaleError, ModelFileError, one_line
 from graphscale.graph.stamp import read_stamp
 from graphscale.operators import OPERATORS
 
-__all__ = ["find_damage", "find_model_damage", "name_damage"]
+__all__ = ["find_damage", "find_model_damage", "find_rejection", "name_damage"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -34,7 +34,7 @@ _M = TypeVar("_M", bound=Message)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 # Messages of ONNX's checker on operators that it does not know. They are no damage: ONNX Runtime has more of them.
-_UNKNOWN = ("No Op registered", "No opset import", "No schema registered")
+_UNKNOWN = ("No Op registered", "No opset import", "No schema registered", "higher than the checker's")
 
 # The subjects of telemetry.
 _COUNTED = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step", "cause", "offender", "zero_fraction")
@@ -98,6 +98,11 @@ def find_model_damage(model: onnx.ModelProto) -> str | None:
     return next((damage for look in looks for damage in look(model)), None)
 
 
+def find_rejection(model: onnx.ModelProto) -> str | None:
+    """Find what ONNX's checker rejects in a model, one line, or None: what no runtime loads, though it can be read."""
+    return next(_checker(model), None)
+
+
 def _messages(message: Message, kind: type[_M], place: str = "the model") -> Iterator[tuple[str, _M]]:
     """Yield the messages of a kind in a message, itself included, with the innermost name around each."""
     place = getattr(message, "name", "") or place
@@ -153,6 +158,9 @@ def _nodes(model: onnx.ModelProto) -> Iterator[str]:
             yield f"{name} has no result"
         if node.op_type == "Constant" and len(node.attribute) != 1:
             yield f"{name} has {len(node.attribute)} attributes; it needs one, its value"
+        types = [attribute.i for attribute in node.attribute if (node.op_type, attribute.name) == ("Cast", "to")]
+        if not {*types} <= {*onnx.TensorProto.DataType.values()}:
+            yield f"{name} casts to {types[0]}, which is no data type"
         yield from _bodies(node, name)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import onnx_ir as ir
 
 from graphscale.errors import ModelFileError
-from graphscale.graph.values import is_source, node_name, operands_of
+from graphscale.graph.values import is_source, node_name, operands_of, subgraphs
 
 __all__ = ["check_order", "restore_order"]
 
@@ -25,7 +25,8 @@ def check_order(
     Raises:
         ModelFileError: with the first value that nothing computes, or that comes too late.
     """
-    for value in graph.outputs:
+    bodies = [body for node in graph.all_nodes() for body in subgraphs(node)]
+    for value in (value for each in (graph, *bodies) for value in each.outputs):
         if value.producer() is None and not is_source(value):
             raise ModelFileError(f"output {value.name!r} of {name} is computed by no node")
     found = _early_read(graph, operands)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from graphscale.files.model_files import from_proto, replaced_tensors
 from graphscale.files.training_info import to_proto
 
-__all__ = ["ORIGINAL_KEY", "record_original", "restore_original"]
+__all__ = ["ORIGINAL_KEY", "outline", "record_original", "restore_original"]
 
 # The metadata property of a rewritten model that holds its original.
 ORIGINAL_KEY = "graphscale.original"
@@ -66,6 +66,22 @@ def _serialize(model: ir.Model) -> onnx.ModelProto:
     empty = ir.TensorProtoTensor(onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0]))
     with replaced_tensors(dict.fromkeys(model.graph.initializers.values(), empty)):
         return to_proto(model)
+
+
+def outline(model: ir.Model, proto: onnx.ModelProto | None = None) -> onnx.ModelProto:
+    """Return a model as a ModelProto whose initializers hold nothing: small, and all else is there.
+
+    Args:
+        model: the model.
+        proto: the ModelProto that it was read from, if any, with or without the initializers; it is not changed.
+    """
+    if proto is None:
+        return _serialize(model)
+    bare = onnx.ModelProto()
+    bare.MergeFrom(_copy_without_initializers(proto))
+    for name in model.graph.initializers:
+        bare.graph.initializer.add(name=name, data_type=onnx.TensorProto.FLOAT, dims=[0])
+    return bare
 
 
 def _copy_without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:

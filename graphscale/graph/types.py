@@ -14,17 +14,13 @@ from graphscale.graph.values import own_dtype, subgraphs
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["complete_types", "dtype_of", "dtypes_of", "infer_types"]
+__all__ = ["complete_types", "dtype_of", "dtypes_of"]
 
 
 def complete_types(model: ir.Model) -> None:
     """Add the dtypes and shapes that ONNX infers, where an output of the model lacks one; what is declared stays."""
-    if any(value.dtype is None or value.shape is None for value in model.graph.outputs):
-        infer_types(model)
-
-
-def infer_types(model: ir.Model) -> None:
-    """Add the dtypes and shapes that ONNX infers; what is declared stays."""
+    if all(value.dtype is not None and value.shape is not None for value in model.graph.outputs):
+        return
     # A model that cannot be inferred is refused where a type is needed, in one line rather than by a traceback.
     log = logging.getLogger(infer_shapes.__module__)
     silent, log.disabled = log.disabled, True

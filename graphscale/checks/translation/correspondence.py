@@ -8,8 +8,8 @@ graphs and the order of nodes are free, and nothing is searched for.
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -18,7 +18,7 @@ from graphscale.checks.translation.tensor_bits import tensor_difference
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import node_name, op_name
 
-__all__ = ["Correspondence", "Graph", "attribute_difference"]
+__all__ = ["Correspondence", "Graph", "Size", "attribute_difference", "type_difference"]
 
 Graph = ir.Graph | ir.Function
 
@@ -37,7 +37,8 @@ class Correspondence:
         matched: the nodes of the expected graph among them.
         differences: the nodes and values without a counterpart, a sentence each.
         starts: the differences between the initial values of inputs, a sentence each, by the input's name.
-        narrowed: the pairs of values of which the found one declares sizes, and the expected one none.
+        declared: the values whose type or shape the expected graph does not declare, and the found one does. A runtime
+            computes with what is declared: it replaces the shape of a value by a constant.
     """
 
     values: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
@@ -46,7 +47,7 @@ class Correspondence:
     matched: set[ir.Node] = dataclasses.field(default_factory=set)
     differences: list[str] = dataclasses.field(default_factory=list)
     starts: dict[str, str] = dataclasses.field(default_factory=dict)
-    narrowed: list[tuple[ir.Value, ir.Value]] = dataclasses.field(default_factory=list)
+    declared: list[tuple[ir.Value, ir.Value]] = dataclasses.field(default_factory=list)
     _pending: deque[tuple[ir.Value | None, ir.Value | None, str]] = dataclasses.field(default_factory=deque)
     _known: set[tuple[str | None, tuple[str, str, str]]] = dataclasses.field(default_factory=set)
     _scopes: list[tuple[Graph, Graph, str]] = dataclasses.field(default_factory=list)
@@ -60,27 +61,19 @@ class Correspondence:
             where: the graph, for messages.
             named: whether inputs and outputs have the same names in both.
         """
-        self._known = {(node.name, _identifier(node)) for node in expected.all_nodes()}
+        self._known = {(node.name, node.op_identifier()) for node in expected.all_nodes()}
         self._enter(found, expected, where, named)
         self._walk()
         for scope in self._scopes:  # grows, as leftovers have bodies of their own
             self._pair_leftovers(*scope)
         self._scopes.clear()
 
-    def check_sizes(self) -> None:
-        """Add the sizes that a value declares and nothing infers: runtimes fold the shape of such a value.
-
-        The expected graph must have all types that can be inferred.
-        """
-        for found, expected in self.narrowed:
-            if found.shape is not None and (
-                _type_difference(found, expected) is not None or _narrows(found.shape, expected.shape)
-            ):
-                shape = "no known shape" if expected.shape is None else f"the shape {expected.shape}"
-                self.differences.append(f"{found.name!r} is declared of shape {found.shape}, and has {shape}")
-
     def _enter(self, found: Graph, expected: Graph, where: str, named: bool) -> None:
         self._scopes.append((found, expected, where))
+        twice = [
+            {name for name, n in Counter(node.name for node in g).items() if name and n > 1} for g in (found, expected)
+        ]
+        self.differences += [f"{where} has two nodes named {name!r}" for name in sorted(twice[0] - twice[1])]
         for kind in ("inputs", "outputs"):
             mine, theirs = getattr(found, kind), getattr(expected, kind)
             if named and [value.name for value in mine] != [value.name for value in theirs]:
@@ -106,11 +99,11 @@ class Correspondence:
 
     def _pair_values(self, found: ir.Value, expected: ir.Value) -> None:
         self.values[found], self.back[expected] = expected, found
-        problem = _type_difference(found, expected)
+        problem = type_difference(found, expected)
         if problem is not None:
             self.differences.append(f"{found.name!r} {problem}")
-        elif found.shape is not None and _narrows(found.shape, expected.shape):
-            self.narrowed.append((found, expected))
+        elif type_difference(found, expected, lambda size, wanted: size in (None, wanted)) is not None:
+            self.declared.append((found, expected))
         one, other = found.const_value, expected.const_value
         if one is None and other is None:
             return
@@ -147,14 +140,14 @@ class Correspondence:
         other = f"{expected.name!r}" if origin is None else f"{op_name(origin)} {node_name(origin)!r}"
         if wanted is not None:
             other = f"{wanted.name!r}"
-        if found in self.values or (node is not None and (node.name, _identifier(node)) in self._known):
+        if found in self.values or (node is not None and (node.name, node.op_identifier()) in self._known):
             return f"{reader} is {found.name!r}, and should be {other}"
         what = f"value {found.name!r}" if node is None else f"node {node_name(node)!r} ({op_name(node)})"
         return f"{what} is neither the original's nor an inserted piece: {reader} should come from {other}"
 
     def _pair_nodes(self, found: ir.Node, expected: ir.Node, one: ir.Value, other: ir.Value) -> bool:
         """Pair two nodes, and note their differences; False for nodes that are not the same at all."""
-        if _identifier(found) != _identifier(expected) or found in self.nodes or one.index() != other.index():
+        if found.op_identifier() != expected.op_identifier() or found in self.nodes or one.index() != other.index():
             return False
         self.nodes[found] = expected
         self.matched.add(expected)
@@ -227,10 +220,6 @@ def _label(node: ir.Node) -> str:
     return f"{node_name(node)!r} ({op_name(node)})"
 
 
-def _identifier(node: ir.Node) -> tuple[str, str, str]:
-    return "" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload
-
-
 def _trimmed(values: Sequence[ir.Value | None]) -> list[ir.Value | None]:
     """Return the values without those that are left out at the end; None for those left out before it."""
     kept = [value if value is not None and value.name else None for value in values]
@@ -246,27 +235,37 @@ def _list_differences(found: Iterable[ir.Value], expected: Iterable[ir.Value], w
     return notes or [f"{what} are in another order"]
 
 
-def _type_difference(found: ir.Value, expected: ir.Value) -> str | None:
-    """Return the contradiction between the declared types and shapes of two values."""
-    if found.dtype is not None and expected.dtype is not None and found.type != expected.type:
+Size = int | str | None
+
+
+def type_difference(
+    found: ir.Value, expected: ir.Value, fits: Callable[[Size, Size], bool] | None = None
+) -> str | None:
+    """Return the contradiction between the declared types and shapes of two values.
+
+    Args:
+        found: the value.
+        expected: its counterpart.
+        fits: whether a size, a number, a name or None, fits that of the counterpart: then the value may declare nothing
+            else that the counterpart leaves open. Without one, all that is open fits.
+    """
+    if found.type != expected.type and found.type is not None and (fits is not None or expected.type is not None):
         return f"is declared {found.type}, and should be {expected.type}"
-    if found.shape is None or expected.shape is None:
+    mine, theirs = _sizes(found), _sizes(expected)
+    if mine is None or (theirs is None and fits is None):
         return None
-    sizes = [[_size(axis) for axis in shape] for shape in (found.shape, expected.shape)]
-    if len(sizes[0]) != len(sizes[1]) or any(a != b and None not in (a, b) for a, b in zip(*sizes, strict=True)):
-        return f"is declared of shape {found.shape}, and should be of {expected.shape}"
-    return None
+    fits = fits or _is_open_or_same
+    if theirs is not None and len(mine) == len(theirs) and all(map(fits, mine, theirs)):
+        return None
+    return f"is declared of shape {found.shape}, and should be of {expected.shape}"
 
 
-def _size(axis: int | ir.SymbolicDim) -> int | str | None:
-    """Return the size of an axis, "symbolic" for one with a name."""
-    return axis if isinstance(axis, int) else None if axis.value is None else "symbolic"
+def _sizes(value: ir.Value) -> list[Size] | None:
+    return None if value.shape is None else [axis if isinstance(axis, int) else axis.value for axis in value.shape]
 
 
-def _narrows(found: ir.Shape, expected: ir.Shape | None) -> bool:
-    """Return whether a shape has a size where the expected one has none."""
-    wanted = [None] * len(found) if expected is None else [_size(axis) for axis in expected]
-    return any(isinstance(axis, int) and size is None for axis, size in zip(found, wanted, strict=True))
+def _is_open_or_same(found: Size, expected: Size) -> bool:
+    return found == expected or None in (found, expected)
 
 
 def attribute_difference(found: ir.Attr, expected: ir.Attr) -> str | None:

@@ -13,6 +13,7 @@ from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY, WRITTEN_IN_PLA
 from graphscale.checks.translation.correspondence import Correspondence
 from graphscale.checks.translation.models import compare_models
 from graphscale.errors import GraphscaleError
+from graphscale.files.training_info import training_info_of
 from graphscale.graph.original import ORIGINAL_KEY, restore_original
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import values_by_name
@@ -20,7 +21,7 @@ from graphscale.graph.values import values_by_name
 __all__ = ["metadata_differences"]
 
 # Parts of a report that are evidence for people, which the user's hints change.
-_PROSE = ("warnings", "roles", "autocast", "loss_found")
+_PROSE = ("warnings", "roles", "loss_found")
 _ORIGINS = (STATE_OF_SCALE, TELEMETRY, WRITTEN_IN_PLACE)
 _SHOWN = 120  # characters of a value in a message
 
@@ -41,12 +42,13 @@ def metadata_differences(
         yield from _differences(f"graphscale.{field}", getattr(stamp, field), getattr(wanted, field))
     yield from _name_differences(found, stamp, wanted, expected, same)
     yield from _differences("graphscale.report", _facts(stamp), _facts(wanted))
-    roles = [{(e["name"], e["kind"]): e["role"] for e in _entries(each)} for each in (stamp, wanted)]
+    roles = [{(e["name"], e["kind"]): (e["role"], e["pair"]) for e in _entries(each)} for each in (stamp, wanted)]
     yield from _differences("the roles in graphscale.report", *roles)
     if len(roles[0]) < len(_entries(stamp)):
         yield "the roles in graphscale.report name an input or output twice"
-    if ORIGINAL_KEY in found.metadata_props:
-        yield from _record_differences(found, expected)
+    if training_info_of(found):
+        yield "the model has training_info, which scaling leaves out"
+    yield from _record_differences(found, expected)
 
 
 def _name_differences(
@@ -71,12 +73,15 @@ def _facts(stamp: Stamp) -> dict[str, Any]:
 
 def _entries(stamp: Stamp) -> list[dict[str, Any]]:
     rows = stamp.report.get("roles", ())
-    return [row for row in rows if isinstance(row, dict) and {"name", "kind", "role"} <= row.keys()]
+    return [row for row in rows if isinstance(row, dict) and {"name", "kind", "role", "pair"} <= row.keys()]
 
 
 def _record_differences(found: ir.Model, expected: ir.Model) -> Iterator[str]:
     """Compare the originals that `strip` would give."""
-    if found.metadata_props[ORIGINAL_KEY] == expected.metadata_props.get(ORIGINAL_KEY):
+    if found.metadata_props.get(ORIGINAL_KEY) == expected.metadata_props.get(ORIGINAL_KEY):
+        return
+    if ORIGINAL_KEY not in found.metadata_props:
+        yield "the record of the original is missing"
         return
     try:
         mine, theirs = restore_original(found), restore_original(expected)

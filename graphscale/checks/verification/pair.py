@@ -9,20 +9,21 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
-from graphscale.analysis.report import GradientReport, PlaceReport, StateReport
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import find_accumulators, input_at
 from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, ScaledGraph, read_scaled_graph
 from graphscale.checks.translation import Claims, Translation, validate_translation
-from graphscale.errors import AlreadyScaledError, InvalidLossScaleError, VerifyError, one_line
+from graphscale.errors import AlreadyScaledError, InvalidLossScaleError, ModelFileError, VerifyError, one_line
+from graphscale.graph.diagnosis import find_rejection
 from graphscale.graph.order import check_order
+from graphscale.graph.original import outline
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.graph.values import is_source, value_label
 from graphscale.operators import written_inputs
 from graphscale.passes.nodes.update_rule import initial_values
-from graphscale.pipeline import Model, open_copy, prepare, run_passes
+from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare, read_report, run_passes
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
 
 __all__ = ["Pair", "Roles", "find_roles", "open_pair"]
@@ -82,9 +83,12 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         GraphscaleError: one cannot be read, or the original cannot be scaled.
     """
     first, first_name = open_copy(original)
-    second, second_name = open_copy(scaled)
+    second, second_name, proto = open_copy_with_proto(scaled)
     if is_scaled(first):
         raise AlreadyScaledError(f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED")
+    rejection = find_rejection(outline(second, proto))
+    if rejection is not None:
+        raise ModelFileError(f"{second_name} is damaged: {rejection}")
     stamp = read_stamp(second.metadata_props, second_name)
     policy = _check_stamp(stamp, second_name)
     if "loss" not in stamp.names or "window_finite" in stamp.names:
@@ -117,11 +121,9 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
 
 def _check_stamp(stamp: Stamp, name: str) -> LossScale:
     """Refuse metadata that are JSON, but not of the form that scaling writes; return the policy."""
+    read_report(stamp, name)
     report, damaged = stamp.report, f"{name} has damaged graphscale metadata"
     try:
-        for key, kind in (("state", StateReport), ("places", PlaceReport), ("gradients", GradientReport)):
-            for item in report.get(key, ()):
-                kind(**item)
         autocast = report.get("autocast")
         if autocast is not None:
             tuple(autocast[key] for key in ("dtype", "emulate", "casts", "low_nodes", "kept_nodes"))
