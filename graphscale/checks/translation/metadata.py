@@ -46,6 +46,9 @@ def metadata_differences(
     yield from _differences("the roles in graphscale.report", *roles)
     if len(roles[0]) < len(_entries(stamp)):
         yield "the roles in graphscale.report name an input or output twice"
+    read = {ORIGINAL_KEY, *(f"graphscale.{field}" for field in vars(stamp))}
+    others = [{k: v for k, v in m.metadata_props.items() if k.startswith("graphscale.")} for m in (found, expected)]
+    yield from _differences("the metadata", *({k: v for k, v in each.items() if k not in read} for each in others))
     if training_info_of(found):
         yield "the model has training_info, which scaling leaves out"
     yield from _record_differences(found, expected)

@@ -74,6 +74,10 @@ def _node(model: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
     return next(node for node in model.graph.node if node.op_type == op_type)
 
 
+def _constant(model: onnx.ModelProto) -> onnx.AttributeProto:
+    return next(a for node in _body(model).node for a in node.attribute if a.t.raw_data)
+
+
 EDITS: dict[str, tuple[Edit, str]] = {
     "a second value of an attribute": (lambda m: setattr(_node(m, "Cast").attribute[0], "f", 1.0), "mismatch"),
     "a result too many": (lambda m: _node(m, "ReduceSum").output.append(""), "output size 2"),
@@ -87,6 +91,9 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "an IR version": (lambda m: setattr(m, "ir_version", 8), "the IR version of the graph is 8, and should be 10"),
     "a name twice": (lambda m: setattr(m.graph.node[0], "name", m.graph.node[1].name), "has two nodes named"),
     "no record": (lambda m: m.metadata_props.remove(_property(m, "original")), "record of the original is missing"),
+    "a further property": (lambda m: m.metadata_props.add(key="graphscale.split", value="{}"), "'graphscale.split'"),
+    "sparse initializers": (lambda m: m.graph.sparse_initializer.add(dims=[1]), "sparse initializer"),
+    "a constant twice": (lambda m: _constant(m).t.float_data.append(1.0), "is there twice, as float_data and as raw"),
     "training_info": (lambda m: m.training_info.add(), "training_info"),
     "a pair": (_in_report(lambda r: r["roles"][2].update(pair="other")), "roles in graphscale.report"),
     "evidence that is no text": (_in_report(lambda r: r["roles"][0].update(evidence=1)), "its report is not one"),
