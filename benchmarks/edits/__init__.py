@@ -1,0 +1,1 @@
+"""Random edits of models, at the level of protocol buffers, for `benchmarks/random_edits.py`."""
