@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 
 _LONGEST = 1000  # characters of a text that came from below, or from a file
-# Of Unicode's default-ignorable characters, which no terminal shows, those that Python takes for printable.
+# Unicode's default-ignorable characters, invisible in terminals, as far as `str.isprintable` accepts them.
 _HIDDEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 
 def printable(text: object) -> str:
-    """Return a text with escapes in place of all that a terminal would obey or hide: `\\x1b`, `\\n`, `\\u202e`."""
+    """Escape control, bidirectional and invisible characters of a text: `\\x1b`, `\\n`, `\\u202e`."""
     line = str(text)
     if line.isprintable() and not _HIDDEN.search(line):
         return line

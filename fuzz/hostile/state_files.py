@@ -85,7 +85,7 @@ def cases(good: bytes) -> Iterator[Case]:
 
 
 def flips(good: bytes) -> Iterator[Case]:
-    """Flip each bit, and replace each byte by those that parsers take for space, quotes, digits and ends."""
+    """Flip each bit, and replace each byte by delimiters, digits, white space and end marks of parsers."""
     for place, byte in enumerate(good):
         others = {byte ^ 1 << bit for bit in range(8)} | set(b'\x00\xff \n\t"09AZ')
         for other in sorted(others - {byte}):
