@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -10,8 +11,9 @@ import onnx_ir as ir
 from graphscale.graph.stamp import Stamp, read_stamp
 from graphscale.graph.values import values_by_name
 
-__all__ = ["COUNTERS", "OUTPUTS", "ScaledGraph", "read_scaled_graph"]
+__all__ = ["COUNTERS", "OUTPUTS", "ScaledGraph", "find_scaled_loss", "read_scaled_graph"]
 
+_SCALED_LOSS = re.compile(r"scaled_loss(_\d+)?")
 # The counters of telemetry, and the roles of the outputs that report on a step.
 COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
 OUTPUTS = ("all_finite", "stuck", "cause", "offender", "zero_fraction")
@@ -40,3 +42,10 @@ def read_scaled_graph(model: ir.Model, name: str) -> ScaledGraph:
     """
     stamp, values = read_stamp(model.metadata_props, name), values_by_name(model.graph)
     return ScaledGraph(stamp, values, {role: values[name] for role, name in stamp.names.items() if name in values})
+
+
+def find_scaled_loss(scaled: ir.Graph, original: ir.Graph) -> ir.Value | None:
+    """Find the output of a scaled graph that is the loss times the scale, by its name; None without one."""
+    names = {value.name for value in original.outputs}
+    found = (v for v in scaled.outputs if _SCALED_LOSS.fullmatch(v.name or "") and v.name not in names)
+    return next(found, None)

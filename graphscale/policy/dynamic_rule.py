@@ -122,23 +122,27 @@ class DynamicRule:
         """The count of good steps at the beginning, and after a non-finite step."""
         return -1 if self.growth_delay == "first" else 0
 
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The least and the largest number of each field of a state that the rule reaches; a scale is above 0, too."""
+        most = np.finfo(np.float32).max if self.max_loss_scale is None else np.float32(self.max_loss_scale)
+        return {
+            "loss_scale": (float(np.float32(self.min_loss_scale)), float(most)),
+            "good_steps": (self.good_steps_at_start, self.steps_to_growth - 1),
+            "hysteresis_left": (1, self.hysteresis),
+            "bad_steps": (0, math.inf),
+        }
+
     def initial_state(self) -> ScaleState:
         """Return the state at the beginning."""
         return ScaleState(np.float32(self.initial_loss_scale), self.good_steps_at_start, self.hysteresis)
 
     def find_fault(self, state: ScaleState) -> str | None:
         """Return the first number of a state that no run of the rule reaches, in words; None where there is none."""
-        least, most = np.float32(self.min_loss_scale), np.float32(self.max_loss_scale or np.finfo(np.float32).max)
-        if not (least <= state.loss_scale <= most and state.loss_scale > 0):
-            return f"the loss scale is {state.loss_scale}, and goes from {least:g} to {most:g}"
-        counts = {
-            "good steps": (state.good_steps, self.good_steps_at_start, self.steps_to_growth - 1),
-            "steps of hysteresis": (state.hysteresis_left, 1, self.hysteresis),
-            "bad steps": (state.bad_steps, 0, MAX_COUNT),
-        }
-        for name, (count, first, last) in counts.items():
-            if not first <= count <= last:
-                return f"there are {count} {name}, which go from {first} to {last}"
+        for name, (least, most) in self.ranges.items():
+            number = getattr(state, name)
+            if not (least <= number <= most) or (name == "loss_scale" and number <= 0):
+                return f"the {name.replace('_', ' ')} is {number:g}, out of the range from {least:g} to {most:g}"
         return None
 
     def step(self, state: ScaleState, finite: bool) -> tuple[ScaleState, bool]:

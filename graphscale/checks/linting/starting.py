@@ -70,8 +70,7 @@ def _counts(context: LintContext) -> Iterator[Finding]:
     firsts: dict[str, float] = {} if policy is None else {LOSS_SCALE: float(policy())}
     if dynamic is not None:
         firsts = initial_values(dynamic, dynamic.initial_state())
-        ranges[GOOD_STEPS] = (dynamic.good_steps_at_start, dynamic.steps_to_growth - 1)
-        ranges[HYSTERESIS_LEFT] = (1, dynamic.hysteresis)
+        ranges |= {role: dynamic.ranges[role] for role in (GOOD_STEPS, HYSTERESIS_LEFT)}
     for role, number in numbers.items():
         name = f"{context.named[role].name!r} begins with {number:g}"
         least, most = ranges.get(role, (-math.inf, math.inf))

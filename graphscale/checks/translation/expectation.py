@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from typing import Any
 
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
+from graphscale.checks.scaled_graph import find_scaled_loss
 from graphscale.errors import AutocastError, VerifyError, one_line
 from graphscale.graph.stamp import Stamp
 from graphscale.mixed_precision import autocast
@@ -57,14 +57,12 @@ def read_claims(scaled: ir.Model, stamp: Stamp, policy: LossScale, original: ir.
     Raises:
         VerifyError: the metadata are damaged.
     """
-    outputs = {value.name for value in original.graph.outputs}
-    exposed = re.compile(r"scaled_loss(_\d+)?").fullmatch
     cast = AUTOCAST_KEY in scaled.metadata_props and AUTOCAST_KEY not in original.metadata_props
     return Claims(
         policy,
         stamp.target,
         telemetry=bool(stamp.telemetry),
-        expose_scaled_loss=any(exposed(v.name or "") and v.name not in outputs for v in scaled.graph.outputs),
+        expose_scaled_loss=find_scaled_loss(scaled.graph, original.graph) is not None,
         skip_nonfinite=isinstance(policy, FixedLossScale) and "all_finite" in stamp.names,
         autocast=_read_autocast(scaled.metadata_props[AUTOCAST_KEY]) if cast else None,
         cast_before=cast and stamp.report.get("autocast") is None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -13,7 +12,7 @@ from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import find_accumulators, input_at
-from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, ScaledGraph, read_scaled_graph
+from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, ScaledGraph, find_scaled_loss, read_scaled_graph
 from graphscale.checks.translation import Claims, Translation, validate_translation
 from graphscale.errors import AlreadyScaledError, InvalidLossScaleError, ModelFileError, VerifyError, one_line
 from graphscale.graph.diagnosis import find_rejection
@@ -241,8 +240,6 @@ def find_roles(pair: Pair) -> Roles:
         role: in_place.get(value.name or "", outputs.get(fed[value.name or ""])) for role, value in carried.items()
     }
     fed |= pair.states
-    originals = {value.name for value in pair.analysis.graph.outputs}
-    exposed = re.compile(r"scaled_loss(_\d+)?").fullmatch
     # In-place state may also have its next value among the outputs, to be looked at.
     shown = {f"{state.name}.next" for state in carried.values()}
     return Roles(
@@ -255,5 +252,5 @@ def find_roles(pair: Pair) -> Roles:
         following={name: None if name in in_place else output for name, output in fed.items()},
         written=frozenset(in_place),
         reports=frozenset({names[role] for role in OUTPUTS if role in names} | shown),
-        scaled_loss=next((v for name, v in outputs.items() if exposed(name or "") and name not in originals), None),
+        scaled_loss=find_scaled_loss(graph, pair.analysis.graph),
     )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from graphscale.checks.translation import Translation
 from graphscale.checks.verification.pair import Pair
-from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Check
+from graphscale.checks.verification.verify_report import SKIPPED, UNPROVED, Check
 from graphscale.policy.dynamic_rule import ScaleState
 from graphscale.policy.loss_scale import DynamicLossScale
 
 __all__ = ["compare_translation"]
-
-_SHOWN = 3
 
 
 def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, trained: bool) -> list[Check]:
@@ -24,27 +22,16 @@ def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, 
         numeric: whether nodes that differ are no failure.
         trained: whether carried state may begin at other values, within the range of the policy.
     """
-    graph = Check("translation", HOLDS, f"{translation.nodes} nodes, each the original's or an inserted piece", True)
-    if translation.graph:
-        status, detail = (SKIPPED, "numbers alone were asked for") if numeric else (UNPROVED, _join(translation.graph))
-        graph = Check(graph.name, status, detail, True)
-    starts = list(_trained_faults(translation, pair) if trained else translation.starts.values())
+    what = f"{translation.nodes} nodes, each the original's or an inserted piece"
+    graph = Check.proved("translation", translation.graph, what, UNPROVED)
+    if numeric and translation.graph:
+        graph = Check(graph.name, SKIPPED, "numbers alone were asked for", True)
+    starts = _trained_faults(translation, pair) if trained else translation.starts.values()
     return [
         graph,
-        _row("initial values", starts, f"{len(pair.scaled.graph.inputs)} inputs"),
-        _row("metadata of the scaling", translation.metadata, f"of graphscale {pair.stamp.version}"),
+        Check.proved("initial values", starts, f"{len(pair.scaled.graph.inputs)} inputs"),
+        Check.proved("metadata of the scaling", translation.metadata, f"of graphscale {pair.stamp.version}"),
     ]
-
-
-def _row(name: str, faults: Iterable[str], what: str) -> Check:
-    found = list(faults)
-    return Check(name, FAILS, _join(found), True) if found else Check(name, HOLDS, what, True)
-
-
-def _join(sentences: Iterable[str]) -> str:
-    found = list(sentences)
-    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f"{'; '.join(found[:_SHOWN])}{more}"
 
 
 def _trained_faults(translation: Translation, pair: Pair) -> Iterator[str]:

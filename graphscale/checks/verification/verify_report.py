@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 HOLDS, FAILS, SKIPPED, UNPROVED = "holds", "fails", "skipped", "not proved"
+_SHOWN = 3  # faults of one proof
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,14 @@ class Check:
     status: str
     detail: str
     proof: bool = False
+
+    @classmethod
+    def proved(cls, name: str, faults: Iterable[str], what: str, failure: str = FAILS) -> Check:
+        """Make the check of a proof: the first faults, with the status `failure`, or what was proved of."""
+        found = list(faults)
+        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        detail = f"{'; '.join(found[:_SHOWN])}{more}" if found else what
+        return cls(name, failure if found else HOLDS, detail, True)
 
 
 @dataclasses.dataclass(frozen=True)
