@@ -15,6 +15,7 @@ from typing import Any
 
 import typer.main
 
+from graphscale.cli.protection import protect
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.process.command import run
 
@@ -42,7 +43,7 @@ def load_command(name: str) -> Callable[..., Any]:
     """Import the function of a command: a process that inspects a file needs none of the modules that train."""
     function = name.replace("-", "_")
     command: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{function}"), function)
-    return command
+    return protect(command)
 
 
 @functools.cache

@@ -29,9 +29,10 @@ def diff(
     """Show what changed from A to B: operators, nodes by the pass that inserted them, edges, names."""
     from graphscale.checks import drawing
     from graphscale.checks.diffing.compare import compare
+    from graphscale.files import writing
 
     if html is not None:
-        drawing.check_page(html, before, after)
+        writing.check_new_output(html)
     comparison = compare(before, after)
     report = comparison.report
     if html is not None:

@@ -38,7 +38,7 @@ def export_weights(
     """Write trained weights into an inference model or a checkpoint, by name. Neither file given is changed."""
     from graphscale.ort.fusing import export_weights as export
 
-    writing.check_output(output)
+    writing.check_new_output(output, marked=False)
     result = export(source, destination, partial=partial)
     result.save(output)
     if json:

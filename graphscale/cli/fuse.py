@@ -36,7 +36,7 @@ def fuse(
     from graphscale import pipeline
     from graphscale.ort.fusing import fuse as fuse_folder
 
-    writing.check_output(output)
+    writing.check_new_output(output)
     if loss_scale is None:
         numbers = {"initial-loss-scale": initial_loss_scale, "increment-period": increment_period}
         for name, value in {**numbers, "multiplier": multiplier}.items():

@@ -54,9 +54,9 @@ def inspect(
     if (feeds or dim) and not check_gradients:
         raise typer.BadParameter(f"{'--feeds' if feeds else '--dim'} goes with --check-gradients")
     if roles_out is not None:
-        writing.check_output(roles_out)
+        writing.check_new_output(roles_out, marked=False)
     if html is not None:
-        drawing.check_page(html, model)
+        writing.check_new_output(html)
     report = pipeline.inspect(model, **vars(hints))
     if roles_out is not None:
         with writing.write_file(roles_out) as path:

@@ -37,7 +37,7 @@ def lint(
     from graphscale.checks.linting.sarif import write_sarif
 
     if sarif is not None:
-        writing.check_output(sarif)
+        writing.check_new_output(sarif)
     report = find(model, scale=scale, select=select or (), ignore=ignore or ())
     if sarif is not None:
         write_sarif(report, model, sarif)

@@ -76,12 +76,14 @@ InitialLossScale = Annotated[float | None, option("The dynamic scale at the begi
 IncrementPeriod = Annotated[int | None, option("Good steps before it grows. Default: 2000.")]
 Multiplier = Annotated[float | None, option("The factor of growth and decrease. Default: 2.")]
 Target = Annotated[str | None, option(f"The runtime: {target_names()}. Default: onnx; for a folder ort-training.")]
-Force = Annotated[bool, option("Replace an output folder that is not empty.", "--force")]
+Force = Annotated[bool, option("Replace an output that is read, or that graphscale did not write.", "--force")]
 DryRun = Annotated[bool, option("Write nothing.", "--dry-run")]
 Json = Annotated[bool, option("Print JSON.", "--json")]
 
 
-def is_folder(model: Path, output: Path | None, dry_run: bool, graph_options: Mapping[str, object]) -> bool:
+def is_folder(
+    model: Path, output: Path | None, dry_run: bool, graph_options: Mapping[str, object], marked: bool = True
+) -> bool:
     """Return whether a model is a folder of artifacts, and check the options that depend on it.
 
     Args:
@@ -89,6 +91,7 @@ def is_folder(model: Path, output: Path | None, dry_run: bool, graph_options: Ma
         output: the path to write.
         dry_run: nothing is to be written: an output is not needed.
         graph_options: the options that go with a single graph alone, by name.
+        marked: the written model will name its writer.
 
     Raises:
         BadParameter: the output is missing, or an option does not go with a folder.
@@ -101,7 +104,7 @@ def is_folder(model: Path, output: Path | None, dry_run: bool, graph_options: Ma
         raise typer.BadParameter("name the file to write with -o, or pass --dry-run")
     if not holds_artifacts(model):
         if output is not None:
-            writing.check_output(output)
+            writing.check_output(output) if dry_run else writing.check_new_output(output, marked)
         return False
     for name, value in graph_options.items():
         if value:

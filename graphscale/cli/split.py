@@ -45,7 +45,7 @@ def split(
     from graphscale.replicas import split as split_step
 
     for path in output:
-        writing.check_output(path)
+        writing.check_new_output(path)
     result = split_step(step, bucket_bytes=bucket_size, stages=stages)
     result.save(*output)
     if json:

@@ -24,7 +24,7 @@ def strip(
     from graphscale.ort.artifacts.strip_folder import strip_artifacts
     from graphscale.stripping import strip as strip_model
 
-    if is_folder(scaled, output, False, {}):
+    if is_folder(scaled, output, False, {}, marked=False):
         strip_artifacts(scaled, output, force=force)
     else:
         model_files.save(strip_model(scaled), output)

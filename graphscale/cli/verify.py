@@ -79,6 +79,8 @@ def verify(
     from graphscale.checks.verification import verify as verify_graphs
     from graphscale.checks.verification.counterexample import save_case
 
+    if save_counterexample is not None:
+        writing.check_new_output(save_counterexample)
     with stage_bar() as progress:
         report = verify_graphs(
             original,
@@ -106,7 +108,7 @@ def verify(
         case = replay
         if case is None:
             case = save_counterexample or scaled.with_name(f"{scaled.name}.counterexample.npz")
-            writing.check_output(case)
+            writing.check_new_output(case)
             save_case(report.counterexample, case)
         command = shlex.join(["graphscale", "verify", str(original), str(scaled), "--replay", str(case)])
     _show(report, json, f"{scaled} against {original}", command)

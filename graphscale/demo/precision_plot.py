@@ -11,6 +11,7 @@ import numpy as np
 
 from graphscale.demo.precision import Run
 from graphscale.files import writing
+from graphscale.files.replacing import metadata_of_picture
 from graphscale.training.run_plot import BLUE, GRID, ORANGE, RED, STYLE, check_picture
 
 __all__ = ["draw"]
@@ -54,18 +55,21 @@ def draw(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
             axes.set_ylabel(label)
         figure.align_ylabels()
         figure.suptitle(TITLE, x=0.012, ha="left", fontsize=12, fontweight="bold")
-        figure.savefig(temporary, dpi=120)
+        figure.savefig(temporary, dpi=120, metadata=metadata_of_picture(temporary.suffix))
         if Path(path).suffix == ".png":
             _shrink(temporary)
 
 
 def _shrink(path: Path) -> None:
     """Give a picture a palette, which takes a third of the bytes."""
-    from PIL import Image  # matplotlib depends on it
+    from PIL import Image, PngImagePlugin  # matplotlib depends on it
 
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(128, dither=Image.Dither.NONE)
-    small.save(path, optimize=True)
+    info = PngImagePlugin.PngInfo()
+    for name, text in metadata_of_picture(path.suffix).items():
+        info.add_text(name, text)
+    small.save(path, optimize=True, pnginfo=info)
 
 
 def _draw_task(panels: Sequence[Any], runs: Sequence[Run]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import google.protobuf.message
@@ -16,9 +16,18 @@ import onnx_ir as ir
 from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError, one_line
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
-from graphscale.files.writing import check_output, write_file
+from graphscale.files.writing import check_output, write_file, write_files
 
-__all__ = ["ModelResult", "external_tensors", "from_proto", "load", "load_with_proto", "replaced_tensors", "save"]
+__all__ = [
+    "ModelResult",
+    "external_tensors",
+    "from_proto",
+    "load",
+    "load_with_proto",
+    "replaced_tensors",
+    "save",
+    "save_all",
+]
 
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27
@@ -132,26 +141,52 @@ def save(model: ir.Model | onnx.ModelProto, path: str | os.PathLike[str]) -> Non
     Raises:
         OutputError: the folder does not exist, or cannot be written.
     """
-    model = from_proto(model) if isinstance(model, onnx.ModelProto) else model
-    target = check_output(path)
-    weights = target.with_name(f"{target.name}.data")
-    spare = weights.with_name(f"{weights.name}.new")
+    save_all([model], [path])
+
+
+@paused_collector(builds=False)
+def save_all(models: Sequence[ir.Model | onnx.ModelProto], paths: Sequence[str | os.PathLike[str]]) -> None:
+    """Write models as `save` does: all or none of them, except where weights move to files beside them.
+
+    Raises:
+        OutputError: as `save`.
+    """
+    held = [from_proto(model) if isinstance(model, onnx.ModelProto) else model for model in models]
+    targets = [check_output(path) for path in paths]
+    for model, target in zip(held, targets, strict=True):
+        _refuse_weights(model, target)
+    moving = [_weights_move(model, target.parent.resolve()) for model, target in zip(held, targets, strict=True)]
     try:
-        if not _weights_move(model, target.parent.resolve()):
-            _write_model(model, target)
-        elif weights.name not in _find_locations(target):
-            _write_pair(model, target, weights)
-            spare.unlink(missing_ok=True)
+        if any(moving):
+            for model, target, moves in zip(held, targets, moving, strict=True):
+                _save_pair(model, target) if moves else _write_models([model], [target])
         else:
-            # Until the second model is in place, the first one needs weights of its own.
-            _write_pair(model, target, spare)
-            _write_pair(load(target), target, weights)
-            spare.unlink(missing_ok=True)
+            _write_models(held, targets)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write {', '.join(map(str, paths))}: {error.strerror or error}") from error
     except ir.serde.SerdeError as error:
         cause = one_line(error.__cause__ or "a part of it has the wrong type")[:200]
-        raise ModelFileError(f"cannot write {path}: the model cannot be serialized: {cause}") from error
+        names = ", ".join(map(str, paths))
+        raise ModelFileError(f"cannot write {names}: the model cannot be serialized: {cause}") from error
+
+
+def _save_pair(model: ir.Model, target: Path) -> None:
+    weights = target.with_name(f"{target.name}.data")
+    spare = weights.with_name(f"{weights.name}.new")
+    if weights.name not in _find_locations(target):
+        _write_pair(model, target, weights)
+    else:
+        # Until the second model is in place, the first one needs weights of its own.
+        _write_pair(model, target, spare)
+        _write_pair(load(target), target, weights, replaces=True)
+    spare.unlink(missing_ok=True)
+
+
+def _refuse_weights(model: ir.Model, target: Path) -> None:
+    """Refuse to write a model over its own weights."""
+    for file in {Path(tensor.base_dir, tensor.location) for tensor in external_tensors(model)}:
+        if target.exists() and file.exists() and target.samefile(file):
+            raise OutputError(f"{target} holds weights of the model that is written; name another file")
 
 
 def _weights_move(model: ir.Model, folder: Path) -> bool:
@@ -170,20 +205,21 @@ def _find_locations(path: Path) -> set[str]:
     return {entry.value for entry in entries if entry.key == "location"}
 
 
-def _write_model(model: ir.Model, target: Path) -> None:
-    with write_file(target) as written:
-        written.write_bytes(to_proto(model).SerializeToString())
+def _write_models(models: Sequence[ir.Model], targets: Sequence[Path]) -> None:
+    with write_files(*targets) as files:
+        for model, file in zip(models, files, strict=True):
+            file.write_bytes(to_proto(model).SerializeToString())
 
 
-def _write_pair(model: ir.Model, target: Path, weights: Path) -> None:
+def _write_pair(model: ir.Model, target: Path, weights: Path, replaces: bool = False) -> None:
     """Write the weights of a model, then the model that refers to them."""
     source = _find_only_source(model)
     if source is not None:
         # As a whole: faster than tensor by tensor.
-        with write_file(weights) as written:
+        with write_file(weights, replaces) as written:
             _copy(source, written)
         with replaced_tensors(_located_in(model, target.parent, weights.name)):
-            _write_model(model, target)
+            _write_models([model], [target])
         return
     with write_file(target) as written:
         ir.save(model, written, format="protobuf", external_data=weights.name)
@@ -191,7 +227,7 @@ def _write_pair(model: ir.Model, target: Path, weights: Path) -> None:
             end.write(onnx.ModelProto(training_info=training_info_of(model)).SerializeToString())
         content = written.with_name(weights.name)
         if content.exists() and content.stat().st_size > 0:
-            with write_file(weights) as moved:
+            with write_file(weights, replaces) as moved:
                 os.replace(content, moved)
 
 
@@ -231,7 +267,7 @@ class ModelResult:
     model: ir.Model | onnx.ModelProto
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model atomically, as `graphscale.files.model_files.save` does.
+        """Write the model atomically, as `graphscale.files.model_files.save` does: an existing file is replaced.
 
         Raises:
             OutputError: the folder does not exist, or cannot be written.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from graphscale.errors import OutputError
+from graphscale.files.replacing import refuse_loss, refuse_replacement
 
-__all__ = ["check_output", "check_output_folder", "write_file", "write_folder"]
+__all__ = ["check_new_output", "check_output", "check_output_folder", "write_file", "write_files", "write_folder"]
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
@@ -35,30 +37,100 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     return target
 
 
+def check_new_output(path: str | os.PathLike[str], marked: bool = True) -> Path:
+    """Return the absolute path of an output file of a command, before the work is done.
+
+    Args:
+        path: the file.
+        marked: the new file will name its writer; else an existing one may be replaced only by its own content, which
+            `write_file` compares.
+
+    Raises:
+        OutputError: as `check_output`; or the file is protected.
+    """
+    target = check_output(path)
+    refuse_loss(Path(path))
+    if marked:
+        refuse_replacement(Path(path))
+    return target
+
+
 @contextlib.contextmanager
-def write_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def write_file(path: str | os.PathLike[str], replaces: bool = False) -> Iterator[Path]:
     """Write a file by way of a temporary one beside it, which takes its name when the block ends without an error.
 
     Its content is on the disk before it takes the name: after a power cut there is the old file or the new one.
+
+    Args:
+        path: the file.
+        replaces: it belongs to a file that may be replaced, and so may be replaced itself.
 
     Yields:
         The path of the temporary file.
 
     Raises:
-        OutputError: the folder does not exist or cannot be written, or there was an OSError in the block; an existing
-            file is as it was.
+        OutputError: the folder does not exist or cannot be written, or there was an OSError in the block, or the file
+            is protected; an existing file is as it was.
     """
-    target = check_output(path)
+    with write_files(path, replaces=replaces) as (temporary,):
+        yield temporary
+
+
+@contextlib.contextmanager
+def write_files(*paths: str | os.PathLike[str], replaces: bool = False) -> Iterator[list[Path]]:
+    """Write several files as `write_file` does: all are on the disk before the first one takes its name.
+
+    Raises:
+        OutputError: as `write_file`; all existing files are as they were.
+    """
+    targets = [check_output(path) for path in paths]
     try:
-        with tempfile.TemporaryDirectory(prefix=".graphscale-", suffix=".tmp", dir=target.parent) as folder:
-            temporary = Path(folder, target.name)
-            yield temporary
-            os.chmod(temporary, _find_mode(target))
-            _sync(temporary)
-            os.replace(temporary, target)
-            _sync(target.parent)
+        with contextlib.ExitStack() as stack:
+            temporaries = []
+            for target in targets:
+                folder = tempfile.TemporaryDirectory(prefix=".graphscale-", suffix=".tmp", dir=target.parent)
+                temporaries.append(Path(stack.enter_context(folder), target.name))
+            yield temporaries
+            for path, temporary, target in zip(paths, temporaries, targets, strict=True):
+                if not replaces:
+                    refuse_replacement(Path(path), temporary)
+                os.chmod(temporary, _find_mode(target))
+                _sync(temporary)
+            _replace(temporaries, targets)
+            for parent in {target.parent for target in targets}:
+                _sync(parent)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write {', '.join(map(str, paths))}: {error.strerror or error}") from error
+
+
+def _replace(temporaries: Sequence[Path], targets: Sequence[Path]) -> None:
+    """Give files their names; if one of them cannot have it, none has."""
+    undo = contextlib.ExitStack()
+    with undo:
+        for temporary, target in zip(temporaries, targets, strict=True):
+            if len(targets) > 1:
+                undo.callback(_restore, target, _keep(target, temporary))
+            os.replace(temporary, target)
+        undo.pop_all()
+
+
+def _keep(target: Path, temporary: Path) -> Path | None:
+    """Give a file, if it exists, a second name beside the one that will replace it."""
+    if not os.path.lexists(target):
+        return None
+    old = temporary.with_name(f"{temporary.name}.old")
+    try:
+        os.link(target, old, follow_symlinks=False)
+    except OSError:  # some file systems have no second names
+        shutil.copy2(target, old, follow_symlinks=False)
+    return old
+
+
+def _restore(target: Path, old: Path | None) -> None:
+    if old is None:
+        target.unlink(missing_ok=True)
+    elif old.exists():
+        os.replace(old, target)
 
 
 def _find_mode(target: Path) -> int:

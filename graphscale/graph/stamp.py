@@ -12,12 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import AlreadyScaledError, ModelFileError
+from graphscale.files.replacing import ROLES_KEY
 from graphscale.files.training_info import drop_training_info
 
 __all__ = ["ROLES_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
-
-# The metadata property of a training graph that states roles, as a roles file does.
-ROLES_KEY = "graphscale.roles"
 
 _VERSION = "graphscale.version"
 _COUNTS = (

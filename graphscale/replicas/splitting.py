@@ -81,18 +81,17 @@ class SplitStep:
     report: SplitReport
 
     def save(self, gradients: str | os.PathLike[str], update: str | os.PathLike[str]) -> None:
-        """Write the models, each atomically: stage 2 of `grads.onnx` is `grads.2.onnx`, and so on.
+        """Write the models, all of them or none: stage 2 of `grads.onnx` is `grads.2.onnx`, and so on.
 
         Raises:
-            OutputError: a folder does not exist, or cannot be written.
+            OutputError: a folder does not exist, or cannot be written; existing files are as they were.
         """
         paths = [stage_path(gradients, i) for i in range(len(self.gradients))]
         for path in (*paths, update):
-            writing.check_output(path)
+            writing.check_new_output(path)
         if len({Path(path).absolute() for path in (*paths, update)}) <= len(paths):
             raise SplitError(f"the two halves cannot both be written to {os.fspath(update)}; give them two names")
-        for model, path in zip((*self.gradients, self.update), (*paths, update), strict=True):
-            model_files.save(model if isinstance(model, ir.Model) else model_files.from_proto(model), path)
+        model_files.save_all((*self.gradients, self.update), (*paths, update))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from graphscale.errors import OutputError, TrainingError
-from graphscale.files.writing import check_output
+from graphscale.files.writing import check_new_output
 from graphscale.training.record import StepRecord
 
 __all__ = ["MetricsFile", "check_metrics", "read_metrics"]
@@ -34,7 +34,7 @@ def check_metrics(path: str | os.PathLike[str], resume_at: int | None = None) ->
         TrainingError: the suffix is another, or the file is not the one that the checkpoint goes with.
         OutputError: the folder does not exist, or the path is a folder.
     """
-    target = check_output(path)
+    target = check_new_output(path)
     if target.suffix not in SUFFIXES:
         raise TrainingError(f"--metrics {path}: expected a name that ends in {' or '.join(SUFFIXES)}")
     if resume_at:

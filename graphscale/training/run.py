@@ -227,7 +227,7 @@ def _check_options(options: Options) -> None:
         option = "--resume" if options.resume else "--checkpoint-every"
         raise TrainingError(f"{option} goes with --checkpoint-dir")
     if options.output is not None:
-        writing.check_output(options.output)
+        writing.check_new_output(options.output)
     if options.metrics is not None:
         check_metrics(options.metrics)
     if options.logdir is not None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphscale.errors import TrainingError, printable
 from graphscale.files import writing
+from graphscale.files.replacing import metadata_of_picture
 from graphscale.training.record import StepRecord
 
 __all__ = ["Curve", "check_picture", "draw"]
@@ -54,7 +55,7 @@ def check_picture(path: str | os.PathLike[str]) -> Path:
         TrainingError: the suffix is not one of a picture, or matplotlib is not installed.
         OutputError: the folder does not exist, or the path is a folder.
     """
-    target = writing.check_output(path)
+    target = writing.check_new_output(path)
     if target.suffix not in SUFFIXES:
         raise TrainingError(f"{path}: expected a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     try:
@@ -97,7 +98,7 @@ def draw(
         figure = _figure(records, [*curves, *_recorded(records)], notes or {})
         if title:
             figure.suptitle(printable(title), x=0.012, ha="left", fontsize=12, fontweight="bold", parse_math=False)
-        figure.savefig(temporary, dpi=120)
+        figure.savefig(temporary, dpi=120, metadata=metadata_of_picture(temporary.suffix))
 
 
 def _recorded(records: Sequence[StepRecord]) -> list[Curve]:

@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import onnx
+
 from graphscale.cli import main
 
+# A model that graphscale wrote earlier, and may replace.
+EARLIER = onnx.ModelProto(metadata_props=[onnx.StringStringEntryProto(key="graphscale.version")]).SerializeToString()
 TERMINAL = {"COLUMNS": "200", "NO_COLOR": "1"}
 
 

@@ -14,8 +14,7 @@ from graphscale.files.ort_checkpoint import read_checkpoint
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
 from tests.build import step
 from tests.cli import bad_graphs
-from tests.cli.command import contents, graphscale, refuse, succeed
-from tests.cli.test_bad_input import EARLIER
+from tests.cli.command import EARLIER, contents, graphscale, refuse, succeed
 from tests.cli.test_scale import properties
 from tests.conftest import MODELS, assert_all_same_bits, initial_values, load_example, run_once
 from tests.ort.artifacts.training_session import FOLDERS
@@ -92,7 +91,7 @@ def test_an_existing_file_is_replaced_and_a_model_by_itself(tmp_path: Path) -> N
     cast(tmp_path)
     assert set(contents(tmp_path)) == {"out.onnx"}
     path.write_bytes(MOMENTUM.read_bytes())
-    cast(tmp_path, model=path)
+    cast(tmp_path, "--force", model=path)
     assert set(contents(tmp_path)) == {"out.onnx"}
     assert "graphscale.autocast" in properties(onnx.load(path))
 

@@ -14,13 +14,12 @@ import graphscale as gs
 from graphscale import errors
 from tests.build import step
 from tests.cli import bad_graphs as bad
-from tests.cli.command import refuse
+from tests.cli.command import EARLIER, refuse
 from tests.conftest import MODELS, ROOT
 
 pytestmark = pytest.mark.static
 
 EXAMPLE = MODELS / "pytorch" / "mse_tanh.onnx"
-EARLIER = b"what an earlier run wrote"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import graphscale as gs
-from tests.cli.command import contents, refuse
-from tests.cli.test_bad_input import EARLIER, EXAMPLE
+from tests.cli.command import EARLIER, contents, refuse
+from tests.cli.test_bad_input import EXAMPLE
 from tests.conftest import MODELS
 
 pytestmark = pytest.mark.static

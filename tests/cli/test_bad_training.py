@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.command import refuse, succeed
+from tests.cli.command import EARLIER, refuse, succeed
 from tests.cli.test_train import BASE, RATE
 from tests.conftest import has_cuda
 from tests.training.runs import DIGITS, DIGITS_COMMAND, make_digits, make_step
@@ -83,7 +83,7 @@ REFUSED = {
 def test_what_is_refused(case: str, folder: Path) -> None:
     text, message = REFUSED[case]
     arguments = text.replace("STEP", " ".join(BASE)).replace("RATE", " ".join(RATE)).split()
-    (folder / "old.onnx").write_text("the old one")
+    (folder / "old.onnx").write_bytes(EARLIER)
     files = [] if {"-o", "--metrics"} & set(arguments) else ["-o", "old.onnx"]
     refuse(folder, *arguments, *files, words=(message,))
 

@@ -81,7 +81,7 @@ class TestPages:
 
     def test_a_page_is_replaced(self, scaled: Path, tmp_path: Path) -> None:
         page = tmp_path / "page.html"
-        page.write_text("old")
+        page.write_text('<meta name="generator" content="graphscale">')
         succeed(tmp_path, "inspect", scaled, "--html", page)
         assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
         assert set(contents(tmp_path)) == {"page.html"}
@@ -98,9 +98,9 @@ class TestPages:
         (["diff", "{model}"], "Missing argument"),
         (["diff", "{model}", "{model}", "--html", "no/page.html"], "does not exist; create it"),
         (["diff", "{model}", "{model}", "--html", "."], "is a folder; name the file"),
-        (["diff", "{model}", "copy.onnx", "--html", "copy.onnx"], "copy.onnx is the model itself"),
+        (["diff", "{model}", "copy.onnx", "--html", "copy.onnx"], "copy.onnx is read"),
         (["diff", "{model}", "missing.onnx", "--html", "page.html"], "cannot read missing.onnx"),
-        (["inspect", "copy.onnx", "--html", "./copy.onnx"], "copy.onnx is the model itself"),
+        (["inspect", "copy.onnx", "--html", "./copy.onnx"], "copy.onnx is read"),
         (["inspect", "text.onnx", "--html", "page.html"], "text.onnx is not an ONNX model"),
         (["inspect", "{eval}", "--html", "page.html"], "inference"),
         (["inspect", "{model}", "--html", "no/page.html"], "does not exist; create it"),

@@ -107,7 +107,7 @@ def test_over_the_model_itself(model: Path, tmp_path: Path) -> None:
     original.mkdir()
     for path in model.parent.iterdir():
         (original / path.name).write_bytes(path.read_bytes())
-    succeed(None, "scale", model, "-o", model)
+    succeed(None, "scale", model, "-o", model, "--force")
     assert set(contents(model.parent)) == {"step.onnx", "weights.bin"}
     assert_right(original / "step.onnx", model)
 

@@ -28,7 +28,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", MODEL, "--html", PAGE, "--roles-out", f"{FILE}out.json", *CHECK),
     "autocast": ("autocast", MODEL, "-o", OUT),
     "demo": ("demo", "-o", PICTURE, "--steps=100"),
-    "strip": ("strip", SCALED, "-o", OUT),
+    "strip": ("strip", SCALED, "-o", f"{FILE}stripped.onnx"),
     "split": ("split", SCALED, "-o", f"{FILE}grads.onnx", f"{FILE}update.onnx"),
     "fuse": ("fuse", f"{FILE}artifacts", "-o", OUT),
     "export-weights": ("export-weights", f"{FILE}state.npz", MODEL, "-o", OUT),

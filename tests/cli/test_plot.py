@@ -70,7 +70,7 @@ def test_what_is_refused(case: str, folder: Path) -> None:
 
 
 def test_a_picture_is_replaced_only_by_a_whole_one(folder: Path) -> None:
-    (folder / "run.png").write_text("the old one")
+    (folder / "run.png").write_bytes(b"tEXtSoftware\0graphscale")
     (folder / "empty.csv").touch()
     refuse(folder, "plot", "empty.csv", "-o", "run.png")
     succeed(folder, "plot", "run.csv", "-o", "run.png")

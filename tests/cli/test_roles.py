@@ -13,11 +13,9 @@ import pytest
 import graphscale as gs
 from tests.analysis.roles.steps import hidden_state_step, momentum_step, square_step, swappable_step, update_step
 from tests.build import assert_skips, feeds_for
-from tests.cli.command import contents, graphscale, refuse, succeed
+from tests.cli.command import EARLIER, contents, graphscale, refuse, succeed
 from tests.cli.test_scale import rows
 from tests.conftest import MODELS, assert_same_bits, run_once
-
-EARLIER = b"what an earlier run wrote"
 
 
 def saved(folder: Path, model: onnx.ModelProto) -> Path:
@@ -91,8 +89,12 @@ class TestTheFile:
     def test_it_replaces_an_earlier_one(self, tmp_path: Path) -> None:
         path, roles = saved(tmp_path, square_step()), tmp_path / "roles.json"
         roles.write_bytes(EARLIER)
-        succeed(None, "inspect", path, "--roles-out", roles)
+        for _ in range(2):
+            succeed(None, "inspect", path, "--roles-out", roles)
         assert json.loads(roles.read_text(encoding="utf-8"))["open"].keys() == {"v_next"}
+        roles.write_text(roles.read_text(encoding="utf-8").replace("[]", '["v_next"]'), encoding="utf-8")
+        refuse(tmp_path, "inspect", path, "--roles-out", roles, words=["roles.json", "--force"])
+        succeed(None, "inspect", path, "--roles-out", roles, "--force")
 
     def test_it_is_not_written_for_a_graph_that_is_refused(self, tmp_path: Path) -> None:
         path = saved(tmp_path, update_step(""))

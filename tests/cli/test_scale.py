@@ -19,7 +19,7 @@ import graphscale as gs
 from graphscale.targets import TARGETS
 from tests.build import FORWARD, step
 from tests.cli import bad_graphs
-from tests.cli.command import contents, graphscale, succeed
+from tests.cli.command import EARLIER, contents, graphscale, succeed
 from tests.conftest import MODELS
 
 MOMENTUM = MODELS / "pytorch" / "mlp_momentum.onnx"
@@ -95,7 +95,7 @@ def test_json_is_the_report(name: str, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "scaled.onnx").write_bytes(b"earlier")
+    (tmp_path / "scaled.onnx").write_bytes(EARLIER)
     before = contents(tmp_path)
     for options in ([], ["-o", "scaled.onnx"], ["-o", "new.onnx", "--json"]):
         printed = succeed(tmp_path, "scale", MOMENTUM, "--dry-run", *options)
@@ -151,7 +151,7 @@ def test_naming_state_and_places(tmp_path: Path) -> None:
 
 def test_an_existing_file_is_replaced(tmp_path: Path) -> None:
     output = tmp_path / "scaled.onnx"
-    output.write_bytes(b"earlier")
+    output.write_bytes(EARLIER)
     scale(tmp_path)
     assert set(contents(tmp_path)) == {"scaled.onnx"}
     onnx.checker.check_model(onnx.load(output))
@@ -187,7 +187,7 @@ def test_a_backward_pass_without_contractions_has_nothing_to_protect(tmp_path: P
 def test_a_model_is_replaced_by_its_scaled_self(tmp_path: Path) -> None:
     path = tmp_path / "scaled.onnx"
     onnx.save(step(), path)
-    scale(tmp_path, model=path)
+    scale(tmp_path, "--force", model=path)
     assert gs.inspect(path).policy is not None
 
 

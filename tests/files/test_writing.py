@@ -113,3 +113,39 @@ def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         temporary.write_text("new")
     assert path.read_text() == "new"
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+FAILING = """
+import resource, signal, sys
+from graphscale.errors import OutputError
+from graphscale.files import model_files
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+model = model_files.load(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+try:
+    model_files.save(model, sys.argv[2])
+except OutputError as error:
+    sys.exit(f"refused: {error}")
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("new", [SMALL, COPIED, TENSORS], ids=["a file", "a pair", "by tensors"])
+def test_a_write_that_fails_at_any_byte(new: tuple[int, ...], tmp_path: Path) -> None:
+    """The old pair stays, and nothing beside it."""
+    make(tmp_path / "new" / "step.onnx", "another", *new)
+    sizes = [path.stat().st_size for path in (tmp_path / "new").iterdir()]
+    for limit in sorted({0, 1, 100, *(size - 1 for size in sizes), *(size // 2 for size in sizes), sum(sizes)}):
+        folder = tmp_path / f"out{limit}"
+        make(folder / "step.onnx", "old", *PAIR)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        command = [sys.executable, "-c", FAILING, tmp_path / "new" / "step.onnx", folder / "step.onnx", str(limit)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if limit < sum(sizes):
+            assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+        if done.returncode:
+            assert "refused: cannot write" in done.stderr
+            assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+        else:
+            assert limit >= min(sizes)
+            assert model_files.load(folder / "step.onnx").graph.name == "another"

@@ -14,6 +14,7 @@ from graphscale.checks.drawing.facts import embed_json, list_facts
 from graphscale.checks.drawing.lanes import Layout
 from graphscale.checks.drawing.scene import BADGES, Scene
 from graphscale.checks.drawing.svg import CHIPS, draw, identifier
+from graphscale.files.replacing import WRITER
 
 __all__ = ["Cell", "Jump", "Table", "render"]
 
@@ -59,6 +60,7 @@ def render(scene: Scene, title: str, lead: str, tables: Iterable[Table], notes: 
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="generator" content="{WRITER}">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)} · graphscale</title>

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.report import Report
@@ -14,12 +13,11 @@ from graphscale.checks.drawing.drawing_context import make_context
 from graphscale.checks.drawing.page import Cell, Jump, Table, render
 from graphscale.checks.drawing.scene import Scene, make_scene
 from graphscale.collector import paused_collector
-from graphscale.errors import OutputError
 from graphscale.files import writing
 from graphscale.graph.values import node_name
 from graphscale.pipeline import Model, open_copy
 
-__all__ = ["check_page", "draw_comparison", "draw_inspection", "write_page"]
+__all__ = ["draw_comparison", "draw_inspection", "write_page"]
 
 _LONGEST = 160
 
@@ -73,17 +71,6 @@ def _notes(scene: Scene) -> Iterator[str]:
             f"A large graph: {drawn} of {len(scene.box_of)} nodes are drawn one by one, the others are folded into "
             f"{folded} boxes."
         )
-
-
-def check_page(path: str | os.PathLike[str], *models: str | os.PathLike[str]) -> None:
-    """Refuse a page that cannot be written, or would overwrite one of the models.
-
-    Raises:
-        OutputError: it cannot be written there.
-    """
-    target = writing.check_output(path)
-    if target.exists() and any(Path(model).exists() and target.samefile(model) for model in models):
-        raise OutputError(f"{path} is the model itself, and would be replaced by the page; name another file")
 
 
 def write_page(page: str, path: str | os.PathLike[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 
 import numpy as np
 import onnx_ir as ir
@@ -12,6 +13,7 @@ import onnx_ir as ir
 from graphscale.errors import UnsupportedModelError
 from graphscale.files.model_files import ModelResult
 from graphscale.files.ort_checkpoint import Array, Checkpoint
+from graphscale.files.replacing import MARK_KEY
 from graphscale.graph.builder import Editor
 from graphscale.graph.diagnosis import name_damage
 from graphscale.ort.artifacts.folder import OPTIMIZER_MODEL, TRAINING_MODEL, read_folder
@@ -86,6 +88,7 @@ def fuse(folder: str | os.PathLike[str], *, target: str = "onnx") -> FusedStep:
         for state, value in states.items():
             editor.output(value, f"{state.name}.next")
         updates = {value.name or "": state.name or "" for state, value in states.items()}
+    model.metadata_props[MARK_KEY] = version("graphscale")
     return FusedStep(model, loss.name, updates, dict(editor.renamed))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from graphscale.files.ort_checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from graphscale.files.replacing import MARK_KEY
 from graphscale.files.tensor_files import read_npz, read_safetensors
 from graphscale.graph.diagnosis import name_damage
 from graphscale.ort.artifacts.folder import fits_shape
@@ -113,6 +115,7 @@ def _into_model(arrays: Arrays, model: ir.Model, source: str, target: str, parti
         if not value.is_initializer():
             graph.inputs.remove(value)
             graph.register_initializer(value)
+    model.metadata_props[MARK_KEY] = version("graphscale")
     return _report(arrays, written, kept, model)
 
 
