@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ __all__ = [
     "EscapedTable",
     "Part",
     "join",
+    "join_command",
     "make_console",
     "make_table",
     "make_text",
@@ -47,6 +50,18 @@ def _escape(part: tuple[str, str] | Text) -> tuple[str, str] | Text:
 def join(lines: Iterable[str | Text]) -> Text:
     """Put lines one below the other."""
     return Text("\n").join(map(make_text, lines))
+
+
+def join_command(words: Iterable[str]) -> str:
+    """Join words into a line for a shell, which a terminal shows as it is."""
+    return " ".join(shlex.quote(word) if printable(word) == word else _quote_bytes(word) for word in words)
+
+
+def _quote_bytes(word: str) -> str:
+    """Quote a word as bash and zsh do: a name may hold bytes that are no text."""
+    plain = set(range(32, 127)) - {*b"\\'"}
+    escaped = [chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(word)]
+    return f"$'{''.join(escaped)}'"
 
 
 class EscapedTable(Table):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +24,7 @@ from graphscale.cli.options import (
     read_roles,
 )
 from graphscale.cli.progress import stage_bar
-from graphscale.cli.show import EscapedTable, make_console, make_text, print_json, say
+from graphscale.cli.show import EscapedTable, join_command, make_console, make_text, print_json, say
 from graphscale.files import writing
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def verify(
             case = save_counterexample or scaled.with_name(f"{scaled.name}.counterexample.npz")
             writing.check_new_output(case)
             save_case(report.counterexample, case)
-        command = shlex.join(["graphscale", "verify", str(original), str(scaled), "--replay", str(case)])
+        command = join_command(["graphscale", "verify", str(original), str(scaled), "--replay", str(case)])
     _show(report, json, f"{scaled} against {original}", command)
     if replay is not None and not json:
         _show_differences(report)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
 import xml.dom.minidom
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import typer
 
 from graphscale.cli import COMMANDS, make_group
+from graphscale.cli.show import join_command
 from graphscale.errors import printable
 from tests.cli.command import graphscale
 from tests.cli.hostile import FILE, HOSTILE, fill
@@ -165,3 +168,11 @@ def test_one_module_prints() -> None:
         if path.name != "show.py":
             printing = re.compile(r"(?<!\.)\bprint\(|rich\.(text|table|markup)|\bConsole\(")
             assert not printing.search(path.read_text("utf-8")), path.name
+
+
+def test_a_command_to_paste() -> None:
+    words = ["graphscale", "a b.onnx", HOSTILE, FILE, "it's"]
+    line = join_command(words)
+    assert_text(line)
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
+    assert [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]] == words

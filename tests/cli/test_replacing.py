@@ -14,6 +14,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.cli import COMMANDS, make_group
+from graphscale.training.metrics import read_metrics
 from tests.cli.command import contents, graphscale, refuse, succeed
 from tests.cli.test_streams import CALLS as WRITING
 from tests.cli.test_streams import made  # noqa: F401
@@ -242,3 +243,17 @@ def test_halves_are_both_there_or_none(folder: Path, monkeypatch: pytest.MonkeyP
 def test_arrays_that_are_the_users(folder: Path) -> None:
     np.savez(folder / "out.npz", thesis=np.zeros(3))
     refuse(folder, *CALLS["verify"], words=("out.npz", "--force"))
+
+
+def test_a_torn_row_of_metrics(folder: Path) -> None:
+    """A reader leaves it out, and a run that is resumed writes it whole."""
+    call = (*DIGITS_COMMAND, "--checkpoint-dir=run", "--checkpoint-every=2", "--quiet", "--resume")
+    succeed(folder, *call, "--max-steps=6", "--metrics=whole.jsonl")
+    shutil.rmtree(folder / "run")
+    succeed(folder, *call, "--max-steps=4", "--metrics=torn.jsonl")
+    whole, torn = folder / "whole.jsonl", folder / "torn.jsonl"
+    with torn.open("ab") as file:
+        file.write(whole.read_bytes()[torn.stat().st_size :][:50])
+    assert [record.step for record in read_metrics(torn)] == [1, 2, 3, 4]
+    succeed(folder, *call, "--max-steps=6", "--metrics=torn.jsonl")
+    assert torn.read_bytes() == whole.read_bytes()
