@@ -56,7 +56,6 @@ STEPS = {
         update_step(
             update="",
             control="w_next = com.microsoft.SGDOptimizer(rate, w, dw)",
-            constants="float rate = {0.1}",
             domains=["com.microsoft"],
         ),
         states("w"),

@@ -239,11 +239,11 @@ STEPS = {
     ),
     "errors of examples beside rewards": (
         update_step(
-            "e = ReduceMean(Abs(d * k), axes, keepdims=0)",
+            "e = ReduceMean(Abs(d * k), last, keepdims=0)",
             "float[8] r, float[8] m, float[3] k",
             "float[8] e",
-            "int64[1] axes = {1}",
-            forward=nodes("y = x @ w; d = y - t - Unsqueeze(r * m, axes); loss = ReduceMean(d * d, keepdims=0)"),
+            "int64[1] last = {1}",
+            forward=nodes("y = x @ w; d = y - t - Unsqueeze(r * m, last); loss = ReduceMean(d * d, keepdims=0)"),
         ),
         {**states("w"), "e": "metric?"},
     ),

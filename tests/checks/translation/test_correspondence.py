@@ -1,0 +1,94 @@
+"""The correspondence of two graphs: free in inner names and in order, strict in all else."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+import graphscale as gs
+from graphscale.checks.translation.models import compare_models
+from graphscale.graph.marks import PASS_KEY
+from tests.build import parse
+from tests.conftest import load_example
+
+SPLIT = "a, b = Split(x) d = Sub(a, b) y = Neg(d)"
+NOISE = "m = RandomNormalLike(x) n = RandomNormalLike(x) y = Add(m, n)"
+
+
+def model(nodes: str, inputs: str = "float[4] x, float[4] u, float[4] v") -> ir.Model:
+    text = f'<ir_version: 10, opset_import: ["" : 17, "com.microsoft" : 1]> g ({inputs}) => (float[N] y) {{ {nodes} }}'
+    return ir.from_proto(parse(text))
+
+
+def differences(found: str, expected: str) -> list[str]:
+    return compare_models(model(found), model(expected)).differences
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (SPLIT, SPLIT.replace("a", "p").replace("d", "q")),
+        ("i = Neg(v) h = Neg(u) y = Sub(h, i)", "h = Neg(u) i = Neg(v) y = Sub(h, i)"),
+        (
+            "y = Neg(x) a = com.microsoft.InPlaceAccumulator(u, x) b = com.microsoft.InPlaceAccumulator(v, x)",
+            "b = com.microsoft.InPlaceAccumulator(v, x) a = com.microsoft.InPlaceAccumulator(u, x) y = Neg(x)",
+        ),
+    ],
+    ids=["names", "order", "order-of-writes"],
+)
+def test_names_and_order_are_free(found: str, expected: str) -> None:
+    assert differences(found, expected) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "words"),
+    [
+        (SPLIT.replace("Sub(a, b)", "Sub(b, a)"), SPLIT, "input 0 of"),
+        (NOISE.replace("Add(m, n)", "Add(m, m)"), NOISE, "input 1 of"),
+        (NOISE, NOISE.replace("Add(m, n)", "Add(m, m)"), "input 1 of"),
+        ("c = Clip(x) y = Neg(c)", "y = Neg(x)", "(Clip) is neither the original's nor an inserted piece"),
+        ("y = Neg(x) dead = Abs(x)", "y = Neg(x)", "(Abs) is neither the original's nor an inserted piece"),
+        ("y = Neg(x)", "y = Neg(x) dead = Abs(x)", "(Abs) is missing"),
+        ("y = Neg(u)", "y = Neg(x)", "is 'u', and should be 'x'"),
+        (
+            "y = Neg(x) a = com.microsoft.InPlaceAccumulator(u, x)",
+            "y = Neg(x) a = com.microsoft.InPlaceAccumulator(v, x)",
+            "(com.microsoft::InPlaceAccumulator)",
+        ),
+        ("y = Softmax<axis = 0>(x)", "y = Softmax(x)", "'axis'"),
+        ("y = LeakyRelu<alpha = 0.1>(x)", "y = LeakyRelu<alpha = 0.10000001>(x)", "'alpha'"),
+    ],
+    ids=str,
+)
+def test_all_else_is_a_difference(found: str, expected: str, words: str) -> None:
+    assert words in "; ".join(differences(found, expected))
+
+
+@pytest.mark.parametrize("inputs", ["float x, float[4] u, float[4] v", "float[4] u, float[4] x, float[4] v"])
+def test_an_interface_that_declares_less_or_is_in_another_order(inputs: str) -> None:
+    assert compare_models(model("y = Neg(x)", inputs), model("y = Neg(x)")).differences
+
+
+def test_an_input_without_its_shape() -> None:
+    found = model("y = Neg(x)")
+    found.graph.inputs[1].shape = None
+    assert "'u' is " in compare_models(found, model("y = Neg(x)")).differences[0]
+
+
+def test_the_mark_of_another_pass() -> None:
+    found, expected = model("y = Neg(x)"), model("y = Neg(x)")
+    found.graph[0].metadata_props[PASS_KEY] = "autocast"
+    assert "is marked as one of the pass 'autocast'" in compare_models(found, expected).differences[0]
+
+
+def test_a_graph_whose_inner_values_were_renamed_is_proved_and_run() -> None:
+    original = load_example("pytorch/mlp_momentum").model()
+    scaled = ir.from_proto(gs.scale(original).model)
+    ends = {value.name for value in (*scaled.graph.inputs, *scaled.graph.outputs)}
+    for i, node in enumerate(scaled.graph):
+        node.name = f"node {i}"
+        for value in node.outputs:
+            if value.name and value.name not in ends:
+                value.name = f"value {i}"
+    report = gs.verify(original, scaled, runs=1)
+    assert report.verdict == "verified", report.checks
