@@ -25,6 +25,8 @@ __all__ = ["Bench"]
 # differences up to this are what the original loses without a scale. bfloat16 has the exponents of float32, whose
 # subnormal numbers are multiples of 2**-149.
 UNDERFLOW, FLOAT32_UNDERFLOW = 2.0**-18, 2.0**-130
+# A backward pass in float32 with gradients below this does not overflow at a scale up to that.
+MODEST, MODEST_SCALE = 2.0**10, 2.0**24
 _SHAKES, _NOISE = 3, 4.0  # runs on feeds off by a rounding, and the factor of what these change
 # Sources of expectations.
 ORIGINAL, OLD = "as in the original", "as before the step"
@@ -104,6 +106,9 @@ class Bench:
         gradients = self._unscaled(got)
         finite = all(map(is_finite, gradients.values()))
         self.any_finite |= finite
+        if not finite and self._holds_scaled(case, expected):
+            infinite = next(name for name, array in gradients.items() if not is_finite(array))
+            yield Difference(infinite, expected.outputs.get(infinite, np.zeros(0)), gradients[infinite], ORIGINAL)
         yield from self._compare_step(case, expected, got, gradients, finite)
         yield from self._evaluate_effects(case, got, finite, gradients)
         exposed, loss = self.roles.scaled_loss, self.pair.analysis.loss.name or ""
@@ -135,6 +140,13 @@ class Bench:
         for name, output in states.items() if finite else ():
             new = expected.left[name] if output is None else expected.outputs[output]
             yield from compare(name, new, self._next(name, got))
+
+    def _holds_scaled(self, case: Case, expected: Results) -> bool:
+        """Return whether float32 holds the original's gradients times the scale by far, and what they are sums of."""
+        if self.pair.small or float(np.ravel(case.feeds[self.roles.scale.name or ""])[0]) > MODEST_SCALE:
+            return False
+        arrays = [np.asarray(expected.outputs[name], np.float64) for name in self.gradients if name in expected.outputs]
+        return all(np.abs(array).max(initial=0.0) < MODEST for array in arrays)
 
     def _noise(self, case: Case, expected: Results) -> dict[str, float]:
         """Measure how far the original's values move if its feeds are off by one rounding of float16, by name."""

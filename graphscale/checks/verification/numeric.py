@@ -50,9 +50,16 @@ class Measurements:
         for case in wanted:
             self.progress(name, count, len(wanted))
             count += 1
-            found = bench.evaluate(case)
-            if found:
-                self.checks.append(Check(name, FAILS, f"{case}: {found[0]}"))
+            found: Sequence[Difference] = ()
+            try:
+                found = bench.evaluate(case)
+                reason = str(found[0]) if found else None
+            except VerifyError as error:
+                if case.kind != "rule":
+                    bench.original.run(case.feeds)  # raises for feeds that the original does not take either
+                reason = str(error)
+            if reason is not None:
+                self.checks.append(Check(name, FAILS, f"{case}: {reason}"))
                 if self.counterexample is None:
                     self.counterexample, self.differences = case, tuple(found)
                 return
