@@ -85,10 +85,15 @@ def test_a_graph_whose_inner_names_were_exchanged_is_proved_and_run() -> None:
     original = load_example("pytorch/mlp_momentum").model()
     scaled = ir.from_proto(gs.scale(original).model)
     ends = {value.name for value in (*scaled.graph.inputs, *scaled.graph.outputs)}
-    values = [v for node in scaled.graph for v in node.outputs if v.name and v.name not in ends]
-    for things in (list(scaled.graph), values):
-        names = [thing.name for thing in things]
-        for thing, name in zip(things, reversed(names), strict=True):
-            thing.name = name
+    groups: dict[str, list[ir.Node]] = {}
+    for node in scaled.graph:
+        if not ends.intersection(value.name for value in node.outputs):
+            groups.setdefault(f"{node.op_type} {[str(value.shape) for value in node.outputs]}", []).append(node)
+    for nodes in groups.values():
+        names = [(node.name, [value.name for value in node.outputs]) for node in nodes]
+        for node, (name, outputs) in zip(nodes, reversed(names), strict=True):
+            node.name = name
+            for value, output in zip(node.outputs, outputs, strict=True):
+                value.name = output
     report = gs.verify(original, scaled, runs=1)
     assert report.verdict == "verified", report.checks
