@@ -82,7 +82,7 @@ def test_the_mark_of_another_pass() -> None:
 
 
 def test_a_graph_whose_inner_names_were_exchanged_is_proved_and_run() -> None:
-    original = load_example("pytorch/mlp_momentum").model()
+    original = load_example("jax/mlp").model()
     scaled = ir.from_proto(gs.scale(original).model)
     ends = {value.name for value in (*scaled.graph.inputs, *scaled.graph.outputs)}
     groups: dict[str, list[ir.Node]] = {}
