@@ -50,6 +50,7 @@ REASONS = {
     "metadata: the record of the original": "The same original packed in another way, or with other names inside, "
     "documentation or order: what comes out computes the same",
     "metadata: two values exchanged": "Evidence in the report, or equal values",
+    "model: IR version": "A newer version of the file format, in which all of it is written in the same way",
     "model: opset": "The order; an opset twice, of which the last counts",
     "model: producer, domain, version, doc string": _PROSE,
     "model: training_info, configuration": "A configuration of devices, which no node refers to",

@@ -113,8 +113,9 @@ def _compare(output: Path, steps: int, seed: int, console: Console) -> None:
                 runs.append(run)
     draw(runs, output)
     console.print(_make_table(runs))
-    say("right: answers on held-out data; zeros: elements of the gradients, the median over the steps")
-    say("float16 is emulated: each value is rounded to it. The picture: ", (str(output), "bold"))
+    console.print("right: answers on held-out data; zeros: elements of the gradients, the median over the steps")
+    console.print("float16 is emulated: each value is rounded to it.")
+    say("The picture: ", (str(output), "bold"))
 
 
 def _make_table(runs: Sequence[Run]) -> EscapedTable:
