@@ -77,6 +77,8 @@ def _run() -> int:
         raise
     except _UsageError as error:
         raise GraphscaleError(f"{error.format_message()} (graphscale --help shows what there is)") from error
+    except MemoryError as error:
+        raise GraphscaleError(f"the memory is not enough: {error or 'a file asks for more than there is'}") from error
     except typer.Abort as error:
         raise KeyboardInterrupt from error
     except Exception as error:

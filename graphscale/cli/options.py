@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphscale.errors import InvalidLossScaleError, RolesError, UpdateError
+from graphscale.files.reading import read_file
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 from graphscale.targets import target_names
@@ -22,6 +23,7 @@ __all__ = [
     "LOSS_SCALE",
     "Dim",
     "DryRun",
+    "ExternalDataRoot",
     "Force",
     "ForceRoles",
     "Gradient",
@@ -30,6 +32,8 @@ __all__ = [
     "Json",
     "Keep",
     "Loss",
+    "MaxBytes",
+    "MaxNodes",
     "ModelPath",
     "Multiplier",
     "RolesFile",
@@ -77,6 +81,11 @@ IncrementPeriod = Annotated[int | None, option("Good steps before it grows. Defa
 Multiplier = Annotated[float | None, option("The factor of growth and decrease. Default: 2.")]
 Target = Annotated[str | None, option(f"The runtime: {target_names()}. Default: onnx; for a folder ort-training.")]
 Force = Annotated[bool, option("Replace an output that is read, or that graphscale did not write.", "--force")]
+ExternalDataRoot = Annotated[
+    Path | None, option("Weights may lie in this folder, too, not only beside the model.", metavar="DIR")
+]
+MaxNodes = Annotated[int | None, option("Refuse models of more nodes. Default: 1000000.", min=1)]
+MaxBytes = Annotated[int | None, option("Refuse packed files of more bytes, unpacked. Default: 1073741824.", min=1)]
 DryRun = Annotated[bool, option("Write nothing.", "--dry-run")]
 Json = Annotated[bool, option("Print JSON.", "--json")]
 
@@ -151,7 +160,7 @@ def read_roles(path: Path | None) -> Answers | None:
     from graphscale.analysis.roles.answers import Answers
 
     try:
-        return Answers.parse(path.read_bytes(), f"--roles {path}")
+        return Answers.parse(read_file(path), f"--roles {path}")
     except OSError as error:
         raise RolesError(f"--roles {path}: cannot read the file: {error.strerror or error}") from error
 
@@ -202,7 +211,7 @@ def _identifier(text: str) -> Any:
             f"expected dynamic, a number, a preset ({', '.join(presets.NAMES)}), or the path of a .json file"
         )
     try:
-        config = json.loads(Path(text).read_text(encoding="utf-8"))
+        config = json.loads(read_file(text))
     except OSError as error:
         raise InvalidLossScaleError(f"cannot read the file: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,8 @@
-"""The option --force of every command, without which no file is lost."""
+"""The options of every command: --force, without which no file is lost, and the limits of what files may ask for."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -9,31 +10,35 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from graphscale.cli.options import Force
+from graphscale.cli.options import ExternalDataRoot, Force, MaxBytes, MaxNodes
+from graphscale.files.limits import Limits, limiting
 from graphscale.files.replacing import protecting
 
 __all__ = ["protect"]
 
+_LIMITS = {"external_data_root": ExternalDataRoot, "max_nodes": MaxNodes, "max_bytes": MaxBytes}
+
 
 def protect(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a command replace no file that it reads or that graphscale did not write, unless --force is given."""
+    """Let a command keep within limits, and, without --force, replace no file that is read or not graphscale's."""
     signature = inspect.signature(command, eval_str=True)
     has_force = "force" in signature.parameters
 
     @functools.wraps(command)
     def protected(*, force: bool = False, **given: Any) -> Any:
+        limits = {name: value for name in _LIMITS if (value := given.pop(name, None)) is not None}
         if has_force:
             given["force"] = force
-        if force:
-            return command(**given)
-        with protecting(list(_existing_files(sys.argv[2:]))):
+        named = None if force else list(_existing_files(sys.argv[2:]))
+        with limiting(Limits(**limits)), contextlib.nullcontext() if named is None else protecting(named):
             return command(**given)
 
-    if not has_force:
-        added = inspect.Parameter("force", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Force)
-        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in signature.parameters.values()]
-        vars(protected)["__signature__"] = signature.replace(parameters=[*parameters, added])
-        protected.__annotations__ = {**command.__annotations__, "force": Force}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, kind, default=None, annotation=given) for name, given in _LIMITS.items()]
+    added += [] if has_force else [inspect.Parameter("force", kind, default=False, annotation=Force)]
+    parameters = [each.replace(kind=kind) for each in signature.parameters.values()]
+    vars(protected)["__signature__"] = signature.replace(parameters=[*parameters, *added])
+    protected.__annotations__ = {**command.__annotations__, **{each.name: each.annotation for each in added}}
     return protected
 
 

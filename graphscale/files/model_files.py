@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import google.protobuf.message
@@ -15,12 +15,14 @@ import onnx_ir as ir
 
 from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError, one_line
+from graphscale.files.external_data import confine_external_data, external_tensors, relocate
+from graphscale.files.model_size import refuse_large
+from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file, write_files
 
 __all__ = [
     "ModelResult",
-    "external_tensors",
     "from_proto",
     "load",
     "load_with_proto",
@@ -51,26 +53,21 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
     try:
         # External data is refused through links, and located relative to the model: load by the resolved path.
         resolved = Path(path).resolve()
-        if resolved.is_dir():
-            raise ModelFileError(f"{path} is a folder; pass an ONNX file")
-        content = resolved.read_bytes()
+        content = read_file(resolved)
         proto = onnx.ModelProto.FromString(content)
+    except IsADirectoryError as error:
+        raise ModelFileError(f"{path} is a folder; pass an ONNX file") from error
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RuntimeError) as error:  # a NUL byte, a circle of links
+        raise ModelFileError(f"cannot read {path}: {error}") from error
     except google.protobuf.message.DecodeError as error:
         raise ModelFileError(f"{path} is not an ONNX model, or it is truncated: {error}") from error
-    model = from_proto(proto, str(path))
+    model = _from_proto(proto, str(path))
     if _LOCATION in content:
-        ir.external_data.set_base_dir(model.graph, resolved.parent)
-        _check_external_files(model, path)
+        confine_external_data(model, resolved.parent, str(path))
     del proto.graph.initializer[:]  # The model holds them.
     return model, proto
-
-
-def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
-    """Return the initializers of a model whose content is in other files."""
-    values = model.graph.initializers.values()
-    return [v.const_value for v in values if isinstance(v.const_value, ir.ExternalTensor)]
 
 
 def _bytes_in_memory(model: ir.Model) -> int:
@@ -78,35 +75,35 @@ def _bytes_in_memory(model: ir.Model) -> int:
     return sum(t.nbytes for t in tensors if t is not None and not isinstance(t, ir.ExternalTensor))
 
 
-def _check_external_files(model: ir.Model, path: str | os.PathLike[str]) -> None:
-    needed: dict[str, int] = {}
-    for tensor in external_tensors(model):
-        file = os.path.join(tensor.base_dir, tensor.location)
-        needed[file] = max(needed.get(file, 0), (tensor.offset or 0) + (tensor.length or tensor.nbytes))
-    for file, length in needed.items():
-        try:
-            size = os.stat(file).st_size
-        except OSError as error:
-            raise ModelFileError(f"{path} keeps weights in {file}, which cannot be read: {error.strerror}") from error
-        if size < length:
-            raise ModelFileError(f"{path} keeps weights in {file}, which is truncated: {size} of {length} bytes")
+def from_proto(proto: onnx.ModelProto, name: str = "the model", held: Collection[str] = ()) -> ir.Model:
+    """Turn a ModelProto into an onnx_ir model, whose external tensors are read from the present folder alone.
 
-
-def from_proto(proto: onnx.ModelProto, name: str = "the model") -> ir.Model:
-    """Turn a ModelProto into an onnx_ir model.
+    Args:
+        proto: the model.
+        name: its name for messages.
+        held: initializers that get other content.
 
     Raises:
-        ModelFileError: it has no graph, or its graph is damaged.
+        ModelFileError: it has no graph, its graph is damaged or too large, or an external tensor lies elsewhere.
         UnsupportedModelError: it carries `training_info` that is more than bindings of its graph.
     """
+    model = _from_proto(proto, name)
+    confine_external_data(model, Path.cwd(), name, held)
+    return model
+
+
+def _from_proto(proto: onnx.ModelProto, name: str) -> ir.Model:
     if not proto.HasField("graph") or not proto.opset_import or not proto.ir_version:
         raise ModelFileError(f"{name} is not an ONNX model: it has no graph, opset or IR version")
     _refuse_ambiguous(proto, name)
+    refuse_large(proto, name)
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many kinds for damaged graphs
-        cause = error.__cause__ or error
-        raise ModelFileError(f"{name} is damaged: {str(cause).splitlines()[0]}") from error
+        cause: BaseException = error
+        while (below := cause.__cause__ or cause.__context__) is not None:
+            cause = below
+        raise ModelFileError(f"{name} is damaged: {one_line(cause)}") from error
     keep_training_info(proto, model, name)
     return model
 
@@ -291,16 +288,7 @@ def replaced_tensors(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[
 def _located_in(model: ir.Model, folder: Path, name: str) -> dict[ir.Value, ir.TensorProtocol]:
     """Return the external weights of a model as they are in another file, at the same offsets."""
     return {
-        value: ir.ExternalTensor(
-            name,
-            old.offset,
-            old.length,
-            old.dtype,
-            shape=old.shape,
-            name=value.name or "",
-            doc_string=old.doc_string,
-            base_dir=folder,
-        )
+        value: relocate(value.const_value, folder, name)
         for value in model.graph.initializers.values()
-        if isinstance(old := value.const_value, ir.ExternalTensor)
+        if isinstance(value.const_value, ir.ExternalTensor)
     }

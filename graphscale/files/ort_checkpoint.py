@@ -12,13 +12,13 @@ import math
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import ModelFileError, UnsupportedModelError
+from graphscale.files.reading import read_file
 from graphscale.files.tensor_files import ARRAY_DTYPES
 from graphscale.files.writing import write_file
 
@@ -82,7 +82,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         UnsupportedModelError: its parameters are in an external file, or onnxruntime is not installed.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
     if data[4:8] != _IDENTIFIER:

@@ -7,7 +7,6 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,8 @@ import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ModelFileError, one_line
 from graphscale.files import checksum, writing
+from graphscale.files.limits import current_limits
+from graphscale.files.reading import check_readable, read_file
 
 __all__ = ["ARRAY_DTYPES", "Arrays", "read_npz", "read_safetensors", "write_safetensors"]
 
@@ -38,7 +39,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, st
     from safetensors import SafetensorError, deserialize, safe_open
 
     try:
-        data = Path(path).read_bytes()
+        data = read_file(path)
         found: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
@@ -86,15 +87,20 @@ def read_npz(path: str | os.PathLike[str], kind: type[GraphscaleError] = ModelFi
     found: Arrays = {}
     name = ""
     try:
+        size = check_readable(path)
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise kind(f"{path} holds one array without a name; write numpy.savez(FILE, NAME=array): arrays by name")
         with archive:
+            members = [] if archive.zip is None else archive.zip.infolist()
+            unpacked, limit = sum(member.file_size for member in members), current_limits().max_bytes
+            if unpacked > max(size, limit):
+                raise kind(f"{path} unpacks to {unpacked} bytes; the limit is {limit} (--max-bytes)")
             for name in archive.files:
                 found[name] = archive[name]
     except OSError as error:
         raise kind(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, EOFError, LookupError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         if "allow_pickle" in str(error) and name:
             raise kind(f"{path}: {name!r} holds Python objects, not numbers") from error
         what = f"{path}: {name!r}" if name else f"{path}"

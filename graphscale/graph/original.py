@@ -10,6 +10,7 @@ from collections.abc import Iterator, MutableSequence
 import onnx
 import onnx_ir as ir
 
+from graphscale.files.limits import current_limits
 from graphscale.files.model_files import from_proto, replaced_tensors
 from graphscale.files.training_info import to_proto
 
@@ -116,7 +117,7 @@ def restore_original(model: ir.Model) -> ir.Model:
     """Unpack the original of a rewritten model, its initializers with the content that they have in the rewritten one.
 
     Raises:
-        KeyError, ValueError, IndexError, zlib.error, DecodeError, ModelFileError: there is none, it is damaged, or the
+        LookupError, ValueError, zlib.error, DecodeError, GraphscaleError: there is none, it is damaged, or the
             rewritten model lacks an input or an initializer of it.
     """
     packed = base64.b64decode(model.metadata_props[ORIGINAL_KEY], validate=True)
@@ -130,7 +131,7 @@ def restore_original(model: ir.Model) -> ir.Model:
         for tensor in proto.graph.initializer
         if tensor.data_location == onnx.TensorProto.EXTERNAL
     }
-    original = from_proto(proto, "the original in its metadata")
+    original = from_proto(proto, "the original in its metadata", held=tensors)
     for name, tensor in tensors.items():
         original.graph.initializers[name].const_value = tensor
     return original
@@ -138,9 +139,9 @@ def restore_original(model: ir.Model) -> ir.Model:
 
 def _decompress(packed: bytes) -> bytes:
     decompressor = zlib.decompressobj()
-    content = decompressor.decompress(packed, _LEAST_LIMIT + _LIMIT * len(packed))
+    content = decompressor.decompress(packed, min(_LEAST_LIMIT + _LIMIT * len(packed), current_limits().max_bytes))
     if not decompressor.eof:
-        raise ValueError("its record is truncated, or larger than any original")
+        raise ValueError("its record is truncated, or larger than any original (--max-bytes)")
     return content
 
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from graphscale.errors import ModelFileError, SessionError, one_line
 from graphscale.files import checksum, model_files
+from graphscale.files.external_data import external_tensors
 from graphscale.files.tensor_files import read_safetensors, write_safetensors
 from graphscale.graph.stamp import Stamp
 
@@ -97,7 +98,7 @@ def copy_without_state(model: ir.Model, state: Arrays) -> ir.Model:
     """Copy a step for `export_step`, without memory for the first values of its state."""
     copy = model.clone()
     drop_state(copy, state)
-    if model_files.external_tensors(copy) or sum(array.nbytes for array in state.values()) < _LARGE:
+    if external_tensors(copy) or sum(array.nbytes for array in state.values()) < _LARGE:
         return copy
     # A single constant that is left of a protocol buffer keeps all of it in memory: copy it into a new one.
     return model_files.from_proto(ir.to_proto(copy))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphscale.errors import TrainingError
+from graphscale.files.reading import check_readable
 
 if TYPE_CHECKING:
     from graphscale.session import InputSpec
@@ -114,10 +115,11 @@ def _from_number(option: str, text: str, spec: InputSpec) -> np.ndarray[Any, Any
 
 def _from_file(option: str, path: str, spec: InputSpec) -> np.ndarray[Any, Any]:
     try:
+        check_readable(path)
         array = np.load(Path(path), allow_pickle=False)
     except OSError as error:
         raise TrainingError(f"--feed {option}: cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, MemoryError) as error:
         raise TrainingError(f"--feed {option}: {path} is damaged, or no .npy file: {error}") from error
     if not isinstance(array, np.ndarray):
         array.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from graphscale.errors import OutputError, TrainingError
+from graphscale.files.reading import read_file
 from graphscale.files.writing import check_new_output
 from graphscale.training.record import StepRecord
 
@@ -134,7 +135,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[StepRecord]:
     if suffix not in SUFFIXES:
         raise TrainingError(f"{path}: expected a metrics file, a name that ends in {' or '.join(SUFFIXES)}")
     try:
-        content = Path(path).read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise TrainingError(f"cannot read {path}: {error.strerror or error}") from error
     records: list[StepRecord] = []

@@ -15,6 +15,7 @@ from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.training_graph import analyse
 from graphscale.errors import GradientError, ModelFileError, UnsupportedModelError
 from graphscale.files import model_files
+from graphscale.files.external_data import external_tensors, leaves_folder
 from graphscale.files.ort_checkpoint import Array, Checkpoint, read_checkpoint
 from graphscale.graph.stamp import refuse_scaled
 
@@ -58,14 +59,20 @@ class ArtifactFolder:
     checkpoint: Checkpoint
 
     def others(self) -> Iterator[Path]:
-        """Yield the other files of the folder, those with the models' external weights left out."""
+        """Yield the other files of the folder, those with the models' external weights left out.
+
+        Raises:
+            ModelFileError: one of them lies elsewhere, and would be copied.
+        """
         weights = {
             Path(tensor.base_dir, tensor.location).resolve()
             for model in self.models.values()
-            for tensor in model_files.external_tensors(model)
+            for tensor in external_tensors(model)
         }
         for file in sorted(self.path.iterdir()):
             if file.is_file() and file.name not in ARTIFACTS and file.resolve() not in weights:
+                if leaves_folder(file, self.path):
+                    raise ModelFileError(f"{file} leads out of its folder; copy the file, or remove the link")
                 yield file
 
 

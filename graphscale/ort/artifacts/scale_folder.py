@@ -18,6 +18,7 @@ import onnx_ir as ir
 from graphscale.analysis.report import Report
 from graphscale.errors import ModelFileError
 from graphscale.files import model_files
+from graphscale.files.external_data import external_tensors
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
 from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.builder import count_inserted
@@ -202,7 +203,7 @@ def write_artifacts(
         else:
             write_checkpoint(folder / file.name, checkpoint)
     for name, model in artifacts.models.items():
-        if name in unchanged and not model_files.external_tensors(model):
+        if name in unchanged and not external_tensors(model):
             shutil.copy2(artifacts.path / name, folder / name)
         else:
             model_files.save(model, folder / name)

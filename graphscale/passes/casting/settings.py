@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 
 from graphscale.errors import AutocastError
+from graphscale.files.reading import read_file
 from graphscale.operators import MICROSOFT, OPERATORS, CastRule, Colour
 
 __all__ = ["Settings", "default_rules", "make_settings"]
@@ -126,7 +127,7 @@ def _parse(path: Path) -> Any:
         return dict(pairs)
 
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=refuse_duplicates)
+        return json.loads(read_file(path), object_pairs_hook=refuse_duplicates)
     except OSError as error:
         raise AutocastError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

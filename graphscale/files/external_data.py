@@ -1,0 +1,115 @@
+"""The content of tensors in files beside a model, which come from nowhere else.
+
+A model from elsewhere may name any file of the machine, and what is read ends up in the model that is written. So the
+content must lie in the folder of the model, or in one that the user names.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import onnx_ir as ir
+
+from graphscale.errors import ModelFileError, UnsupportedModelError
+from graphscale.files.limits import current_limits
+
+__all__ = ["confine_external_data", "external_tensors", "leaves_folder", "relocate"]
+
+_TENSORS = (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS)
+
+
+def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
+    """Return the initializers of a model whose content is in other files."""
+    values = model.graph.initializers.values()
+    return [v.const_value for v in values if isinstance(v.const_value, ir.ExternalTensor)]
+
+
+def confine_external_data(model: ir.Model, folder: Path, name: str, held: Collection[str] = ()) -> None:
+    """Let the external tensors of a model that was just read be read from its folder, or from the root, alone.
+
+    Args:
+        model: the model.
+        folder: its folder.
+        name: its name for messages.
+        held: initializers that get other content.
+
+    Raises:
+        ModelFileError: the content of a tensor would lie elsewhere, or is missing, truncated, or no numbers.
+        UnsupportedModelError: a tensor that is no initializer of the main graph has its content in another file.
+    """
+    for tensor in _inner_tensors(model):
+        if isinstance(tensor, ir.ExternalTensor):
+            raise UnsupportedModelError(
+                f"{name} keeps the tensor {tensor.name!r} in another file, and it is no initializer of the main graph; "
+                "write the model as one file: onnx.save(onnx.load(MODEL), FILE)"
+            )
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor) and value.name not in held:
+            value.const_value = _confine(value.const_value, folder, name)
+
+
+def leaves_folder(path: Path, folder: Path) -> bool:
+    """Return whether a path leads, through links, out of a folder and out of the root that the user named."""
+    roots = (folder, current_limits().external_data_root)
+    return not any(path.resolve().is_relative_to(root.resolve()) for root in roots if root is not None)
+
+
+def _inner_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """Yield all tensors but the initializers of the main graph."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for body in graph.subgraphs():
+            yield from (value.const_value for value in body.initializers.values() if value.const_value is not None)
+        for node in graph.all_nodes():
+            for attribute in node.attributes.values():
+                if attribute.type in _TENSORS and attribute.value is not None:
+                    yield from [attribute.value] if attribute.type is ir.AttributeType.TENSOR else attribute.value
+
+
+def _confine(tensor: ir.ExternalTensor, folder: Path, name: str) -> ir.ExternalTensor:
+    """Check an external tensor against its file; return it with the folder that it may be read from."""
+    location, root = os.fspath(tensor.location), current_limits().external_data_root
+    what = f"{name} keeps the tensor {tensor.name!r} in {location!r}"
+    if tensor.dtype is ir.DataType.STRING:
+        raise ModelFileError(f"{what}: strings cannot be in another file")
+    path = Path(folder, location)
+    try:
+        strays = root is None and (os.path.isabs(location) or ".." in Path(location).parts)
+        if strays or leaves_folder(path, folder):
+            raise ModelFileError(
+                f"{what}, outside of the model's folder; if you trust it: --external-data-root {path.resolve().parent}"
+            )
+        found = path.stat()
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL byte, a circle of links
+        raise ModelFileError(f"{what}, which cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelFileError(f"{what}, which is no regular file")
+    if found.st_nlink > 1:
+        raise ModelFileError(f"{what}, which has a second name elsewhere (a hard link); copy the file")
+    offset = tensor.offset or 0
+    length = tensor.nbytes if tensor.length is None else tensor.length
+    if min(offset, length, *tensor.shape.numpy()) < 0 or length < tensor.nbytes:
+        raise ModelFileError(f"{what}, and {length} bytes from {offset} on are not its shape {tensor.shape}")
+    if found.st_size < offset + length:
+        raise ModelFileError(f"{what}, which is truncated: {found.st_size} of {offset + length} bytes")
+    base, inner = folder, location
+    if not path.resolve().is_relative_to(folder.resolve()) and root is not None:
+        base, inner = root.resolve(), os.path.relpath(path.resolve(), root.resolve())
+    return relocate(tensor, base, inner)
+
+
+def relocate(tensor: ir.ExternalTensor, folder: Path, location: str) -> ir.ExternalTensor:
+    """Return an external tensor with its content at the same place of another file."""
+    return ir.ExternalTensor(
+        location,
+        tensor.offset,
+        tensor.length,
+        tensor.dtype,
+        shape=tensor.shape,
+        name=tensor.name,
+        doc_string=tensor.doc_string,
+        metadata_props=dict(tensor.metadata_props),
+        base_dir=folder,
+    )

@@ -1,0 +1,240 @@
+"""External data comes from the model's own folder, or from the one that the user names, in every command and tensor."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import graphscale as gs
+from tests.build import parse
+from tests.cli.command import contents, graphscale, refuse, succeed
+from tests.cli.test_external_data import FEEDS, STEP, WEIGHTS
+from tests.conftest import run_once
+from tests.ort.artifacts.training_session import FOLDERS
+
+SECRET = np.random.default_rng(7).standard_normal((32, 48)).astype(np.float32)
+COMMANDS = {
+    "scale": ["model/step.onnx", "-o", "out.onnx"],
+    "autocast": ["model/step.onnx", "-o", "out.onnx"],
+    "inspect": ["model/step.onnx"],
+    "lint": ["model/step.onnx"],
+    "diff": ["model/step.onnx", "model/step.onnx"],
+    "verify": ["model/step.onnx", "good.onnx"],
+    "split": ["model/step.onnx", "-o", "out.onnx", "rest.onnx"],
+    "strip": ["model/step.onnx", "-o", "out.onnx"],
+    "train": ["model/step.onnx", "--data", "data.npz"],
+    "export-weights": ["good.onnx", "model/step.onnx", "-o", "out.onnx"],
+}
+
+
+def external(name: str, location: str, **more: int) -> onnx.TensorProto:
+    """A tensor of the secret's shape with its content in a file."""
+    tensor = onnx.TensorProto(name=name, data_type=1, dims=SECRET.shape, data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in {"location": location, **more}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def step(location: str, **more: int) -> onnx.ModelProto:
+    """A step whose first weight has its content in a file."""
+    model = parse(STEP)
+    model.graph.initializer.append(external("w1", location, **more))
+    second = np.ones(WEIGHTS["w2"], np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(second, "w2"))
+    return model
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with the folders `model` and `secret`, the latter with a key, and ways from one to the other."""
+    for name in ("model", "secret"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "secret" / "key").write_bytes(SECRET.tobytes())
+    os.symlink("../secret/key", tmp_path / "model" / "link")
+    os.symlink("../secret", tmp_path / "model" / "folder")
+    os.symlink("link", tmp_path / "model" / "chain")
+    os.link(tmp_path / "secret" / "key", tmp_path / "model" / "second")
+    (tmp_path / "model" / "inner").mkdir()
+    np.savez(tmp_path / "data.npz", **FEEDS)
+    good = parse(STEP)
+    for name, shape in WEIGHTS.items():
+        good.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    onnx.save(good, tmp_path / "good.onnx")
+    return tmp_path
+
+
+LOCATIONS = [
+    "../secret/key",
+    "inner/../../secret/key",
+    "link",
+    "chain",
+    "folder/key",
+    "second",
+    "./link",
+    "{}/secret/key",
+]
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_reads_beyond_the_folder(command: str, location: str, place: Path) -> None:
+    onnx.save(step(location.format(place)), place / "model" / "step.onnx")
+    refuse(place, command, *COMMANDS[command], words=["step.onnx", "'w1'"])
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_a_model_in_memory_reads_the_present_folder(
+    location: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place / "model")
+    with pytest.raises(gs.errors.ModelFileError, match="'w1'"):
+        gs.scale(step(location.format(place)))
+
+
+DAMAGED = {
+    "a missing file": (step("none"), "No such file"),
+    "a NUL byte": (step("a\0b"), "null"),
+    "a folder": (step("inner"), "regular file"),
+    "a pipe": (step("pipe"), "regular file"),
+    "a circle": (step("circle"), "symbolic link|loop"),
+    "no name": (step(""), "regular file|location"),
+    "beyond the end": (step("own", offset=8), "truncated"),
+    "a length beyond the end": (step("own", length=10**6), "truncated"),
+    "a huge length": (step("own", length=2**70), "truncated"),
+    "a negative offset": (step("own", offset=-4), "negative|non-neg"),
+    "a negative length": (step("own", length=-4), "negative|non-neg"),
+    "too short a length": (step("own", length=8), "8 bytes"),
+}
+
+
+@pytest.mark.parametrize("command", ["scale", "strip", "inspect"])
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_references(name: str, command: str, place: Path) -> None:
+    model, words = DAMAGED[name]
+    (place / "model" / "own").write_bytes(SECRET.tobytes())
+    os.mkfifo(place / "model" / "pipe")
+    os.symlink("circle", place / "model" / "circle")
+    (place / "model" / "step.onnx").write_bytes(model.SerializeToString())
+    done = graphscale(command, *COMMANDS[command], folder=place)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert any(word in done.stderr for word in words.split("|")), done.stderr
+
+
+def test_strings_are_not_external(place: Path) -> None:
+    model = step("link")
+    tensor = external("words", "own")
+    tensor.data_type = onnx.TensorProto.STRING
+    model.graph.initializer.append(tensor)
+    onnx.save(model, place / "model" / "step.onnx")
+    refuse(place, "scale", *COMMANDS["scale"], words=["step.onnx"])
+
+
+def _in_attribute(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    node = onnx.helper.make_node("Constant", [], ["secret"], value=tensor)
+    model.graph.node.insert(0, node)
+
+
+def _in_body(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    out = onnx.helper.make_tensor_value_info("s", 1, SECRET.shape)
+    body = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["secret"], ["s"])], "body", [], [out], [tensor])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
+    model.graph.node.insert(0, onnx.helper.make_node("If", ["yes"], ["q"], then_branch=body, else_branch=body))
+
+
+def _in_function(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    nodes = [onnx.helper.make_node("Constant", [], ["s"], value=tensor)]
+    opset = onnx.helper.make_opsetid("", 20)
+    model.functions.append(onnx.helper.make_function("own", "Secret", [], ["s"], nodes, [opset]))
+    model.opset_import.append(onnx.helper.make_opsetid("own", 1))
+    model.graph.node.insert(0, onnx.helper.make_node("Secret", [], ["q"], domain="own"))
+
+
+def _sparse(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    sparse = model.graph.sparse_initializer.add(dims=SECRET.shape)
+    sparse.values.CopyFrom(tensor)
+
+
+PLACES = {"an attribute": _in_attribute, "a body": _in_body, "a function": _in_function, "a sparse one": _sparse}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("where", PLACES)
+def test_tensors_elsewhere(where: str, command: str, place: Path) -> None:
+    model = onnx.load(place / "good.onnx")
+    PLACES[where](model, external("secret", "../secret/key"))
+    (place / "model" / "step.onnx").write_bytes(model.SerializeToString())
+    refuse(place, command, *COMMANDS[command], words=["step.onnx"])
+
+
+def _forge(change: Callable[[onnx.ModelProto], None]) -> onnx.ModelProto:
+    """A scaled step whose record of the original was changed."""
+    good = parse(STEP)
+    for name, shape in WEIGHTS.items():
+        good.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    scaled = gs.scale(good).model
+    assert isinstance(scaled, onnx.ModelProto)
+    entry = next(each for each in scaled.metadata_props if each.key == "graphscale.original")
+    record = onnx.ModelProto.FromString(zlib.decompress(base64.b64decode(entry.value)))
+    change(record)
+    entry.value = base64.b64encode(zlib.compress(record.SerializeToString())).decode()
+    return scaled
+
+
+FORGERIES: dict[str, Callable[[onnx.ModelProto], None]] = {
+    **{name: lambda record, put=put: put(record, external("secret", "../secret/key")) for name, put in PLACES.items()},
+    "an initializer": lambda record: record.graph.initializer.append(external("secret", "../secret/key")),
+    "another name": lambda record: setattr(record.graph.initializer[0].external_data[0], "value", "../secret/key"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_record(name: str, place: Path) -> None:
+    (place / "model" / "step.onnx").write_bytes(_forge(FORGERIES[name]).SerializeToString())
+    refuse(place, "strip", *COMMANDS["strip"], words=["step.onnx"])
+
+
+def test_weights_elsewhere_that_the_user_trusts(place: Path) -> None:
+    os.unlink(place / "model" / "second")
+    onnx.save(step("../secret/key"), place / "model" / "step.onnx")
+    refuse(place, "scale", "model/step.onnx", "-o", "out.onnx", words=[f"--external-data-root {place / 'secret'}"])
+    succeed(place, "scale", "model/step.onnx", "-o", "out.onnx", "--external-data-root", "secret")
+    assert SECRET.tobytes() in contents(place)["out.onnx.data"]
+    outputs, _ = run_once(place / "out.onnx", FEEDS)
+    assert np.isfinite(outputs["loss"])
+    succeed(place, "scale", "model/step.onnx", "-o", "secret/out.onnx", "--external-data-root", "secret")
+    assert "secret/out.onnx.data" not in contents(place)
+    assert succeed(place, "verify", "model/step.onnx", "out.onnx", "--external-data-root", "secret")
+
+
+def test_a_root_that_does_not_hold_it(place: Path) -> None:
+    os.unlink(place / "model" / "second")
+    onnx.save(step("../secret/key"), place / "model" / "step.onnx")
+    refuse(place, *COMMANDS and ["scale", *COMMANDS["scale"]], "--external-data-root", "model/inner", words=["'w1'"])
+
+
+def test_a_link_within_the_folder(place: Path) -> None:
+    (place / "model" / "inner" / "own").write_bytes(SECRET.tobytes())
+    os.symlink("inner/own", place / "model" / "alias")
+    for location in ("alias", "inner/own"):
+        onnx.save(step(location), place / "model" / "step.onnx")
+        succeed(place, "scale", "model/step.onnx", "-o", "out.onnx")
+        assert SECRET.tobytes() in contents(place)["out.onnx.data"]
+
+
+def test_a_folder_of_artifacts(place: Path) -> None:
+    folder = place / "artifacts"
+    shutil.copytree(next(path for path in sorted(FOLDERS.iterdir()) if path.is_dir()), folder)
+    os.symlink(place / "secret" / "key", folder / "notes.txt")
+    refuse(place, "scale", "artifacts", "-o", "out", words=["notes.txt"])
+    os.unlink(folder / "notes.txt")
+    succeed(place, "scale", "artifacts", "-o", "out")
+    os.symlink(place / "secret" / "key", place / "out" / "notes.txt")
+    refuse(place, "strip", "out", "-o", "back", words=["notes.txt"])
