@@ -64,7 +64,9 @@ def verify_folder(original: str | os.PathLike[str], scaled: str | os.PathLike[st
         held = f"{len(expected.checkpoint.parameters)} parameters, the state of the loss scale among them"
         checks.append(Check.proved(f"content of {CHECKPOINT}", faults, held))
         others = {file.name: file for file in expected.others()}
-        checks.append(Check.proved("other files", _file_differences(found, others), f"{len(others)} files"))
+        checks.append(
+            Check.proved("other files", _file_differences(found, others), ", ".join(others) or "there are none")
+        )
     return VerifyReport(tuple(checks), (_NOTE,), subject="folder")
 
 

@@ -100,9 +100,21 @@ def verify(
     case = load_case(replay) if isinstance(replay, str | os.PathLike) else replay
     scaled = getattr(scaled, "model", scaled) if not isinstance(scaled, str | os.PathLike) else scaled
     progress = progress or (lambda stage, done, total: None)
-    single = {"providers": providers, "tolerance": tolerance, "feeds": feeds, "dims": dims, "place": place}
-    single |= {"gradients": gradients, "updates": updates, "roles": roles, "keep": keep, "force_roles": force_roles}
-    single |= {"numeric": numeric, "trained": trained, "replay": replay}
+    single: dict[str, Any] = {
+        "providers": providers,
+        "tolerance": tolerance,
+        "feeds": feeds,
+        "dims": dims,
+        "place": place,
+        "gradients": gradients,
+        "updates": updates,
+        "roles": roles,
+        "keep": keep,
+        "force_roles": force_roles,
+        "numeric": numeric,
+        "trained": trained,
+        "replay": replay,
+    }
     report = _verify_several(original, scaled, loss, single, progress)
     if report is not None:
         return report
@@ -156,7 +168,7 @@ def _verify_several(
     is_split = isinstance(scaled, list | tuple) or hasattr(scaled, "update")
     if not any(folders) and not is_split:
         return None
-    if (is_split and folders[0]) or (not is_split and not all(folders)):
+    if folders != [not is_split, not is_split]:
         folder = original if folders[0] else scaled
         raise VerifyError(f"{folder} is a folder; verify takes two single graphs, or two folders of artifacts")
     given = [name for name, value in {**single, "loss": loss if is_split else None}.items() if value]
