@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import onnx_ir as ir
 
 from graphscale.checks.translation.expectation import Claims, read_claims
-from graphscale.checks.translation.tensor_bits import tensor_difference
+from graphscale.checks.verification.checkpoints import checkpoint_differences, trained_differences
 from graphscale.checks.verification.pair import open_scaled
 from graphscale.checks.verification.parts import compare_part
 from graphscale.checks.verification.verify_report import Check, VerifyReport
 from graphscale.errors import AlreadyScaledError, GraphscaleError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint
-from graphscale.graph.stamp import is_scaled
+from graphscale.graph.stamp import is_scaled, read_stamp
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
 from graphscale.ort.artifacts.folder import CHECKPOINT, MODELS, TRAINING_MODEL, ArtifactFolder, check_complete
 from graphscale.ort.artifacts.scale_folder import scale_artifacts
@@ -27,18 +25,23 @@ from graphscale.policy.loss_scale import FixedLossScale
 
 __all__ = ["verify_folder"]
 
+Compare = Callable[[Checkpoint, Checkpoint], Iterator[str]]
+
 _NOTE = "no model was run: those of a folder work on one state, in a training session"
 _GUARDS = "optimizer model: "  # begins the counts of what a report says was inserted there
 _PIECE = 2**24  # bytes that are compared at a time
 
 
-def verify_folder(original: str | os.PathLike[str], scaled: str | os.PathLike[str], loss: str | None) -> VerifyReport:
+def verify_folder(
+    original: str | os.PathLike[str], scaled: str | os.PathLike[str], loss: str | None, trained: bool = False
+) -> VerifyReport:
     """Verify a scaled artifact folder against the original.
 
     Args:
         original: the folder before scaling.
         scaled: the folder after scaling.
         loss: the name of the loss, as given to the scaling.
+        trained: the checkpoint may hold other values, those of the loss scale within the range of the policy.
 
     Raises:
         GraphscaleError: a file cannot be read, or the original cannot be scaled by what the scaled folder claims.
@@ -60,12 +63,18 @@ def verify_folder(original: str | os.PathLike[str], scaled: str | os.PathLike[st
         for name, model in models.items():
             checks += compare_part(found.models[name], name, opened[name][2], model)
         expected = ArtifactFolder(wanted, models, read_checkpoint(wanted / CHECKPOINT))
-        faults = _checkpoint_differences(found.checkpoint, expected.checkpoint)
+        compare: Compare = checkpoint_differences
+        if trained:
+            wanted_stamp = read_stamp(models[TRAINING_MODEL].metadata_props, TRAINING_MODEL)
+            compare = functools.partial(trained_differences, stamp=wanted_stamp, policy=policy)
+        faults = compare(found.checkpoint, expected.checkpoint)
         held = f"{len(expected.checkpoint.parameters)} parameters, the state of the loss scale among them"
         checks.append(Check.proved(f"content of {CHECKPOINT}", faults, held))
         others = {file.name: file for file in expected.others()}
         checks.append(
-            Check.proved("other files", _file_differences(found, others), ", ".join(others) or "there are none")
+            Check.proved(
+                "other files", _file_differences(found, others, compare), ", ".join(others) or "there are none"
+            )
         )
     return VerifyReport(tuple(checks), (_NOTE,), subject="folder")
 
@@ -92,7 +101,7 @@ def _scale_again(folder: Path, temporary: Path, claims: Claims, loss: str | None
     return written
 
 
-def _file_differences(found: ArtifactFolder, expected: dict[str, Path]) -> Iterator[str]:
+def _file_differences(found: ArtifactFolder, expected: dict[str, Path], compare: Compare) -> Iterator[str]:
     """Compare the files that are neither models nor their checkpoint."""
     mine = {file.name: file for file in found.others()}
     for path in sorted(found.path.iterdir()):
@@ -110,7 +119,7 @@ def _file_differences(found: ArtifactFolder, expected: dict[str, Path]) -> Itera
                 except GraphscaleError as error:
                     yield str(error)
                 else:
-                    yield from (f"{name!r}: {fault}" for fault in _checkpoint_differences(*held))
+                    yield from (f"{name!r}: {fault}" for fault in compare(*held))
             else:
                 yield f"the file {name!r} has other content than it should"
 
@@ -121,37 +130,3 @@ def _have_equal_bytes(found: Path, expected: Path) -> bool:
             if not piece:
                 return True
     return False
-
-
-def _checkpoint_differences(found: Checkpoint, expected: Checkpoint) -> Iterator[str]:
-    mine, theirs = dict(_entries(found)), dict(_entries(expected))
-    for what in dict.fromkeys((*mine, *theirs)):
-        if what not in theirs:
-            yield f"{what} is neither the original's nor the loss scale's"
-        elif what not in mine:
-            yield f"{what} is missing"
-        else:
-            problem = _difference(mine[what], theirs[what])
-            if problem is not None:
-                yield f"{what} {problem}"
-
-
-def _entries(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
-    """Yield all that a checkpoint holds, with what it is."""
-    yield from ((f"the trainable parameter {name!r}", array) for name, array in checkpoint.trainable.items())
-    yield from ((f"the frozen parameter {name!r}", array) for name, array in checkpoint.frozen.items())
-    yield from ((f"the property {name!r}", value) for name, value in checkpoint.properties.items())
-    yield "the version", checkpoint.version
-    yield "the nominal state", checkpoint.nominal
-    for key, group in checkpoint.groups.items():
-        yield f"the step of the optimizer group {key!r}", group.step
-        yield f"the learning rate of the optimizer group {key!r}", group.initial_learning_rate
-        for parameter, moments in group.moments.items():
-            yield f"the moments of {parameter!r}", len(moments)
-            yield from ((f"the moment {name!r} of {parameter!r}", array) for name, array in moments.items())
-
-
-def _difference(found: Any, expected: Any) -> str | None:
-    if hasattr(found, "dtype") and hasattr(expected, "dtype"):
-        return tensor_difference(ir.tensor(found), ir.tensor(expected))
-    return None if repr(found) == repr(expected) else f"is {found!r}, and should be {expected!r}"

@@ -64,7 +64,7 @@ def verify(
     non-finite, which must leave all state as it was; and the loss scale must follow its rule.
 
     A folder is compared with the original folder scaled once more: models, checkpoint and other files. Halves are
-    compared with those of the step. Nothing is run then, and of the arguments a folder takes `loss` alone.
+    compared with those of the step. Nothing is run then, and of the arguments a folder takes `loss` and `trained` alone.
 
     Args:
         original: the graph before scaling: a path, an onnx_ir model or a ModelProto; or a folder of artifacts.
@@ -112,10 +112,9 @@ def verify(
         "keep": keep,
         "force_roles": force_roles,
         "numeric": numeric,
-        "trained": trained,
         "replay": replay,
     }
-    report = _verify_several(original, scaled, loss, single, progress)
+    report = _verify_several(original, scaled, loss, trained, single, progress)
     if report is not None:
         return report
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
@@ -153,7 +152,7 @@ def verify(
 
 
 def _verify_several(
-    original: Model, scaled: Any, loss: str | None, single: Mapping[str, Any], progress: Progress
+    original: Model, scaled: Any, loss: str | None, trained: bool, single: Mapping[str, Any], progress: Progress
 ) -> VerifyReport | None:
     """Verify a folder of artifacts, or the halves of a step; None if these are single graphs.
 
@@ -161,6 +160,7 @@ def _verify_several(
         original: as for `verify`.
         scaled: as for `verify`.
         loss: as for `verify`.
+        trained: as for `verify`.
         single: the options that single graphs alone have a use for.
         progress: as for `verify`.
     """
@@ -171,7 +171,8 @@ def _verify_several(
     if folders != [not is_split, not is_split]:
         folder = original if folders[0] else scaled
         raise VerifyError(f"{folder} is a folder; verify takes two single graphs, or two folders of artifacts")
-    given = [name for name, value in {**single, "loss": loss if is_split else None}.items() if value]
+    unused = {**single, "loss": loss, "trained": trained} if is_split else single
+    given = [name for name, value in unused.items() if value]
     if given:
         raise VerifyError(f"{given[0]} is for a single graph; models of a folder, or of a split step, are not run")
     if is_split:
@@ -182,4 +183,4 @@ def _verify_several(
     from graphscale.checks.verification.folders import verify_folder
 
     progress("scaling the original again", 0, 0)
-    return verify_folder(str(original), scaled, loss)
+    return verify_folder(str(original), scaled, loss, trained)
