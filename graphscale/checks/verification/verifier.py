@@ -64,7 +64,7 @@ def verify(
     non-finite, which must leave all state as it was; and the loss scale must follow its rule.
 
     A folder is compared with the original folder scaled once more: models, checkpoint and other files. Halves are
-    compared with those of the step. Nothing is run then, and of the arguments a folder takes `loss` and `trained` alone.
+    compared with those of the step. Nothing is run then. A folder takes `loss` and `trained`.
 
     Args:
         original: the graph before scaling: a path, an onnx_ir model or a ModelProto; or a folder of artifacts.
