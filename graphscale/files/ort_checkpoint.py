@@ -138,7 +138,7 @@ def _read(root: Any, path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(
         trainable=_unique(map(_tensor, _items(module, "RequiresGradParams"))),
         frozen=_unique(map(_tensor, _items(module, "FrozenParams"))),
-        properties=_properties(root.PropertyBag()),
+        properties=_unique(_properties(root.PropertyBag())),
         groups=_unique(map(_group, _items(root, "OptimizerGroups"))),
         version=root.Version(),
         nominal=bool(module.IsNominalState()),
@@ -180,13 +180,11 @@ def _group(group: Any) -> tuple[str, OptimizerGroup]:
     return group.GroupName().decode(), OptimizerGroup(step, rate, moments)
 
 
-def _properties(bag: Any) -> dict[str, int | float | str]:
-    found: dict[str, int | float | str] = {}
+def _properties(bag: Any) -> Iterator[tuple[str, int | float | str]]:
     for field, _, kind in _PROPERTIES if bag is not None else ():
         for item in _items(bag, field):
             value = item.Value()
-            found[item.Name().decode()] = value.decode() if kind is str else value
-    return found
+            yield item.Name().decode(), value.decode() if kind is str else value
 
 
 class _Writer:

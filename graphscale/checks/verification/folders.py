@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from graphscale.checks.translation.expectation import Claims, read_claims
-from graphscale.checks.verification.checkpoints import checkpoint_differences, trained_differences
+from graphscale.checks.verification.folder_checkpoint import checkpoint_differences, trained_differences
 from graphscale.checks.verification.pair import open_scaled
 from graphscale.checks.verification.parts import compare_part
-from graphscale.checks.verification.verify_report import Check, VerifyReport
+from graphscale.checks.verification.static import NO_CHECK
+from graphscale.checks.verification.verify_report import SKIPPED, Check, VerifyReport
 from graphscale.errors import AlreadyScaledError, GraphscaleError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint
@@ -76,6 +77,8 @@ def verify_folder(
                 "other files", _file_differences(found, others, compare), ", ".join(others) or "there are none"
             )
         )
+    if isinstance(policy, FixedLossScale) and not guarded:
+        checks.append(Check("skipped steps", SKIPPED, NO_CHECK, True))
     return VerifyReport(tuple(checks), (_NOTE,), subject="folder")
 
 

@@ -165,7 +165,8 @@ def _verify_several(
         progress: as for `verify`.
     """
     folders = [isinstance(model, str | os.PathLike) and Path(model).is_dir() for model in (original, scaled)]
-    is_split = isinstance(scaled, list | tuple) or hasattr(scaled, "update")
+    parts = [*scaled.gradients, scaled.update] if hasattr(scaled, "update") else scaled
+    is_split = isinstance(parts, list | tuple)
     if not any(folders) and not is_split:
         return None
     if folders != [not is_split, not is_split]:
@@ -176,10 +177,10 @@ def _verify_several(
     if given:
         raise VerifyError(f"{given[0]} is for a single graph; models of a folder, or of a split step, are not run")
     if is_split:
-        from graphscale.checks.verification.halves import verify_halves
+        from graphscale.checks.verification.split_halves import verify_halves
 
         progress("splitting the step again", 0, 0)
-        return verify_halves(original, scaled)
+        return verify_halves(getattr(original, "model", original), *parts)
     from graphscale.checks.verification.folders import verify_folder
 
     progress("scaling the original again", 0, 0)

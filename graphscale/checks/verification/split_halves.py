@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -13,9 +12,10 @@ from graphscale.checks.verification.pair import open_scaled
 from graphscale.checks.verification.parts import compare_part
 from graphscale.checks.verification.verify_report import Check, VerifyReport
 from graphscale.errors import VerifyError
+from graphscale.graph.diagnosis import name_damage
 from graphscale.pipeline import Model
 from graphscale.replicas.buckets import LEAST_BYTES
-from graphscale.replicas.splitting import SPLIT_KEY, SplitStep, split, stage_path
+from graphscale.replicas.splitting import SPLIT_KEY, split, stage_path
 
 __all__ = ["verify_halves"]
 
@@ -25,7 +25,8 @@ _NOTES = (
 )
 
 
-def verify_halves(step: Model, parts: SplitStep | Sequence[Model]) -> VerifyReport:
+@name_damage
+def verify_halves(step: Model, *parts: Model) -> VerifyReport:
     """Verify the halves of a step.
 
     Args:
@@ -35,11 +36,11 @@ def verify_halves(step: Model, parts: SplitStep | Sequence[Model]) -> VerifyRepo
     Raises:
         GraphscaleError: one cannot be read, or the step cannot be split as the halves claim.
     """
-    given: list[Any] = [*parts.gradients, parts.update] if isinstance(parts, SplitStep) else [*parts]
+    given: list[Any] = [*parts]
     if len(given) < 2:
         raise VerifyError("a split step has two halves; verify takes both: verify STEP GRADS UPDATE")
     first, name, _, _ = open_scaled(given[0])
-    expected = split(getattr(step, "model", step), **_read_claims(first, name))
+    expected = split(step, **_read_claims(first, name))
     wanted = [*expected.gradients, expected.update]
     if len(given) == 2 and isinstance(given[0], str | os.PathLike):
         given[:1] = [stage_path(given[0], i) for i in range(len(wanted) - 1)]
