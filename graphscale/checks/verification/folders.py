@@ -62,7 +62,7 @@ def verify_folder(
         wanted = _scale_again(first, Path(temporary), claims, loss)
         models = {name: model_files.load(wanted / name) for name in MODELS}
         for name, model in models.items():
-            checks += compare_part(found.models[name], name, opened[name][2], model)
+            checks += compare_part(found.models[name], name, opened[name][2], model, stamp.version)
         expected = ArtifactFolder(wanted, models, read_checkpoint(wanted / CHECKPOINT))
         compare: Compare = checkpoint_differences
         if trained:

@@ -12,7 +12,7 @@ from graphscale.graph.stamp import Stamp, read_stamp
 __all__ = ["compare_part"]
 
 
-def compare_part(found: ir.Model, name: str, stamp: Stamp, expected: ir.Model) -> list[Check]:
+def compare_part(found: ir.Model, name: str, stamp: Stamp, expected: ir.Model, version: str) -> list[Check]:
     """Return the checks of one model: its nodes, initial values and metadata.
 
     Args:
@@ -20,6 +20,7 @@ def compare_part(found: ir.Model, name: str, stamp: Stamp, expected: ir.Model) -
         name: its name in the report.
         stamp: its metadata.
         expected: the model that it should be.
+        version: the version of graphscale that the others name.
     """
     same = compare_models(found, expected, f"the graph of {name}")
     wanted = read_stamp(expected.metadata_props, f"the expected {name}")
@@ -28,5 +29,7 @@ def compare_part(found: ir.Model, name: str, stamp: Stamp, expected: ir.Model) -
     checks = [Check.proved(f"translation of {name}", same.differences, what, UNPROVED)]
     if starts or same.starts:
         checks.append(Check.proved(f"initial values of {name}", same.starts.values(), f"{len(starts)} inputs"))
-    different = metadata_differences(found, stamp, expected, wanted, same)
+    different = [*metadata_differences(found, stamp, expected, wanted, same)]
+    if stamp.version != version:
+        different.append(f"graphscale.version is {stamp.version!r}, and should be {version!r}")
     return [*checks, Check.proved(f"metadata of {name}", different, f"of graphscale {stamp.version}")]

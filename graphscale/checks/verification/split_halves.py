@@ -13,6 +13,7 @@ from graphscale.checks.verification.parts import compare_part
 from graphscale.checks.verification.verify_report import Check, VerifyReport
 from graphscale.errors import VerifyError
 from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.stamp import read_stamp
 from graphscale.pipeline import Model
 from graphscale.replicas.buckets import LEAST_BYTES
 from graphscale.replicas.splitting import SPLIT_KEY, split, stage_path
@@ -51,7 +52,9 @@ def verify_halves(step: Model, *parts: Model) -> VerifyReport:
     for part, label, other in zip(given, labels, wanted, strict=True):
         model, path, stamp, _ = open_scaled(part)
         shown = os.path.basename(path) if isinstance(part, str | os.PathLike) else label
-        checks += compare_part(model, shown, stamp, other if isinstance(other, ir.Model) else ir.from_proto(other))
+        made = other if isinstance(other, ir.Model) else ir.from_proto(other)
+        version = read_stamp(made.metadata_props, "the step").version
+        checks += compare_part(model, shown, stamp, made, version)
     return VerifyReport(tuple(checks), _NOTES, subject="halves")
 
 

@@ -72,6 +72,15 @@ def test_edited_metadata_fail(name: str, file: str, folder: Path) -> None:
     assert words in found or (file, name) == (TRAINING, "policy"), found
 
 
+@pytest.mark.parametrize("file", [TRAINING, EVAL, OPTIMIZER])
+def test_models_of_two_versions(file: str, folder: Path) -> None:
+    def rewrite(model: onnx.ModelProto) -> None:
+        next(entry for entry in model.metadata_props if entry.key == "graphscale.version").value = "9"
+
+    edit(folder / file, rewrite)
+    assert "graphscale.version is" in faults(folder)
+
+
 @pytest.mark.parametrize(
     "config",
     [{"increment_period": 4}, {"initial_loss_scale": 2048.0}, {"multiplier": 4.0}, {"on_stuck": "reset"}],
