@@ -72,11 +72,8 @@ def verify_folder(
         held = f"{len(expected.checkpoint.parameters)} parameters, the state of the loss scale among them"
         checks.append(Check.proved(f"content of {CHECKPOINT}", faults, held))
         others = {file.name: file for file in expected.others()}
-        checks.append(
-            Check.proved(
-                "other files", _file_differences(found, others, compare), ", ".join(others) or "there are none"
-            )
-        )
+        faults = _file_differences(found, others, compare)
+        checks.append(Check.proved("other files", faults, ", ".join(others) or "there are none"))
     if isinstance(policy, FixedLossScale) and not guarded:
         checks.append(Check("skipped steps", SKIPPED, NO_CHECK, True))
     return VerifyReport(tuple(checks), (_NOTE,), subject="folder")

@@ -84,8 +84,8 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     first, first_name = open_copy(original)
     if is_scaled(first):
         raise AlreadyScaledError(
-            f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED, or, of a split step, "
-            "verify STEP GRADS UPDATE"
+            f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED (or, of a split "
+            "step, verify STEP GRADS UPDATE)"
         )
     second, second_name, stamp, policy = open_scaled(scaled)
     if "loss" not in stamp.names or "window_finite" in stamp.names:
