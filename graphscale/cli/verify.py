@@ -37,8 +37,11 @@ _SHOWN = 6
 
 
 def verify(
-    original: Annotated[Path, argument("The training graph before scaling.")],
-    scaled: Annotated[Path, argument("The training graph after scaling.")],
+    original: Annotated[Path, argument("The training graph, or folder of artifacts, before scaling.")],
+    scaled: Annotated[Path, argument("The training graph, or folder of artifacts, after scaling.")],
+    half: Annotated[
+        Path | None, argument("Of a split step: its halves are compared with it, STEP GRADS UPDATE.", metavar="UPDATE")
+    ] = None,
     runs: Annotated[int, option("How many random feeds to try; 0 for the proof alone.", min=0, show_default=True)] = 3,
     tolerance: Annotated[
         float,
@@ -73,7 +76,8 @@ def verify(
 ) -> None:
     """Prove a scaled graph right, and run it against the original: exit code 0 if all holds, 1 if not.
 
-    The original is scaled once more, and each node of SCALED must be one of the result.
+    The original is scaled once more, and each node of SCALED must be one of the result. Two folders of artifacts are
+    compared so with their checkpoints, and nothing is run; so are the halves that split makes of a step.
     """
     from graphscale.checks.verification import verify as verify_graphs
     from graphscale.checks.verification.counterexample import save_case
@@ -83,7 +87,7 @@ def verify(
     with stage_bar() as progress:
         report = verify_graphs(
             original,
-            scaled,
+            scaled if half is None else (scaled, half),
             runs=runs,
             tolerance=tolerance,
             providers=None if providers is None else [name.strip() for name in providers.split(",")],
@@ -110,7 +114,8 @@ def verify(
             writing.check_new_output(case)
             save_case(report.counterexample, case)
         command = join_command(["graphscale", "verify", str(original), str(scaled), "--replay", str(case)])
-    _show(report, json, f"{scaled} against {original}", command)
+    title = f"{scaled} against {original}" if half is None else f"{scaled} and {half} against {original}"
+    _show(report, json, title, command)
     if replay is not None and not json:
         _show_differences(report)
     if not report.ok:
@@ -133,7 +138,8 @@ def _show(report: VerifyReport, as_json: bool, title: str, command: str | None) 
     make_console().print(table)
     for note in report.notes:
         say(f"note: {note}")
-    say((f"{report.verdict} ({report.runs} runs of the scaled graph)", "bold"))
+    runs = "" if report.subject else f" ({report.runs} runs of the scaled graph)"
+    say((f"{report.verdict}{runs}", "bold"))
     if command is not None:
         say(f"the first counterexample again: {command}")
 

@@ -11,8 +11,8 @@ import importlib
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +25,7 @@ from graphscale.files.writing import write_file
 __all__ = ["Checkpoint", "OptimizerGroup", "is_checkpoint", "read_checkpoint", "write_checkpoint"]
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 _IDENTIFIER = b"ODTC"
 _NUMBERS = {dtype.numpy(): int(dtype) for dtype in ARRAY_DTYPES if dtype is not ir.DataType.BFLOAT16}
@@ -135,10 +136,10 @@ def _read(root: Any, path: str | os.PathLike[str]) -> Checkpoint:
     if module.HasExternalData():
         raise UnsupportedModelError(f"{path} keeps its parameters in another file; save it without external data")
     return Checkpoint(
-        trainable=dict(map(_tensor, _items(module, "RequiresGradParams"))),
-        frozen=dict(map(_tensor, _items(module, "FrozenParams"))),
-        properties=_properties(root.PropertyBag()),
-        groups=dict(map(_group, _items(root, "OptimizerGroups"))),
+        trainable=_unique(map(_tensor, _items(module, "RequiresGradParams"))),
+        frozen=_unique(map(_tensor, _items(module, "FrozenParams"))),
+        properties=_unique(_properties(root.PropertyBag())),
+        groups=_unique(map(_group, _items(root, "OptimizerGroups"))),
         version=root.Version(),
         nominal=bool(module.IsNominalState()),
     )
@@ -148,6 +149,15 @@ def _items(owner: Any, field: str) -> Iterator[Any]:
     """Yield the items of a vector."""
     item = getattr(owner, field)
     return (item(i) for i in range(getattr(owner, f"{field}Length")()))
+
+
+def _unique(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for name, item in pairs:
+        if name in found:
+            raise ValueError(f"it holds {name!r} twice")
+        found[name] = item
+    return found
 
 
 def _tensor(tensor: Any) -> tuple[str, Array]:
@@ -160,23 +170,21 @@ def _tensor(tensor: Any) -> tuple[str, Array]:
 
 
 def _group(group: Any) -> tuple[str, OptimizerGroup]:
-    moments = {
-        state.ParamName().decode(): dict(map(_tensor, _items(state, "Momentums")))
+    moments = _unique(
+        (state.ParamName().decode(), _unique(map(_tensor, _items(state, "Momentums"))))
         for state in _items(group, "OptimizerStates")
-    }
+    )
     step, rate = group.Step(), group.InitialLearningRate()
     if step < 0 or not math.isfinite(rate):
         raise ValueError(f"an optimizer's step {step}, its learning rate {rate}")
     return group.GroupName().decode(), OptimizerGroup(step, rate, moments)
 
 
-def _properties(bag: Any) -> dict[str, int | float | str]:
-    found: dict[str, int | float | str] = {}
+def _properties(bag: Any) -> Iterator[tuple[str, int | float | str]]:
     for field, _, kind in _PROPERTIES if bag is not None else ():
         for item in _items(bag, field):
             value = item.Value()
-            found[item.Name().decode()] = value.decode() if kind is str else value
-    return found
+            yield item.Name().decode(), value.decode() if kind is str else value
 
 
 class _Writer:

@@ -17,6 +17,7 @@ from graphscale.errors import SplitError
 
 __all__ = [
     "BUCKET_BYTES",
+    "LEAST_BYTES",
     "Arena",
     "Bucket",
     "Gradient",
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 # The bucket of PyTorch's DistributedDataParallel: large enough for the bandwidth, small enough to overlap.
 BUCKET_BYTES = 25 * 2**20
-_LEAST = 64
+LEAST_BYTES = 64
 _UNITS = {"": 1, "k": 10**3, "ki": 2**10, "m": 10**6, "mi": 2**20, "g": 10**9, "gi": 2**30}
 
 
@@ -112,12 +113,14 @@ def bucket_size(size: object) -> int:
     Raises:
         SplitError: it is no size, or smaller than 64 bytes.
     """
-    wanted = f"the bucket size {size!r} is no size: give bytes, {_LEAST} or more, as a whole number or like '25MiB'"
+    wanted = (
+        f"the bucket size {size!r} is no size: give bytes, {LEAST_BYTES} or more, as a whole number or like '25MiB'"
+    )
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", size, re.IGNORECASE)
         number = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0.0
         size = int(number) if number.is_integer() else None
-    if isinstance(size, bool) or not isinstance(size, int) or size < _LEAST:
+    if isinstance(size, bool) or not isinstance(size, int) or size < LEAST_BYTES:
         raise SplitError(wanted)
     return size
 

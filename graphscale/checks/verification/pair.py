@@ -25,7 +25,7 @@ from graphscale.passes.nodes.update_rule import initial_values
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare, read_report, run_passes
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
 
-__all__ = ["Pair", "Roles", "find_roles", "open_pair"]
+__all__ = ["Pair", "Roles", "find_roles", "open_pair", "open_scaled"]
 
 _SMALL = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -82,20 +82,17 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         GraphscaleError: one cannot be read, or the original cannot be scaled.
     """
     first, first_name = open_copy(original)
-    second, second_name, proto = open_copy_with_proto(scaled)
     if is_scaled(first):
-        raise AlreadyScaledError(f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED")
-    rejection = find_rejection(outline(second, proto))
-    if rejection is not None:
-        raise ModelFileError(f"{second_name} is damaged: {rejection}")
-    stamp = read_stamp(second.metadata_props, second_name)
-    policy = _check_stamp(stamp, second_name)
+        raise AlreadyScaledError(
+            f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED (or, of a split "
+            "step, verify STEP GRADS UPDATE)"
+        )
+    second, second_name, stamp, policy = open_scaled(scaled)
     if "loss" not in stamp.names or "window_finite" in stamp.names:
         raise VerifyError(
-            f"{second_name} is one of the two models of an artifact folder, which work on one state; verify takes "
-            "single graphs, and artifacts are proved as they are scaled"
+            f"{second_name} is one of the models of an artifact folder, which work on one state; pass both folders: "
+            "verify ORIGINAL_FOLDER SCALED_FOLDER"
         )
-    check_order(second.graph, second_name)
     misfit = _find_misfit(first.graph, second.graph)
     if misfit is not None:
         what = f"{second_name} is not {first_name} scaled: {misfit}"
@@ -116,6 +113,22 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         small=_small_types(first),
         notes=tuple(notes),
     ), translation
+
+
+def open_scaled(scaled: Model) -> tuple[ir.Model, str, Stamp, LossScale]:
+    """Return a copy of a scaled model, its name for messages, its metadata and its policy.
+
+    Raises:
+        GraphscaleError: it cannot be read, is damaged, or is not scaled.
+    """
+    model, name, proto = open_copy_with_proto(scaled)
+    rejection = find_rejection(outline(model, proto))
+    if rejection is not None:
+        raise ModelFileError(f"{name} is damaged: {rejection}")
+    stamp = read_stamp(model.metadata_props, name)
+    policy = _check_stamp(stamp, name)
+    check_order(model.graph, name)
+    return model, name, stamp, policy
 
 
 def _check_stamp(stamp: Stamp, name: str) -> LossScale:

@@ -20,9 +20,9 @@ from graphscale.graph.values import constant_tensor, inputs_of, node_name, uses_
 from graphscale.graph.walks import ancestors, producers_of
 from graphscale.policy.loss_scale import DynamicLossScale
 
-__all__ = ["prove_again"]
+__all__ = ["NO_CHECK", "prove_again"]
 
-_NO_CHECK = "a fixed loss scale is not checked: every step is applied, as in TensorFlow"
+NO_CHECK = "a fixed loss scale is not checked: every step is applied, as in TensorFlow"
 
 
 def prove_again(pair: Pair, roles: Roles) -> list[Check]:
@@ -41,7 +41,7 @@ def prove_again(pair: Pair, roles: Roles) -> list[Check]:
     checks.append(_free_of_scale(pair, roles, degrees, contradiction))
     names = ("every gradient checked", "carried state guarded", "update rule")
     if roles.all_finite is None:
-        checks += [Check(name, SKIPPED, _NO_CHECK, True) for name in names]
+        checks += [Check(name, SKIPPED, NO_CHECK, True) for name in names]
     else:
         tested = _tested(graph, roles)
         missed = _unchecked(graph, roles, rule | ordering, tested)

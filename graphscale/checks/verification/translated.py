@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from graphscale.checks.translation import Translation
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import SKIPPED, UNPROVED, Check
 from graphscale.policy.dynamic_rule import ScaleState
-from graphscale.policy.loss_scale import DynamicLossScale
+from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 
-__all__ = ["compare_translation"]
+__all__ = ["compare_translation", "state_faults"]
 
 
 def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, trained: bool) -> list[Check]:
@@ -44,12 +45,15 @@ def _trained_faults(translation: Translation, pair: Pair) -> Iterator[str]:
         is_fit = tensor is not None and value is not None and (tensor.dtype, tensor.shape) == (value.dtype, value.shape)
         if name not in carried or not is_fit:
             yield difference
-    if isinstance(pair.policy, DynamicLossScale):
-        held = {**vars(pair.policy.rule.initial_state())}
-        for role in held.keys() & names.keys():
-            tensor = values[names[role]].const_value if names[role] in values else None
-            if tensor is not None and tensor.size == 1:
-                held[role] = tensor.numpy().reshape(-1)[0]
-        fault = pair.policy.rule.find_fault(ScaleState(**held))
+    tensors = {role: values[name].const_value for role, name in names.items() if name in values}
+    yield from state_faults(pair.policy, {role: t.numpy() for role, t in tensors.items() if t is not None})
+
+
+def state_faults(policy: LossScale, arrays: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the fault of the state of a loss scale, `{role: array}`, if it is out of the range of its policy."""
+    if isinstance(policy, DynamicLossScale):
+        held = {**vars(policy.rule.initial_state())}
+        held |= {role: a.reshape(-1)[0] for role, a in arrays.items() if role in held and a.size == 1}
+        fault = policy.rule.find_fault(ScaleState(**held))
         if fault is not None:
             yield f"the initial state of the loss scale is out of the policy's range: {fault}"

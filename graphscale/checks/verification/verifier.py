@@ -63,9 +63,13 @@ def verify(
     next states must have the same bits at loss scales that are powers of two; each gradient in turn is made
     non-finite, which must leave all state as it was; and the loss scale must follow its rule.
 
+    A folder is compared with the original folder scaled once more: models, checkpoint and other files. Halves are
+    compared with those of the step. Nothing is run then. A folder takes `loss` and `trained`.
+
     Args:
-        original: the graph before scaling: a path, an onnx_ir model or a ModelProto.
-        scaled: the graph after scaling: the same kinds, or the result of `scale`.
+        original: the graph before scaling: a path, an onnx_ir model or a ModelProto; or a folder of artifacts.
+        scaled: the graph after scaling: the same kinds, or the result of `scale`; or the folder that `scale_artifacts`
+            wrote. Or the halves of the scaled step that comes first: the result of `split`, or a list of its models.
         runs: how many random feeds are tried; 0 for the proof alone.
         tolerance: how far values may be off, relative to the largest element of a tensor; 0 for the same bits.
         providers: execution providers, as for `onnxruntime.InferenceSession`; None for the CPU.
@@ -95,14 +99,25 @@ def verify(
     given = {name: np.asarray(array) for name, array in (feeds or {}).items()}
     case = load_case(replay) if isinstance(replay, str | os.PathLike) else replay
     scaled = getattr(scaled, "model", scaled) if not isinstance(scaled, str | os.PathLike) else scaled
-    for model in (original, scaled):
-        if isinstance(model, str | os.PathLike) and Path(model).is_dir():
-            raise VerifyError(
-                f"{model} is a folder; verify takes two single graphs, ORIGINAL.onnx SCALED.onnx (the two models of an "
-                "artifact folder work on one state, and are proved as they are scaled)"
-            )
-    answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
     progress = progress or (lambda stage, done, total: None)
+    single: dict[str, Any] = {
+        "providers": providers,
+        "tolerance": tolerance,
+        "feeds": feeds,
+        "dims": dims,
+        "place": place,
+        "gradients": gradients,
+        "updates": updates,
+        "roles": roles,
+        "keep": keep,
+        "force_roles": force_roles,
+        "numeric": numeric,
+        "replay": replay,
+    }
+    report = _verify_several(original, scaled, loss, trained, single, progress)
+    if report is not None:
+        return report
+    answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
     progress("scaling the original again", 0, 0)
     pair, translation = open_pair(original, scaled, Hints(loss, place, tuple(gradients or ()), updates, answers))
     found = Measurements(notes=[*pair.notes], progress=progress)
@@ -134,3 +149,39 @@ def verify(
                 raise
             found.checks.append(Check("numbers", FAILS, str(error)))
     return VerifyReport(tuple(found.checks), tuple(found.notes), found.counterexample, found.differences, found.runs)
+
+
+def _verify_several(
+    original: Model, scaled: Any, loss: str | None, trained: bool, single: Mapping[str, Any], progress: Progress
+) -> VerifyReport | None:
+    """Verify a folder of artifacts, or the halves of a step; None if these are single graphs.
+
+    Args:
+        original: as for `verify`.
+        scaled: as for `verify`.
+        loss: as for `verify`.
+        trained: as for `verify`.
+        single: the options that single graphs alone have a use for.
+        progress: as for `verify`.
+    """
+    folders = [isinstance(model, str | os.PathLike) and Path(model).is_dir() for model in (original, scaled)]
+    parts = [*scaled.gradients, scaled.update] if hasattr(scaled, "update") else scaled
+    is_split = isinstance(parts, list | tuple)
+    if not any(folders) and not is_split:
+        return None
+    if folders != [not is_split, not is_split]:
+        folder = original if folders[0] else scaled
+        raise VerifyError(f"{folder} is a folder; verify takes two single graphs, or two folders of artifacts")
+    unused = {**single, "loss": loss, "trained": trained} if is_split else single
+    given = [name for name, value in unused.items() if value]
+    if given:
+        raise VerifyError(f"{given[0]} is for a single graph; models of a folder, or of a split step, are not run")
+    if is_split:
+        from graphscale.checks.verification.split_halves import verify_halves
+
+        progress("splitting the step again", 0, 0)
+        return verify_halves(getattr(original, "model", original), *parts)
+    from graphscale.checks.verification.folders import verify_folder
+
+    progress("scaling the original again", 0, 0)
+    return verify_folder(str(original), scaled, loss, trained)

@@ -140,6 +140,7 @@ class VerifyReport:
         counterexample: the first run that went wrong; None where none did.
         differences: what went wrong in that run.
         runs: how many times the scaled graph was run.
+        subject: "folder" or "halves" where several models were compared, and none was run; else empty.
     """
 
     checks: tuple[Check, ...]
@@ -147,6 +148,7 @@ class VerifyReport:
     counterexample: Case | None = None
     differences: tuple[Difference, ...] = ()
     runs: int = 0
+    subject: str = ""
 
     @property
     def ok(self) -> bool:
@@ -155,12 +157,13 @@ class VerifyReport:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words: "verified", "3 checks failed", or "not proved; numbers agree on 9 runs"."""
+        """The verdict: "verified", "verified (folder)", "3 checks failed", "not proved; numbers agree on 9 runs"."""
         failed = len(self.failures)
         if failed:
             return f"{failed} check{'s' if failed > 1 else ''} failed"
         agree = f"numbers agree on {self.runs} runs" if self.runs else "no numbers were compared"
-        return "verified" if self.ok else f"not proved; {agree}"
+        verified = f"verified ({self.subject})" if self.subject else "verified"
+        return verified if self.ok else f"not proved; {agree}"
 
     @property
     def failures(self) -> tuple[Check, ...]:

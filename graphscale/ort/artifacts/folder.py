@@ -29,6 +29,7 @@ __all__ = [
     "TRAINING_MODEL",
     "ArtifactFolder",
     "buffer_of",
+    "check_complete",
     "check_parameters",
     "fits_shape",
     "holds_artifacts",
@@ -93,6 +94,21 @@ def buffer_of(parameter: str) -> str:
     return parameter + _BUFFER
 
 
+def check_complete(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a folder that has all artifacts.
+
+    Raises:
+        ModelFileError: one of them is missing.
+    """
+    folder = Path(path)
+    if not os.path.isdir(folder):
+        raise ModelFileError(f"{path} is not a folder; pass a folder that generate_artifacts has written")
+    for name in ARTIFACTS:
+        if not (folder / name).is_file():
+            raise ModelFileError(f"{path} has no {name}; a folder of artifacts holds {', '.join(ARTIFACTS)}")
+    return folder
+
+
 def read_folder(path: str | os.PathLike[str]) -> ArtifactFolder:
     """Read an artifact folder that is to be scaled.
 
@@ -102,12 +118,7 @@ def read_folder(path: str | os.PathLike[str]) -> ArtifactFolder:
         UnsupportedModelError: no parameter is trained.
         GradientError: a gradient is not accumulated.
     """
-    folder = Path(path)
-    if not os.path.isdir(folder):
-        raise ModelFileError(f"{path} is not a folder; pass a folder that generate_artifacts has written")
-    for name in ARTIFACTS:
-        if not (folder / name).is_file():
-            raise ModelFileError(f"{path} has no {name}; a folder of artifacts holds {', '.join(ARTIFACTS)}")
+    folder = check_complete(path)
     models = {name: model_files.load(folder / name) for name in MODELS}
     for name, model in models.items():
         refuse_scaled(model, str(folder / name))

@@ -1,0 +1,132 @@
+"""The verification of an artifact folder: the original scaled once more, and compared file by file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from graphscale.checks.translation.expectation import Claims, read_claims
+from graphscale.checks.verification.folder_checkpoint import checkpoint_differences, trained_differences
+from graphscale.checks.verification.pair import open_scaled
+from graphscale.checks.verification.parts import compare_part
+from graphscale.checks.verification.static import NO_CHECK
+from graphscale.checks.verification.verify_report import SKIPPED, Check, VerifyReport
+from graphscale.errors import AlreadyScaledError, GraphscaleError
+from graphscale.files import model_files
+from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint
+from graphscale.graph.stamp import is_scaled, read_stamp
+from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
+from graphscale.ort.artifacts.folder import CHECKPOINT, MODELS, TRAINING_MODEL, ArtifactFolder, check_complete
+from graphscale.ort.artifacts.scale_folder import scale_artifacts
+from graphscale.policy.loss_scale import FixedLossScale
+
+__all__ = ["verify_folder"]
+
+Compare = Callable[[Checkpoint, Checkpoint], Iterator[str]]
+
+_NOTE = "no model was run: those of a folder work on one state, in a training session"
+_GUARDS = "optimizer model: "  # begins the counts of what a report says was inserted there
+_PIECE = 2**24  # bytes that are compared at a time
+
+
+def verify_folder(
+    original: str | os.PathLike[str], scaled: str | os.PathLike[str], loss: str | None, trained: bool = False
+) -> VerifyReport:
+    """Verify a scaled artifact folder against the original.
+
+    Args:
+        original: the folder before scaling.
+        scaled: the folder after scaling.
+        loss: the name of the loss, as given to the scaling.
+        trained: the checkpoint may hold other values, those of the loss scale within the range of the policy.
+
+    Raises:
+        GraphscaleError: a file cannot be read, or the original cannot be scaled by what the scaled folder claims.
+    """
+    first, second = check_complete(original), check_complete(scaled)
+    training = model_files.load(first / TRAINING_MODEL)
+    if is_scaled(training):
+        raise AlreadyScaledError(f"{original} carries a loss scale; the original comes first: verify ORIGINAL SCALED")
+    opened = {name: open_scaled(second / name) for name in MODELS}
+    found = ArtifactFolder(second, {name: opened[name][0] for name in MODELS}, read_checkpoint(second / CHECKPOINT))
+    _, _, stamp, policy = opened[TRAINING_MODEL]
+    claims = read_claims(found.models[TRAINING_MODEL], stamp, policy, training)
+    guarded = any(key.startswith(_GUARDS) for key in stamp.report.get("inserted", ()))
+    claims = dataclasses.replace(claims, skip_nonfinite=isinstance(policy, FixedLossScale) and guarded)
+    checks = list[Check]()
+    with tempfile.TemporaryDirectory(prefix="graphscale-") as temporary:
+        wanted = _scale_again(first, Path(temporary), claims, loss)
+        models = {name: model_files.load(wanted / name) for name in MODELS}
+        for name, model in models.items():
+            checks += compare_part(found.models[name], name, opened[name][2], model, stamp.version)
+        expected = ArtifactFolder(wanted, models, read_checkpoint(wanted / CHECKPOINT))
+        compare: Compare = checkpoint_differences
+        if trained:
+            wanted_stamp = read_stamp(models[TRAINING_MODEL].metadata_props, TRAINING_MODEL)
+            compare = functools.partial(trained_differences, stamp=wanted_stamp, policy=policy)
+        faults = compare(found.checkpoint, expected.checkpoint)
+        held = f"{len(expected.checkpoint.parameters)} parameters, the state of the loss scale among them"
+        checks.append(Check.proved(f"content of {CHECKPOINT}", faults, held))
+        others = {file.name: file for file in expected.others()}
+        faults = _file_differences(found, others, compare)
+        checks.append(Check.proved("other files", faults, ", ".join(others) or "there are none"))
+    if isinstance(policy, FixedLossScale) and not guarded:
+        checks.append(Check("skipped steps", SKIPPED, NO_CHECK, True))
+    return VerifyReport(tuple(checks), (_NOTE,), subject="folder")
+
+
+def _scale_again(folder: Path, temporary: Path, claims: Claims, loss: str | None) -> Path:
+    """Scale the original as the scaled folder claims it was, and return the new folder."""
+    mixed = claims.cast_pass()
+    if claims.cast_before and claims.autocast is not None:
+        cast = temporary / "cast"
+        autocast_artifacts(folder, cast, **claims.autocast, loss=loss, target=claims.target)
+        folder, mixed = cast, None
+    if mixed is not None:
+        mixed = dataclasses.replace(mixed, loss=loss, target=claims.target)
+    written = scale_artifacts(
+        folder,
+        temporary / "scaled",
+        claims.policy,
+        loss=loss,
+        target=claims.target,
+        skip_nonfinite=claims.skip_nonfinite,
+        autocast=mixed,
+    ).path
+    assert written is not None
+    return written
+
+
+def _file_differences(found: ArtifactFolder, expected: dict[str, Path], compare: Compare) -> Iterator[str]:
+    """Compare the files that are neither models nor their checkpoint."""
+    mine = {file.name: file for file in found.others()}
+    for path in sorted(found.path.iterdir()):
+        if not path.is_file():
+            yield f"{path.name!r} is no file of the original folder"
+    for name in dict.fromkeys((*mine, *expected)):
+        if name not in expected:
+            yield f"the file {name!r} is neither the original's nor one that scaling writes"
+        elif name not in mine:
+            yield f"the file {name!r} is missing"
+        elif not _have_equal_bytes(mine[name], expected[name]):
+            if is_checkpoint(mine[name]) and is_checkpoint(expected[name]):
+                try:
+                    held = [read_checkpoint(file) for file in (mine[name], expected[name])]
+                except GraphscaleError as error:
+                    yield str(error)
+                else:
+                    yield from (f"{name!r}: {fault}" for fault in compare(*held))
+            else:
+                yield f"the file {name!r} has other content than it should"
+
+
+def _have_equal_bytes(found: Path, expected: Path) -> bool:
+    with found.open("rb") as one, expected.open("rb") as other:
+        while (piece := one.read(_PIECE)) == other.read(_PIECE):
+            if not piece:
+                return True
+    return False
