@@ -36,6 +36,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # Messages of ONNX's checker on operators that it does not know. They are no damage: ONNX Runtime has more of them.
 _UNKNOWN = ("No Op registered", "No opset import", "No schema registered", "higher than the checker's")
 
+_FOREIGN = "graphscale.foreign"  # a domain without definitions, whose operators the checker passes over
+
 # The subjects of telemetry.
 _COUNTED = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step", "cause", "offender", "zero_fraction")
 
@@ -104,7 +106,36 @@ def find_rejection(model: onnx.ModelProto) -> str | None:
         fields = [field.name for field, _ in tensor.ListFields() if field.name.endswith("_data")]
         if len(fields) > 1:
             return f"the content of tensor {tensor.name or place!r} is there twice, as {fields[0]} and as {fields[1]}"
-    return next(_checker(model), None)
+    looks = (_values_of_attributes, _inner_names, _checker)
+    return next((damage for look in looks for damage in look(model)), None)
+
+
+def _values_of_attributes(model: onnx.ModelProto) -> Iterator[str]:
+    """Find attributes with a value beside that of their type, which runtimes refuse in bodies."""
+    for place, attribute in _messages(model, onnx.AttributeProto):
+        fields = {field.name for field, _ in attribute.ListFields()} - {"name", "type", "doc_string", "ref_attr_name"}
+        if len(fields) > 1:
+            yield f"attribute {attribute.name!r} near {place!r} has several values: {', '.join(sorted(fields))}"
+
+
+def _inner_names(model: onnx.ModelProto) -> Iterator[str]:
+    """Find names in bodies that runtimes refuse there alone: of domains, of values outside, and of no value."""
+    pending: list[tuple[onnx.GraphProto, frozenset[str]]] = [(model.graph, frozenset())]
+    while pending:
+        graph, outer = pending.pop()
+        results = [name for node in graph.node for name in node.output if name]
+        own = {*results, *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
+        for name in sorted(own & outer):
+            yield f"{graph.name!r} has a value {name!r}, as the graph around it has"
+        for node in graph.node:
+            if model.graph is not graph and node.domain == "ai.onnx":
+                yield f"{node.op_type} node {node.name!r} in {graph.name!r} names its domain ai.onnx, not nothing"
+            for attribute in node.attribute:
+                bodies = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
+                pending += [(body, outer | own) for body in bodies]
+        described = {value.name for value in graph.value_info}
+        if model.graph is not graph and not described <= own:
+            yield f"{graph.name!r} describes {min(described - own)!r}, which it does not have"
 
 
 def _messages(message: Message, kind: type[_M], place: str = "the model") -> Iterator[tuple[str, _M]]:
@@ -221,6 +252,21 @@ def _checker(model: onnx.ModelProto) -> Iterator[str]:
         text = one_line(str(error).split("==>", maxsplit=1)[0])
         if not any(unknown in text for unknown in _UNKNOWN):
             yield text
+        elif any(node.domain != _FOREIGN for node in _unknown_nodes(model)):
+            copy = onnx.ModelProto()
+            copy.CopyFrom(model)
+            for node in _unknown_nodes(copy):
+                node.domain = _FOREIGN
+            for holder in (copy, *copy.functions):
+                holder.opset_import.add(domain=_FOREIGN, version=1)
+            yield from _checker(copy)
+
+
+def _unknown_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """List the nodes of operators that ONNX does not define, beyond which its checker does not look."""
+    own = {(function.domain, function.name) for function in model.functions}
+    nodes = (node for _, node in _messages(model, onnx.NodeProto))
+    return [n for n in nodes if not onnx.defs.has(n.op_type, n.domain) and (n.domain, n.op_type) not in own]
 
 
 def _stamp(model: onnx.ModelProto) -> Iterator[str]:

@@ -14,6 +14,7 @@ from graphscale.checks.translation.metadata import metadata_differences
 from graphscale.checks.translation.models import compare_models
 from graphscale.graph.stamp import Stamp, read_stamp
 from graphscale.policy.loss_scale import LossScale
+from graphscale.targets import get_target
 
 __all__ = ["Translation", "validate_translation"]
 
@@ -60,6 +61,9 @@ def validate_translation(
     claims = read_claims(scaled, stamp, policy, original)
     expected = expect_model(original, claims, hints)
     same = compare_models(scaled, expected)
+    newest = get_target(claims.target).max_ir_version
+    if scaled.ir_version > max(newest, expected.ir_version):
+        same.differences.append(f"the IR version is {scaled.ir_version}, and {claims.target} loads up to {newest}")
     wanted = read_stamp(expected.metadata_props, "the expected model")
     metadata = tuple(metadata_differences(scaled, stamp, expected, wanted, same))
     if not same.differences:
