@@ -1,0 +1,8 @@
+"""All categories of hostile files."""
+
+from __future__ import annotations
+
+from fuzz.hostile import loss, terminal
+from fuzz.hostile.runner import Category
+
+CATEGORIES: dict[str, Category] = {each.CATEGORY.name: each.CATEGORY for each in (terminal, loss)}
