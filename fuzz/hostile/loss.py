@@ -269,7 +269,9 @@ class _Steps:
 
 def _chosen(choices: random.Random) -> tuple[str, _Writer, bool]:
     name = choices.choice([*_WRITERS])
-    return name, _writer(name), choices.random() < 0.6
+    writer = _writer(name)
+    # What strip and export-weights wrote is the user's: they do not replace it.
+    return name, writer, writer.words[0] not in ("strip", "export-weights") and choices.random() < 0.6
 
 
 def killed(folder: Path, choices: random.Random) -> str | None:

@@ -201,7 +201,7 @@ def find_fault(words: Sequence[str], outcome: Outcome, codes: Collection[int] | 
     """Return how the streams and the exit code of a command break its promise, or None."""
     if codes is None:
         codes = (0, 1, 2) if words[:1] and words[0] in _CHECKS else (0, 2)
-    err = ascii(outcome.err[-300:].decode(errors="replace"))
+    err = ascii(outcome.err[-1500:].decode(errors="replace"))
     if outcome.blocked:
         return "it waits for something"
     if outcome.code == -signal.SIGXCPU:
