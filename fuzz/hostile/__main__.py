@@ -11,13 +11,16 @@ A case is known by its category, the seed and its number: the same files each ti
 from __future__ import annotations
 
 import argparse
+import functools
+import multiprocessing
 import platform
 import re
 import shlex
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from fuzz.hostile import bench, processes
+from fuzz.hostile import processes
 from fuzz.hostile.categories import CATEGORIES
 from fuzz.hostile.runner import Category, Tally, try_case, try_many
 
@@ -34,6 +37,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="The number of the first case.")
     parser.add_argument("--only", type=int, help="The number of the only case.")
     parser.add_argument("--kind", help="Cases of this kind alone count.")
+    parser.add_argument("--jobs", type=int, default=1, help="Categories at the same time.")
     parser.add_argument("--table", type=Path, help="A page of Markdown whose table is written anew.")
     given = parser.parse_args()
     chosen = [CATEGORIES[name] for name in given.categories or CATEGORIES]
@@ -46,26 +50,41 @@ def main() -> int:
         return int(any(faults))
     if given.minutes is None and given.tries is None:
         parser.error("give --minutes or --tries")
-    seconds = None if given.minutes is None else 60 * given.minutes
-    tallies = {}
-    for category in chosen:
-        tally = Tally()
-        for tally in try_many(category, given.seed, given.tries, seconds, given.first):
-            if tally.tries + given.first - 1 in tally.faults:
-                print(f"    {tally.tries + given.first - 1}: {tally.faults[tally.tries + given.first - 1]}", flush=True)
-        tallies[category.name] = tally
-        print(f"{category.name}: {len(tally.faults)} of {tally.tries} failed, {tally.seconds:.0f} s; exit codes {dict(processes.CODES)}", flush=True)
-        processes.CODES.clear()
+    tallies: dict[str, Tally] = {}
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("fork")) as pool:
+        for category, tally in zip(chosen, pool.map(functools.partial(_try, given), chosen), strict=True):
+            tallies[category.name] = tally
     if given.table is not None:
         write_table(given.table, tallies, shlex.join(["python", "-m", "fuzz.hostile", *sys.argv[1:]]))
     return int(any(tally.faults for tally in tallies.values()))
+
+
+def _try(given: argparse.Namespace, category: Category) -> Tally:
+    """Try cases of a category, and print the faults as they are found."""
+    seconds, tally = None if given.minutes is None else 60 * given.minutes, Tally()
+    for tally in try_many(category, given.seed, given.tries, seconds, given.first):
+        number = given.first + tally.tries - 1
+        if number in tally.faults:
+            print(f"    {category.name} {number}: {tally.faults[number]}", flush=True)
+    codes = ", ".join(f"{code}: {count}" for code, count in sorted(processes.CODES.items()))
+    failed = f"{len(tally.faults)} of {tally.tries} failed"
+    print(f"{category.name}: {failed}, {tally.seconds:.0f} s; exit codes {codes or 'none'}", flush=True)
+    processes.CODES.clear()
+    return tally
 
 
 def write_table(page: Path, tallies: dict[str, Tally], command: str) -> None:
     """Put the counts of a run into a page, between two marks."""
     lines = ["| category | promise | kinds | tries | failures | seconds |", "|---|---|---|---|---|---|"]
     for name, tally in tallies.items():
-        cells = (name, CATEGORIES[name].promise, len(tally.by_kind), tally.tries, len(tally.faults), f"{tally.seconds:.0f}")
+        cells = (
+            name,
+            CATEGORIES[name].promise,
+            len(tally.by_kind),
+            tally.tries,
+            len(tally.faults),
+            f"{tally.seconds:.0f}",
+        )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += ["", f"`{command}`, Python {platform.python_version()} on {platform.system()}.", ""]
     text = page.read_text(encoding="utf-8")

@@ -118,14 +118,20 @@ def _write_arrays(folder: Path) -> None:
     np.savez(folder / "state.npz", **weights)
     np.savez(folder / "data.npz", **{name: np.concatenate([array] * 2) for name, array in batch.items()})
     np.save(folder / "fed.npy", np.float32(0.1))
-    save_case(Case("step", arrays | {"current_loss_scale": np.float32(8), "good_steps": np.int64(0)}), folder / "case.npz")
+    save_case(
+        Case("step", arrays | {"current_loss_scale": np.float32(8), "good_steps": np.int64(0)}), folder / "case.npz"
+    )
     session = gs.Session(gs.scale(sgd()), state=weights)
     session.step(batch)
     session.save_state(folder / "state.safetensors", {"epoch": "1"})
     from graphscale.training.run import Options, Run
 
     files = {"step": folder / "step.onnx", "data": folder / "data.npz", "state": folder / "state.npz"}
-    for more in ({"checkpoint_dir": folder / "kept"}, {"metrics": folder / "run.jsonl"}, {"metrics": folder / "run.csv"}):
+    for more in (
+        {"checkpoint_dir": folder / "kept"},
+        {"metrics": folder / "run.jsonl"},
+        {"metrics": folder / "run.csv"},
+    ):
         training = Run(Options(**files, max_steps=2, **more))
         with training.session, training.opened() as trainer:
             list(trainer.run(training.total, lambda: False))

@@ -143,8 +143,12 @@ def _in_branch(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     node.output[0] = f"{output}.inner"
     ends = [helper.make_tensor_value_info(f"{output}.inner", 1, None)]
     other = helper.make_node("Identity", node.input, [f"{output}.inner"])
-    branches = {f"{name}_branch": helper.make_graph([each], name, [], ends) for name, each in (("then", node), ("else", other))}
-    true = helper.make_node("Constant", [], [f"{output}.true"], value=helper.make_tensor("t", TensorProto.BOOL, [], [True]))
+    branches = {
+        f"{name}_branch": helper.make_graph([each], name, [], ends) for name, each in (("then", node), ("else", other))
+    }
+    true = helper.make_node(
+        "Constant", [], [f"{output}.true"], value=helper.make_tensor("t", TensorProto.BOOL, [], [True])
+    )
     return [true, helper.make_node("If", [f"{output}.true"], [output], **branches)]
 
 
@@ -308,9 +312,13 @@ def records(folder: Path, choices: random.Random) -> str | None:
             value = base64.b64encode(zlib.compress(content, 1)).decode()
         case 3:
             key = choices.choice(("graphscale.report", "graphscale.names", "graphscale.state", "graphscale.policy"))
-            value = choices.choice(("[" * 10**7, '{"a":' * 10**6, "[" + "0," * 5 * 10**6 + "0]", "9" * 10**7, '"' * 10**7))
+            value = choices.choice(
+                ("[" * 10**7, '{"a":' * 10**6, "[" + "0," * 5 * 10**6 + "0]", "9" * 10**7, '"' * 10**7)
+            )
         case _:
-            key = choices.choice(("graphscale.original", "graphscale.report", "graphscale.telemetry", "graphscale.roles"))
+            key = choices.choice(
+                ("graphscale.original", "graphscale.report", "graphscale.telemetry", "graphscale.roles")
+            )
             value = "A" * choices.choice((10**7, 10**8))
     if key in metadata:
         metadata[key].value = value

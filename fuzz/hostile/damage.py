@@ -8,7 +8,7 @@ import random
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,21 @@ def _damaged_archive(data: bytearray, choices: random.Random) -> bytes:
         signature = choices.choice([*fields])
         places = [at for at in range(len(data)) if data.startswith(signature, at)]
         place, form = choices.choice([*fields[signature].items()])
-        values = (0, 1, 8, 9, 12, 14, 93, 95, 99, 2**11, 2**16 - 1, 0xFFFF, *(() if form == "<H" else (2**31, 2**32 - 1)))
+        values = (
+            0,
+            1,
+            8,
+            9,
+            12,
+            14,
+            93,
+            95,
+            99,
+            2**11,
+            2**16 - 1,
+            0xFFFF,
+            *(() if form == "<H" else (2**31, 2**32 - 1)),
+        )
         for at in places if choices.random() < 0.5 else [choices.choice(places)]:
             struct.pack_into(form, data, at + place, choices.choice(values))
     return bytes(data)
@@ -157,7 +171,9 @@ def spoil_sizes(model: onnx.ModelProto, choices: random.Random) -> None:
     dims = [*messages(model.graph, onnx.TensorShapeProto.Dimension)]
     for dim in choices.sample(dims, min(len(dims), choices.choice((1, 3, len(dims))))):
         dim.dim_value = choices.choice(_SIZES)
-    numbers = [tensor for tensor in messages(model.graph, onnx.TensorProto) if tensor.data_type == onnx.TensorProto.INT64]
+    numbers = [
+        tensor for tensor in messages(model.graph, onnx.TensorProto) if tensor.data_type == onnx.TensorProto.INT64
+    ]
     for tensor in numbers:
         if choices.random() < 0.5:
             count = max(1, int(np.prod(tensor.dims)))
@@ -168,8 +184,29 @@ def spoil_sizes(model: onnx.ModelProto, choices: random.Random) -> None:
 # --- JSON ---------------------------------------------------------------------------------------------------------------
 
 _WHOLE = (
-    *(b"", b"\xff", b"\xef\xbb\xbf{}", b"\x00", "{}".encode("utf-16"), b"[" * 100_000, b'{"a":' * 100_000, b"NaN", b"{}"),
-    *(b"[]", b"null", b"true", b"0", b'""', b"-", b'{"a": 1, "a": 2}', b'{"\\ud800": "\\udfff"}', b"1" * 10_000, b"1e999"),
+    *(
+        b"",
+        b"\xff",
+        b"\xef\xbb\xbf{}",
+        b"\x00",
+        "{}".encode("utf-16"),
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"NaN",
+        b"{}",
+    ),
+    *(
+        b"[]",
+        b"null",
+        b"true",
+        b"0",
+        b'""',
+        b"-",
+        b'{"a": 1, "a": 2}',
+        b'{"\\ud800": "\\udfff"}',
+        b"1" * 10_000,
+        b"1e999",
+    ),
     *(b"{'a': 1}", b'{"a": 1,}', b"// x\n{}", b"[1, 2", b'"' * 9, b"\n" * 9, b"{}{}", b'{"class_name": {}}', b"[[[]]]"),
 )
 
@@ -202,5 +239,3 @@ def record(good: bytes, choices: random.Random) -> bytes:
     """Return a packed record with damage inside of its packing."""
     content = damage_bytes(zlib.decompress(good), good, choices)
     return zlib.compress(content)
-
-

@@ -115,7 +115,9 @@ def _write_mine(path: Path, choices: random.Random) -> None:
             np.savez(file, thesis=np.arange(choices.randrange(1, 99)))
     elif kind == 1:
         model = onnx.load(bench.make_bench() / "original.onnx")
-        model.metadata_props.add(key=choices.choice(("graphscale", "Graphscale.version", "graphscale.roles")), value="1")
+        model.metadata_props.add(
+            key=choices.choice(("graphscale", "Graphscale.version", "graphscale.roles")), value="1"
+        )
         path.write_bytes(model.SerializeToString())
     else:
         path.write_bytes(choices.choice(_MINE) + choices.randbytes(choices.randrange(200)))
@@ -230,7 +232,10 @@ def _write_external(folder: Path, value: float) -> None:
         shape = [dim.dim_value for dim in tensor_input.type.tensor_type.shape.dim]
         array = np.full(shape, value, np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor_input.name))
-    for name, saved in (("model", model), ("step", onnx.ModelProto.FromString(gs.scale(model).model.SerializeToString()))):
+    for name, saved in (
+        ("model", model),
+        ("step", onnx.ModelProto.FromString(gs.scale(model).model.SerializeToString())),
+    ):
         path = folder / "external" / f"{name}.onnx"
         onnx.save(saved, path, save_as_external_data=True, location=f"{name}.bin", size_threshold=16)
 

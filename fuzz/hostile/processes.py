@@ -73,7 +73,11 @@ def warm_up() -> None:
 
 
 def run(
-    words: Sequence[str], folder: Path, prepare: Callable[[], None] | None = None, stdout: int | None = None
+    words: Sequence[str],
+    folder: Path,
+    prepare: Callable[[], None] | None = None,
+    stdout: int | None = None,
+    cpu: int = CPU,
 ) -> Outcome:
     """Run a command in a folder.
 
@@ -82,6 +86,7 @@ def run(
         folder: the current folder of the process.
         prepare: is called in the process first.
         stdout: a descriptor in the place of its stdout.
+        cpu: the seconds of CPU time that it may take.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         # What is buffered would be printed by both processes.
@@ -89,7 +94,7 @@ def run(
         sys.stderr.flush()
         pid = os.fork()
         if not pid:
-            _command(words, folder, prepare, (out.fileno() if stdout is None else stdout, err.fileno()))
+            _command(words, folder, prepare, (out.fileno() if stdout is None else stdout, err.fileno()), cpu)
         code, blocked, most = _wait(pid)
         texts = [(file.seek(0), file.read(_LARGE))[1] for file in (out, err)]
     CODES[code] += 1
@@ -98,7 +103,7 @@ def run(
 
 
 def _command(
-    words: Sequence[str], folder: Path, prepare: Callable[[], None] | None, streams: tuple[int, int]
+    words: Sequence[str], folder: Path, prepare: Callable[[], None] | None, streams: tuple[int, int], cpu: int
 ) -> NoReturn:
     code = 70
     try:
@@ -115,7 +120,7 @@ def _command(
             warnings.simplefilter("ignore", category)
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU + 2))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 2))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if prepare is not None:
             prepare()
@@ -178,6 +183,7 @@ def hold(
     codes: Collection[int] | None = None,
     prepare: Callable[[], None] | None = None,
     more: Callable[[Outcome], str | None] = lambda _: None,
+    cpu: int = CPU,
 ) -> str | None:
     """Run a command in a folder; return how it broke its promise, or None.
 
@@ -187,9 +193,10 @@ def hold(
         codes: the exit codes that are right; None for 0, 2, and 1 where the command checks something.
         prepare: is called in the process first.
         more: finds what else is wrong with the outcome.
+        cpu: the seconds of CPU time that it may take.
     """
     before = contents(folder)
-    outcome = run(words, folder, prepare)
+    outcome = run(words, folder, prepare, cpu=cpu)
     fault = find_fault(words, outcome, codes) or more(outcome)
     if fault is None and outcome.code == 2 and (after := contents(folder)) != before:
         changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
@@ -205,7 +212,7 @@ def find_fault(words: Sequence[str], outcome: Outcome, codes: Collection[int] | 
     if outcome.blocked:
         return "it waits for something"
     if outcome.code == -signal.SIGXCPU:
-        return f"more than {CPU} s of CPU time"
+        return "too much CPU time"
     if outcome.grown > MEMORY * 3 // 4:
         return f"{outcome.grown >> 20} MiB of memory"
     if _TRACES.search(outcome.err):
@@ -222,7 +229,7 @@ def find_fault(words: Sequence[str], outcome: Outcome, codes: Collection[int] | 
         if len(lines[0]) > 10_000:
             return f"a line of {len(lines[0])} bytes"
         if outcome.out:
-            return f"refused, and yet on stdout: {ascii(outcome.out[:100].decode(errors='replace'))}"
+            return f"refused, and yet on stdout: {outcome.out[:100].decode(errors='replace')!a}"
     return None
 
 

@@ -28,7 +28,7 @@ def held(words: list[str], folder: Path) -> str | None:
 def _injected(outcome: Outcome) -> str | None:
     for line in (*outcome.out.splitlines(), *outcome.err.splitlines()):
         if line.startswith(INJECTED.encode()):
-            return f"a line break of a text: {ascii(line[:80])}"
+            return f"a line break of a text: {line[:80]!a}"
     return None
 
 

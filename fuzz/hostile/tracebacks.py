@@ -26,7 +26,6 @@ from tests.fuzzing.damage_bytes import damage_bytes
 from tests.fuzzing.damage_models import damage_model
 
 
-
 def _on(choices: random.Random, folder: Path, *suffixes: str) -> tuple[list[str], Path]:
     """Fill a folder, and choose a call and a file that it reads."""
     bench.fill(folder)
@@ -102,8 +101,12 @@ def metadata(folder: Path, choices: random.Random) -> str | None:
         else:
             item.value = choices.choice(("", "{}", "x" * 100_000, "é", "\0", "0.0.0", "===="))
     if not own:
-        key = choices.choice(("version", "roles", "original", "report", "names", "state", "policy", "target", "autocast"))
-        model.metadata_props.add(key=f"graphscale.{key}", value=choices.choice(("", "{}", "[]", "x", "null", "[" * 9999)))
+        key = choices.choice(
+            ("version", "roles", "original", "report", "names", "state", "policy", "target", "autocast")
+        )
+        model.metadata_props.add(
+            key=f"graphscale.{key}", value=choices.choice(("", "{}", "[]", "x", "null", "[" * 9999))
+        )
     path.write_bytes(model.SerializeToString())
     return hold(words, folder)
 
@@ -218,7 +221,11 @@ def interrupted_imports(folder: Path, choices: random.Random) -> str | None:
 def _end_of_interrupted(words: list[str], outcome: Outcome, what: str) -> str | None:
     codes = (0, 130, -signal.SIGINT, *((1,) if words[0] == "lint" else ()))
     fault = find_fault(words, outcome, codes)
-    if fault is None and outcome.err and (words[0] != "train" or not outcome.err.startswith(b"graphscale: interrupted")):
+    if (
+        fault is None
+        and outcome.err
+        and (words[0] != "train" or not outcome.err.startswith(b"graphscale: interrupted"))
+    ):
         fault = f"on stderr: {outcome.err!r}"
     return fault and f"graphscale {' '.join(words)}, {what}: {fault}"
 
