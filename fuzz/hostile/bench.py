@@ -1,9 +1,10 @@
-"""Good files of every kind that graphscale reads, and calls of every command on them, which hostile cases are made from."""
+"""Good files of every kind that graphscale reads, and calls of every command on them: the base of hostile cases."""
 
 from __future__ import annotations
 
 import functools
 import json
+import random
 import shlex
 import shutil
 import tempfile
@@ -13,8 +14,10 @@ import numpy as np
 import onnx
 
 import graphscale as gs
+from graphscale.analysis.roles.answers import roles_file
 from graphscale.checks.verification.counterexample import save_case
 from graphscale.checks.verification.verify_report import Case
+from graphscale.training.run import Options, Run
 from tests.build import feeds_for
 from tests.cli.bad_graphs import sgd
 from tests.conftest import MODELS
@@ -71,9 +74,17 @@ def inputs_of(call: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
     return [name for name in found if name.endswith(suffixes)]
 
 
+@functools.cache
 def calls_on(*suffixes: str) -> list[tuple[str, str]]:
     """Return each call with each file that it reads, by the ends of their names."""
     return [(call, name) for call in CALLS for name in inputs_of(call, suffixes or ("",))]
+
+
+def choose(choices: random.Random, folder: Path, *suffixes: str) -> tuple[list[str], Path]:
+    """Fill a folder; return the words of a call and the path of a file that it reads, by the ends of its name."""
+    fill(folder)
+    call, name = choices.choice(calls_on(*suffixes))
+    return words_of(call), folder / name
 
 
 def fill(folder: Path) -> None:
@@ -124,8 +135,6 @@ def _write_arrays(folder: Path) -> None:
     session = gs.Session(gs.scale(sgd()), state=weights)
     session.step(batch)
     session.save_state(folder / "state.safetensors", {"epoch": "1"})
-    from graphscale.training.run import Options, Run
-
     files = {"step": folder / "step.onnx", "data": folder / "data.npz", "state": folder / "state.npz"}
     for more in (
         {"checkpoint_dir": folder / "kept"},
@@ -138,8 +147,6 @@ def _write_arrays(folder: Path) -> None:
 
 
 def _write_texts(folder: Path) -> None:
-    from graphscale.analysis.roles.answers import roles_file
-
     (folder / "scale.json").write_text(gs.presets.deepspeed().to_json())
     (folder / "lists.json").write_text(json.dumps({"allow": ["MatMul"], "deny": ["Exp", "Log"], "infer": ["Add"]}))
     (folder / "roles.json").write_text(roles_file(gs.inspect(sgd()).roles))

@@ -1,47 +1,30 @@
-"""Small files that grow, and files that never end: refused within 10 s of CPU time and 2 GiB of memory, without waiting."""
+"""Small files that grow, and files that never end: refused in 10 s of CPU time and 2 GiB of memory, without waiting."""
 
 from __future__ import annotations
 
-import base64
-import functools
-import io
 import os
 import random
 import shutil
 import socket
 import struct
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from fuzz.hostile import bench
+from fuzz.hostile import bench, packed
+from fuzz.hostile.packed import field
 from fuzz.hostile.processes import hold
 from fuzz.hostile.runner import Category
 from fuzz.hostile.state_files import _File
 from tests.cli.bad_graphs import sgd
 
-_GIB = 2**30
-_PIECE = 2**24  # bytes of zeros that are packed at once
+_CPU_OF_LARGE = 60  # seconds of CPU time for files of megabytes: they are large, and need not grow
 
 
-@functools.cache
-def _calls(*suffixes: str) -> list[tuple[str, str]]:
-    return bench.calls_on(*suffixes)
-
-
-def _on(choices: random.Random, folder: Path, *suffixes: str) -> tuple[list[str], Path]:
-    bench.fill(folder)
-    call, name = choices.choice(_calls(*suffixes))
-    return bench.words_of(call), folder / name
-
-
-# --- files that are none ------------------------------------------------------------------------------------------------
+# --- files that are none ----------------------------------------------------------------------------------------------
 
 
 def devices(folder: Path, choices: random.Random) -> str | None:
@@ -83,7 +66,7 @@ def _bind(path: Path) -> None:
 
 def external_devices(folder: Path, choices: random.Random) -> str | None:
     """Keep the content of a tensor in a device or a pipe."""
-    words, path = _on(choices, folder, "original.onnx", "step.onnx", "fused.onnx", "_model.onnx")
+    words, path = bench.choose(choices, folder, "original.onnx", "step.onnx", "fused.onnx", "_model.onnx")
     model = onnx.load(path)
     tensor = model.graph.initializer.add(name="more", data_type=1, dims=[choices.choice((1, 2**20, 2**40))])
     tensor.data_location = TensorProto.EXTERNAL
@@ -98,12 +81,12 @@ def external_devices(folder: Path, choices: random.Random) -> str | None:
     return hold(words, folder, codes=(2,))
 
 
-# --- models -------------------------------------------------------------------------------------------------------------
+# --- models -----------------------------------------------------------------------------------------------------------
 
 
 def _write_over(choices: random.Random, folder: Path, model: onnx.ModelProto | bytes) -> list[str]:
     """Put a model in the place of one that a command reads."""
-    words, path = _on(choices, folder, ".onnx")
+    words, path = bench.choose(choices, folder, ".onnx")
     path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
     return words
 
@@ -152,46 +135,33 @@ def _in_branch(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [true, helper.make_node("If", [f"{output}.true"], [output], **branches)]
 
 
-def _field(number: int, data: bytes) -> bytes:
-    """Return a field of a protocol buffer that holds bytes."""
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
-
-
 def nesting(folder: Path, choices: random.Random) -> str | None:
     """Nest If, Loop or Scan, up to thousands deep: more than a protocol buffer library writes, so by hand."""
     depth = choices.choice((5, 20, 23, 24, 25, 30, 100, 1000, 1000, 5000))
     name = choices.choice((b"If", b"If", b"Loop", b"Scan", b"NoSuchOperator"))
-    output = _field(2, b"out") + _field(4, b"Identity") + _field(1, b"x")
-    graph = _field(1, output) + _field(2, b"inner")
+    output = field(2, b"out") + field(4, b"Identity") + field(1, b"x")
+    graph = field(1, output) + field(2, b"inner")
     for _ in range(depth):
         attributes = b"".join(
-            _field(5, _field(1, label) + _field(6, graph) + b"\xa0\x01\x05")
+            field(5, field(1, label) + field(6, graph) + b"\xa0\x01\x05")
             for label in ((b"then_branch", b"else_branch")[: 2 if depth < 12 else 1] if name == b"If" else (b"body",))
         )
-        node = _field(1, b"condition") + _field(2, b"out") + _field(4, name) + attributes
-        graph = _field(1, node) + _field(2, b"inner")
-    words, path = _on(choices, folder, ".onnx")
+        node = field(1, b"condition") + field(2, b"out") + field(4, name) + attributes
+        graph = field(1, node) + field(2, b"inner")
+    words, path = bench.choose(choices, folder, ".onnx")
     # Protocol buffers that follow each other are merged: the nodes go into the graph of the model.
-    path.write_bytes(path.read_bytes() + _field(7, graph))
+    path.write_bytes(path.read_bytes() + field(7, graph))
     fault = hold(words, folder)
     return fault and f"{name.decode()} {depth} deep: {fault}"
 
 
 def many(folder: Path, choices: random.Random) -> str | None:
     """Write hundreds of thousands of outputs, inputs, nodes, initializers, operands, entries; or texts of megabytes."""
-    words, path = _on(choices, folder, ".onnx")
+    words, path = bench.choose(choices, folder, ".onnx")
     model = onnx.load(path)
-    graph, count = model.graph, choices.choice((30_000, 100_000, 300_000))
-    source = (graph.input or graph.output)[0].name
     kind = choices.randrange(10)
+    graph, count = model.graph, choices.choice((30_000, 100_000, 300_000 if kind in (0, 6) else 50_000))
+    source = (graph.input or graph.output)[0].name
     match kind:
         case 0 | 1:
             graph.output.extend(helper.make_tensor_value_info(f"o{i}", 1, [1]) for i in range(count))
@@ -201,7 +171,7 @@ def many(folder: Path, choices: random.Random) -> str | None:
             graph.input.extend(helper.make_tensor_value_info(f"i{i}", 1, [1]) for i in range(count))
         case 3:
             names = [source, *(f"n{i}" for i in range(count))]
-            graph.node.extend(helper.make_node("Neg", [a], [b]) for a, b in zip(names, names[1:], strict=False))
+            graph.node.extend(helper.make_node("Neg", [a], [b]) for a, b in itertools.pairwise(names))
         case 4:
             graph.initializer.extend(helper.make_tensor(f"w{i}", 1, [1], [1.0]) for i in range(count))
         case 5:
@@ -217,7 +187,7 @@ def many(folder: Path, choices: random.Random) -> str | None:
         case _:
             graph.value_info.extend(helper.make_tensor_value_info(f"v{i}", 1, ["d"] * 3) for i in range(count))
     path.write_bytes(model.SerializeToString())
-    fault = hold(words, folder)
+    fault = hold(words, folder, cpu=_CPU_OF_LARGE)
     return fault and f"kind {kind} of many, {count}: {fault}"
 
 
@@ -226,7 +196,7 @@ _HUGE = (2**31 - 1, 2**31, 2**33, 2**40, 2**62, 2**63 - 1, 3 * 10**9)
 
 def dimensions(folder: Path, choices: random.Random) -> str | None:
     """Give values, constants and operators that make tensors dimensions of up to 2**62."""
-    words, path = _on(choices, folder, ".onnx")
+    words, path = bench.choose(choices, folder, ".onnx")
     model = onnx.load(path)
     size, graph = choices.choice(_HUGE), model.graph
     shape = [size] * choices.choice((1, 1, 2, 8))
@@ -268,113 +238,9 @@ def dimensions(folder: Path, choices: random.Random) -> str | None:
     return fault and f"kind {kind} of dimensions, {shape}: {fault}"
 
 
-# --- packed records and archives ----------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _deflate_zeros(size: int, head: bytes) -> tuple[bytes, int, int]:
-    """Pack a head and zeros; return the packed bytes, the CRC and the Adler checksum of the unpacked ones."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    begin = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
-    piece = packer.compress(bytes(_PIECE)) + packer.flush(zlib.Z_FULL_FLUSH)  # the same each time after a full flush
-    crc, adler = zlib.crc32(head), zlib.adler32(head)
-    for _ in range(size // _PIECE):
-        crc, adler = zlib.crc32(bytes(_PIECE), crc), zlib.adler32(bytes(_PIECE), adler)
-    return begin + piece * (size // _PIECE) + packer.flush(), crc, adler
-
-
-def _zeros(size: int, head: bytes = b"") -> bytes:
-    """Pack a head and zeros by zlib."""
-    packed, _, adler = _deflate_zeros(size, head)
-    return b"\x78\xda" + packed + struct.pack(">I", adler)
-
-
-def records(folder: Path, choices: random.Random) -> str | None:
-    """Forge the record of the original, or metadata, such that it unpacks to gigabytes or nests deeply."""
-    words, path = _on(choices, folder, "step.onnx", "training_model.onnx", "fused.onnx")
-    model = onnx.load(path)
-    metadata = {item.key: item for item in model.metadata_props}
-    kind = choices.randrange(5)
-    key = "graphscale.original"
-    match kind:
-        case 0:
-            size = choices.choice((2**28, _GIB, 3 * _GIB))
-            value = base64.b64encode(_zeros(size)).decode()
-        case 1:
-            # A text of gigabytes in a sound model.
-            size = choices.choice((2**28, _GIB))
-            head = sgd().SerializeToString() + _varint(6 << 3 | 2) + _varint(size)
-            value = base64.b64encode(_zeros(size, head)).decode()
-        case 2:
-            # Empty messages: each byte becomes an object.
-            count = choices.choice((10**6, 10**7, 5 * 10**7))
-            content = sgd().SerializeToString() + _field(7, b"\x0a\x00" * count)
-            value = base64.b64encode(zlib.compress(content, 1)).decode()
-        case 3:
-            key = choices.choice(("graphscale.report", "graphscale.names", "graphscale.state", "graphscale.policy"))
-            value = choices.choice(
-                ("[" * 10**7, '{"a":' * 10**6, "[" + "0," * 5 * 10**6 + "0]", "9" * 10**7, '"' * 10**7)
-            )
-        case _:
-            key = choices.choice(
-                ("graphscale.original", "graphscale.report", "graphscale.telemetry", "graphscale.roles")
-            )
-            value = "A" * choices.choice((10**7, 10**8))
-    if key in metadata:
-        metadata[key].value = value
-    else:
-        model.metadata_props.add(key=key, value=value)
-    path.write_bytes(model.SerializeToString())
-    fault = hold(words, folder)
-    return fault and f"kind {kind} of records, {key}: {fault}"
-
-
-def _npy_head(count: int) -> bytes:
-    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }\n" % count
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
-
-
-def _archive(name: str, size: int, lies: bool) -> bytes:
-    """Return an archive with one array of zeros; one that lies claims to unpack to a few bytes."""
-    head = _npy_head(size // 4)
-    packed, crc, _ = _deflate_zeros(size, head)
-    label = f"{name}.npy".encode()
-    sizes = struct.pack("<IIIHH", crc, len(packed), 100 if lies else size + len(head), len(label), 0)
-    local = b"PK\x03\x04" + struct.pack("<HHHHH", 20, 0, 8, 0, 0) + sizes + label + packed
-    central = b"PK\x01\x02" + struct.pack("<HHHHHH", 20, 20, 0, 8, 0, 0) + sizes + bytes(14) + label
-    end = struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), len(local), 0)
-    return local + central + b"PK\x05\x06" + end
-
-
-@functools.cache
-def _many_members(count: int) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for i in range(count):
-            archive.writestr(f"m{i}.npy", b"")
-    return buffer.getvalue()
-
-
-def archives(folder: Path, choices: random.Random) -> str | None:
-    """Pack gigabytes of zeros, or a hundred thousand members, into an .npz file; lie about the size."""
-    words, path = _on(choices, folder, ".npz")
-    with np.load(path) as stored:
-        name = choices.choice(stored.files)
-    kind = choices.choice(("zeros", "zeros", "lie", "many", "shape"))
-    if kind == "shape":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr(f"{name}.npy", _npy_head(choices.choice((15 * 10**9, 2**58, 2**29))) + bytes(99))
-    elif kind == "many":
-        path.write_bytes(_many_members(100_000))
-    else:
-        path.write_bytes(_archive(name, choices.choice((2**28, _GIB - _PIECE, 3 * _GIB)), kind == "lie"))
-    fault = hold(words, folder)
-    return fault and f"an archive of kind {kind}: {fault}"
-
-
 def texts(folder: Path, choices: random.Random) -> str | None:
     """Write JSON and rows of metrics of many megabytes, deep or long."""
-    words, path = _on(choices, folder, ".json", ".jsonl", ".csv")
+    words, path = bench.choose(choices, folder, ".json", ".jsonl", ".csv")
     size = choices.choice((10**6, 10**7, 5 * 10**7))
     good = path.read_text()
     text = choices.choice(("[", '{"a":', "9", '"', "[0,", "\n", "{}\n", ",", "[[],", '"\\u0000"', good))
@@ -385,7 +251,7 @@ def texts(folder: Path, choices: random.Random) -> str | None:
 
 def headers(folder: Path, choices: random.Random) -> str | None:
     """Write state files whose headers are large, deep, or claim to be."""
-    words, path = _on(choices, folder, ".safetensors")
+    words, path = bench.choose(choices, folder, ".safetensors")
     file = _File.parse(path.read_bytes())
     size = choices.choice((10**6, 10**7))
     match choices.randrange(5):
@@ -432,8 +298,8 @@ _KINDS: dict[str, Callable[[Path, random.Random], str | None]] = {
     "devices": devices,
     "functions": functions,
     "nesting": nesting,
-    "archives": archives,
-    "records": records,
+    "archives": packed.archives,
+    "records": packed.records,
     "dimensions": dimensions,
     "many": many,
     "external devices": external_devices,

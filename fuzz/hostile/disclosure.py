@@ -97,10 +97,10 @@ class _Place:
                     "inner/",
                 ),
                 *(f"{up.upper()}/KEY", f"{up}/KEY", "LINK", f"file://{absolute}", f"~/../..{absolute}", "$PWD/link"),
-                *(f"{up}/key".replace("/", "\\"), f"{up}/key".replace(".", "%2e"), f"{up}/key".replace(".", "．")),
+                *(f"{up}/key".replace("/", "\\"), f"{up}/key".replace(".", "%2e"), f"{up}/key".replace(".", "\uff0e")),
                 *(
-                    f"{up}/key".replace("/", "∕"),
-                    f"{up}/key".replace(".", "․"),
+                    f"{up}/key".replace("/", "\u2215"),
+                    f"{up}/key".replace(".", "\u2024"),
                     f" {up}/key",
                     f"{up}/key ",
                     f"{up}/key\n",

@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -32,26 +31,9 @@ def _injected(outcome: Outcome) -> str | None:
     return None
 
 
-def _with_file(*suffixes: str) -> Callable[[Path, random.Random], tuple[list[str], Path]]:
-    calls: list[tuple[str, str]] = []
-
-    def choose(folder: Path, choices: random.Random) -> tuple[list[str], Path]:
-        """Fill a folder, and choose a call and a file that it reads."""
-        calls[:] = calls or bench.calls_on(*suffixes)
-        bench.fill(folder)
-        call, name = choices.choice(calls)
-        return bench.words_of(call), folder / name
-
-    return choose
-
-
-_models, _arrays, _texts = _with_file(".onnx"), _with_file(".npz"), _with_file(".json", ".jsonl", ".csv")
-_states, _checkpoints, _any = _with_file(".safetensors"), _with_file("checkpoint"), _with_file()
-
-
 def names_in_models(folder: Path, choices: random.Random) -> str | None:
     """Spoil the texts of a model: names, operators, domains, axes, metadata, doc strings."""
-    words, path = _models(folder, choices)
+    words, path = bench.choose(choices, folder, ".onnx")
     model = onnx.load(path)
     spoil_model(model, choices)
     path.write_bytes(model.SerializeToString())
@@ -60,7 +42,7 @@ def names_in_models(folder: Path, choices: random.Random) -> str | None:
 
 def external_locations(folder: Path, choices: random.Random) -> str | None:
     """Name a hostile file for the content of a tensor."""
-    words, path = _models(folder, choices)
+    words, path = bench.choose(choices, folder, ".onnx")
     model = onnx.load(path)
     tensor = choices.choice(model.graph.initializer or [model.graph.initializer.add(name="w", data_type=1)])
     tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -72,7 +54,7 @@ def external_locations(folder: Path, choices: random.Random) -> str | None:
 
 def metadata(folder: Path, choices: random.Random) -> str | None:
     """Spoil texts in graphscale's own metadata."""
-    words, path = _models(folder, choices)
+    words, path = bench.choose(choices, folder, ".onnx")
     model = onnx.load(path)
     own = [item for item in model.metadata_props if item.key.startswith("graphscale.")]
     for item in own or [model.metadata_props.add(key="graphscale.roles", value='{"loss": "loss"}')]:
@@ -88,7 +70,7 @@ def metadata(folder: Path, choices: random.Random) -> str | None:
 
 def members(folder: Path, choices: random.Random) -> str | None:
     """Give members of an .npz file hostile names."""
-    words, path = _arrays(folder, choices)
+    words, path = bench.choose(choices, folder, ".npz")
     with zipfile.ZipFile(path) as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
@@ -100,7 +82,7 @@ def members(folder: Path, choices: random.Random) -> str | None:
 
 def json_files(folder: Path, choices: random.Random) -> str | None:
     """Spoil texts in JSON files and metrics."""
-    words, path = _texts(folder, choices)
+    words, path = bench.choose(choices, folder, ".json", ".jsonl", ".csv")
     lines = path.read_text().splitlines()
     if path.suffix == ".json":
         lines = [json.dumps(spoil_json(json.loads("\n".join(lines)), lambda: hostile(choices), choices))]
@@ -116,7 +98,7 @@ def json_files(folder: Path, choices: random.Random) -> str | None:
 
 def state_files(folder: Path, choices: random.Random) -> str | None:
     """Give arrays of a state file or checkpoint hostile names, or its metadata hostile texts; the checksum fits."""
-    words, path = _states(folder, choices)
+    words, path = bench.choose(choices, folder, ".safetensors")
     file = _File.parse(path.read_bytes())
     for name in choices.sample([*file.entries], choices.randrange(len(file.entries) + 1)):
         file = file.renamed(name, hostile(choices) + name)
@@ -128,7 +110,7 @@ def state_files(folder: Path, choices: random.Random) -> str | None:
 
 def checkpoints(folder: Path, choices: random.Random) -> str | None:
     """Overwrite names in a checkpoint of ONNX Runtime by texts of the same length."""
-    words, path = _checkpoints(folder, choices)
+    words, path = bench.choose(choices, folder, "checkpoint")
     data = path.read_bytes()
     for name in choices.sample((b"fc1.weight", b"fc1.bias", b"fc2.weight", b"fc2.bias"), 2):
         text = hostile(choices).encode()[: len(name)].ljust(len(name), b"\x1b")

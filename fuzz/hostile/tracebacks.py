@@ -26,21 +26,9 @@ from tests.fuzzing.damage_bytes import damage_bytes
 from tests.fuzzing.damage_models import damage_model
 
 
-def _on(choices: random.Random, folder: Path, *suffixes: str) -> tuple[list[str], Path]:
-    """Fill a folder, and choose a call and a file that it reads."""
-    bench.fill(folder)
-    call, name = choices.choice(_calls(*suffixes))
-    return bench.words_of(call), folder / name
-
-
-@functools.cache
-def _calls(*suffixes: str) -> list[tuple[str, str]]:
-    return bench.calls_on(*suffixes)
-
-
 def arrays(folder: Path, choices: random.Random) -> str | None:
     """Damage an .npz or .npy file."""
-    words, path = _on(choices, folder, ".npz", ".npy")
+    words, path = bench.choose(choices, folder, ".npz", ".npy")
     if path.suffix == ".npz":
         damage.npz(path, choices)
     else:
@@ -50,7 +38,7 @@ def arrays(folder: Path, choices: random.Random) -> str | None:
 
 def tensors(folder: Path, choices: random.Random) -> str | None:
     """Damage a tensor of a model: of an initializer, or of an attribute."""
-    words, path = _on(choices, folder, ".onnx")
+    words, path = bench.choose(choices, folder, ".onnx")
     model = onnx.load(path)
     found = [*damage.messages(model, onnx.TensorProto)] or [model.graph.initializer.add(name="w")]
     for tensor in choices.sample(found, min(len(found), choices.choice((1, 1, 3)))):
@@ -61,7 +49,7 @@ def tensors(folder: Path, choices: random.Random) -> str | None:
 
 def sizes(folder: Path, choices: random.Random) -> str | None:
     """Give axes and constants of a model negative and huge sizes."""
-    words, path = _on(choices, folder, ".onnx")
+    words, path = bench.choose(choices, folder, ".onnx")
     model = onnx.load(path)
     damage.spoil_sizes(model, choices)
     path.write_bytes(model.SerializeToString())
@@ -70,14 +58,14 @@ def sizes(folder: Path, choices: random.Random) -> str | None:
 
 def models(folder: Path, choices: random.Random) -> str | None:
     """Damage a model in any way that keeps it a protocol buffer."""
-    words, path = _on(choices, folder, ".onnx")
+    words, path = bench.choose(choices, folder, ".onnx")
     path.write_bytes(damage_model(onnx.load(path), choices.choice(seeds.rewritten()), choices))
     return hold(words, folder)
 
 
 def json_files(folder: Path, choices: random.Random) -> str | None:
     """Damage a JSON file, or a line of metrics."""
-    words, path = _on(choices, folder, ".json", ".jsonl", ".csv")
+    words, path = bench.choose(choices, folder, ".json", ".jsonl", ".csv")
     lines = path.read_bytes().splitlines()
     if path.suffix == ".json":
         path.write_bytes(damage.json_text(b"\n".join(lines), choices))
@@ -90,7 +78,7 @@ def json_files(folder: Path, choices: random.Random) -> str | None:
 
 def metadata(folder: Path, choices: random.Random) -> str | None:
     """Damage graphscale's own metadata in a model."""
-    words, path = _on(choices, folder, ".onnx")
+    words, path = bench.choose(choices, folder, ".onnx")
     model = onnx.load(path)
     own = [item for item in model.metadata_props if item.key.startswith("graphscale.")]
     for item in choices.sample(own, min(len(own), choices.choice((1, 1, 2)))):
@@ -118,7 +106,7 @@ def _forgeries() -> tuple[Case, ...]:
 
 def states(folder: Path, choices: random.Random) -> str | None:
     """Forge a state file or a checkpoint, the position in it among others; or damage it."""
-    words, path = _on(choices, folder, ".safetensors")
+    words, path = bench.choose(choices, folder, ".safetensors")
     data = choices.choice(_forgeries()).data if choices.random() < 0.7 else path.read_bytes()
     path.write_bytes(damage_bytes(data, data, choices) if choices.random() < 0.4 else data)
     return hold(words, folder)
@@ -126,15 +114,15 @@ def states(folder: Path, choices: random.Random) -> str | None:
 
 def any_bytes(folder: Path, choices: random.Random) -> str | None:
     """Damage any file as bytes, or put a file of another kind in its place."""
-    words, path = _on(choices, folder)
+    words, path = bench.choose(choices, folder)
     data = path.read_bytes()
     if choices.random() < 0.3:
-        data = (folder / choices.choice(_calls())[1]).read_bytes()
+        data = (folder / choices.choice(bench.calls_on())[1]).read_bytes()
     path.write_bytes(damage_bytes(data, data, choices) if data and choices.random() < 0.9 else data)
     return hold(words, folder)
 
 
-# --- streams and signals ------------------------------------------------------------------------------------------------
+# --- streams and signals ----------------------------------------------------------------------------------------------
 
 
 def streams(folder: Path, choices: random.Random) -> str | None:

@@ -183,7 +183,8 @@ class Checkpoints:
         """Write a checkpoint, atomically and through to the disk, and remove those that are too old.
 
         Raises:
-            SessionError, OutputError: it cannot be written; those that are there stay.
+            SessionError, OutputError: it cannot be written, and those that are there stay; or an old one cannot be
+                removed.
         """
         path = self.folder / position.file_name
         noted = {"position": dataclasses.asdict(position), "settings": self.settings}
@@ -193,7 +194,10 @@ class Checkpoints:
         return path
 
     def _remove(self, path: Path) -> None:
-        path.unlink()
+        try:
+            path.unlink()
+        except OSError as error:
+            raise OutputError(f"cannot remove {path}: {error.strerror or error}") from error
 
     def _refuse_newer(self) -> None:
         """Check that no other run has written checkpoints between the look at the folder and the lock."""
