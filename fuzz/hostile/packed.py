@@ -28,6 +28,7 @@ def field(number: int, data: bytes) -> bytes:
 
 
 def varint(value: int) -> bytes:
+    """Return a number as protocol buffers write it."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)

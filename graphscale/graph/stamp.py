@@ -57,7 +57,7 @@ class Stamp:
     @property
     def carried(self) -> frozenset[str]:
         """The names of all carried inputs and initializers."""
-        return frozenset((*self.state, *(state["input"] for state in self.report["state"])))
+        return frozenset((*self.state, *(state["input"] for state in self.report.get("state", ()))))
 
     def next_values(self, carried: Collection[str]) -> set[str]:
         """Return the names of all outputs that are next values of carried inputs."""
@@ -145,6 +145,11 @@ def _wrong_field(stamp: Stamp) -> str | None:
             return field
     if not isinstance(stamp.policy.get("class_name"), str) or not isinstance(stamp.policy.get("config"), dict):
         return "policy"
+    rows = stamp.report.get("state", [])
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and isinstance(row.get("input"), str) for row in rows
+    ):
+        return "report"
     gradients = stamp.telemetry.get("gradients", [])
     if not isinstance(gradients, list) or not all(isinstance(name, str) for name in gradients):
         return "telemetry"

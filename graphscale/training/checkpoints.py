@@ -171,7 +171,10 @@ class Checkpoints:
         with ExitStack() as stack:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock(stack.enter_context((self.folder / _LOCK).open("a")).fileno())
+                lock = self.folder / _LOCK
+                if lock.exists() and not lock.is_file():  # a pipe would wait
+                    raise OutputError(f"{lock} is no regular file; remove it")
+                self._lock(stack.enter_context(lock.open("a")).fileno())
                 self._refuse_newer()
                 for path in self.folder.glob(_TEMPORARY):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()

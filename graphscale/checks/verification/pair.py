@@ -95,7 +95,8 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
             f"{second_name} is one of the two models of an artifact folder, which work on one state; verify takes "
             "single graphs, and artifacts are proved as they are scaled"
         )
-    check_order(second.graph, second_name)
+    for model, name in ((first, first_name), (second, second_name)):
+        check_order(model.graph, name)
     misfit = _find_misfit(first.graph, second.graph)
     if misfit is not None:
         what = f"{second_name} is not {first_name} scaled: {misfit}"
