@@ -159,6 +159,10 @@ class Topology:
                 seen.add(node)
                 yield node
 
+    def number(self, value: ir.Value) -> int:
+        """Return the place of a value among those of the main graph; -1 for one of a subgraph."""
+        return self._numbering.numbers.get(value, -1)
+
     def depth(self, value: ir.Value) -> int:
         """Return the greatest forward depth that a value depends on: the nodes of the longest path from the inputs."""
         number = self._numbering.numbers.get(value)

@@ -55,6 +55,9 @@ from graphscale.operators import Trait
 
 __all__ = ["TrainingGraph", "analyse"]
 
+# Each is tried, and compared with each other one.
+_MOST_LOSSES = 64
+
 
 def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) -> TrainingGraph:
     """Analyse the main graph of a model.
@@ -116,6 +119,8 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     candidates = found = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
     if answers.losses:
         candidates = [resolve_loss(values, name, answers.label(name, "--loss")) for name in answers.losses]
+    if len(candidates) > _MOST_LOSSES:
+        raise LossError(f"{len(candidates)} outputs could be the loss, too many to try; name it with --loss")
     held = find_held_initializers(graph)
     attempts: list[Attempt] = []
     failures: list[tuple[ir.Value, GraphscaleError]] = []

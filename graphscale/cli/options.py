@@ -33,6 +33,7 @@ __all__ = [
     "Keep",
     "Loss",
     "MaxBytes",
+    "MaxDepth",
     "MaxNodes",
     "ModelPath",
     "Multiplier",
@@ -85,6 +86,7 @@ ExternalDataRoot = Annotated[
     Path | None, option("Weights may lie in this folder, too, not only beside the model.", metavar="DIR")
 ]
 MaxNodes = Annotated[int | None, option("Refuse models of more nodes. Default: 1000000.", min=1)]
+MaxDepth = Annotated[int | None, option("Refuse bodies and functions in more levels. Default: 16.", min=1)]
 MaxBytes = Annotated[int | None, option("Refuse packed files of more bytes, unpacked. Default: 1073741824.", min=1)]
 DryRun = Annotated[bool, option("Write nothing.", "--dry-run")]
 Json = Annotated[bool, option("Print JSON.", "--json")]

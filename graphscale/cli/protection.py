@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from graphscale.cli.options import ExternalDataRoot, Force, MaxBytes, MaxNodes
+from graphscale.cli.options import ExternalDataRoot, Force, MaxBytes, MaxDepth, MaxNodes
 from graphscale.files.limits import Limits, limiting
 from graphscale.files.replacing import protecting
 
 __all__ = ["protect"]
 
-_LIMITS = {"external_data_root": ExternalDataRoot, "max_nodes": MaxNodes, "max_bytes": MaxBytes}
+_LIMITS = {"external_data_root": ExternalDataRoot, "max_nodes": MaxNodes, "max_depth": MaxDepth, "max_bytes": MaxBytes}
 
 
 def protect(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,11 +18,13 @@ class Limits:
     Attributes:
         external_data_root: a folder where tensors of models may lie, beside the folders of the models themselves.
         max_nodes: the nodes of a model, after its functions are inlined.
+        max_depth: the levels of bodies and functions in each other, with each of which ONNX Runtime's time doubles.
         max_bytes: the bytes of a compressed file after it is unpacked; a file may always take its own size.
     """
 
     external_data_root: Path | None = None
     max_nodes: int = 1_000_000
+    max_depth: int = 16
     max_bytes: int = 2**30
 
 

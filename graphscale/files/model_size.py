@@ -1,8 +1,9 @@
-"""The size that a model will have in memory, found without making it so large."""
+"""The size that a model will have once its functions are inlined, found without inlining them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import onnx
 
@@ -12,61 +13,72 @@ from graphscale.files.limits import current_limits
 __all__ = ["refuse_large"]
 
 _Key = tuple[str, str, str]
-_DEEPEST = 64  # functions, each of which calls the next; exporters need a few
+# onnx_ir looks for a free name among all that it has given: the time grows with the square of the calls.
+_CALLS = 5_000
+_INLINE = "inline them first: onnx.save(onnx.inliner.inline_local_functions(onnx.load(MODEL)), FILE)"
+
+
+class _Size(NamedTuple):
+    nodes: int = 0
+    calls: int = 0
+    depth: int = 0
 
 
 def refuse_large(proto: onnx.ModelProto, name: str) -> None:
     """Refuse a model that is too large once its functions are inlined.
 
     Raises:
-        ModelFileError: it has more nodes, inputs or outputs than the limit; a function calls itself, or the calls are
-            too deep.
+        ModelFileError: it has more nodes, inputs or outputs than the limit; a function calls itself; functions are
+            called too often; bodies and calls are too deep in each other.
     """
     functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
-    sizes: dict[_Key, tuple[int, int]] = {}
-    # From the called functions to their callers, without recursion of Python's own.
-    pending, open_ = list(functions), set[_Key]()
+    sizes: dict[_Key, _Size] = {}
+    pending, under_way = list(functions), set[_Key]()  # no recursion: a file may go deeper than Python
     while pending:
         key = pending[-1]
-        called = set() if key in sizes else functions.keys() & set(_calls(functions[key].node))
-        if key in called or called & open_:
+        called = set() if key in sizes else functions.keys() & {each for each, _ in _walk(functions[key].node)}
+        if key in called or called & under_way:
             raise ModelFileError(f"{name} is damaged: its function {'::'.join(filter(None, key))!r} calls itself")
         if called <= sizes.keys():
             if key not in sizes:
                 sizes[key] = _measure(functions[key].node, sizes)
-            open_.discard(pending.pop())
+            under_way.discard(pending.pop())
         else:
-            open_.add(key)
+            under_way.add(key)
             pending += called - sizes.keys()
-    every = [_measure(proto.graph.node, sizes), *sizes.values()]
-    count, depth = max(size for size, _ in every), max(below for _, below in every)
-    limit = current_limits().max_nodes
-    for what, number in (
-        ("nodes, with its functions inlined", count),
-        ("inputs and outputs", len(proto.graph.input) + len(proto.graph.output)),
+    every, limits = [_measure(proto.graph.node, sizes), *sizes.values()], current_limits()
+    ends = len(proto.graph.input) + len(proto.graph.output)
+    for what, number, limit, hint in (
+        ("nodes, with its functions inlined", max(size.nodes for size in every), limits.max_nodes, "--max-nodes"),
+        ("inputs and outputs", ends, limits.max_nodes, "--max-nodes"),
+        ("levels of bodies and functions", max(size.depth for size in every), limits.max_depth, "--max-depth"),
+        ("calls of functions", max(size.calls for size in every), _CALLS, _INLINE),
     ):
         if number > limit:
-            raise ModelFileError(f"{name} has {number} {what}; the limit is {limit} (--max-nodes)")
-    if depth > _DEEPEST:
-        raise ModelFileError(f"{name} has functions that call each other {depth} deep; the limit is {_DEEPEST}")
+            raise ModelFileError(f"{name} has {number} {what}; the limit is {limit} ({hint})")
 
 
-def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of nodes after inlining, and the depth of calls."""
-    count, depth = 0, 0
-    for key in _calls(nodes):
-        inner, below = sizes.get(key, (1, -1))
-        count, depth = count + inner, max(depth, below + 1)
-    return count, depth
+def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _Size:
+    """Return the size of some nodes, given those of the functions that they call."""
+    found = _Size()
+    for key, level in _walk(nodes):
+        inner = sizes.get(key)
+        if inner is None:
+            found = _Size(found.nodes + 1, found.calls, max(found.depth, level))
+        else:
+            depth = max(found.depth, level + 1 + inner.depth)
+            found = _Size(found.nodes + inner.nodes, found.calls + 1 + inner.calls, depth)
+    return found
 
 
-def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[_Key]:
-    """Yield the operators of some nodes, and of those in their bodies."""
-    pending = [nodes]
+def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[_Key, int]]:
+    """Yield the operators of some nodes and of those in their bodies, and the number of bodies around each."""
+    pending = [(nodes, 0)]
     while pending:
-        for node in pending.pop():
-            yield node.domain, node.op_type, node.overload
+        some, level = pending.pop()
+        for node in some:
+            yield (node.domain, node.op_type, node.overload), level
             for attribute in node.attribute:
                 if attribute.HasField("g"):
-                    pending.append(attribute.g.node)
-                pending += [body.node for body in attribute.graphs]
+                    pending.append((attribute.g.node, level + 1))
+                pending += [(body.node, level + 1) for body in attribute.graphs]

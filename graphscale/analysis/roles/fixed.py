@@ -100,7 +100,7 @@ def _find_states_of_constant(step: Interface, output: ir.Value) -> list[ir.Value
 
 def _is_decay(step: Interface, value: ir.Value) -> bool:
     """Return whether a value is less than half of one weight, and nothing else."""
-    sources = [v for v in step.topology.ancestors([value]) if v.producer() is None and constant_tensor(v) is None]
+    sources = [v for v in step.sources_of(value) if constant_tensor(v) is None]
     if len(sources) != 1 or sources[0] not in step.topology.forward or not same_type(value, sources[0]):
         return False
     return 0 < find_coefficients(value, sources, step.factors, least=0.0).get(sources[0], 0.0) < NEXT_STATE

@@ -33,6 +33,8 @@ __all__ = ["VIEWS", "Interface"]
 
 VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
 _HANDS_ON = VIEWS | Trait.REPEAT | Trait.BOUND | Trait.MOVE | Trait.PART
+# Values that a walk from one to the next may meet; a row of bytes holds the whole graph for each walk.
+_NEAR = 100
 
 
 class Interface:
@@ -158,7 +160,16 @@ class Interface:
 
     def sources_of(self, value: ir.Value) -> list[ir.Value]:
         """Return the inputs and initializers that a value depends on."""
-        return [each for each in self.topology.ancestors([value]) if each.producer() is None]
+        near = [value]
+        seen = {value}
+        for each in near:
+            node = each.producer()
+            if len(near) > _NEAR or (node is not None and node not in self.topology.index):
+                return [each for each in self.topology.ancestors([value]) if each.producer() is None]
+            above = () if node is None else self.topology.operands(node)
+            near.extend(dict.fromkeys(operand for operand in above if operand not in seen))
+            seen.update(above)
+        return sorted((each for each in near if each.producer() is None), key=self.topology.number)
 
     def views(self, value: ir.Value) -> list[ir.Value]:
         """Return a value, and the values that it is a view of, one above the other."""

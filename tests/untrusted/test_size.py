@@ -1,0 +1,247 @@
+"""Files that are small, and ask for more time or memory than there is: refused in one line that names the limit."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.helper as h
+import pytest
+
+import graphscale as gs
+from graphscale.files.limits import Limits, limiting
+from tests.build import step
+from tests.cli.command import graphscale, refuse, succeed
+from tests.fuzzing.holding import limited
+
+READERS = {
+    "scale": ["bad.onnx", "-o", "out.onnx"],
+    "autocast": ["bad.onnx", "-o", "out.onnx"],
+    "inspect": ["bad.onnx"],
+    "lint": ["bad.onnx"],
+    "diff": ["bad.onnx", "good.onnx"],
+    "verify": ["bad.onnx", "good.onnx"],
+    "strip": ["bad.onnx", "-o", "out.onnx"],
+    "split": ["bad.onnx", "-o", "out.onnx", "rest.onnx"],
+    "train": ["bad.onnx", "--data", "data.npz"],
+    "export-weights": ["good.onnx", "bad.onnx", "-o", "out.onnx"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    onnx.save(gs.scale(step()).model, tmp_path / "good.onnx")
+    np.savez(tmp_path / "data.npz", x=np.zeros(1, np.float32))
+    with limited(10, 2 * 2**30):
+        yield tmp_path
+
+
+def with_functions(levels: int, calls: int, *, circular: bool = False) -> onnx.ModelProto:
+    """A step that calls a function, which calls the next one some times, and so on."""
+    model = step()
+    model.opset_import.append(h.make_opsetid("own", 1))
+    for level in range(levels):
+        names = ["x", *(f"t{i}" for i in range(calls - 1)), "y"]
+        called = ("Identity", "") if level == levels - 1 else (f"F{level + 1}", "own")
+        called = ("F0", "own") if circular and not called[1] else called
+        nodes = [h.make_node(called[0], [a], [b], domain=called[1]) for a, b in itertools.pairwise(names)]
+        opsets = [h.make_opsetid("", 20), h.make_opsetid("own", 1)]
+        model.functions.append(h.make_function("own", f"F{level}", ["x"], ["y"], nodes, opsets))
+    model.graph.node.append(h.make_node("F0", ["loss"], ["seen"], domain="own"))
+    return model
+
+
+def nested(levels: int) -> onnx.ModelProto:
+    """A step with If in If."""
+    model, body = step(), onnx.GraphProto()
+    for level in range(levels):
+        inner = h.make_node("Identity", ["loss"], [f"o{level}"])
+        if level:
+            inner = h.make_node("If", ["yes"], [f"o{level}"], then_branch=body, else_branch=_leaf(level))
+        body = h.make_graph([inner], f"b{level}", [], [h.make_tensor_value_info(f"o{level}", 1, [])])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
+    model.graph.node.append(h.make_node("If", ["yes"], ["q"], then_branch=body, else_branch=_leaf(levels)))
+    return model
+
+
+def _leaf(level: int) -> onnx.GraphProto:
+    node, out = h.make_node("Identity", ["loss"], [f"e{level}"]), h.make_tensor_value_info(f"e{level}", 1, [])
+    return h.make_graph([node], f"e{level}", [], [out])
+
+
+BOMBS = {
+    "functions of two calls in 24 levels": (with_functions(25, 2), "--max-nodes"),
+    "functions in 500 levels": (with_functions(500, 1), "--max-depth"),
+    "a function called 8192 times": (with_functions(14, 2), "onnx.inliner"),
+    "a function that calls itself": (with_functions(1, 1, circular=True), "'own::F0' calls itself"),
+    "functions that call each other": (with_functions(3, 2, circular=True), "calls itself"),
+    "30 nested If": (nested(30), "--max-depth"),
+}
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_of_nodes(name: str, command: str, folder: Path) -> None:
+    model, words = BOMBS[name]
+    (folder / "bad.onnx").write_bytes(model.SerializeToString())
+    refuse(folder, command, *READERS[command], words=["bad.onnx", words])
+
+
+def test_if_in_more_levels_than_protobuf_reads(folder: Path) -> None:
+    content = b""
+    for _ in range(300):  # GraphProto.node, NodeProto.attribute, AttributeProto.g
+        for field in (0x32, 0x2A, 0x0A):
+            content = bytes([field]) + _varint(len(content)) + content
+    (folder / "bad.onnx").write_bytes(b"\x08\x0a" + b"\x3a" + _varint(len(content)) + content)
+    refuse(folder, "scale", *READERS["scale"], words=["bad.onnx", "is not an ONNX model"])
+
+
+def _varint(number: int) -> bytes:
+    low, high = number & 0x7F, number >> 7
+    return bytes([low]) if not high else bytes([low | 0x80]) + _varint(high)
+
+
+def test_limits_can_be_raised(folder: Path) -> None:
+    onnx.save(nested(17), folder / "bad.onnx")
+    refuse(folder, "inspect", "bad.onnx", words=["17 levels", "the limit is 16"])
+    succeed(folder, "inspect", "bad.onnx", "--max-depth", "17")
+    refuse(folder, "inspect", "bad.onnx", "--max-depth", "17", "--max-nodes", "10", words=["the limit is 10"])
+    with pytest.raises(gs.errors.ModelFileError, match="--max-depth"):
+        gs.inspect(folder / "bad.onnx")
+    with limiting(Limits(max_depth=17)):
+        gs.inspect(folder / "bad.onnx")
+
+
+def test_many_outputs(folder: Path) -> None:
+    model = step()
+    for i in range(10_000):
+        model.graph.output.append(h.make_tensor_value_info(f"o{i}", 1, []))
+        model.graph.node.append(h.make_node("Identity", ["loss"], [f"o{i}"]))
+    onnx.save(model, folder / "bad.onnx")
+    refuse(folder, "scale", *READERS["scale"], "--max-nodes", "1000", words=["--max-nodes"])
+    refuse(folder, "scale", *READERS["scale"], words=["10001 outputs could be the loss", "--loss"])
+    succeed(folder, "scale", *READERS["scale"], "--loss", "loss")
+
+
+def _size_of_input(size: int) -> onnx.ModelProto:
+    model = step()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = size
+    return model
+
+
+def _tensor(*dims: int, content: bytes = b"") -> onnx.ModelProto:
+    model = step()
+    model.graph.initializer.append(onnx.TensorProto(name="big", data_type=1, dims=dims, raw_data=content))
+    return model
+
+
+SIZES = {
+    "an input of 2**62": _size_of_input(2**62),
+    "a negative input": _size_of_input(-5),
+    "a tensor of 2**64": _tensor(2**62, 4),
+    "a tensor of 60 GB": _tensor(15 * 10**9),
+    "a tensor of 2**64 with content": _tensor(2**62, 4, content=b"1234"),
+    "a negative tensor": _tensor(-3, content=b"1234"),
+}
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes(name: str, command: str, folder: Path) -> None:
+    onnx.save(SIZES[name], folder / "bad.onnx")
+    done = graphscale(command, *READERS[command], folder=folder)
+    assert done.returncode in (0, 1, 2), done.stderr
+    assert "Traceback" not in done.stderr and (done.returncode != 2 or len(done.stderr.splitlines()) == 1)
+
+
+def _forged(key: str, text: str) -> bytes:
+    model = gs.scale(step()).model
+    assert isinstance(model, onnx.ModelProto)
+    next(entry for entry in model.metadata_props if entry.key == f"graphscale.{key}").value = text
+    return model.SerializeToString()
+
+
+def _packed(size: int) -> str:
+    packer = zlib.compressobj(9)
+    pieces = [packer.compress(bytes(2**20)) for _ in range(size >> 20)]
+    return base64.b64encode(b"".join(pieces) + packer.flush()).decode()
+
+
+def test_a_record_that_unpacks_to_much(folder: Path) -> None:
+    (folder / "bad.onnx").write_bytes(_forged("original", _packed(600 * 2**20)))
+    refuse(folder, "strip", *READERS["strip"], words=["bad.onnx", "--max-bytes"])
+    done = graphscale("verify", "good.onnx", "bad.onnx", folder=folder)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+METADATA = {"deep": "[" * 100_000 + "]" * 100_000, "empty": "{}", "a number": "1" * 5_000, "NaN": "NaN", "text": '"x"'}
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("key", ["report", "policy", "state", "names"])
+def test_forged_metadata(key: str, command: str, folder: Path) -> None:
+    for text in METADATA.values():
+        (folder / "bad.onnx").write_bytes(_forged(key, text))
+        done = graphscale(command, *READERS[command], folder=folder)
+        assert done.returncode in (0, 1, 2), done.stderr
+        assert "Traceback" not in done.stderr and (done.returncode != 2 or len(done.stderr.splitlines()) == 1)
+
+
+def test_packed_arrays(folder: Path) -> None:
+    packed = zipfile.ZipFile(folder / "bomb.npz", "w", zipfile.ZIP_DEFLATED)
+    with packed as archive, archive.open("x.npy", "w", force_zip64=True) as file:
+        np.lib.format.write_array_header_1_0(file, _header(2**30 // 2))
+        for _ in range(2**11):
+            file.write(bytes(2**20))
+    with zipfile.ZipFile(folder / "liar.npz", "w") as archive, archive.open("x.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, _header(15 * 10**9))
+        file.write(bytes(4))
+    for name, words in (("bomb.npz", "--max-bytes"), ("liar.npz", "damaged")):
+        refuse(folder, "verify", "good.onnx", "good.onnx", "--feeds", name, words=[name, words])
+        refuse(folder, "train", "good.onnx", "--data", name, words=[name, words])
+
+
+def _header(count: int) -> dict[str, object]:
+    return {"descr": "<f4", "fortran_order": False, "shape": (count,)}
+
+
+FILES = {
+    "scale": ["{}", "-o", "out.onnx"],
+    "scale with roles": ["good.onnx", "-o", "out.onnx", "--roles", "{}"],
+    "scale with a policy": ["good.onnx", "-o", "out.onnx", "--loss-scale", "{}"],
+    "scale in float16": ["good.onnx", "-o", "out.onnx", "--autocast", "float16", "--autocast-lists", "{}"],
+    "autocast": ["{}", "-o", "out.onnx"],
+    "inspect": ["{}"],
+    "lint": ["{}"],
+    "diff": ["good.onnx", "{}"],
+    "verify": ["{}", "good.onnx"],
+    "verify with feeds": ["good.onnx", "good.onnx", "--feeds", "{}"],
+    "strip": ["{}", "-o", "out.onnx"],
+    "split": ["{}", "-o", "out.onnx", "rest.onnx"],
+    "fuse": ["{}", "-o", "out.onnx"],
+    "train": ["{}", "--data", "data.npz"],
+    "train on": ["good.onnx", "--data", "{}"],
+    "export-weights": ["good.onnx", "{}", "-o", "out.onnx"],
+    "export-weights of": ["{}", "good.onnx", "-o", "out.onnx"],
+    "plot": ["{}", "-o", "out.png"],
+}
+
+
+@pytest.mark.parametrize("command", FILES)
+def test_no_pipe_and_no_device_is_read(command: str, folder: Path) -> None:
+    names = ["/dev/zero"]
+    for suffix in ("onnx", "npz", "json", "jsonl"):
+        os.mkfifo(folder / f"pipe.{suffix}")
+        os.symlink("/dev/zero", folder / f"zero.{suffix}")
+        names += [f"pipe.{suffix}", f"zero.{suffix}"]
+    for name in names:
+        words = (word.format(name) for word in FILES[command])
+        done = graphscale(command.split(maxsplit=1)[0], *words, folder=folder)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
