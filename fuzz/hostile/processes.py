@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import faulthandler
 import hashlib
 import importlib
 import os
@@ -115,6 +116,7 @@ def _command(
         sys.argv = ["graphscale", *words]
         os.environ.update(_TERMINAL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        faulthandler.disable()
         warnings.resetwarnings()
         for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", category)
@@ -213,7 +215,7 @@ def find_fault(words: Sequence[str], outcome: Outcome, codes: Collection[int] | 
         return "it waits for something"
     if outcome.code == -signal.SIGXCPU:
         return "too much CPU time"
-    if outcome.grown > MEMORY * 3 // 4:
+    if outcome.grown > MEMORY * 15 // 16:
         return f"{outcome.grown >> 20} MiB of memory"
     if _TRACES.search(outcome.err):
         return f"a trace: {err}"
