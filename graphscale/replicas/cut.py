@@ -19,6 +19,7 @@ from graphscale.graph.values import is_float, is_scalar, is_source, main_node, m
 from graphscale.graph.walks import ancestors, descendants, nodes_above, producers_of, reach
 from graphscale.operators import Trait, has_trait
 from graphscale.passes import CheckFinite, OrderWrites, UnscaleGradients
+from graphscale.pipeline import read_report
 
 __all__ = ["Cut", "find_cut"]
 
@@ -59,6 +60,7 @@ def find_cut(model: ir.Model, stamp: Stamp, name: str) -> Cut:
 
     Raises:
         SplitError: it has no updates, or it cannot be cut.
+        ModelFileError: its metadata are damaged.
     """
     return _Finder(model.graph, stamp, name).cut()
 
@@ -73,7 +75,8 @@ class _Finder:
         self.next = set(stamp.state.values())
         # Nodes that are there for what they write.
         self.sinks = [node for node in self.nodes if not any(v.is_graph_output() or v.uses() for v in node.outputs)]
-        of_scale = {s["input"] for s in stamp.report["state"] if s["how"] in (STATE_OF_SCALE, TELEMETRY)}
+        rows = read_report(stamp, name).state
+        of_scale = {row.input for row in rows if row.how in (STATE_OF_SCALE, TELEMETRY)}
         if not self.states - of_scale - {stamp.names.get("loss_scale")}:
             raise SplitError(
                 f"{name} has no updates: its gradients leave it as outputs, and nothing in it applies them; split a "

@@ -88,7 +88,7 @@ class Session(Uncopyable):
         source, path = open_model(model)
         self.stamp = read_stamp(source.metadata_props, "the model" if path is None else path)
         outputs = dict(self.stamp.state)
-        written = [s["input"] for s in self.stamp.report["state"] if s["output"] is None]
+        written = [s["input"] for s in self.stamp.report.get("state", ()) if s.get("output") is None]
         initializers = source.graph.initializers
         carried = {value.name: value for value in (*initializers.values(), *source.graph.inputs)}
         specs = {name: InputSpec.of(carried[name]) for name in (*outputs, *written)}
