@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import nox
 
 nox.options.default_venv_backend = "venv"
@@ -82,6 +84,14 @@ def docs(session: nox.Session) -> None:
         *("python", "-m", "mkdocs", "build", "--strict", "--site-dir", session.create_tmp()),
         env={"NO_MKDOCS_2_WARNING": "1"},
     )
+
+
+@nox.session(tags=["nightly"])
+def hostile(session: nox.Session) -> None:
+    """Try hostile files of every category, others each day: `-- --minutes 5` of each. Needs strace, on Linux."""
+    session.install("-e", ".[test]")
+    today = datetime.now(UTC).date().toordinal()
+    session.run("python", "-m", "fuzz.hostile", f"--seed={today}", *(session.posargs or ["--minutes=5"]))
 
 
 @nox.session

@@ -39,6 +39,8 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "docs/hostile-files.md": "hostile-files.md",
     "benchmarks/RESULTS.md": "performance.md",
     "models/README.md": "models.md",
 }

@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
+import random
 import re
 import struct
 import sys
@@ -293,6 +295,19 @@ def _small_step() -> gs.ScaledModel:
         one = Constant<value = float[1] {1.0}>()  shape = Shape(y)  dy = Expand(one, shape)
         xt = Transpose(x)  dw = MatMul(xt, dy)  u = Mul(rate, dw)  w_next = Sub(w, u) }"""
     return gs.scale(onnx.parser.parse_model(text))
+
+
+def attempt(make: Callable[[bytes], Iterator[Case]], folder: Path, choices: random.Random) -> str | None:
+    """Try one case of a kind."""
+    target = Target(folder)
+    case = choices.choice(_all_cases(make, target.good))
+    fault = target.complaint(case)
+    return fault and f"{case.name}: {fault}"
+
+
+@functools.lru_cache(3)
+def _all_cases(make: Callable[[bytes], Iterator[Case]], good: bytes) -> tuple[Case, ...]:
+    return tuple(make(good))
 
 
 def try_all(target: Target, chosen: Iterable[Case]) -> tuple[int, list[str]]:

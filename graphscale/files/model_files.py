@@ -133,7 +133,8 @@ def save(model: ir.Model | onnx.ModelProto, path: str | os.PathLike[str]) -> Non
 
     Weights in external files stay there if the model is written into the same folder; elsewhere they are copied to
     `NAME.data` beside it, and so are weights in memory that are too large for one file. Where `NAME.data` holds weights
-    of the file that is replaced, `NAME.data.new` is the new file's until it has been copied over them.
+    of the file that is replaced, `NAME.data.new` is the new file's until it has been copied over them; it stays where
+    the disk refuses that.
 
     Raises:
         OutputError: the folder does not exist, or cannot be written.
@@ -170,12 +171,20 @@ def save_all(models: Sequence[ir.Model | onnx.ModelProto], paths: Sequence[str |
 def _save_pair(model: ir.Model, target: Path) -> None:
     weights = target.with_name(f"{target.name}.data")
     spare = weights.with_name(f"{weights.name}.new")
-    if weights.name not in _find_locations(target):
-        _write_pair(model, target, weights)
-    else:
-        # Until the second model is in place, the first one needs weights of its own.
-        _write_pair(model, target, spare)
-        _write_pair(load(target), target, weights, replaces=True)
+    # Until the second model is in place, the first one needs weights of its own.
+    file = spare if weights.name in _find_locations(target) else weights
+    is_new = not file.exists()
+    try:
+        _write_pair(model, target, file)
+    except BaseException:
+        if is_new and file.name not in _find_locations(target):
+            file.unlink(missing_ok=True)
+        raise
+    if file is spare:
+        try:
+            _write_pair(load(target), target, weights, replaces=True)
+        except OutputError:  # the model is saved; its weights only keep their second name
+            return
     spare.unlink(missing_ok=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from graphscale.files import checksum, writing
 from graphscale.files.limits import current_limits
 from graphscale.files.reading import check_readable, read_file
 
-__all__ = ["ARRAY_DTYPES", "Arrays", "read_npz", "read_safetensors", "write_safetensors"]
+__all__ = ["ARRAY_DTYPES", "NUMPY_ERRORS", "Arrays", "read_npz", "read_safetensors", "write_safetensors"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -25,6 +26,12 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 _NAMES = "BOOL UINT8 INT8 UINT16 INT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 FLOAT DOUBLE"
 ARRAY_DTYPES = tuple(ir.DataType[name] for name in _NAMES.split())
 _DTYPES = {"BOOL" if dtype is ir.DataType.BOOL else dtype.short_name().upper(): dtype.numpy() for dtype in ARRAY_DTYPES}
+
+# What numpy raises for damaged files: it parses headers as Python.
+NUMPY_ERRORS = (
+    *(ValueError, EOFError, LookupError, RuntimeError, MemoryError, SyntaxError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, str]]:
@@ -100,7 +107,7 @@ def read_npz(path: str | os.PathLike[str], kind: type[GraphscaleError] = ModelFi
                 found[name] = archive[name]
     except OSError as error:
         raise kind(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, LookupError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except NUMPY_ERRORS as error:
         if "allow_pickle" in str(error) and name:
             raise kind(f"{path}: {name!r} holds Python objects, not numbers") from error
         what = f"{path}: {name!r}" if name else f"{path}"

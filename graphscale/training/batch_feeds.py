@@ -10,6 +10,7 @@ import numpy as np
 
 from graphscale.errors import TrainingError
 from graphscale.files.reading import check_readable
+from graphscale.files.tensor_files import NUMPY_ERRORS
 
 if TYPE_CHECKING:
     from graphscale.session import InputSpec
@@ -119,7 +120,7 @@ def _from_file(option: str, path: str, spec: InputSpec) -> np.ndarray[Any, Any]:
         array = np.load(Path(path), allow_pickle=False)
     except OSError as error:
         raise TrainingError(f"--feed {option}: cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, MemoryError) as error:
+    except NUMPY_ERRORS as error:
         raise TrainingError(f"--feed {option}: {path} is damaged, or no .npy file: {error}") from error
     if not isinstance(array, np.ndarray):
         array.close()

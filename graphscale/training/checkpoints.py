@@ -171,7 +171,10 @@ class Checkpoints:
         with ExitStack() as stack:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock(stack.enter_context((self.folder / _LOCK).open("a")).fileno())
+                lock = self.folder / _LOCK
+                if lock.exists() and not lock.is_file():  # a pipe would wait
+                    raise OutputError(f"{lock} is no regular file; remove it")
+                self._lock(stack.enter_context(lock.open("a")).fileno())
                 self._refuse_newer()
                 for path in self.folder.glob(_TEMPORARY):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -183,7 +186,8 @@ class Checkpoints:
         """Write a checkpoint, atomically and through to the disk, and remove those that are too old.
 
         Raises:
-            SessionError, OutputError: it cannot be written; those that are there stay.
+            SessionError, OutputError: it cannot be written, and those that are there stay; or an old one cannot be
+                removed.
         """
         path = self.folder / position.file_name
         noted = {"position": dataclasses.asdict(position), "settings": self.settings}
@@ -193,7 +197,10 @@ class Checkpoints:
         return path
 
     def _remove(self, path: Path) -> None:
-        path.unlink()
+        try:
+            path.unlink()
+        except OSError as error:
+            raise OutputError(f"cannot remove {path}: {error.strerror or error}") from error
 
     def _refuse_newer(self) -> None:
         """Check that no other run has written checkpoints between the look at the folder and the lock."""

@@ -29,7 +29,7 @@ SESSIONS = [
     if language == "console"
     for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
 ]
-PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "models/README.md", "benchmarks/README.md"]
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "models/README.md", "benchmarks/README.md"]
 
 
 @pytest.fixture

@@ -93,6 +93,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
             f"{second_name} is one of the models of an artifact folder, which work on one state; pass both folders: "
             "verify ORIGINAL_FOLDER SCALED_FOLDER"
         )
+    check_order(first.graph, first_name)
     misfit = _find_misfit(first.graph, second.graph)
     if misfit is not None:
         what = f"{second_name} is not {first_name} scaled: {misfit}"
