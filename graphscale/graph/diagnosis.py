@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import re
@@ -106,36 +107,30 @@ def find_rejection(model: onnx.ModelProto) -> str | None:
         fields = [field.name for field, _ in tensor.ListFields() if field.name.endswith("_data")]
         if len(fields) > 1:
             return f"the content of tensor {tensor.name or place!r} is there twice, as {fields[0]} and as {fields[1]}"
-    looks = (_values_of_attributes, _inner_names, _checker)
-    return next((damage for look in looks for damage in look(model)), None)
-
-
-def _values_of_attributes(model: onnx.ModelProto) -> Iterator[str]:
-    """Find attributes with a value beside that of their type, which runtimes refuse in bodies."""
-    for place, attribute in _messages(model, onnx.AttributeProto):
-        fields = {field.name for field, _ in attribute.ListFields()} - {"name", "type", "doc_string", "ref_attr_name"}
-        if len(fields) > 1:
-            yield f"attribute {attribute.name!r} near {place!r} has several values: {', '.join(sorted(fields))}"
+    return next(itertools.chain(_checker(model), _inner_names(model)), None)
 
 
 def _inner_names(model: onnx.ModelProto) -> Iterator[str]:
-    """Find names in bodies that runtimes refuse there alone: of domains, of values outside, and of no value."""
+    """Find names in bodies that runtimes refuse there, and the checker does not.
+
+    They are the long name of a domain, that of a value around the body, be it computed later, and of none that it has.
+    """
     pending: list[tuple[onnx.GraphProto, frozenset[str]]] = [(model.graph, frozenset())]
     while pending:
         graph, outer = pending.pop()
-        results = [name for node in graph.node for name in node.output if name]
-        own = {*results, *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
+        own = {name for node in graph.node for name in node.output if name}
+        own |= {each.name for each in (*graph.input, *graph.initializer)}
         for name in sorted(own & outer):
             yield f"{graph.name!r} has a value {name!r}, as the graph around it has"
         for node in graph.node:
-            if model.graph is not graph and node.domain == "ai.onnx":
+            if graph is not model.graph and node.domain == "ai.onnx":
                 yield f"{node.op_type} node {node.name!r} in {graph.name!r} names its domain ai.onnx, not nothing"
             for attribute in node.attribute:
                 bodies = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
                 pending += [(body, outer | own) for body in bodies]
-        described = {value.name for value in graph.value_info}
-        if model.graph is not graph and not described <= own:
-            yield f"{graph.name!r} describes {min(described - own)!r}, which it does not have"
+        for value in graph.value_info:
+            if graph is not model.graph and value.name not in own:
+                yield f"{graph.name!r} describes {value.name!r}, which it does not have"
 
 
 def _messages(message: Message, kind: type[_M], place: str = "the model") -> Iterator[tuple[str, _M]]:
