@@ -93,13 +93,14 @@ def run(
         # What is buffered would be printed by both processes.
         sys.stdout.flush()
         sys.stderr.flush()
+        held = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
         pid = os.fork()
         if not pid:
             _command(words, folder, prepare, (out.fileno() if stdout is None else stdout, err.fileno()), cpu)
         code, blocked, most = _wait(pid)
         texts = [(file.seek(0), file.read(_LARGE))[1] for file in (out, err)]
     CODES[code] += 1
-    grown = most * 1024 - resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    grown = most * 1024 - held
     return Outcome(code, *texts, blocked, grown)
 
 

@@ -81,6 +81,7 @@ def test_every_file_of_every_command_is_named() -> None:
 # --- the attacks are noticed where nothing is checked -----------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_disclosure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_files, "confine_external_data", lambda *_, **__: None)
     faults = last(disclosure.CATEGORY, 12, "initializers").faults
@@ -88,6 +89,7 @@ def test_a_disclosure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not last(disclosure.CATEGORY, 2, "permitted").faults  # where the mark is found
 
 
+@pytest.mark.full
 def test_raw_characters_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (show, streams):
         monkeypatch.setattr(module, "printable", str)
@@ -96,6 +98,7 @@ def test_raw_characters_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("raw characters on" in fault for fault in faults)
 
 
+@pytest.mark.full
 def test_a_lost_file_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protection, "protecting", lambda _: contextlib.nullcontext())
     assert len(last(loss.CATEGORY, 8, "its own input").faults) >= 4
@@ -126,7 +129,7 @@ def say(text: str) -> Callable[[], None]:
     [
         pytest.param(wait_for_nobody, "it waits", id="waiting", marks=pytest.mark.full),
         pytest.param(compute, "too much CPU time", id="computing", marks=pytest.mark.full),
-        pytest.param(grow, "MiB of memory", id="growing"),
+        pytest.param(grow, "MiB of memory", id="growing", marks=pytest.mark.full),
         pytest.param(lambda: 1 / 0, "a trace", id="an error"),
         pytest.param(lambda: os.kill(os.getpid(), signal.SIGSEGV), "exit code -11", id="a crash"),
         pytest.param(say("\u202e\n"), "raw characters", id="a bidirectional mark"),

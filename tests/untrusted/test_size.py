@@ -21,6 +21,8 @@ from tests.build import step
 from tests.cli.command import graphscale, refuse, succeed
 from tests.fuzzing.holding import limited
 
+pytestmark = [pytest.mark.static, pytest.mark.sample(6)]
+
 READERS = {
     "scale": ["bad.onnx", "-o", "out.onnx"],
     "autocast": ["bad.onnx", "-o", "out.onnx"],
@@ -119,6 +121,7 @@ def test_limits_can_be_raised(folder: Path) -> None:
         gs.inspect(folder / "bad.onnx")
 
 
+@pytest.mark.full
 def test_many_outputs(folder: Path) -> None:
     model = step()
     for i in range(10_000):
@@ -174,6 +177,7 @@ def _packed(size: int) -> str:
     return base64.b64encode(b"".join(pieces) + packer.flush()).decode()
 
 
+@pytest.mark.full
 def test_a_record_that_unpacks_to_much(folder: Path) -> None:
     (folder / "bad.onnx").write_bytes(_forged("original", _packed(600 * 2**20)))
     refuse(folder, "strip", *READERS["strip"], words=["bad.onnx", "--max-bytes"])
@@ -194,6 +198,7 @@ def test_forged_metadata(key: str, command: str, folder: Path) -> None:
         assert "Traceback" not in done.stderr and (done.returncode != 2 or len(done.stderr.splitlines()) == 1)
 
 
+@pytest.mark.full
 def test_packed_arrays(folder: Path) -> None:
     packed = zipfile.ZipFile(folder / "bomb.npz", "w", zipfile.ZIP_DEFLATED)
     with packed as archive, archive.open("x.npy", "w", force_zip64=True) as file:

@@ -27,7 +27,7 @@ from tests.checks.verification.damage import (
 )
 from tests.cli.command import refuse, succeed
 
-pytestmark = pytest.mark.static
+pytestmark = [pytest.mark.static, pytest.mark.sample(6)]
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from tests.checks.verification.damage import (
 )
 from tests.cli.command import graphscale, refuse, succeed
 
-pytestmark = pytest.mark.static
+pytestmark = [pytest.mark.static, pytest.mark.sample(6)]
 
 NAMES = sorted(path.name for path in FOLDERS.iterdir())
 
