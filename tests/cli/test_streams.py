@@ -61,7 +61,7 @@ def test_every_command_is_called() -> None:
     assert set(CALLS) == set(COMMANDS)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_full_disk(command: str, folder: Path) -> None:
     done = shell(folder, "> /dev/full", *CALLS[command])
@@ -79,7 +79,7 @@ def test_a_full_disk_for_help(folder: Path) -> None:
     assert shell(folder, "> /dev/full", "--help").stderr == FULL
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_pipe_that_nobody_reads(command: str, folder: Path) -> None:
     """As other programs of Unix, it ends by SIGPIPE without a word."""
@@ -99,7 +99,7 @@ def test_the_first_line(folder: Path) -> None:
     assert (done.returncode in (0, 128 + signal.SIGPIPE), done.stdout, done.stderr) == (True, "step.onnx\n", "")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_closed_stdout(command: str, folder: Path) -> None:
     done = shell(folder, ">&-", *CALLS[command])
