@@ -61,7 +61,8 @@ def _read_late(d: Damaged, site: str) -> None:
 
 def _kept(d: Damaged) -> Iterator[str]:
     guarded = {value for node in d.by("guard-updates") for value in node.outputs}
-    yield from (name for name in at.original_states(d) if d.values.get(d.stamp.state.get(name, "")) not in guarded)
+    fed = (name for name in at.original_states(d) if name in d.stamp.state)
+    yield from (name for name in fed if d.values[d.stamp.state[name]] not in guarded)
 
 
 @kind("guard a state that is kept", _kept, scaling="kept")
