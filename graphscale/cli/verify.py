@@ -72,6 +72,9 @@ def verify(
     force_roles: ForceRoles = False,
     numeric: Annotated[bool, option("Numbers alone: nodes may differ, and nothing is proved.", "--numeric")] = False,
     trained: Annotated[bool, option("State may begin at other values in the policy's range.", "--trained")] = False,
+    derivatives: Annotated[
+        bool, option("Compare the original's gradients with slopes of its loss, too.", "--derivatives")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Prove a scaled graph right, and run it against the original: exit code 0 if all holds, 1 if not.
@@ -103,6 +106,7 @@ def verify(
             force_roles=force_roles,
             numeric=numeric,
             trained=trained,
+            derivatives=derivatives,
             replay=replay,
             progress=progress,
         )

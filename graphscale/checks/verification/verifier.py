@@ -18,6 +18,7 @@ from graphscale.checks.verification.counterexample import load_case
 from graphscale.checks.verification.numeric import Measurements, Progress, measure
 from graphscale.checks.verification.numeric import replay as replay_case
 from graphscale.checks.verification.pair import find_roles, open_pair
+from graphscale.checks.verification.slopes import compare_with_slopes
 from graphscale.checks.verification.static import prove_again
 from graphscale.checks.verification.translated import compare_translation
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, Case, Check, VerifyReport
@@ -51,6 +52,7 @@ def verify(
     force_roles: bool = False,
     numeric: bool = False,
     trained: bool = False,
+    derivatives: bool = False,
     replay: Case | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
@@ -86,6 +88,8 @@ def verify(
         numeric: ask for numbers alone: nodes that are neither the original's nor inserted pieces are no failure.
         trained: carried state may begin at other values than in the original, within the range of the policy, as in a
             file that a session has exported.
+        derivatives: compare the gradients of the original with slopes of its loss, too, as `check_gradients` does: it
+            tells a wrong loss, and gradients that are meant to be others.
         replay: a counterexample, or the file that holds it: run that alone.
         progress: called with the name of a stage, the runs of it that are done, and their number.
 
@@ -112,6 +116,7 @@ def verify(
         "keep": keep,
         "force_roles": force_roles,
         "numeric": numeric,
+        "derivatives": derivatives,
         "replay": replay,
     }
     report = _verify_several(original, scaled, loss, trained, single, progress)
@@ -119,7 +124,8 @@ def verify(
         return report
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
     progress("scaling the original again", 0, 0)
-    pair, translation = open_pair(original, scaled, Hints(loss, place, tuple(gradients or ()), updates, answers))
+    hints = Hints(loss, place, tuple(gradients or ()), updates, answers)
+    pair, translation = open_pair(original, scaled, hints)
     found = Measurements(notes=[*pair.notes], progress=progress)
     if case is None:
         found.checks += compare_translation(translation, pair, numeric=numeric, trained=trained)
@@ -135,6 +141,9 @@ def verify(
     else:
         progress("proving the scaled graph", 0, 0)
         found.checks += prove_again(pair, parts)
+    if case is None and derivatives:
+        progress("comparing gradients with slopes", 0, 0)
+        found.checks.append(compare_with_slopes(original, given, hints, seed, dims or {}))
     if case is None and runs:
         drawn = (pair.original, pair.states, pair.analysis.loss, given, dims or {})
         feeder, others = Feeder(*drawn), None
