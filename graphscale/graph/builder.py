@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.marks import PASS_KEY
-from graphscale.graph.values import subgraphs
+from graphscale.graph.values import rename, subgraphs
 
 __all__ = [
     "PASS_KEY",
@@ -125,7 +125,7 @@ class Editor:
         """Replace the graph output `old` by `new`, with its name, type and shape; `old` gets a suffix."""
         position = self._output_position(old)
         name = old.name or "output"
-        old.name = self.unique(f"{name}.{suffix}")
+        rename(old, self.unique(f"{name}.{suffix}"))
         new.name = name
         new.type = old.type
         new.shape = old.shape

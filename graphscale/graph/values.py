@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.files.external_data import relocate
 from graphscale.operators import OPERATORS, Kind, Trait, has_trait, rule_of
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "operands_of",
     "own_dtype",
     "reads_shape",
+    "rename",
     "subgraphs",
     "uses_of",
     "value_label",
@@ -149,6 +153,16 @@ def is_tensor(value: ir.Value) -> bool:
 def is_source(value: ir.Value) -> bool:
     """Return whether a value is an input or an initializer, be it another graph's."""
     return value.producer() is None and (value.is_graph_input() or value.is_initializer())
+
+
+def rename(value: ir.Value, name: str) -> None:
+    """Rename a value. A tensor that it holds keeps its name: the model that was given shares it."""
+    tensor = value.const_value
+    if isinstance(tensor, ir.ExternalTensor):
+        value.const_value = relocate(tensor, Path(tensor.base_dir), os.fspath(tensor.location))
+    elif tensor is not None:
+        value.const_value = ir.serde.deserialize_tensor(ir.serde.serialize_tensor(tensor))
+    value.name = name
 
 
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:

@@ -13,6 +13,7 @@ from graphscale.checks.translation.expectation import Claims, expect_model, read
 from graphscale.checks.translation.metadata import metadata_differences
 from graphscale.checks.translation.models import compare_models
 from graphscale.graph.stamp import Stamp, read_stamp
+from graphscale.graph.values import rename
 from graphscale.policy.loss_scale import LossScale
 from graphscale.targets import get_target
 
@@ -77,8 +78,10 @@ def _rename(graph: ir.Graph, same: Correspondence) -> None:
         return
     held = list(graph.initializers.values())
     graph.initializers.clear()
-    for pairs in (same.values, same.nodes):
-        for one, other in pairs.items():
-            one.name = other.name
+    for value, wanted in same.values.items():
+        if value.name != wanted.name:
+            rename(value, wanted.name or "")
+    for node, counterpart in same.nodes.items():
+        node.name = counterpart.name
     for value in held:
         graph.initializers[value.name or ""] = value
