@@ -216,7 +216,7 @@ def _axes(d: Damaged) -> Iterator[str]:
         yield from (node.name or "" for node in d.graph if node.op_type == "ReduceSum" and len(node.inputs) == 1)
 
 
-@same("an operand that is left out by name", _axes, "an operand without a name is left out")
+@same("an operand that is left out by name", _axes, "an operand without a name is left out", accepted=False)
 def _left_out(d: Damaged, site: str) -> None:
     d.edit_file(lambda proto: next(node for node in proto.graph.node if node.name == site).input.append(""))
 

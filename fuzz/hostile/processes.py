@@ -93,7 +93,9 @@ def run(
         # What is buffered would be printed by both processes.
         sys.stdout.flush()
         sys.stderr.flush()
-        held = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        # A fork has the memory of this process, without the files that this one maps.
+        status = Path("/proc/self/status").read_text()
+        held = int(status.partition("RssAnon:")[2].split()[0]) * 1024
         pid = os.fork()
         if not pid:
             _command(words, folder, prepare, (out.fileno() if stdout is None else stdout, err.fileno()), cpu)

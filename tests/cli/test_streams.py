@@ -130,6 +130,7 @@ def test_an_encoding_that_lacks_characters(folder: Path) -> None:
 INTERRUPTED = """
 import os, runpy, signal, sys
 imports, last = 0, int(sys.argv.pop(1))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process ignores it
 def count(event, arguments):
     global imports
     if event == "import":
