@@ -181,9 +181,23 @@ def _split(_: Subject, model: onnx.ModelProto) -> Any:
 
 
 def _skeleton(model: onnx.ModelProto) -> list[Any]:
-    graph = model.graph
-    nodes = [(n.domain, n.op_type, list(n.input), list(n.output)) for n in graph.node]
-    return [nodes, [v.name for v in graph.input], [v.name for v in graph.output], len(graph.initializer)]
+    """The nodes by what they compute from what: names of values inside and the order of nodes are free."""
+    graph, computed = model.graph, {value.name: value.name for value in model.graph.input}
+    for tensor in graph.initializer:
+        content = onnx.numpy_helper.to_array(tensor)
+        computed.setdefault(tensor.name, _hash(str(content.dtype), str(content.shape), content.tobytes().hex()))
+    nodes = []
+    for node in graph.node:
+        plain = [a.SerializeToString().hex() for a in node.attribute if not a.HasField("g")]
+        key = _hash(node.domain, node.op_type, *sorted(plain), *(computed.get(name, name) for name in node.input))
+        computed.update((name, f"{key}.{index}") for index, name in enumerate(node.output))
+        nodes.append(key)
+    ends = [[value.name, computed.get(value.name, "")] for value in graph.output]
+    return [sorted(nodes), [value.name for value in graph.input], ends, len(graph.initializer)]
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def _inspect(_: Subject, model: onnx.ModelProto) -> Any:
