@@ -173,7 +173,7 @@ class Checkpoints:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 lock = self.folder / _LOCK
                 if lock.exists() and not lock.is_file():  # a pipe would wait
-                    raise OutputError(f"{lock} is no regular file; remove it")
+                    raise OutputError(f"cannot write to {self.folder}: {lock} is no regular file; remove it")
                 self._lock(stack.enter_context(lock.open("a")).fileno())
                 self._refuse_newer()
                 for path in self.folder.glob(_TEMPORARY):
