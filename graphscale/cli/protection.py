@@ -1,4 +1,4 @@
-"""The options of every command: --force, without which no file is lost, and the limits of what files may ask for."""
+"""The options of every command: --force, and the limits for input files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What files may ask for: where the content of their tensors may lie, and how large they may become in memory."""
+"""Limits for input files: folders of external data, nodes, nesting, unpacked bytes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Limits", "current_limits", "limiting"]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The limits of what is read.
+    """The limits for input files.
 
     Attributes:
-        external_data_root: a folder where tensors of models may lie, beside the folders of the models themselves.
-        max_nodes: the nodes of a model, after its functions are inlined.
-        max_depth: the levels of bodies and functions in each other, with each of which ONNX Runtime's time doubles.
-        max_bytes: the bytes of a compressed file after it is unpacked; a file may always take its own size.
+        external_data_root: a second folder for external data, beside the model's own.
+        max_nodes: nodes of a model after inlining.
+        max_depth: nested levels of bodies and functions; each level doubles the loading time of ONNX Runtime.
+        max_bytes: unpacked bytes of a compressed file; its size on the disk is always allowed.
     """
 
     external_data_root: Path | None = None
