@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
-
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 
 from graphscale.collector import paused_collector
-from graphscale.errors import GraphscaleError, ModelFileError
+from graphscale.errors import ModelFileError
 from graphscale.files.training_info import to_proto
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import ORIGINAL_KEY, restore_original
@@ -58,7 +55,7 @@ def strip_model(model: ir.Model, name: str) -> ir.Model:
         raise ModelFileError(f"{name} has nothing to strip: graphscale put neither a loss scale nor casts into it")
     try:
         return restore_original(model)
-    except (LookupError, ValueError, zlib.error, DecodeError, GraphscaleError) as error:
+    except ModelFileError as error:
         raise ModelFileError(
             f"{name} cannot be stripped: it was changed after graphscale had rewritten it ({error})"
         ) from error

@@ -20,7 +20,7 @@ _LIMITS = {"external_data_root": ExternalDataRoot, "max_nodes": MaxNodes, "max_d
 
 
 def protect(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a command keep within limits, and, without --force, replace no file that is read or not graphscale's."""
+    """Add the limits and --force to a command; without --force, its inputs and foreign files are protected."""
     signature = inspect.signature(command, eval_str=True)
     has_force = "force" in signature.parameters
 

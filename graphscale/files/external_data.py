@@ -1,7 +1,6 @@
-"""The content of tensors in files beside a model, which come from nowhere else.
+"""External data of tensors, confined to the model's folder and the user's root.
 
-A model from elsewhere may name any file of the machine, and what is read ends up in the model that is written. So the
-content must lie in the folder of the model, or in one that the user names.
+An untrusted model may name any file of the machine, and graphscale copies external data into its output.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
 
 
 def confine_external_data(model: ir.Model, folder: Path, name: str, held: Collection[str] = ()) -> None:
-    """Let the external tensors of a model that was just read be read from its folder, or from the root, alone.
+    """Confine the external tensors of a new model to its folder and the root.
 
     Args:
         model: the model.
         folder: its folder.
         name: its name for messages.
-        held: initializers that get other content.
+        held: names of initializers to pass over.
 
     Raises:
         ModelFileError: the content of a tensor would lie elsewhere, or is missing, truncated, or no numbers.
@@ -52,7 +51,7 @@ def confine_external_data(model: ir.Model, folder: Path, name: str, held: Collec
 
 
 def leaves_folder(path: Path, folder: Path) -> bool:
-    """Return whether a path leads, through links, out of a folder and out of the root that the user named."""
+    """Return whether a path, after its links are resolved, is outside of a folder and of the root."""
     roots = (folder, current_limits().external_data_root)
     return not any(path.resolve().is_relative_to(root.resolve()) for root in roots if root is not None)
 
@@ -69,7 +68,7 @@ def _inner_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def _confine(tensor: ir.ExternalTensor, folder: Path, name: str) -> ir.ExternalTensor:
-    """Check an external tensor against its file; return it with the folder that it may be read from."""
+    """Check an external tensor against its file; return it with its base folder."""
     location, root = os.fspath(tensor.location), current_limits().external_data_root
     what = f"{name} keeps the tensor {tensor.name!r} in {location!r}"
     if tensor.dtype is ir.DataType.STRING:
@@ -101,7 +100,7 @@ def _confine(tensor: ir.ExternalTensor, folder: Path, name: str) -> ir.ExternalT
 
 
 def relocate(tensor: ir.ExternalTensor, folder: Path, location: str) -> ir.ExternalTensor:
-    """Return an external tensor with its content at the same place of another file."""
+    """Return an external tensor with the same offset in another file."""
     return ir.ExternalTensor(
         location,
         tensor.offset,

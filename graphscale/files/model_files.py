@@ -76,15 +76,15 @@ def _bytes_in_memory(model: ir.Model) -> int:
 
 
 def from_proto(proto: onnx.ModelProto, name: str = "the model", held: Collection[str] = ()) -> ir.Model:
-    """Turn a ModelProto into an onnx_ir model, whose external tensors are read from the present folder alone.
+    """Turn a ModelProto into an onnx_ir model, with its external tensors confined to the current folder.
 
     Args:
         proto: the model.
         name: its name for messages.
-        held: initializers that get other content.
+        held: names of initializers to pass over.
 
     Raises:
-        ModelFileError: it has no graph, its graph is damaged or too large, or an external tensor lies elsewhere.
+        ModelFileError: it has no graph, its graph is damaged or too large, or an external tensor is outside.
         UnsupportedModelError: it carries `training_info` that is more than bindings of its graph.
     """
     model = _from_proto(proto, name)

@@ -1,4 +1,4 @@
-"""The size that a model will have once its functions are inlined, found without inlining them."""
+"""The size of a model after inlining, counted without inlining."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class _Size(NamedTuple):
 
 
 def refuse_large(proto: onnx.ModelProto, name: str) -> None:
-    """Refuse a model that is too large once its functions are inlined.
+    """Refuse a model above the limits for its size after inlining.
 
     Raises:
-        ModelFileError: it has more nodes, inputs or outputs than the limit; a function calls itself; functions are
-            called too often; bodies and calls are too deep in each other.
+        ModelFileError: too many nodes, inputs and outputs, function calls or nested levels; a recursive function.
     """
     functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
     sizes: dict[_Key, _Size] = {}
@@ -59,7 +58,7 @@ def refuse_large(proto: onnx.ModelProto, name: str) -> None:
 
 
 def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _Size:
-    """Return the size of some nodes, given those of the functions that they call."""
+    """Return the size of nodes, from the sizes of their functions."""
     found = _Size()
     for key, level in _walk(nodes):
         inner = sizes.get(key)
@@ -72,7 +71,7 @@ def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _S
 
 
 def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[_Key, int]]:
-    """Yield the operators of some nodes and of those in their bodies, and the number of bodies around each."""
+    """Yield the operator of each node, bodies included, with its nesting level."""
     pending = [(nodes, 0)]
     while pending:
         some, level = pending.pop()

@@ -1,4 +1,4 @@
-"""Reading of whole files: regular ones, that fit into the memory."""
+"""Whole-file reads, of regular files alone."""
 
 from __future__ import annotations
 

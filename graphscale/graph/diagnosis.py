@@ -37,7 +37,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # Messages of ONNX's checker on operators that it does not know. They are no damage: ONNX Runtime has more of them.
 _UNKNOWN = ("No Op registered", "No opset import", "No schema registered", "higher than the checker's")
 
-_FOREIGN = "graphscale.foreign"  # a domain without definitions, whose operators the checker passes over
+_FOREIGN = "graphscale.foreign"  # a domain without schemas: the checker passes over its operators
 
 # The subjects of telemetry.
 _COUNTED = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step", "cause", "offender", "zero_fraction")
@@ -111,10 +111,7 @@ def find_rejection(model: onnx.ModelProto) -> str | None:
 
 
 def _inner_names(model: onnx.ModelProto) -> Iterator[str]:
-    """Find names in bodies that runtimes refuse there, and the checker does not.
-
-    They are the long name of a domain, that of a value around the body, be it computed later, and of none that it has.
-    """
+    """Find invalid names in bodies beyond the checker's: shadowed values, `ai.onnx`, unknown described values."""
     pending: list[tuple[onnx.GraphProto, frozenset[str]]] = [(model.graph, frozenset())]
     while pending:
         graph, outer = pending.pop()
@@ -258,7 +255,7 @@ def _checker(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _unknown_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """List the nodes of operators that ONNX does not define, beyond which its checker does not look."""
+    """List the nodes of unknown operators, at which ONNX's checker stops."""
     own = {(function.domain, function.name) for function in model.functions}
     nodes = (node for _, node in _messages(model, onnx.NodeProto))
     return [n for n in nodes if not onnx.defs.has(n.op_type, n.domain) and (n.domain, n.op_type) not in own]

@@ -9,7 +9,9 @@ from collections.abc import Iterator, MutableSequence
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError
 
+from graphscale.errors import GraphscaleError, ModelFileError, one_line
 from graphscale.files.limits import current_limits
 from graphscale.files.model_files import from_proto, replaced_tensors
 from graphscale.files.training_info import to_proto
@@ -117,9 +119,15 @@ def restore_original(model: ir.Model) -> ir.Model:
     """Unpack the original of a rewritten model, its initializers with the content that they have in the rewritten one.
 
     Raises:
-        LookupError, ValueError, zlib.error, DecodeError, GraphscaleError: there is none, it is damaged, or the
-            rewritten model lacks an input or an initializer of it.
+        ModelFileError: there is none, it is damaged, or the rewritten model lacks an input or an initializer of it.
     """
+    try:
+        return _unpack(model)
+    except (LookupError, ValueError, zlib.error, DecodeError, GraphscaleError) as error:
+        raise ModelFileError(one_line(error)) from error
+
+
+def _unpack(model: ir.Model) -> ir.Model:
     packed = base64.b64decode(model.metadata_props[ORIGINAL_KEY], validate=True)
     proto = onnx.ModelProto.FromString(_decompress(packed))
     inputs = {value.name for value in model.graph.inputs}

@@ -156,7 +156,7 @@ def is_source(value: ir.Value) -> bool:
 
 
 def rename(value: ir.Value, name: str) -> None:
-    """Rename a value. A tensor that it holds keeps its name: the model that was given shares it."""
+    """Rename a value, with a copy of its tensor: the caller's model shares the tensor, and its name."""
     tensor = value.const_value
     if isinstance(tensor, ir.ExternalTensor):
         value.const_value = relocate(tensor, Path(tensor.base_dir), os.fspath(tensor.location))

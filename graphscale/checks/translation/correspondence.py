@@ -39,8 +39,7 @@ class Correspondence:
         starts: the differences between the initial values of inputs, a sentence each, by the input's name.
         declared: the values whose type or shape the expected graph does not declare, and the found one does. A runtime
             computes with what is declared: it replaces the shape of a value by a constant.
-        exact: no operand or result may be left out at the end that is not there at all in the expected graph: ONNX
-            Runtime takes some for given, and may crash.
+        exact: refuse empty trailing operands or results beyond the expected graph: ONNX Runtime may crash on them.
     """
 
     values: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)

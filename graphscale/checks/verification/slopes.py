@@ -21,7 +21,7 @@ _NAME = "gradients are slopes of the loss"
 def compare_with_slopes(
     original: Model, feeds: Mapping[str, Any], hints: Hints, seed: int, dims: Mapping[str, int]
 ) -> Check:
-    """Compare the gradients of an original with the slopes of its loss: of another loss, they are not its slopes."""
+    """Compare the gradients of an original with the slopes of its loss: a wrong choice of the loss fails."""
     try:
         found = check(original, feeds, hints, seed=seed, dims=dims)
     except VerifyError as error:

@@ -88,8 +88,8 @@ def verify(
         numeric: ask for numbers alone: nodes that are neither the original's nor inserted pieces are no failure.
         trained: carried state may begin at other values than in the original, within the range of the policy, as in a
             file that a session has exported.
-        derivatives: compare the gradients of the original with slopes of its loss, too, as `check_gradients` does: it
-            tells a wrong loss, and gradients that are meant to be others.
+        derivatives: also compare the original's gradients with slopes of its loss, as `check_gradients` does; a wrong
+            choice of the loss fails, and so do surrogate gradients.
         replay: a counterexample, or the file that holds it: run that alone.
         progress: called with the name of a stage, the runs of it that are done, and their number.
 

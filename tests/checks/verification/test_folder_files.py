@@ -30,18 +30,6 @@ from tests.cli.command import refuse, succeed
 pytestmark = [pytest.mark.static, pytest.mark.sample(6)]
 
 
-@pytest.fixture(scope="module")
-def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("folders")
-    gs.scale_artifacts(SOURCE, made / "scaled", gs.DynamicLossScale(1024, 3))
-    return made / "scaled"
-
-
-@pytest.fixture
-def folder(scaled: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(scaled, tmp_path / "scaled"))
-
-
 # --- damage to metadata -----------------------------------------------------------------------------------------------
 
 

@@ -38,18 +38,6 @@ pytestmark = [pytest.mark.static, pytest.mark.sample(6)]
 NAMES = sorted(path.name for path in FOLDERS.iterdir())
 
 
-@pytest.fixture(scope="module")
-def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("folders")
-    gs.scale_artifacts(SOURCE, made / "scaled", gs.DynamicLossScale(1024, 3))
-    return made / "scaled"
-
-
-@pytest.fixture
-def folder(scaled: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(scaled, tmp_path / "scaled"))
-
-
 # --- no false alarm ---------------------------------------------------------------------------------------------------
 
 OPTIONS: dict[str, dict[str, Any]] = {
