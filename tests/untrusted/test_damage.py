@@ -27,12 +27,6 @@ ARRAYS = sorted(bench.calls_on(".npz"))
 TEXTS = sorted(bench.calls_on(".json"))
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    bench.fill(tmp_path)
-    return tmp_path
-
-
 def encrypt(path: Path) -> None:
     """Set the flag of encryption of all members."""
     data = bytearray(path.read_bytes())
@@ -128,6 +122,15 @@ def test_a_pipe_as_any_file(call: str, name: str, folder: Path) -> None:
     """Nobody writes into it: whoever opens it waits."""
     (folder / name).unlink()
     os.mkfifo(folder / name)
+    assert processes.hold(bench.words_of(call), folder, codes=(2,)) is None
+
+
+@pytest.mark.sample(10)
+@pytest.mark.parametrize(("call", "name"), sorted(bench.calls_on()))
+def test_a_device_as_any_file(call: str, name: str, folder: Path) -> None:
+    """It has no end."""
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
     assert processes.hold(bench.words_of(call), folder, codes=(2,)) is None
 
 
