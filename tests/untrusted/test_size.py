@@ -155,8 +155,8 @@ def test_a_record_that_unpacks_to_much(folder: Path) -> None:
     next(entry for entry in model.metadata_props if entry.key == "graphscale.original").value = _packed(600 * 2**20)
     onnx.save(model, folder / "bad.onnx")
     refuse(folder, "strip", "bad.onnx", "-o", "out.onnx", words=["bad.onnx", "--max-bytes"])
-    done = graphscale("verify", "original.onnx", "bad.onnx", folder=folder)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    done = graphscale("verify", "original.onnx", "bad.onnx", "--runs", "0", folder=folder)
+    assert (done.returncode, done.stderr) == (1, "") and "the record of the original is damaged" in done.stdout
 
 
 @pytest.mark.full
