@@ -91,6 +91,13 @@ def _varint(number: int) -> bytes:
     return bytes([low]) if not high else bytes([low | 0x80]) + _varint(high)
 
 
+def test_many_inputs(folder: Path) -> None:
+    model = step()
+    model.graph.input.extend(h.make_tensor_value_info(f"i{i}", 1, []) for i in range(2000))
+    onnx.save(model, folder / "bad.onnx")
+    refuse(folder, "inspect", "bad.onnx", "--max-nodes", "1000", words=["inputs and outputs; the limit is 1000"])
+
+
 def test_limits_can_be_raised(folder: Path) -> None:
     onnx.save(nested(17), folder / "bad.onnx")
     refuse(folder, "inspect", "bad.onnx", words=["17 levels", "the limit is 16"])

@@ -56,6 +56,15 @@ def _shadow(model: onnx.ModelProto) -> None:
             names.extend(kept)
 
 
+def _take_later_name(model: onnx.ModelProto) -> None:
+    """Give a result of a body the name of a value that is computed behind the body."""
+    body, later = _body(model), model.graph.node[-1].output[0]
+    old = body.output[0].name
+    body.output[0].name = later
+    for node in body.node:
+        node.output[:] = [later if name == old else name for name in node.output]
+
+
 def _property(model: onnx.ModelProto, key: str) -> onnx.StringStringEntryProto:
     return next(entry for entry in model.metadata_props if entry.key == f"graphscale.{key}")
 
@@ -88,6 +97,13 @@ EDITS: dict[str, tuple[Edit, str]] = {
         "is not an output of any node",
     ),
     "a body with a name from around it": (_shadow, "single static assignment"),
+    "a body with a name of later on": (_take_later_name, "as the graph around it has"),
+    "the long name of a domain in a body": (lambda m: setattr(_body(m).node[0], "domain", "ai.onnx"), "ai.onnx"),
+    "a type of no value in a body": (lambda m: _body(m).value_info.add(name="nothing"), "describes 'nothing'"),
+    "a result that is left out": (lambda m: _node(m, "IsNaN").output.append(""), "output size 2"),
+    "an operand that is left out": (lambda m: _node(m, "ReduceSum").input.append(""), "values, and should read"),
+    "a later IR version": (lambda m: setattr(m, "ir_version", 99), "the IR version is 99, and onnx loads up to"),
+    "a number that is a bool": (_in_report(lambda r: r["inserted"]["check-finite"].update(Sum=True)), "is True"),
     "an IR version": (lambda m: setattr(m, "ir_version", 8), "the IR version of the graph is 8, and should be 10"),
     "a name twice": (lambda m: setattr(m.graph.node[0], "name", m.graph.node[1].name), "has two nodes named"),
     "no record": (lambda m: m.metadata_props.remove(_property(m, "original")), "record of the original is missing"),
@@ -116,6 +132,25 @@ def test_edits_are_seen(original: onnx.ModelProto, scaled: onnx.ModelProto, name
     except gs.GraphscaleError as error:
         message = str(error)
     assert words in message
+
+
+BEHIND: dict[str, tuple[Edit, str]] = {
+    "a body that reads early": (_read_early, "topologically sorted"),
+    "an attribute by another name": (lambda m: setattr(_constant(m), "name", "v"), "Unrecognized attribute: v"),
+    "a result too many": (lambda m: _node(m, "Mul").output.append(""), "output size 2"),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_edits_behind_unknown_operators_are_seen(name: str) -> None:
+    """ONNX's checker stops at the first operator of onnxruntime-training."""
+    model = MODELS / "ort/conv.onnx"
+    edited = gs.scale(model, target="ort-training", telemetry=True).model
+    edited = edited if isinstance(edited, onnx.ModelProto) else ir.to_proto(edited)
+    edit, words = BEHIND[name]
+    edit(edited)
+    with pytest.raises(ModelFileError, match=words):
+        gs.verify(model, edited, runs=0)
 
 
 def test_a_result_of_a_body_is_computed(scaled: onnx.ModelProto) -> None:
