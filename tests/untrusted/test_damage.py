@@ -92,6 +92,7 @@ def test_json(call: str, name: str, text: str, folder: Path) -> None:
 
 # An empty report, which is JSON of the right kind, among others.
 GARBAGE = ("{}", "[]", "null", "", "x", "[" * 100_000, '{"a": ' * 50_000, "1" * 5000, "NaN", "\x00", '{"": null}')
+GARBAGE += ('{"state": 5}', '{"state": [1]}', '{"state": [{}]}')
 
 
 @pytest.mark.sample(6)

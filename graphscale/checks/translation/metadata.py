@@ -90,7 +90,7 @@ def _record_differences(found: ir.Model, expected: ir.Model) -> Iterator[str]:
     except ModelFileError as error:
         yield f"the record of the original is damaged: {error}"
         return
-    undone = compare_models(mine, theirs, "the original in the metadata", exact=False)
+    undone = compare_models(mine, theirs, "the original in the metadata")
     yield from undone.differences[:1]
     yield from list(undone.starts.values())[:1]
     yield from _differences("the metadata of the original", dict(mine.metadata_props), dict(theirs.metadata_props))

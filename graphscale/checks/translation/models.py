@@ -19,16 +19,15 @@ __all__ = ["compare_models"]
 _INVENTED = "unk__"  # begins a name that ONNX's inference gives to an axis
 
 
-def compare_models(found: ir.Model, expected: ir.Model, where: str = "the graph", exact: bool = True) -> Correspondence:
+def compare_models(found: ir.Model, expected: ir.Model, where: str = "the graph") -> Correspondence:
     """Compare two models in all but their metadata.
 
     Args:
         found: the model that is looked at.
         expected: the model that it should be; it gets the types that can be inferred, where they are needed.
         where: its graph, for messages.
-        exact: as `Correspondence.exact`.
     """
-    same = Correspondence(exact=exact)
+    same = Correspondence()
     same.compare(found.graph, expected.graph, where)
     _compare_functions(found, expected, same)
     if found.opset_imports != expected.opset_imports:
