@@ -30,7 +30,7 @@ from fuzz.hostile.runner import Category
 from graphscale.training.metrics import read_metrics
 from tests.cli.bad_graphs import sgd
 from tests.conftest import ROOT
-from tests.files.killed_writer import NAMES, WRITING
+from tests.files.killed_writer import Steps
 
 _MINE = (
     b"the only copy of my thesis, which says: graphscale.scale(model), written by graphscale",
@@ -40,7 +40,6 @@ _MINE = (
     b"\0" * 5000,
     b"PK\x03\x04",
 )
-_STEPS = ("fsync", "fdatasync", "copy_file_range", "write", "truncate", "ftruncate", "utime")
 # System calls that change what is on the disk.
 _CALLS = (
     *("write", "pwrite64", "writev", "copy_file_range", "sendfile", "fsync", "fdatasync", "ftruncate", "rename"),
@@ -240,36 +239,21 @@ def _write_external(folder: Path, value: float) -> None:
         onnx.save(saved, path, save_as_external_data=True, location=f"{name}.bin", size_threshold=16)
 
 
-class _Steps:
+class _Steps(Steps):
     """Counts the steps in which a process changes files, and acts at one of them, or at all from there on."""
+
+    functions = (*Steps.functions, "write", "truncate", "ftruncate", "utime")
 
     def __init__(
         self, count: mmap.mmap, last: int = 0, act: Callable[[], None] = lambda: None, once: bool = True
     ) -> None:
         self._shared, self._last, self._act, self._once = count, last, act, once
 
-    def install(self) -> None:
-        for name in _STEPS:
-            setattr(os, name, self._counting(getattr(os, name)))
-        sys.addaudithook(self._hook)
-
-    def _step(self) -> None:
+    def step(self) -> None:
         count = int.from_bytes(self._shared[:], "little") + 1
         self._shared[:] = count.to_bytes(8, "little")
         if self._last and (count == self._last if self._once else count >= self._last):
             self._act()
-
-    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        opened = event == "open" and isinstance(arguments[0], str) and isinstance(arguments[2], int)
-        if event in NAMES or (opened and arguments[2] & WRITING):
-            self._step()
-
-    def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **options: Any) -> Any:
-            self._step()
-            return function(*arguments, **options)
-
-        return counted
 
 
 def _chosen(choices: random.Random) -> tuple[str, _Writer, bool]:

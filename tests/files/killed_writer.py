@@ -25,39 +25,51 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 NAMES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.link", "os.symlink", "os.truncate"}
 
 
-class Killer:
-    """Kills this process before one of its steps."""
+class Steps:
+    """Calls `step` before each step of this process: from audit events, and from functions of `os` without one."""
 
-    def __init__(self, step: int) -> None:
-        self.steps, self._last = 0, step
+    functions: tuple[str, ...] = ("fsync", "fdatasync", "copy_file_range")
 
-    def count(self) -> None:
-        self.steps += 1
-        if self.steps == self._last:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def step(self) -> None:
+        raise NotImplementedError
 
-    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event in NAMES or (event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING):
-            self.count()
+    def install(self) -> None:
+        for name in self.functions:
+            if hasattr(os, name):
+                setattr(os, name, self._counting(getattr(os, name)))
+        sys.addaudithook(self._hook)
 
-    def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        opened = event == "open" and isinstance(arguments[0], str) and isinstance(arguments[2], int)
+        if event in NAMES or (opened and arguments[2] & WRITING):
+            self.step()
+
+    def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:
-            self.count()
+            self.step()
             return function(*arguments, **options)
 
         return counted
+
+
+class Killer(Steps):
+    """Kills this process before one of its steps."""
+
+    def __init__(self, last: int) -> None:
+        self._steps, self._last = 0, last
+
+    def step(self) -> None:
+        self._steps += 1
+        if self._steps == self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def save(source: Path, target: Path, step: int) -> bool:
     """Save in a child that is killed before a step; return whether it got through."""
     child = os.fork()
     if not child:
-        killer = Killer(step)
         model = model_files.load(source)
-        for name in ("fsync", "fdatasync", "copy_file_range"):
-            if hasattr(os, name):
-                setattr(os, name, killer.counting(getattr(os, name)))
-        sys.addaudithook(killer.hook)
+        Killer(step).install()
         model_files.save(model, target)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
