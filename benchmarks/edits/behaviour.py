@@ -188,12 +188,19 @@ def _skeleton(model: onnx.ModelProto) -> list[Any]:
         computed.setdefault(tensor.name, _hash(str(content.dtype), str(content.shape), content.tobytes().hex()))
     nodes = []
     for node in graph.node:
-        plain = [a.SerializeToString().hex() for a in node.attribute if not a.HasField("g")]
+        plain = [_undocumented(a).SerializeToString().hex() for a in node.attribute if not a.HasField("g")]
         key = _hash(node.domain, node.op_type, *sorted(plain), *(computed.get(name, name) for name in node.input))
         computed.update((name, f"{key}.{index}") for index, name in enumerate(node.output))
         nodes.append(key)
     ends = [[value.name, computed.get(value.name, "")] for value in graph.output]
     return [sorted(nodes), [value.name for value in graph.input], ends, len(graph.initializer)]
+
+
+def _undocumented(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
+    bare = onnx.AttributeProto()
+    bare.CopyFrom(attribute)
+    bare.ClearField("doc_string")
+    return bare
 
 
 def _hash(*texts: str) -> str:
