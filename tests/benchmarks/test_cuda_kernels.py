@@ -55,7 +55,7 @@ def marks(model: ir.Model) -> set[str]:
     return {node.metadata_props[PASS_KEY] for node in model.graph if PASS_KEY in node.metadata_props}
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @each_telemetry
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_graph(name: str, telemetry: bool) -> None:
@@ -78,7 +78,7 @@ def test_the_policy_of_each_peer(name: str, telemetry: bool) -> None:
             assert found(model, policy, telemetry=telemetry) == []
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @each_telemetry
 @pytest.mark.parametrize("opset", range(10, 27))
 def test_every_opset(opset: int, telemetry: bool) -> None:

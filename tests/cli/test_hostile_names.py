@@ -77,7 +77,7 @@ def test_every_command_is_called() -> None:
     assert set(COMMANDS) == set(CALLS)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_success(command: str, folder: Path) -> None:
     done = graphscale(*CALLS[command], folder=folder)
@@ -92,7 +92,7 @@ def test_success(command: str, folder: Path) -> None:
         json.loads(done.stdout)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_errors(command: str, folder: Path) -> None:
     """Each file that is named is missing, damaged, or of another kind; and each option has a hostile value."""

@@ -106,6 +106,7 @@ def test_a_closed_stdout(command: str, folder: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "graphscale: cannot write to standard output: Bad file descriptor\n")
 
 
+@pytest.mark.full
 def test_no_output_gets_the_number_of_a_closed_stream(folder: Path) -> None:
     """Without a descriptor in its place, what is meant for stdout would go into the file that is opened next."""
     assert graphscale(*DIGITS_COMMAND, "--max-steps=2", "--metrics=whole.jsonl", "--quiet", folder=folder).stdout == ""

@@ -27,7 +27,7 @@ from tests.conftest import (
     run_session,
 )
 
-pytestmark = pytest.mark.sample(8)
+pytestmark = pytest.mark.sample(5)
 
 HALF_PRECISION = "pytorch/mlp_float16"
 CONTRACTIONS = {"Conv", "ConvTranspose", "Einsum", "FusedMatMul", "Gemm", "MatMul"}

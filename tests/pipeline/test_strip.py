@@ -47,7 +47,7 @@ def assert_strips(rewritten: ir.Model | onnx.ModelProto, original: ir.Model | on
     assert serialized(gs.strip(onnx.ModelProto.FromString(before))) == serialized(original)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_models(name: str, target: str) -> None:

@@ -268,7 +268,7 @@ def combinations() -> Iterator[dict[str, Any]]:
 OPTIONS = list(combinations())
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
 @pytest.mark.parametrize(
     ("target", "ir_version"), [("onnx", 10), ("onnx", 7), pytest.param("ort-training", 10, marks=pytest.mark.training)]

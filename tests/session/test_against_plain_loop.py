@@ -42,7 +42,7 @@ from tests.session.plain import (
     session_and_plain,
 )
 
-pytestmark = pytest.mark.sample(7)
+pytestmark = pytest.mark.sample(4)
 
 STEPS = 30
 # So large that scaled gradients overflow in truth, again and again, for the scale grows after every other good step.

@@ -186,6 +186,7 @@ def test_with_closes_after_an_error_too() -> None:
         session.step(batch())
 
 
+@pytest.mark.full
 def test_a_session_that_could_not_be_made_leaves_nothing() -> None:
     """Its buffers were made before ONNX Runtime refused the model."""
     if not Path("/proc/self/statm").exists():

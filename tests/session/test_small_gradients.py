@@ -273,7 +273,7 @@ def inserted(graph: ir.Graph, op_type: str) -> list[ir.Node]:
     return [node for node in graph if node.op_type == op_type and node.metadata_props.get(PASS_KEY) == "session-bounds"]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", COTANGENTS)
 def test_the_same_steps_with_each_cotangent(name: str, policy: str) -> None:
@@ -315,7 +315,7 @@ BOTH = HIDDEN_SGD + " u2 = Mul(rate, dw2) w2_next = Sub(w2, u2)"
 LAST = "at = Transpose <perm = [1, 0]> (a) g2 = MatMul(at, dy) dw2 = Max(g2, g2) "
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["a product", "a part of a product", "something else"])
 def test_a_cotangent_waits_for_the_gradients_before_it(name: str, policy: str) -> None:

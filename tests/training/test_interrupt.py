@@ -97,6 +97,7 @@ def test_a_second_signal_does_what_it_does_elsewhere(request: pytest.FixtureRequ
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.full
 def test_a_second_run_is_held_apart_and_goes_on_where_the_first_one_is_killed(whole: Path, tmp_path: Path) -> None:
     make_digits(tmp_path)
     process = start(tmp_path, *LONG, *FILES)
@@ -119,6 +120,7 @@ def _at_most(size: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+@pytest.mark.full
 def test_a_full_disk_while_saving(whole: Path, tmp_path: Path) -> None:
     make_digits(tmp_path)
     run_to_end(tmp_path, *LONG, "--max-steps", "50")

@@ -70,6 +70,7 @@ def test_what_it_says(tmp_path: Path) -> None:
     assert "learning rate" not in found
 
 
+@pytest.mark.full
 def test_other_factors_are_not_called_doubled(tmp_path: Path) -> None:
     found = drawn_texts(tmp_path, records_of("T" * 50 + "F", multiplier=3))
     assert "grown (2)" in found
@@ -87,7 +88,7 @@ def test_what_was_recorded_has_its_panel(tmp_path: Path) -> None:
         assert text in found
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 @pytest.mark.parametrize(
     "finite", ["T", "F", "FFFF", "TF" * 400, "T" * 3], ids=["one", "skipped", "all-skipped", "many-skips", "three"]

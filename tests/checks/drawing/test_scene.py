@@ -131,6 +131,7 @@ def test_before_scaling_links_end_where_the_scale_would_come_out() -> None:
         assert link.degree == 0 or scene.boxes[link.target].phase is Phase.BACKWARD
 
 
+@pytest.mark.full
 def test_a_huge_graph_is_folded_but_for_a_few_gradients() -> None:
     model = deep_network(280)
     assert len(model.graph.node) > 3000

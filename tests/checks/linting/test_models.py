@@ -74,7 +74,7 @@ def forget(model: ir.Model) -> ir.Model:
     return model
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_exported_graphs(name: str) -> None:
     report = gs.lint(MODELS / f"{name}.onnx")
@@ -83,7 +83,7 @@ def test_exported_graphs(name: str) -> None:
     assert (report.loss_scale, report.gradients) == (None, 0)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_scaled_graphs(name: str, variant: str) -> None:
@@ -99,7 +99,7 @@ def test_scaled_graphs(name: str, variant: str) -> None:
     assert (by_hand.check is None) == (report.check is None)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("variant", MORE)
 @pytest.mark.parametrize("name", SOME)
 def test_policies_and_options(name: str, variant: str) -> None:

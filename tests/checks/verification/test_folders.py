@@ -33,7 +33,7 @@ from tests.checks.verification.damage import (
 )
 from tests.cli.command import graphscale, refuse, succeed
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(6)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(3)]
 
 NAMES = sorted(path.name for path in FOLDERS.iterdir())
 
@@ -51,7 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_scaling_writes_is_verified(name: str, options: str, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def require(name: str, target: str) -> None:
         pytest.skip(NEEDS_TRAINING)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("target", ["onnx", "ort-cuda", *IN_PLACE])
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_graph_and_target(name: str, target: str) -> None:
@@ -50,7 +50,7 @@ def test_every_graph_and_target(name: str, target: str) -> None:
     assert len(replaced) == (target == "ort-training-cuda")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     ("name", "target"),
@@ -71,7 +71,7 @@ def test_variants(name: str, target: str, variant: str) -> None:
     assert any("float16" in note for note in report.notes) == (variant == "float16")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "pytorch/attention_adamw_clip"])
 @pytest.mark.parametrize("emulate", [False, True], ids=["real", "emulated"])
 @pytest.mark.parametrize("settings", [{}, {"deny": ["Transpose", "Add"]}], ids=["default", "own-settings"])
@@ -90,7 +90,7 @@ def test_mixed_precision(name: str, emulate: bool, settings: dict[str, Any]) -> 
         assert {check.status for check in report.checks} == {"holds"}, report.failures
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_graph_in_float16(name: str) -> None:
     """Gradients that are zero but for rounding, such as those of the keys' biases in attention, are no differences."""
@@ -127,6 +127,7 @@ def test_the_samples_can_be_fed() -> None:
     assert report.ok, report.failures
 
 
+@pytest.mark.full
 @pytest.mark.training
 def test_random_numbers_from_seeds_are_compared() -> None:
     model = load_example("ort/transformer").model()

@@ -19,7 +19,7 @@ from tests.conftest import Arrays, load_example
 from tests.ort.artifacts.training_session import FOLDERS, LOADABLE, RATE, batches, start, train
 from tests.passes.casting.borders import assert_well_cast
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 POLICY = gs.DynamicLossScale(2**12, increment_period=15)
 WAYS: dict[str, Autocast] = {"typed": Autocast(), "emulated": Autocast(emulate=True)}
