@@ -80,7 +80,8 @@ def verify(
     """Prove a scaled graph right, and run it against the original: exit code 0 if all holds, 1 if not.
 
     The original is scaled once more, and each node of SCALED must be one of the result. Two folders of artifacts are
-    compared so with their checkpoints, and nothing is run; so are the halves that split makes of a step.
+    compared so with their checkpoints, and nothing is run; so are the halves that split makes of a step. A graph is
+    compared with a folder of artifacts as with the step that fuse makes of it.
     """
     from graphscale.checks.verification import verify as verify_graphs
     from graphscale.checks.verification.counterexample import save_case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,7 +67,8 @@ def verify(
     non-finite, which must leave all state as it was; and the loss scale must follow its rule.
 
     A folder is compared with the original folder scaled once more: models, checkpoint and other files. Halves are
-    compared with those of the step. Nothing is run then. A folder takes `loss` and `trained`.
+    compared with those of the step. Nothing is run then. A folder takes `loss` and `trained`. A single graph is
+    compared with the step that `fuse` makes of an original folder.
 
     Args:
         original: the graph before scaling: a path, an onnx_ir model or a ModelProto; or a folder of artifacts.
@@ -125,6 +127,8 @@ def verify(
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
     progress("scaling the original again", 0, 0)
     hints = Hints(loss, place, tuple(gradients or ()), updates, answers)
+    if _is_folder(original):
+        original, hints = _fuse(str(original), hints)
     pair, translation = open_pair(original, scaled, hints)
     found = Measurements(notes=[*pair.notes], progress=progress)
     if case is None:
@@ -160,6 +164,18 @@ def verify(
     return VerifyReport(tuple(found.checks), tuple(found.notes), found.counterexample, found.differences, found.runs)
 
 
+def _is_folder(model: Any) -> bool:
+    return isinstance(model, str | os.PathLike) and Path(model).is_dir()
+
+
+def _fuse(folder: str, hints: Hints) -> tuple[Model, Hints]:
+    """Return the step that `fuse` makes of a folder, and the hints with which it is scaled."""
+    from graphscale.ort.fusing import fuse
+
+    step = fuse(folder)
+    return step.model, dataclasses.replace(hints, loss=hints.loss or step.loss, updates=hints.updates or step.updates)
+
+
 def _verify_several(
     original: Model, scaled: Any, loss: str | None, trained: bool, single: Mapping[str, Any], progress: Progress
 ) -> VerifyReport | None:
@@ -173,10 +189,10 @@ def _verify_several(
         single: the options that single graphs alone have a use for.
         progress: as for `verify`.
     """
-    folders = [isinstance(model, str | os.PathLike) and Path(model).is_dir() for model in (original, scaled)]
+    folders = [_is_folder(original), _is_folder(scaled)]
     parts = [*scaled.gradients, scaled.update] if hasattr(scaled, "update") else scaled
     is_split = isinstance(parts, list | tuple)
-    if not any(folders) and not is_split:
+    if not folders[1] and not is_split:
         return None
     if folders != [not is_split, not is_split]:
         folder = original if folders[0] else scaled

@@ -215,7 +215,8 @@ def test_the_command(folder: Path) -> None:
     [
         ([".", str(SOURCE)], ["the original comes first"]),
         ([str(SOURCE), str(SOURCE)], ["carries no loss scale"]),
-        ([str(SOURCE), TRAINING], ["is a folder", "two folders"]),
+        ([str(SOURCE), TRAINING], ["one of the models of an artifact folder", "pass both folders"]),
+        ([str(SOURCE), TRAINING, OPTIMIZER], ["is a folder", "two folders"]),
         ([str(SOURCE / TRAINING), "."], ["is a folder", "two folders"]),
         ([str(SOURCE), str(FOLDERS)], ["has no training_model.onnx"]),
         ([str(SOURCE), ".", "--numeric"], ["numeric is for a single graph"]),
@@ -225,3 +226,28 @@ def test_the_command(folder: Path) -> None:
 )
 def test_bad_input(arguments: list[str], words: list[str], folder: Path) -> None:
     refuse(folder, "verify", *arguments, words=words)
+
+
+# --- a fused step -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-training"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fused_step_is_verified_against_its_folder(name: str, target: str, tmp_path: Path) -> None:
+    fused = tmp_path / "fused.onnx"
+    succeed(tmp_path, "fuse", FOLDERS / name, "-o", fused, "--loss-scale", "dynamic", "--target", target)
+    assert succeed(tmp_path, "verify", FOLDERS / name, fused, "--runs", 1).splitlines()[-1].startswith("verified")
+
+
+def test_a_damaged_fused_step_is_not_proved_and_the_damage_named(tmp_path: Path) -> None:
+    fused = tmp_path / "fused.onnx"
+    succeed(tmp_path, "fuse", SOURCE, "-o", fused, "--loss-scale", "dynamic")
+    edit(fused, clip)
+    report = gs.verify(SOURCE, fused, runs=0)
+    assert not report.ok
+    assert "squash" in report.checks[0].detail
+
+
+def test_a_fused_step_of_another_folder_is_refused(tmp_path: Path) -> None:
+    succeed(tmp_path, "fuse", FOLDERS / "digits_sgd", "-o", "fused.onnx", "--loss-scale", "dynamic")
+    refuse(tmp_path, "verify", SOURCE, "fused.onnx", words=["it has no input fc1.weight.momentum0"])
