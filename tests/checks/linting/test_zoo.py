@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from models.zoo import lint_trial, pack
+from models.zoo import check_trial, pack
 from tests.checks.linting.hand import HALF, STEP, changed, codes
 
 pytestmark = pytest.mark.static
@@ -26,20 +26,20 @@ STEPS = [
 @pytest.mark.parametrize("name", STEPS)
 def test_a_scaled_step_has_no_finding(name: str) -> None:
     content, truth = pack.read(name)
-    assert lint_trial.find(onnx.load_from_string(content), truth, "onnx") == []
+    assert check_trial.find(onnx.load_from_string(content), truth, "onnx") == []
 
 
 @pytest.mark.parametrize("name", ["optax-rprop.square", "wrap-skip-large.square"])
 def test_the_comparisons_of_a_step_are_no_check_of_a_fixed_scale(name: str) -> None:
     content, truth = pack.read(name)
-    assert lint_trial.find(onnx.load_from_string(content), truth, "fixed") == []
+    assert check_trial.find(onnx.load_from_string(content), truth, "fixed") == []
 
 
 @pytest.mark.parametrize("name", ["float16-weights.momentum", "half-precision-mixer.adamw"])
 def test_float16_state_of_the_step_is_found_as_before(name: str) -> None:
     """Behind the guards that scale adds: these hold the old value, which is no sum."""
     content, truth = pack.read(name)
-    assert lint_trial.find(onnx.load_from_string(content), truth, "onnx") == []
+    assert check_trial.find(onnx.load_from_string(content), truth, "onnx") == []
 
 
 def test_a_contraction_that_loses_the_scale() -> None:

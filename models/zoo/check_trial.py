@@ -1,8 +1,9 @@
-"""Lint every step of a folder after it was scaled: `python -m models.zoo.lint_trial FOLDER [--variant NAME ...]`.
+"""Lint and verify every step after it was scaled: `python -m models.zoo.check_trial [FOLDER] [--variant NAME ...]`.
 
-FOLDER holds ONNX files at any depth, such as `models`, or what `models.zoo.export` wrote. A step whose roles are asked
-about is scaled with those of the truth beside it. A scaled step is to have no finding but notes and those that the
-step itself has, such as moments in float16. `--original` prints these.
+FOLDER holds ONNX files at any depth, such as `models`, or what `models.zoo.export` wrote; without it the packed steps
+are tried. A step whose roles are asked about is scaled with those of the truth beside it. A scaled step is to have no
+finding of lint but notes and those that the step itself has, such as moments in float16, which `--original` prints; and
+verify is to accept it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import warnings
+import zipfile
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from graphscale.errors import GraphscaleError, RolesError
 from graphscale.passes import Autocast
 from graphscale.policy import presets
 from graphscale.targets import TARGETS
+from models.zoo.pack import PACKED
 
 __all__ = ["VARIANTS", "find"]
 
@@ -43,65 +47,82 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def find(model: onnx.ModelProto, truth: Truth, variant: str | None) -> list[Finding]:
-    """Lint a step after it was scaled, or, without a variant, as it is.
+def find(model: onnx.ModelProto, truth: Truth, variant: str | None, runs: int | None = None) -> list[Finding]:
+    """Lint and verify a step after it was scaled, or, without a variant, lint it as it is.
 
     Args:
         model: the step.
         truth: the roles of its outputs, as `models.zoo.export` writes them; None if it has no truth.
         variant: one of `VARIANTS`.
+        runs: the runs of verify; None to lint alone.
 
     Returns:
-        the code and message of each finding that is more than a note, and that the step itself does not have; a refusal
-        of `scale` has the code "refused", and an exception of lint "error".
+        the code and message of each finding of lint that is more than a note, and that the step itself does not have;
+        a check of verify that does not hold has the code "verify", a refusal of `scale` "refused", and an exception
+        "error".
     """
     try:
         if variant is None:
             return [(each.code, each.message) for each in _serious(model)]
-        scaled = _serious(_scale(model, truth, VARIANTS[variant]))
-        own = {(each.code, each.value) for each in _serious(model)} if scaled else set()
-        return [(each.code, each.message) for each in scaled if (each.code, each.value) not in own]
+        scaled, given = _scale(model, truth, VARIANTS[variant])
     except GraphscaleError as error:
         return [("refused", f"{type(error).__name__}: {error}")]
+    try:
+        found = _serious(scaled)
+        own = {(each.code, each.value) for each in _serious(model)} if found else set()
+        found = [each for each in found if (each.code, each.value) not in own]
+        checks = () if runs is None else gs.verify(model, scaled, runs=runs, **given).checks
     except Exception as error:
         return [("error", f"{type(error).__name__}: {error}")]
+    failed = [check for check in checks if check.status not in ("holds", "skipped")]
+    return [(each.code, each.message) for each in found] + [("verify", f"{c.name}: {c.detail}") for c in failed]
 
 
 def _serious(model: onnx.ModelProto) -> list[gs.Finding]:
     return [finding for finding in gs.lint(model).findings if finding.severity != "note"]
 
 
-def _scale(model: onnx.ModelProto, truth: Truth, options: dict[str, Any]) -> Any:
-    """Scale a model, with the roles of its truth where it is asked about them."""
+def _scale(model: onnx.ModelProto, truth: Truth, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Scale a model, with the roles of its truth where it is asked about them; return these, too."""
     try:
-        return gs.scale(model, **options).model
+        return gs.scale(model, **options).model, {}
     except RolesError as error:
         if error.table is None or truth is None:
             raise
     roles = {field: truth[field] for field in ("losses", "states", "gradients", "metrics", "kept")}
-    return gs.scale(model, roles=roles, force_roles=True, **options).model
+    given = {"roles": roles, "force_roles": True}
+    return gs.scale(model, **given, **options).model, given
 
 
 def main() -> int:
-    """Lint the steps of a folder, and print the count of findings and of steps by code."""
+    """Check the steps of a folder, and print the count of findings and of steps by code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", help="default: the packed steps")
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=["onnx"], metavar="NAME")
     parser.add_argument("--original", action="store_true", help="lint the steps as they are")
+    parser.add_argument("--runs", type=int, default=1, help="of verify; 0 for its proofs alone")
     parser.add_argument("--only", default="*", metavar="PATTERN")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="try every n-th step")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
-    paths, failed = sorted(chosen.folder.rglob(f"{chosen.only}.onnx"))[:: chosen.every], False
+    if chosen.folder is not None:
+        return _try_all(chosen.folder, chosen)
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(PACKED) as packed:
+        packed.extractall(folder)
+        return _try_all(Path(folder), chosen)
+
+
+def _try_all(folder: Path, chosen: argparse.Namespace) -> int:
+    paths, failed = sorted(folder.rglob(f"{chosen.only}.onnx"))[:: chosen.every], False
     for variant in [None] if chosen.original else chosen.variant:
         counts, where = Counter[str](), defaultdict[str, set[Path]](set)
         for path in paths:
             beside = path.with_suffix(".json")
             truth = json.loads(beside.read_text()) if beside.exists() else None
-            for code, message in find(onnx.load(path), truth, variant):
+            for code, message in find(onnx.load(path), truth, variant, chosen.runs):
                 counts[code] += 1
                 where[code].add(path)
-                print(f"{path.relative_to(chosen.folder)}: {code} {message}")
+                print(f"{path.relative_to(folder)}: {code} {message}")
         table = ", ".join(f"{code} {n} in {len(where[code])} steps" for code, n in sorted(counts.items()))
         print(f"{variant or 'original'}: {len(paths)} steps: {table or 'nothing'}", flush=True)
         failed |= any(code != "refused" for code in counts)
