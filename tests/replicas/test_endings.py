@@ -20,7 +20,11 @@ SAID = r"graphscale: rank {rank}: {what}"
 # For each way its line: of a death, of a program that ends in order, of an exception.
 CODES = {"os._exit(3)": 3, "os._exit(0)": 0, "SIGSEGV": 11, "SIGKILL": 9, "SIGTERM": 15, "SIGABRT": 6}
 LEAVES = {"sys.exit(3)": "SystemExit(3)", "sys.exit(0)": "SystemExit(0)", "sys.exit(text)": "SystemExit('no more data"}
-RAISES = {"exception": "LookupError: the data of this rank is gone", "KeyboardInterrupt": "KeyboardInterrupt"}
+RAISES = {
+    "exception": "LookupError: the data of this rank is gone",
+    "no memory": "[^ ]*MemoryError: Unable to allocate 1.00 EiB",
+    "KeyboardInterrupt": "KeyboardInterrupt",
+}
 SAVES = ("SIGTERM", "KeyboardInterrupt")  # with `graphscale train`, which stops after a checkpoint
 
 

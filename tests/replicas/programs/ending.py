@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+import numpy as np
+
 STEPS = 40
 VICTIM = int(os.environ.get("VICTIM", "1"))
 
@@ -27,6 +29,7 @@ def end_by(number: int) -> None:
 
 WAYS: dict[str, Callable[[], object]] = {
     "exception": fail,
+    "no memory": lambda: np.empty(1 << 60, np.uint8),
     "sys.exit(3)": lambda: sys.exit(3),
     "sys.exit(0)": lambda: sys.exit(0),
     "sys.exit(text)": lambda: sys.exit("no more data here"),
