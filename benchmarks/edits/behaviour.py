@@ -199,7 +199,11 @@ def _skeleton(model: onnx.ModelProto) -> list[Any]:
 def _undocumented(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
     bare = onnx.AttributeProto()
     bare.CopyFrom(attribute)
-    bare.ClearField("doc_string")
+    for described in (bare, bare.t):
+        described.ClearField("doc_string")
+    bare.t.ClearField("name")
+    if not attribute.HasField("t"):
+        bare.ClearField("t")
     return bare
 
 

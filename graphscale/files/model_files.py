@@ -117,6 +117,12 @@ def _refuse_ambiguous(proto: onnx.ModelProto, name: str) -> None:
             raise UnsupportedModelError(
                 f"{name} has the sparse initializer {sparse!r}; write its content as a dense one"
             )
+        constants = (a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute)
+        part = next((tensor for tensor in (*graph.initializer, *constants) if tensor.HasField("segment")), None)
+        if part is not None:
+            raise UnsupportedModelError(
+                f"{name} has a segment of the tensor {part.name!r} alone; write all of it as one"
+            )
         nodes = (node for node in graph.node if node.op_type in _WITH_BODIES)
         graphs += [attribute.g for node in nodes for attribute in node.attribute if attribute.HasField("g")]
     functions = [(function.domain, function.name, function.overload) for function in proto.functions]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["AUTOCAST", "PASS_KEY", "SELECTION", "WAS_FLOAT", "is_rounding"]
+__all__ = ["AUTOCAST", "MARKS", "PASS_KEY", "SELECTION", "WAS_FLOAT", "is_rounding"]
 
+# Begins the names of them all.
+MARKS = "graphscale."
 # Of every inserted node: the pass that inserted it.
 PASS_KEY = "graphscale.pass"
 # The name of the pass that inserts casts for mixed precision.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_in_place_writes
+from graphscale.graph.marks import SELECTION
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import values_by_name
 from graphscale.policy.loss_scale import get
@@ -35,6 +36,8 @@ def prepare_step(
     """
     outputs, names = dict(stamp.state), stamp.names
     work = source if path is not None and maps_files(source, outputs) else source.clone()
+    for node in work.graph.all_nodes():
+        node.metadata_props.pop(SELECTION, None)  # a claim of the file, on which buffers would be shared
     values = values_by_name(work.graph)
     decision = values.get(names.get("all_finite", ""))
     if decision is None or work is source:

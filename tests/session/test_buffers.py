@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx.parser import parse_model as parse
+from onnx.shape_inference import infer_shapes
 
 import graphscale as gs
 from graphscale.analysis.hazards import find_writable_states
+from graphscale.graph.marks import SELECTION
 from graphscale.session import lowering
 from graphscale.session import session as session_module
 from graphscale.session.thresholds import PRODUCTION, Thresholds
@@ -61,6 +64,19 @@ def test_every_reader_does_where_one_node_selects_all_states(name: str, target: 
     """As sessions have it for larger states."""
     for level in (Level.ORT_DISABLE_ALL, Level.ORT_ENABLE_ALL):
         assert differences(CASES[name], "dynamic", target, level, Thresholds(branch_elements=0)) == [], level
+
+
+def test_no_mark_of_a_file_says_who_may_share() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 17]> g (float[8,4] x, float[8,4] w, float[64,64] table)
+    => (float loss, float[8,4] w_next, float[64,64] table_next)
+    <float c = {0.25}, float rate = {0.1}> {
+        y = Mul(x, w) squared = Mul(y, y) loss = ReduceMean<keepdims = 0>(squared) dy = Mul(y, c) dw = Mul(x, dy)
+        u = Mul(rate, dw) w_next = Sub(w, u) table_next = Transpose<perm = [1, 0]>(table) }"""
+    step = gs.scale(infer_shapes(parse(text)), 1024.0, updates={"w_next": "w", "table_next": "table"}).model
+    next(node for node in step.graph.node if node.op_type == "Transpose").metadata_props.add(key=SELECTION, value="it")
+    state = {"w": np.ones((8, 4), np.float32), "table": np.ones((64, 64), np.float32)}
+    with gs.Session(step, state=state) as session:
+        assert shared_states(session) == set()
 
 
 # --- who shares -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.checks.translation.tensor_bits import tensor_difference
-from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.marks import MARKS
 from graphscale.graph.values import node_name, op_name
 
 __all__ = ["Correspondence", "Graph", "Size", "attribute_difference", "type_difference"]
@@ -51,6 +51,8 @@ class Correspondence:
     _pending: deque[tuple[ir.Value | None, ir.Value | None, str]] = dataclasses.field(default_factory=deque)
     _known: set[tuple[str | None, tuple[str, str, str]]] = dataclasses.field(default_factory=set)
     _scopes: list[tuple[Graph, Graph, str]] = dataclasses.field(default_factory=list)
+    _is_marked: bool = False
+    _unmarked: list[str] = dataclasses.field(default_factory=list)
 
     def compare(self, found: Graph, expected: Graph, where: str = "the graph", named: bool = True) -> None:
         """Compare two graphs, and add their differences.
@@ -67,6 +69,8 @@ class Correspondence:
         for scope in self._scopes:  # grows, as leftovers have bodies of their own
             self._pair_leftovers(*scope)
         self._scopes.clear()
+        if self._is_marked:
+            self.differences += self._unmarked[:1]
 
     def _enter(self, found: Graph, expected: Graph, where: str, named: bool) -> None:
         self._scopes.append((found, expected, where))
@@ -158,9 +162,7 @@ class Correspondence:
         for mine, theirs in zip(*outputs, strict=False):
             if mine is not None and theirs is not None:
                 self._pair_values(mine, theirs)
-        mark, wanted = (node.metadata_props.get(PASS_KEY) for node in (found, expected))
-        if mark is not None and mark != wanted:
-            self.differences.append(f"{name} is marked as one of the pass {mark!r}, and should be of {wanted!r}")
+        self._compare_marks(found, expected, name)
         self._compare_attributes(found, expected, name)
         inputs = _trimmed(found.inputs), _trimmed(expected.inputs)
         # Further empty operands at the end may crash ONNX Runtime.
@@ -169,6 +171,18 @@ class Correspondence:
         for i, operands in enumerate(zip(*inputs, strict=False)):
             self._pending.append((*operands, f"input {i} of {node_name(found)!r}"))
         return True
+
+    def _compare_marks(self, found: ir.Node, expected: ir.Node, name: str) -> None:
+        """Compare what the passes say of a node; a tool may have dropped that of all nodes."""
+        mine, theirs = (
+            {key: mark for key, mark in node.metadata_props.items() if key.startswith(MARKS)}
+            for node in (found, expected)
+        )
+        for key in [key for key, mark in mine.items() if theirs.get(key) != mark]:
+            wanted = f"marked {theirs[key]!r}" if key in theirs else "without that mark"
+            self.differences.append(f"{name} is marked {mine[key]!r} as {key!r}, and should be {wanted}")
+        self._is_marked |= bool(mine)
+        self._unmarked += [f"{name} lacks the mark {key!r}, which others have" for key in theirs.keys() - mine.keys()]
 
     def _compare_attributes(self, found: ir.Node, expected: ir.Node, name: str) -> None:
         for key in dict.fromkeys((*found.attributes, *expected.attributes)):

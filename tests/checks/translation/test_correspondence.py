@@ -7,7 +7,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.checks.translation.models import compare_models
-from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.marks import PASS_KEY, SELECTION, WAS_FLOAT
 from tests.build import parse
 from tests.conftest import load_example
 
@@ -75,10 +75,25 @@ def test_an_input_without_its_shape() -> None:
     assert "'u' is " in compare_models(found, model("y = Neg(x)")).differences[0]
 
 
-def test_the_mark_of_another_pass() -> None:
+@pytest.mark.parametrize("key", [PASS_KEY, SELECTION, WAS_FLOAT, "graphscale.later"])
+def test_a_mark_that_a_node_should_not_have(key: str) -> None:
     found, expected = model("y = Neg(x)"), model("y = Neg(x)")
-    found.graph[0].metadata_props[PASS_KEY] = "autocast"
-    assert "is marked as one of the pass 'autocast'" in compare_models(found, expected).differences[0]
+    found.graph[0].metadata_props[key] = "autocast"
+    (difference,) = compare_models(found, expected).differences
+    assert f"is marked 'autocast' as '{key}', and should be without that mark" in difference
+    expected.graph[0].metadata_props[key] = "check-finite"
+    (difference,) = compare_models(found, expected).differences
+    assert difference.endswith("and should be marked 'check-finite'")
+
+
+def test_all_marks_may_be_gone_and_not_some() -> None:
+    found, expected = model("t = Neg(x) y = Abs(t)"), model("t = Neg(x) y = Abs(t)")
+    for node in expected.graph:
+        node.metadata_props.update({PASS_KEY: "unscale", "another tool's": "word"})
+    assert compare_models(found, expected).differences == []
+    found.graph[1].metadata_props[PASS_KEY] = "unscale"
+    (difference,) = compare_models(found, expected).differences
+    assert "(Neg) lacks the mark 'graphscale.pass', which others have" in difference
 
 
 def test_a_graph_whose_inner_names_were_exchanged_is_proved_and_run() -> None:

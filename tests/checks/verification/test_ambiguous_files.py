@@ -87,6 +87,22 @@ def test_a_sparse_initializer_of_a_body_is_refused() -> None:
         _verify(MOMENTUM, hide)
 
 
+@pytest.mark.parametrize("place", ["initializer", "constant"])
+def test_a_segment_of_a_tensor_is_refused(place: str) -> None:
+    """ONNX Runtime takes it for the whole tensor; onnx does not read it."""
+
+    def cut(model: onnx.ModelProto) -> None:
+        tensor = numpy_helper.from_array(np.zeros(2, np.float32), "half")
+        tensor.segment.end = 2
+        if place == "initializer":
+            model.graph.initializer.append(tensor)
+        else:
+            model.graph.node.append(helper.make_node("Constant", [], ["half.0"], value=tensor))
+
+    with pytest.raises(UnsupportedModelError, match="a segment of the tensor 'half' alone"):
+        _verify(MOMENTUM, cut)
+
+
 @pytest.mark.parametrize("kind", ["function 'graphscale::UpdateLossScale'", "initializer 'scalar_tensor'"])
 def test_double_definitions_are_refused(kind: str) -> None:
     def double(model: onnx.ModelProto) -> None:
