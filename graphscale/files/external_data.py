@@ -89,10 +89,11 @@ def _confine(tensor: ir.ExternalTensor, folder: Path, name: str) -> ir.ExternalT
         raise ModelFileError(f"{what}, which has a second name elsewhere (a hard link); copy the file")
     offset = tensor.offset or 0
     length = tensor.nbytes if tensor.length is None else tensor.length
-    if min(offset, length, *tensor.shape.numpy()) < 0 or length < tensor.nbytes:
-        raise ModelFileError(f"{what}, and {length} bytes from {offset} on are not its shape {tensor.shape}")
-    if found.st_size < offset + length:
+    is_whole = min(offset, length, *tensor.shape.numpy()) >= 0 and length >= tensor.nbytes
+    if is_whole and found.st_size < offset + length:
         raise ModelFileError(f"{what}, which is truncated: {found.st_size} of {offset + length} bytes")
+    if not is_whole or length > tensor.nbytes:
+        raise ModelFileError(f"{what}, and {length} bytes from {offset} on are not its shape {tensor.shape}")
     base, inner = folder, location
     if not path.resolve().is_relative_to(folder.resolve()) and root is not None:
         base, inner = root.resolve(), os.path.relpath(path.resolve(), root.resolve())

@@ -14,7 +14,8 @@ import onnx
 import onnx_ir as ir
 
 from graphscale.collector import paused_collector
-from graphscale.errors import ModelFileError, OutputError, UnsupportedModelError, one_line
+from graphscale.errors import ModelFileError, OutputError, one_line
+from graphscale.files.ambiguous import refuse_ambiguous
 from graphscale.files.external_data import confine_external_data, external_tensors, relocate
 from graphscale.files.model_size import refuse_large
 from graphscale.files.reading import read_file
@@ -34,7 +35,6 @@ __all__ = [
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27
 _PIECE = 2**30  # bytes
-_WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
 _LOCATION = b"location"  # a key of each external tensor
 
 
@@ -95,7 +95,7 @@ def from_proto(proto: onnx.ModelProto, name: str = "the model", held: Collection
 def _from_proto(proto: onnx.ModelProto, name: str) -> ir.Model:
     if not proto.HasField("graph") or not proto.opset_import or not proto.ir_version:
         raise ModelFileError(f"{name} is not an ONNX model: it has no graph, opset or IR version")
-    _refuse_ambiguous(proto, name)
+    refuse_ambiguous(proto, name)
     refuse_large(proto, name)
     try:
         model = ir.from_proto(proto)
@@ -106,31 +106,6 @@ def _from_proto(proto: onnx.ModelProto, name: str) -> ir.Model:
         raise ModelFileError(f"{name} is damaged: {one_line(cause)}") from error
     keep_training_info(proto, model, name)
     return model
-
-
-def _refuse_ambiguous(proto: onnx.ModelProto, name: str) -> None:
-    """Refuse content that onnx_ir passes over, and runtimes do not."""
-    graphs = [proto.graph]
-    for graph in graphs:
-        if graph.sparse_initializer:
-            sparse = graph.sparse_initializer[0].values.name
-            raise UnsupportedModelError(
-                f"{name} has the sparse initializer {sparse!r}; write its content as a dense one"
-            )
-        constants = (a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute)
-        part = next((tensor for tensor in (*graph.initializer, *constants) if tensor.HasField("segment")), None)
-        if part is not None:
-            raise UnsupportedModelError(
-                f"{name} has a segment of the tensor {part.name!r} alone; write all of it as one"
-            )
-        nodes = (node for node in graph.node if node.op_type in _WITH_BODIES)
-        graphs += [attribute.g for node in nodes for attribute in node.attribute if attribute.HasField("g")]
-    functions = [(function.domain, function.name, function.overload) for function in proto.functions]
-    for kind, names in (("function", functions), ("initializer", [tensor.name for tensor in proto.graph.initializer])):
-        if len({*names}) < len(names):
-            twice = next(key for i, key in enumerate(names) if key in names[:i])
-            label = twice if isinstance(twice, str) else "::".join(filter(None, twice))
-            raise ModelFileError(f"{name} is damaged: it has the {kind} {label!r} twice")
 
 
 @paused_collector(builds=False)

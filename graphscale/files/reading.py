@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
-__all__ = ["check_readable", "read_file"]
+__all__ = ["check_readable", "parse_json", "read_file"]
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
@@ -37,3 +39,22 @@ def check_readable(path: str | os.PathLike[str]) -> int:
     if found.st_size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise OSError(errno.EINVAL, f"its {found.st_size} bytes are more than the memory of this machine")
     return found.st_size
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON in which no key stands twice: readers differ in which of the two they take.
+
+    Raises:
+        ValueError: it is no JSON, or a key stands twice.
+        RecursionError: it is nested too deeply.
+    """
+
+    def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict[str, Any]()
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"it has {key!r} twice")
+            found[key] = value
+        return found
+
+    return json.loads(text, object_pairs_hook=refuse_duplicates)

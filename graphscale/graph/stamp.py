@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -12,12 +13,14 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import AlreadyScaledError, ModelFileError
+from graphscale.files.reading import parse_json
 from graphscale.files.replacing import ROLES_KEY
 from graphscale.files.training_info import drop_training_info
 
 __all__ = ["ROLES_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
 
 _VERSION = "graphscale.version"
+_RELEASE = re.compile(r"\d+(\.\d+)*[\w.+-]{,40}")
 _COUNTS = (
     "good_steps",
     "hysteresis_left",
@@ -120,23 +123,25 @@ def read_stamp(metadata: Mapping[str, str], name: str) -> Stamp:
     if _VERSION not in metadata:
         raise ModelFileError(f"{name} carries no loss scale; scale it first: graphscale scale MODEL -o OUT")
     texts = {field.name: metadata.get(f"graphscale.{field.name}", "") for field in dataclasses.fields(Stamp)}
-    try:
-        stamp = Stamp(
-            version=texts["version"],
-            target=texts["target"],
-            **{key: json.loads(texts[key]) for key in ("policy", "state", "names", "report")},
-            telemetry=json.loads(texts["telemetry"] or "{}"),
-        )
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{name} has damaged graphscale metadata: {error}") from error
+    contents, damaged = dict[str, Any](), f"{name} has damaged graphscale metadata"
+    for key in ("policy", "state", "names", "report", "telemetry"):
+        try:
+            contents[key] = parse_json(texts[key] or ("{}" if key == "telemetry" else ""))
+        except (ValueError, RecursionError) as error:
+            raise ModelFileError(f"{damaged}: graphscale.{key}: {error}") from error
+    stamp = Stamp(version=texts["version"], target=texts["target"], **contents)
     wrong = _wrong_field(stamp)
     if wrong is not None:
-        raise ModelFileError(f"{name} has damaged graphscale metadata: graphscale.{wrong} is not what it should be")
+        raise ModelFileError(f"{damaged}: graphscale.{wrong} is not what it should be")
     return stamp
 
 
 def _wrong_field(stamp: Stamp) -> str | None:
     """Return the first field of a stamp whose parts have not their types."""
+    if not _RELEASE.fullmatch(stamp.version):
+        return "version"
+    if not stamp.target:
+        return "target"
     for field in ("policy", "state", "names", "report", "telemetry"):
         if not isinstance(getattr(stamp, field), dict):
             return field

@@ -9,6 +9,7 @@ from typing import Any
 
 from graphscale.analysis.roles.role_table import NAMED, STATED, Role, RoleEntry, RoleTable
 from graphscale.errors import RolesError, one_line
+from graphscale.files.reading import parse_json
 
 __all__ = ["NO_ANSWERS", "Answers", "ask", "roles_file", "roles_schema"]
 
@@ -54,7 +55,7 @@ class Answers:
             RolesError: it is no JSON, or what `of` raises.
         """
         try:
-            return cls.of(json.loads(text), where)
+            return cls.of(parse_json(text), where)
         except (ValueError, RecursionError) as error:
             raise RolesError(f"{where}: it is not JSON: {one_line(error)}") from error
 

@@ -93,6 +93,8 @@ class Correspondence:
                     self._pair_values(one, other)
                 else:
                     self._pending.append((one, other, f"the output {one.name!r} of {where}"))
+                    if isinstance(found, ir.Graph) and one.type is None and other.type is not None:
+                        self.differences.append(f"the output {one.name!r} of {where} has no type")
                 if named:
                     self._compare_interface(one, other)
 

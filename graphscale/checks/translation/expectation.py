@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import onnx_ir as ir
@@ -11,6 +10,7 @@ import onnx_ir as ir
 from graphscale.analysis.hints import Hints
 from graphscale.checks.scaled_graph import find_scaled_loss
 from graphscale.errors import AutocastError, VerifyError, one_line
+from graphscale.files.reading import parse_json
 from graphscale.graph.stamp import Stamp
 from graphscale.mixed_precision import autocast
 from graphscale.passes import Autocast
@@ -71,7 +71,7 @@ def read_claims(scaled: ir.Model, stamp: Stamp, policy: LossScale, original: ir.
 
 def _read_autocast(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
         settings = {"dtype": found["dtype"], "emulate": bool(found["emulate"]), "lists": found.get("lists")}
         make_settings(lists=settings["lists"])
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, AutocastError) as error:

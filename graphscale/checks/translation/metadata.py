@@ -94,6 +94,8 @@ def _record_differences(found: ir.Model, expected: ir.Model) -> Iterator[str]:
     yield from undone.differences[:1]
     yield from list(undone.starts.values())[:1]
     yield from _differences("the metadata of the original", dict(mine.metadata_props), dict(theirs.metadata_props))
+    infos = [[str(info) for info in training_info_of(model)] for model in (mine, theirs)]
+    yield from _differences("the training_info of the original", *infos)
 
 
 def _plain(value: Any) -> Any:

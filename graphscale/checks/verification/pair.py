@@ -238,12 +238,18 @@ def find_roles(pair: Pair) -> Roles:
     if isinstance(pair.policy, DynamicLossScale):
         states = ["loss_scale", *initial_values(pair.policy.rule, pair.policy.state)]
         wanted += [*states, "all_finite", *([] if pair.policy.rule.on_stuck == "hold" else ["stuck"])]
-    for role in (*wanted, *(role for role in (*COUNTERS, *OUTPUTS) if role in names)):
+    counters = COUNTERS if any(role in names for role in COUNTERS) else ()
+    for role in (*wanted, *counters, *(role for role in OUTPUTS if role in names)):
         if role not in names:
             raise VerifyError(f"the metadata name no value for the {role.replace('_', ' ')}")
         if role not in found:
             what = role.replace("_", " ")
             raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {what}")
+    twice = next((role for role, name in names.items() if list(names.values()).count(name) > 1), None)
+    if twice is not None:
+        raise VerifyError(f"the metadata call {names[twice]!r} the {twice}, and something else, too")
+    if found["loss_scale"].dtype is not ir.DataType.FLOAT:
+        raise VerifyError(f"{names['loss_scale']!r}, which the metadata call the loss scale, is no float32")
     for role in OUTPUTS:
         if role in names and names[role] not in outputs:
             raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")

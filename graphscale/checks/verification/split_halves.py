@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -12,6 +11,7 @@ from graphscale.checks.verification.pair import open_scaled
 from graphscale.checks.verification.parts import compare_part
 from graphscale.checks.verification.verify_report import Check, VerifyReport
 from graphscale.errors import VerifyError
+from graphscale.files.reading import parse_json
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import read_stamp
 from graphscale.pipeline import Model
@@ -63,7 +63,7 @@ def _read_claims(half: ir.Model, name: str) -> dict[str, Any]:
     if SPLIT_KEY not in half.metadata_props:
         raise VerifyError(f"{name} is no half of a split step; verify takes both: verify STEP GRADS UPDATE")
     try:
-        claimed = json.loads(half.metadata_props[SPLIT_KEY])
+        claimed = parse_json(half.metadata_props[SPLIT_KEY])
         sizes = {bucket["name"]: bucket["bytes"] for bucket in claimed["buckets"]}
         largest = max([LEAST_BYTES, *sizes.values()])
         packed = any(value.name in sizes for value in half.graph.outputs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import onnx
 
 from graphscale.errors import AutocastError
-from graphscale.files.reading import read_file
+from graphscale.files.reading import parse_json, read_file
 from graphscale.operators import MICROSOFT, OPERATORS, CastRule, Colour
 
 __all__ = ["Settings", "default_rules", "make_settings"]
@@ -119,15 +118,8 @@ def _read(
 
 
 def _parse(path: Path) -> Any:
-    def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for i, key in enumerate(keys):
-            if key in keys[:i]:
-                raise AutocastError(f"{path} has the list {key!r} twice")
-        return dict(pairs)
-
     try:
-        return json.loads(read_file(path), object_pairs_hook=refuse_duplicates)
+        return parse_json(read_file(path))
     except OSError as error:
         raise AutocastError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -87,22 +87,6 @@ def test_a_sparse_initializer_of_a_body_is_refused() -> None:
         _verify(MOMENTUM, hide)
 
 
-@pytest.mark.parametrize("place", ["initializer", "constant"])
-def test_a_segment_of_a_tensor_is_refused(place: str) -> None:
-    """ONNX Runtime takes it for the whole tensor; onnx does not read it."""
-
-    def cut(model: onnx.ModelProto) -> None:
-        tensor = numpy_helper.from_array(np.zeros(2, np.float32), "half")
-        tensor.segment.end = 2
-        if place == "initializer":
-            model.graph.initializer.append(tensor)
-        else:
-            model.graph.node.append(helper.make_node("Constant", [], ["half.0"], value=tensor))
-
-    with pytest.raises(UnsupportedModelError, match="a segment of the tensor 'half' alone"):
-        _verify(MOMENTUM, cut)
-
-
 @pytest.mark.parametrize("kind", ["function 'graphscale::UpdateLossScale'", "initializer 'scalar_tensor'"])
 def test_double_definitions_are_refused(kind: str) -> None:
     def double(model: onnx.ModelProto) -> None:
@@ -142,12 +126,17 @@ def _other_metadata(record: onnx.ModelProto) -> str:
     return "the metadata of the original has 'graphscale.roles'"
 
 
+def _other_pair(record: onnx.ModelProto) -> str:
+    record.training_info.add().update_binding.add(key="fc1.bias", value="fc2.bias.next")
+    return "the training_info of the original is"
+
+
 def _other_node(record: onnx.ModelProto) -> str:
     record.graph.node[0].op_type = "Tanh"
     return "'node_t' (Tanh)"
 
 
-@pytest.mark.parametrize("forge", [_other_opset, _other_function, _other_metadata, _other_node])
+@pytest.mark.parametrize("forge", [_other_opset, _other_function, _other_metadata, _other_pair, _other_node])
 def test_a_forged_record_of_the_original(forge: Callable[[onnx.ModelProto], str]) -> None:
     """`strip` would give another model than was scaled."""
     words = ""
@@ -189,3 +178,58 @@ def test_trained_state_has_the_type_of_its_input(name: str, array: np.ndarray, w
         tensor.CopyFrom(numpy_helper.from_array(array, name))
 
     assert words in _detail(_verify(MOMENTUM, damage, trained=True), "initial values", "fails")
+
+
+def _rename_key(key: str, text: str) -> Callable[[onnx.ModelProto], None]:
+    def damage(model: onnx.ModelProto) -> None:
+        (entry,) = [entry for entry in model.metadata_props if entry.key == f"graphscale.{key}"]
+        entry.value = text.replace("OLD", entry.value[1:-1])
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "words"),
+    [
+        ("state", '{"fc1.bias": "fc2.bias.next", OLD}', "graphscale.state: it has 'fc1.bias' twice"),
+        ("policy", '{"config": {}, OLD}', "graphscale.policy: it has 'config' twice"),
+        ("names", "", "graphscale.names: Expecting value"),
+        ("version", "", "graphscale.version is not what"),
+        ("version", "9 or \x1b[31m", "graphscale.version is not what"),
+        ("target", "", "graphscale.target is not what"),
+    ],
+)
+def test_ambiguous_metadata_are_refused_by_the_name_of_the_property(key: str, text: str, words: str) -> None:
+    with pytest.raises(ModelFileError, match=words):
+        _verify(MOMENTUM, _rename_key(key, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"skipped_steps": "good_steps", OLD}', "name no value for the steps"),
+        ('{"stuck": "good_steps", OLD}', "call 'good_steps' the stuck, and something else, too"),
+    ],
+)
+def test_names_of_other_values_are_a_failure(text: str, words: str) -> None:
+    report = _verify(MOMENTUM, _rename_key("names", text))
+    assert words in _detail(report, "named values", "fails")
+
+
+def test_the_loss_scale_is_no_count() -> None:
+    def exchange(model: onnx.ModelProto) -> None:
+        (entry,) = [entry for entry in model.metadata_props if entry.key == "graphscale.names"]
+        names = json.loads(entry.value)
+        entry.value = json.dumps(names | {"loss_scale": names["good_steps"], "good_steps": names["loss_scale"]})
+
+    assert "is no float32" in _detail(_verify(MOMENTUM, exchange), "named values", "fails")
+
+
+def test_the_result_of_a_body_has_a_type() -> None:
+    """ONNX Runtime does not load it otherwise."""
+    original = ir.load(MODELS / "jax/mlp_sgd.onnx")
+    scaled = ir.to_proto(gs.scale(original, telemetry=True).model)
+    node = next(node for node in scaled.graph.node if node.op_type == "If")
+    node.attribute[0].g.output[0].ClearField("type")
+    report = verify(ir.load(MODELS / "jax/mlp_sgd.onnx"), scaled, runs=0)
+    assert "has no type" in _detail(report, "translation", "not proved")

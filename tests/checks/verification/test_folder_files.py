@@ -133,12 +133,36 @@ def test_the_checkpoint_of_another_folder(folder: Path, tmp_path: Path) -> None:
     assert "the trainable parameter 'fc1.weight' is 1.0" in faults(folder)
 
 
+def test_bytes_of_a_further_checkpoint(tmp_path: Path) -> None:
+    source, scaled = Path(shutil.copytree(SOURCE, tmp_path / "source")), tmp_path / "scaled"
+    shutil.copy(source / "checkpoint", source / "epoch1")
+    gs.scale_artifacts(source, scaled)
+    with (scaled / "epoch1").open("ab") as file:
+        file.write(b"zzzz")
+    assert "'epoch1': its bytes are not those that scaling writes" in faults(scaled, source)
+    assert gs.verify(source, scaled, trained=True).ok
+
+
 def test_a_checkpoint_that_holds_a_name_twice(folder: Path) -> None:
     path = folder / "checkpoint"
     data = path.read_bytes()
     assert data.count(b"fc1.bias") == 1
     path.write_bytes(data.replace(b"fc1.bias", b"fc2.bias"))
     refuse(folder, "verify", SOURCE, ".", words=["checkpoint", "it holds 'fc2.bias' twice"])
+
+
+@pytest.mark.parametrize("at", ["the end of a name", "a table", "behind all"])
+def test_bytes_of_a_checkpoint_that_hold_no_number(at: str, folder: Path) -> None:
+    """ONNX Runtime does not load the first two."""
+    path = folder / "checkpoint"
+    data = bytearray(path.read_bytes())
+    if at == "behind all":
+        data += b"zzzz"
+    else:
+        data[140 if at == "a table" else data.index(b"good_steps") + len(b"good_steps")] ^= 1
+    path.write_bytes(data)
+    assert faults(folder).startswith("content of checkpoint fails: its bytes are not those that scaling writes")
+    assert gs.verify(SOURCE, folder, trained=True).ok
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,124 @@
+"""Content of a model that two readers take in two ways: onnx_ir passes over it, and a runtime does not."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+
+import onnx
+
+from graphscale.errors import ModelFileError, UnsupportedModelError
+
+__all__ = ["refuse_ambiguous"]
+
+_WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
+_CONSTANTS = ("Constant", "ConstantOfShape")
+_NUMBERS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+_KEYS = {"location", "offset", "length", "checksum"}  # of external data, as ONNX Runtime knows them
+_VALUES = ("f", "i", "s", "t", "g", "tp", "sparse_tensor")
+_LISTS = ("floats", "ints", "strings", "tensors", "graphs", "type_protos", "sparse_tensors")
+
+
+def refuse_ambiguous(proto: onnx.ModelProto, name: str) -> None:
+    """Refuse a model that two readers may take in two ways.
+
+    Raises:
+        ModelFileError: something is defined twice, or a tensor or an attribute has two values.
+        UnsupportedModelError: it has sparse initializers, a segment of a tensor, or nodes for several devices.
+    """
+    graphs = list(_graphs(proto))
+    for graph in graphs:
+        if graph.sparse_initializer:
+            sparse = graph.sparse_initializer[0].values.name
+            raise UnsupportedModelError(
+                f"{name} has the sparse initializer {sparse!r}; write its content as a dense one"
+            )
+        part = next((tensor for tensor in _tensors(graph) if tensor.HasField("segment")), None)
+        spread = next((node for node in graph.node if node.device_configurations), None)
+        if spread is not None:
+            raise UnsupportedModelError(f"{name} spreads node {spread.name!r} over devices; export it for a single one")
+        if part is not None:
+            raise UnsupportedModelError(f"{name} has a segment of the tensor {part.name!r} alone; write it whole")
+    damage = next(_find_damage(proto, graphs), None)
+    if damage is not None:
+        raise ModelFileError(f"{name} is damaged: {damage}")
+
+
+def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graph, and the bodies of its nodes and of functions."""
+    yield proto.graph
+    pending = [proto.graph.node, *(function.node for function in proto.functions)]
+    while pending:
+        for node in pending.pop():
+            for attribute in node.attribute if node.op_type in _WITH_BODIES else ():
+                if attribute.HasField("g"):
+                    yield attribute.g
+                    pending.append(attribute.g.node)
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        if node.op_type in _CONSTANTS:
+            yield from (attribute.t for attribute in node.attribute)
+
+
+def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> Iterator[str]:
+    keys = ("::".join(filter(None, (f.domain, f.name, f.overload))) for f in proto.functions)
+    yield from _find_twice("function", ((key, i) for i, key in enumerate(keys)))
+    yield from _find_twice("metadata property", ((entry.key, entry.value) for entry in proto.metadata_props))
+    for holder in (proto, *proto.functions):
+        opsets = ((opset.domain or "ai.onnx", opset.version) for opset in holder.opset_import)
+        yield from _find_twice("opset", opsets)
+    for function in proto.functions:
+        for attribute in function.attribute_proto:
+            if attribute.name in function.attribute:
+                yield f"the function {function.name!r} has the attribute {attribute.name!r} twice"
+        for node in function.node:
+            for attribute in node.attribute:
+                if attribute.ref_attr_name and _has_value(attribute):
+                    yield f"the attribute {attribute.name!r} of node {node.name!r} has a value, and refers to another"
+    for graph in graphs:
+        yield from _find_twice("initializer", ((tensor.name, i) for i, tensor in enumerate(graph.initializer)))
+        declared = ((value.name, value.type.SerializeToString()) for value in graph.value_info)
+        yield from _find_twice("type of value", declared)
+        values = (value for kind in (graph.input, graph.output, graph.value_info) for value in kind)
+        dtypes = ((value.name, value.type.tensor_type.elem_type) for value in values)
+        yield from _find_twice("type of value", (entry for entry in dtypes if entry[1]))
+        for tensor in _tensors(graph):
+            problem = _find_two_contents(tensor)
+            if problem is not None:
+                yield f"the tensor {tensor.name!r} {problem}"
+
+
+def _find_twice(kind: str, entries: Iterable[tuple[str, Hashable]]) -> Iterator[str]:
+    held: dict[str, Hashable] = {}
+    for key, content in entries:
+        if held.setdefault(key, content) != content:
+            yield f"it has the {kind} {key!r} twice"
+
+
+def _has_value(attribute: onnx.AttributeProto) -> bool:
+    return any(map(attribute.HasField, _VALUES)) or any(getattr(attribute, field) for field in _LISTS)
+
+
+def _find_two_contents(tensor: onnx.TensorProto) -> str | None:
+    """Return what is wrong with where a tensor keeps its content; its bytes, which may be many, are not looked at."""
+    is_raw = tensor.HasField("raw_data")
+    is_typed = any(getattr(tensor, field) for field in _NUMBERS)
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        if tensor.external_data:
+            return "holds its content, and names another file for it"
+        return "holds its content twice" if is_raw and is_typed else None
+    if is_raw or is_typed:
+        return "holds its content, and names another file for it"
+    keys = [entry.key for entry in tensor.external_data]
+    if len(keys) > len({*keys}) or not {*keys} <= _KEYS:
+        return f"describes its content in another file by {', '.join(map(repr, keys))}"
+    for entry in tensor.external_data:
+        if entry.key in ("offset", "length") and not _is_number(entry.value):
+            return f"has the {entry.key} {entry.value!r} in another file"
+    return None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.removeprefix("-").isdigit()
