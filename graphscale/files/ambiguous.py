@@ -55,9 +55,9 @@ def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
                     pending.append(attribute.g.node)
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for node in graph.node:
+def _tensors(scope: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
+    yield from scope.initializer if isinstance(scope, onnx.GraphProto) else ()
+    for node in scope.node:
         if node.op_type in _CONSTANTS:
             yield from (attribute.t for attribute in node.attribute)
 
@@ -84,10 +84,11 @@ def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> I
         values = (value for kind in (graph.input, graph.output, graph.value_info) for value in kind)
         dtypes = ((value.name, value.type.tensor_type.elem_type) for value in values)
         yield from _find_twice("type of value", (entry for entry in dtypes if entry[1]))
-        for tensor in _tensors(graph):
+    for scope in (*graphs, *proto.functions):
+        for tensor in _tensors(scope):
             problem = _find_two_contents(tensor)
             if problem is not None:
-                yield f"the tensor {tensor.name!r} {problem}"
+                yield f"the content of tensor {tensor.name!r} {problem}"
 
 
 def _find_twice(kind: str, entries: Iterable[tuple[str, Hashable]]) -> Iterator[str]:
@@ -103,17 +104,14 @@ def _has_value(attribute: onnx.AttributeProto) -> bool:
 
 def _find_two_contents(tensor: onnx.TensorProto) -> str | None:
     """Return what is wrong with where a tensor keeps its content; its bytes, which may be many, are not looked at."""
-    is_raw = tensor.HasField("raw_data")
-    is_typed = any(getattr(tensor, field) for field in _NUMBERS)
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
-        if tensor.external_data:
-            return "holds its content, and names another file for it"
-        return "holds its content twice" if is_raw and is_typed else None
-    if is_raw or is_typed:
-        return "holds its content, and names another file for it"
+    fields = [field for field in _NUMBERS if getattr(tensor, field)] + ["raw_data"] * tensor.HasField("raw_data")
+    if tensor.external_data:
+        fields.append("external_data")
+    if len(fields) > 1:
+        return f"is there twice, as {fields[0]} and as {fields[1]}"
     keys = [entry.key for entry in tensor.external_data]
-    if len(keys) > len({*keys}) or not {*keys} <= _KEYS:
-        return f"describes its content in another file by {', '.join(map(repr, keys))}"
+    if tensor.data_location == onnx.TensorProto.EXTERNAL and (len(keys) > len({*keys}) or not {*keys} <= _KEYS):
+        return f"is described in another file by {', '.join(map(repr, keys))}"
     for entry in tensor.external_data:
         if entry.key in ("offset", "length") and not _is_number(entry.value):
             return f"has the {entry.key} {entry.value!r} in another file"

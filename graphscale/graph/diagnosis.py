@@ -103,10 +103,6 @@ def find_model_damage(model: onnx.ModelProto) -> str | None:
 
 def find_rejection(model: onnx.ModelProto) -> str | None:
     """Find what ONNX's checker rejects in a model, one line, or None: what no runtime loads, though it can be read."""
-    for place, tensor in _messages(model, onnx.TensorProto):
-        fields = [field.name for field, _ in tensor.ListFields() if field.name.endswith("_data")]
-        if len(fields) > 1:
-            return f"the content of tensor {tensor.name or place!r} is there twice, as {fields[0]} and as {fields[1]}"
     return next(itertools.chain(_checker(model), _inner_names(model)), None)
 
 

@@ -80,19 +80,22 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     ),
     "type in a body": (lambda m: declare(inner(m)), "the type of value 'u' twice"),
     "initializer": (lambda m: m.graph.initializer.append(m.graph.initializer[0]), "the initializer 'w' twice"),
-    "content": (lambda m: hold_twice(tensors(m)[0]), "the tensor 'w' holds its content twice"),
-    "content of a constant": (lambda m: hold_twice(tensors(m)[1]), "holds its content twice"),
+    "content": (
+        lambda m: hold_twice(tensors(m)[0]),
+        "the content of tensor 'w' is there twice, as float_data and as raw_data",
+    ),
+    "content of a constant": (lambda m: hold_twice(tensors(m)[1]), "is there twice, as float_data and as raw_data"),
     "content in a body": (
         lambda m: hold_twice(inner(m).initializer.add(name="i", dims=[2], data_type=1)),
-        "the tensor 'i' holds its content twice",
+        "the content of tensor 'i' is there twice",
     ),
     "a file beside the content": (
         lambda m: tensors(m)[0].external_data.add(key="location", value="weights"),
-        "the tensor 'w' holds its content, and names another file for it",
+        " and as external_data",
     ),
     "content beside a file": (
         lambda m: (put_outside()(m), setattr(tensors(m)[0], "raw_data", bytes(8))),
-        "the tensor 'w' holds its content, and names another file for it",
+        " and as external_data",
     ),
     "key of a file": (put_outside(location_="other"), "by 'location', 'location'"),
     "key that nobody knows": (put_outside(basepath="/etc"), "by 'location', 'basepath'"),
