@@ -85,6 +85,8 @@ def _confine(tensor: ir.ExternalTensor, folder: Path, name: str) -> ir.ExternalT
         raise ModelFileError(f"{what}, which cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not stat.S_ISREG(found.st_mode):
         raise ModelFileError(f"{what}, which is no regular file")
+    if path.name != os.path.basename(location):
+        raise ModelFileError(f"{what}, which is no name of a file")
     if found.st_nlink > 1:
         raise ModelFileError(f"{what}, which has a second name elsewhere (a hard link); copy the file")
     offset = tensor.offset or 0

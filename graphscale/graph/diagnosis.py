@@ -263,6 +263,8 @@ def _stamp(model: onnx.ModelProto) -> Iterator[str]:
     if "graphscale.version" not in metadata:
         return
     stamp = read_stamp(metadata, "it")
+    if "window_finite" in stamp.names:
+        return  # the names of all models of a folder
     graph = model.graph
     known = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
     known.update(output for node in graph.node for output in node.output)

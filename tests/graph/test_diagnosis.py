@@ -10,7 +10,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import ModelFileError
-from graphscale.graph.diagnosis import find_model_damage, name_damage
+from graphscale.graph.diagnosis import find_damage, find_model_damage, name_damage
 from tests.conftest import MODELS
 
 pytestmark = pytest.mark.static
@@ -21,6 +21,11 @@ STEP = MODELS / "pytorch/mlp_momentum.onnx"
 @pytest.mark.parametrize("path", sorted(MODELS.rglob("*.onnx")), ids=lambda path: path.relative_to(MODELS).as_posix())
 def test_sound_models(path: Path) -> None:
     assert find_model_damage(onnx.load(path)) is None
+
+
+def test_the_models_of_a_scaled_folder_are_sound(tmp_path: Path) -> None:
+    gs.scale_artifacts(MODELS / "ort/artifacts/digits_sgd", tmp_path / "scaled")
+    assert find_damage([tmp_path / "scaled"]) is None
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])

@@ -105,8 +105,16 @@ DAMAGED = {
     "a huge length": (step("own", length=2**70), "truncated"),
     "a negative offset": (step("own", offset=-4), "negative|non-neg"),
     "a negative length": (step("own", length=-4), "negative|non-neg"),
+    "a folder by its own name": (step("own/."), "no name of a file"),
     "too short a length": (step("own", length=8), "8 bytes"),
 }
+
+
+def test_too_long_a_length(place: Path) -> None:
+    """ONNX Runtime does not load it."""
+    (place / "model" / "own").write_bytes(SECRET.tobytes() * 2)
+    onnx.save(step("own", length=SECRET.nbytes + 4), place / "model" / "step.onnx")
+    refuse(place, "scale", *TO_FILE, words=[f"and {SECRET.nbytes + 4} bytes from 0 on are not its shape"])
 
 
 @pytest.mark.parametrize("words", [["scale"], ["strip"], ["autocast"]])
