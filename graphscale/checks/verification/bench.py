@@ -55,10 +55,12 @@ class Bench:
         self._providers = providers
         self._on_gpu = any("CUDA" in str(provider) for provider in providers or ())
         self._raw, quotients = self._find_gradients()
-        # A sum with weight decay has a name in the scaled graph alone.
-        self._quotients = quotients | {name: name for name in self.oracle.gradients if name not in quotients}
-        self.gradients = tuple(self._raw)
         wanted = [gradient.name or "" for gradient in pair.analysis.gradients]
+        # A sum with weight decay has a name in the scaled graph alone. Of a gradient that is not told apart, that name
+        # may be of the scaled one.
+        others = [name for name in self.oracle.gradients if pair.proved or name not in wanted]
+        self._quotients = {**dict(zip(others, others, strict=True)), **quotients}
+        self.gradients = tuple(self._raw)
         self.lacking = tuple(name for name in wanted if name not in self._raw)
         self._is_partial = not pair.proved and any(name not in quotients for name in wanted)
         self.feeds_scale = pair.proved or roles.scale.is_graph_input()
@@ -76,7 +78,7 @@ class Bench:
         self._runners: list[Runner] = []
         self.original = self._make_runner(copy.model, "the original")
         self.scaled = self._make_runner(self._scaled_copy().model, "the scaled graph")
-        self.untold = [name for name in self.oracle.gradients if self._quotients[name] not in self.scaled.outputs]
+        self.untold = [n for n in self.oracle.gradients if self._quotients.get(n) not in self.scaled.outputs]
 
     def _make_runner(self, model: ir.Model, what: str) -> Runner:
         self._runners.append(Runner(model, self._providers, what))

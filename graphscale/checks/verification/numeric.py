@@ -260,7 +260,8 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
         if bench.pair.proved or not bench.gradients:
             found.checks.append(Check(name, FAILS if bench.pair.proved else SKIPPED, lost))
             return
-        found.notes.append(f"{lost}: it was not made non-finite, nor {len(bench.lacking) - 1} others")
+        total = len(bench.lacking) + len(bench.gradients)
+        found.notes.append(f"{lost}: {len(bench.lacking)} of {total} gradients were not made non-finite")
 
     many = len(bench.gradients) > _MANY
 

@@ -208,3 +208,14 @@ def test_a_scale_that_is_gone_and_no_power_of_two_takes_a_tolerance() -> None:
     found = _rename_and_copy(scaled)
     assert not gs.verify(original, found, runs=1, numeric=True).ok
     assert gs.verify(original, found, runs=1, numeric=True, tolerance=1e-4).ok
+
+
+def test_the_name_of_a_gradient_that_another_operator_computes() -> None:
+    """That name is of the gradient with the scale, which telemetry divides before it reports on it."""
+    original = linear_step("w_next = Sub(w, dw)", outputs="float[4,3] w_next")
+    scaled = gs.scale(original, telemetry=True).model
+    assert isinstance(scaled, onnx.ModelProto)
+    (node,) = [node for node in scaled.graph.node if "dw" in node.output]
+    node.op_type, node.name = "Gemm", "another"
+    report = gs.verify(original, scaled, runs=1)
+    assert not report.ok and not report.failures, report.failures
