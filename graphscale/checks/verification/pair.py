@@ -16,7 +16,14 @@ from graphscale.checks.patterns import find_accumulators, input_at
 from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, ScaledGraph, find_scaled_loss, read_scaled_graph
 from graphscale.checks.translation import Claims, Translation, validate_translation
 from graphscale.checks.translation.signatures import sign_nodes
-from graphscale.errors import AlreadyScaledError, InvalidLossScaleError, ModelFileError, VerifyError, one_line
+from graphscale.errors import (
+    AlreadyScaledError,
+    InvalidLossScaleError,
+    ModelFileError,
+    SeedNotFoundError,
+    VerifyError,
+    one_line,
+)
 from graphscale.graph.diagnosis import find_rejection
 from graphscale.graph.order import check_order
 from graphscale.graph.original import outline
@@ -103,7 +110,10 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     if misfit is not None:
         what = f"{second_name} is not {first_name} scaled: {misfit}"
         raise VerifyError(f"{what}; pass the original that it was made from")
-    translation = validate_translation(first, second, stamp, policy, hints)
+    try:
+        translation = validate_translation(first, second, stamp, policy, hints)
+    except SeedNotFoundError as error:  # the seed of verify is that of its feeds
+        raise SeedNotFoundError(str(error).replace("--seed", "--place")) from error
     prepare(first)
     notes = _repeat_autocast(first, translation.claims, hints)
     found = analyse(first.graph, hints.stated_by(first))

@@ -219,3 +219,31 @@ def test_the_name_of_a_gradient_that_another_operator_computes() -> None:
     node.op_type, node.name = "Gemm", "another"
     report = gs.verify(original, scaled, runs=1)
     assert not report.ok and not report.failures, report.failures
+
+
+def test_a_stranger_is_named_once() -> None:
+    original, scaled = _scaled("pytorch/mlp_momentum")
+    check = gs.verify(original, _prefix(scaled), runs=0).checks[0]
+    assert check.detail.count("node 'p/graphscale/update-loss-scale/next_scale'") == 1, check
+
+
+def test_another_value_by_a_name_of_the_metadata() -> None:
+    original, scaled = _scaled("pytorch/mlp_momentum", loss_scale=STUCK)
+    (rule,) = [node for node in scaled.graph.node if "stuck" in node.output]
+    for node in scaled.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["hidden" if name == "stuck" else name for name in names]
+    scaled.graph.node.append(onnx.helper.make_node("Not", ["hidden"], ["stuck"]))
+    assert "hidden" in rule.output and gs.verify(original, scaled, runs=1, numeric=True).failures
+
+
+def test_a_name_of_the_metadata_that_changed_hands() -> None:
+    original, scaled = _scaled("pytorch/mlp_momentum", loss_scale=1024.0)
+    names = {"current_loss_scale": "scalar_tensor", "scalar_tensor": "current_loss_scale"}
+    for node in scaled.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    for tensor in scaled.graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    (check,) = [each for each in gs.verify(original, scaled, runs=0).checks if each.name == "metadata of the scaling"]
+    words = "the metadata call 'current_loss_scale' the loss scale, which is another value in this graph"
+    assert check.status == "fails" and words in check.detail, check
