@@ -115,19 +115,24 @@ def _describe(name: str, tensor: ir.TensorProtocol, kept: str | None) -> onnx.Te
     return reference
 
 
-def restore_original(model: ir.Model) -> ir.Model:
+def restore_original(model: ir.Model, others: ir.Graph | None = None) -> ir.Model:
     """Unpack the original of a rewritten model, its initializers with the content that they have in the rewritten one.
+
+    Args:
+        model: the rewritten model.
+        others: the graph whose initializers stand for those that another tool renamed in the model, took out or changed
+            the type of; None to refuse such a model.
 
     Raises:
         ModelFileError: there is none, it is damaged, or the rewritten model lacks an input or an initializer of it.
     """
     try:
-        return _unpack(model)
+        return _unpack(model, others)
     except (LookupError, ValueError, zlib.error, DecodeError, GraphscaleError) as error:
         raise ModelFileError(one_line(error)) from error
 
 
-def _unpack(model: ir.Model) -> ir.Model:
+def _unpack(model: ir.Model, others: ir.Graph | None) -> ir.Model:
     packed = base64.b64decode(model.metadata_props[ORIGINAL_KEY], validate=True)
     proto = onnx.ModelProto.FromString(_decompress(packed))
     inputs = {value.name for value in model.graph.inputs}
@@ -135,7 +140,7 @@ def _unpack(model: ir.Model) -> ir.Model:
         if value.name not in inputs:
             raise ValueError(f"it has no input {value.name!r}")
     tensors = {
-        tensor.name: _find_content(model.graph, tensor)
+        tensor.name: _find_content(model.graph, tensor, others)
         for tensor in proto.graph.initializer
         if tensor.data_location == onnx.TensorProto.EXTERNAL
     }
@@ -153,12 +158,15 @@ def _decompress(packed: bytes) -> bytes:
     return content
 
 
-def _find_content(graph: ir.Graph, reference: onnx.TensorProto) -> ir.TensorProtocol:
-    """Find the tensor that a record refers to."""
+def _find_content(graph: ir.Graph, reference: onnx.TensorProto, others: ir.Graph | None) -> ir.TensorProtocol:
+    """Find the tensor that a record refers to, in a graph, else in the other one."""
     name = reference.external_data[0].value
     tensor = graph.initializers[name].const_value if name in graph.initializers else None
+    is_fit = tensor is not None and (tensor.dtype, list(tensor.shape)) == (reference.data_type, list(reference.dims))
+    if others is not None and not is_fit:
+        return _find_content(others, reference, None)
     if tensor is None:
         raise ValueError(f"it has no initializer {name!r}")
-    if (tensor.dtype, list(tensor.shape)) != (reference.data_type, list(reference.dims)):
+    if not is_fit:
         raise ValueError(f"the initializer {name!r} has another type or shape")
     return tensor

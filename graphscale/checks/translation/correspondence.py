@@ -51,6 +51,7 @@ class Correspondence:
     _pending: deque[tuple[ir.Value | None, ir.Value | None, str]] = dataclasses.field(default_factory=deque)
     _known: set[tuple[str | None, tuple[str, str, str]]] = dataclasses.field(default_factory=set)
     _scopes: list[tuple[Graph, Graph, str]] = dataclasses.field(default_factory=list)
+    _strangers: set[ir.Node | None] = dataclasses.field(default_factory=set)
     _is_marked: bool = False
     _unmarked: list[str] = dataclasses.field(default_factory=list)
 
@@ -138,7 +139,8 @@ class Correspondence:
             if is_new and one is None and other is None and not found.is_graph_input() | expected.is_graph_input():
                 self._pair_values(found, expected)
                 continue
-            self.differences.append(self._name_stranger(found, expected, reader))
+            if one is None or one not in self._strangers:
+                self.differences.append(self._name_stranger(found, expected, reader))
 
     def _name_stranger(self, found: ir.Value, expected: ir.Value, reader: str) -> str:
         node, wanted = found.producer(), self.back.get(expected)
@@ -148,6 +150,7 @@ class Correspondence:
             other = f"{wanted.name!r}"
         if found in self.values or (node is not None and (node.name, node.op_identifier()) in self._known):
             return f"{reader} is {found.name!r}, and should be {other}"
+        self._strangers.add(node)
         what = f"value {found.name!r}" if node is None else f"node {node_name(node)!r} ({op_name(node)})"
         return f"{what} is neither the original's nor an inserted piece: {reader} should come from {other}"
 
@@ -219,7 +222,7 @@ class Correspondence:
                 if other not in self.matched:
                     self._pair_nodes(node, other, node.outputs[0], other.outputs[0])
                     self._walk()
-        strangers = [node for node in found if node not in self.nodes]
+        strangers = [node for node in found if node not in self.nodes and node not in self._strangers]
         missing = [node for node in expected if node not in self.matched]
         for node in strangers[:_MOST]:
             self.differences.append(f"node {_label(node)} is neither the original's nor an inserted piece")

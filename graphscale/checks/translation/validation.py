@@ -30,16 +30,18 @@ class Translation:
             the same by other means.
         starts: differences between initial values, by the input's name.
         metadata: differences between the metadata.
-        nodes: how many nodes correspond.
+        nodes: the nodes that correspond, each with its counterpart in the expected model.
         stamp: the metadata that the file should have.
+        expected: the expected model.
     """
 
     claims: Claims
     graph: tuple[str, ...]
     starts: Mapping[str, str]
     metadata: tuple[str, ...]
-    nodes: int
+    nodes: Mapping[ir.Node, ir.Node]
     stamp: Stamp
+    expected: ir.Model
 
 
 def validate_translation(
@@ -69,7 +71,7 @@ def validate_translation(
     metadata = tuple(metadata_differences(scaled, stamp, expected, wanted, same))
     if not same.differences:
         _rename(scaled.graph, same)
-    return Translation(claims, tuple(same.differences), same.starts, metadata, len(same.nodes), wanted)
+    return Translation(claims, tuple(same.differences), same.starts, metadata, same.nodes, wanted, expected)
 
 
 def _rename(graph: ir.Graph, same: Correspondence) -> None:

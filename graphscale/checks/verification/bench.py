@@ -41,6 +41,9 @@ class Bench:
         original: runs the original, with its gradients among the outputs.
         scaled: runs the scaled graph, with its unscaled gradients among the outputs.
         gradients: the names of the gradients that can be told apart in both graphs, in the original.
+        lacking: the names of the other gradients.
+        untold: the names of those that telemetry reports on and that the scaled graph lacks.
+        feeds_scale: whether the scaled graph runs at any loss scale: another tool may have folded one that is constant.
         seeds: how many random operators without a seed were given one; None if some could not be.
         replaced: how many `IsAllFinite` were spelled out for the CPU.
         any_finite: whether a step of both graphs had finite gradients.
@@ -52,9 +55,15 @@ class Bench:
         self._providers = providers
         self._on_gpu = any("CUDA" in str(provider) for provider in providers or ())
         self._raw, quotients = self._find_gradients()
-        # A sum with weight decay has a name in the scaled graph alone.
-        self._quotients = quotients | {name: name for name in self.oracle.gradients if name not in quotients}
+        wanted = [gradient.name or "" for gradient in pair.analysis.gradients]
+        # A sum with weight decay has a name in the scaled graph alone. Of a gradient that is not told apart, that name
+        # may be of the scaled one.
+        others = [name for name in self.oracle.gradients if pair.proved or name not in wanted]
+        self._quotients = {**dict(zip(others, others, strict=True)), **quotients}
         self.gradients = tuple(self._raw)
+        self.lacking = tuple(name for name in wanted if name not in self._raw)
+        self._is_partial = not pair.proved and any(name not in quotients for name in wanted)
+        self.feeds_scale = pair.proved or roles.scale.is_graph_input()
         self.replaced = 0
         self.any_finite = False
         self.lost = UNDERFLOW if ir.DataType.FLOAT16 in pair.small else 0.0
@@ -63,12 +72,13 @@ class Bench:
         self._noises: dict[int, dict[str, float]] = {}
         copy = Copy(pair.original)
         copy.feed(pair.states)
-        copy.show(self._raw)
+        copy.show(wanted)
         self.seeds, mine, self._seeds = self._find_random()
         copy.give_seeds(mine)
         self._runners: list[Runner] = []
         self.original = self._make_runner(copy.model, "the original")
         self.scaled = self._make_runner(self._scaled_copy().model, "the scaled graph")
+        self.untold = [n for n in self.oracle.gradients if self._quotients.get(n) not in self.scaled.outputs]
 
     def _make_runner(self, model: ir.Model, what: str) -> Runner:
         self._runners.append(Runner(model, self._providers, what))
@@ -96,19 +106,28 @@ class Bench:
     def finite_gradients(self, feeds: Mapping[str, Any]) -> bool:
         """Return whether the original computes a finite loss and finite gradients."""
         outputs = self.original.run(feeds).outputs
-        wanted = [outputs[name] for name in (*self.gradients, self.pair.analysis.loss.name) if name in outputs]
-        return all(map(is_finite, wanted))
+        names = (*self.gradients, *self.lacking, self.pair.analysis.loss.name)
+        return all(is_finite(outputs[name]) for name in names if name in outputs)
+
+    def with_scale(self, start: Arrays, scale: float) -> Arrays:
+        """Return the same state with another loss scale, if the scaled graph takes one."""
+        return self.oracle.with_scale(start, scale if self.feeds_scale else self.oracle.initial)
 
     # --- one step of both -------------------------------------------------------------------------------------------
 
     def _evaluate_step(self, case: Case) -> Iterator[Difference]:
         expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
         gradients = self._unscaled(got)
-        finite = all(map(is_finite, gradients.values()))
+        infinite = next((name for name, array in gradients.items() if not is_finite(array)), None)
+        finite, flag = infinite is None, self.roles.all_finite
+        if self._is_partial and flag is not None:  # a gradient that is not among these may have overflowed
+            finite &= bool(np.all(got.outputs[flag.name or ""]))
         self.any_finite |= finite
         if not finite and self._holds_scaled(case, expected):
-            infinite = next(name for name, array in gradients.items() if not is_finite(array))
-            yield Difference(infinite, expected.outputs.get(infinite, np.zeros(0)), gradients[infinite], ORIGINAL)
+            if infinite is not None:
+                yield Difference(infinite, expected.outputs.get(infinite, np.zeros(0)), gradients[infinite], ORIGINAL)
+            elif flag is not None:
+                yield Difference(flag.name or "", np.asarray(True), got.outputs[flag.name or ""], ORIGINAL)
         yield from self._compare_step(case, expected, got, gradients, finite)
         yield from self._evaluate_effects(case, got, finite, gradients)
         exposed, loss = self.roles.scaled_loss, self.pair.analysis.loss.name or ""
@@ -145,7 +164,8 @@ class Bench:
         """Return whether float32 holds the original's gradients times the scale by far, and what they are sums of."""
         if self.pair.small or float(np.ravel(case.feeds[self.roles.scale.name or ""])[0]) > MODEST_SCALE:
             return False
-        arrays = [np.asarray(expected.outputs[name], np.float64) for name in self.gradients if name in expected.outputs]
+        names = (*self.gradients, *self.lacking)
+        arrays = [np.asarray(expected.outputs[name], np.float64) for name in names if name in expected.outputs]
         return all(np.abs(array).max(initial=0.0) < MODEST for array in arrays)
 
     def _noise(self, case: Case, expected: Results) -> dict[str, float]:
@@ -260,7 +280,8 @@ class Bench:
         copy = Copy(self.pair.scaled)
         if not self._on_gpu:
             self.replaced = copy.spell_out_finite_checks()
-        copy.feed([self.roles.scale.name or "", *self.pair.states])
+        copy.feed([self.roles.scale.name or ""] if self.feeds_scale else [])
+        copy.feed(self.pair.states)
         copy.show(self._quotients.values())
         copy.give_seeds(self._seeds)
         return copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -14,7 +15,15 @@ from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import find_accumulators, input_at
 from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, ScaledGraph, find_scaled_loss, read_scaled_graph
 from graphscale.checks.translation import Claims, Translation, validate_translation
-from graphscale.errors import AlreadyScaledError, InvalidLossScaleError, ModelFileError, VerifyError, one_line
+from graphscale.checks.translation.signatures import sign_nodes
+from graphscale.errors import (
+    AlreadyScaledError,
+    InvalidLossScaleError,
+    ModelFileError,
+    SeedNotFoundError,
+    VerifyError,
+    one_line,
+)
 from graphscale.graph.diagnosis import find_rejection
 from graphscale.graph.order import check_order
 from graphscale.graph.original import outline
@@ -42,7 +51,9 @@ class Pair:
         analysis: the analysis of the original.
         states: `{input: output}` of the state that the original carries, None where it writes the input in place.
         kept: the states that advance on skipped steps, too.
-        nodes: `{node of the original: the same node in the scaled graph}`.
+        nodes: `{node of the original: the same node in the scaled graph}`; where another tool changed the graph, those
+            that can be told by their names.
+        proved: whether all nodes of the scaled graph are those that the original gives.
         small: the types smaller than float32 that the original computes in, in the mixed precision of the scaled one.
         notes: what a user should know.
     """
@@ -55,6 +66,7 @@ class Pair:
     states: Mapping[str, str | None]
     kept: frozenset[str]
     nodes: Mapping[ir.Node, ir.Node]
+    proved: bool
     small: frozenset[ir.DataType]
     notes: tuple[str, ...]
 
@@ -98,7 +110,10 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     if misfit is not None:
         what = f"{second_name} is not {first_name} scaled: {misfit}"
         raise VerifyError(f"{what}; pass the original that it was made from")
-    translation = validate_translation(first, second, stamp, policy, hints)
+    try:
+        translation = validate_translation(first, second, stamp, policy, hints)
+    except SeedNotFoundError as error:  # the seed of verify is that of its feeds
+        raise SeedNotFoundError(str(error).replace("--seed", "--place")) from error
     prepare(first)
     notes = _repeat_autocast(first, translation.claims, hints)
     found = analyse(first.graph, hints.stated_by(first))
@@ -110,10 +125,37 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         analysis=found,
         states=_find_states(found),
         kept=frozenset(update.input.name or "" for update in found.updates if update.kept),
-        nodes=match_models(first, second).nodes,
+        nodes=_match_nodes(first, second, translation),
+        proved=not translation.graph,
         small=_small_types(first),
         notes=tuple(notes),
     ), translation
+
+
+def _match_nodes(original: ir.Model, scaled: ir.Model, translation: Translation) -> dict[ir.Node, ir.Node]:
+    """Match nodes by their names; where the translation is not proved, first of all those that compute the same."""
+    nodes = match_models(original, scaled).nodes
+    if not translation.graph:
+        return nodes
+    wanted = match_models(original, translation.expected).nodes
+    mine, theirs = _by_signature(scaled.graph), _by_signature(translation.expected.graph)
+    same = {theirs[signature]: node for signature, node in mine.items() if signature in theirs}
+    taken = {**translation.nodes, **{other: node for node, other in same.items()}}
+    found = {node: same.get(wanted[node]) if node in wanted else None for node in original.graph}
+    named = {
+        node: other
+        for node, other in nodes.items()
+        # Another tool may have given its name to another node.
+        if node not in wanted or taken.get(other, wanted[node]) is wanted[node]
+    }
+    return {**named, **{node: other for node, other in found.items() if other is not None}}
+
+
+def _by_signature(graph: ir.Graph) -> dict[bytes, ir.Node]:
+    """Return the nodes by what they compute, without those that compute the same as another one."""
+    signatures = sign_nodes(graph)
+    counts = Counter(signatures.values())
+    return {signature: node for node, signature in signatures.items() if counts[signature] == 1}
 
 
 def open_scaled(scaled: Model) -> tuple[ir.Model, str, Stamp, LossScale]:
@@ -202,7 +244,7 @@ class Roles:
     """The values of a scaled graph by their roles.
 
     Attributes:
-        scale: the loss scale.
+        scale: the loss scale; outside of the graph where another tool took out a constant one.
         all_finite: the flag of the finite check; None where there is none.
         stuck: the flag of a scale that is stuck, where the policy has one.
         scale_states: the state of the loss scale by role, `loss_scale` among it; empty for a fixed one.
@@ -233,11 +275,14 @@ def find_roles(pair: Pair) -> Roles:
         VerifyError: with the first that is not there.
     """
     graph, names = pair.scaled.graph, pair.stamp.names
-    found, outputs = pair.reading.named, {value.name: value for value in graph.outputs}
+    found, outputs = dict(pair.reading.named), {value.name: value for value in graph.outputs}
     wanted, states = ["loss_scale"], list[str]()
     if isinstance(pair.policy, DynamicLossScale):
         states = ["loss_scale", *initial_values(pair.policy.rule, pair.policy.state)]
         wanted += [*states, "all_finite", *([] if pair.policy.rule.on_stuck == "hold" else ["stuck"])]
+    elif not pair.proved and "all_finite" not in names and "loss_scale" in names:
+        # Another tool may have folded the constant.
+        found.setdefault("loss_scale", ir.val(names["loss_scale"], ir.DataType.FLOAT, ()))
     counters = COUNTERS if any(role in names for role in COUNTERS) else ()
     for role in (*wanted, *counters, *(role for role in OUTPUTS if role in names)):
         if role not in names:

@@ -23,7 +23,7 @@ def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, 
         numeric: whether nodes that differ are no failure.
         trained: whether carried state may begin at other values, within the range of the policy.
     """
-    what = f"{translation.nodes} nodes, each the original's or an inserted piece"
+    what = f"{len(translation.nodes)} nodes, each the original's or an inserted piece"
     graph = Check.proved("translation", translation.graph, what, UNPROVED)
     if numeric and translation.graph:
         graph = Check(graph.name, SKIPPED, "numbers alone were asked for", True)
