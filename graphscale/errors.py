@@ -40,7 +40,7 @@ class UnsupportedModelError(GraphscaleError):
 
 
 class AlreadyScaledError(GraphscaleError):
-    """The model already carries a loss scale that graphscale put in."""
+    """The model already carries a loss scale that graphscale put in, with its metadata or without."""
 
 
 class InvalidLossScaleError(GraphscaleError, ValueError):

@@ -20,7 +20,7 @@ from graphscale.files.model_files import ModelResult
 from graphscale.files.training_info import drop_training_info, training_info_of
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
-from graphscale.graph.stamp import ROLES_KEY, is_scaled
+from graphscale.graph.stamp import ROLES_KEY, is_scaled, refuse_scaled
 from graphscale.passes import Autocast
 from graphscale.passes.casting.cast_report import AutocastReport
 from graphscale.passes.casting.settings import make_settings
@@ -101,6 +101,7 @@ def autocast(
     work, name, proto = open_copy_with_proto(model)
     if is_scaled(work):
         raise AutocastError(f"{name} carries a loss scale already; autocast the original, then scale it")
+    refuse_scaled(work, name)
     check_versions(work, get_target(target))
     with record_original(work, proto):
         warnings = prepare(work)

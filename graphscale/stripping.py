@@ -52,7 +52,10 @@ def strip_model(model: ir.Model, name: str) -> ir.Model:
         name: its name in messages.
     """
     if not is_rewritten(model):
-        raise ModelFileError(f"{name} has nothing to strip: graphscale put neither a loss scale nor casts into it")
+        raise ModelFileError(
+            f"{name} has nothing to strip: graphscale put neither a loss scale nor casts into it, or another tool "
+            "dropped its metadata"
+        )
     try:
         return restore_original(model)
     except ModelFileError as error:

@@ -95,7 +95,7 @@ def _is_alike(one: ir.Value, other: ir.Value) -> bool:
         constants = constant_tensor(one), constant_tensor(other)
         if constants[0] is None or constants[1] is None or not is_float(one) or not is_scalar(one):
             return one.dtype is other.dtype and (constants[0] is None) is (constants[1] is None)
-        return constants[0].tobytes() == constants[1].tobytes()
+        return constants[0].numpy().tobytes() == constants[1].numpy().tobytes()
     node, twin = one.producer(), other.producer()
     if node is None or twin is None or subgraphs(node) or _is_source(one) or _is_source(other):
         return False
@@ -111,7 +111,7 @@ class _Numbers(dict[ir.Value, Hashable]):
         number: Hashable = value
         tensor = constant_tensor(value)
         if tensor is not None and tensor.size <= _SMALL:
-            number = tensor.dtype, tuple(tensor.shape), tensor.tobytes()
+            number = tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes()
         self[value] = number
         return number
 

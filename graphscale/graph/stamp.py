@@ -16,11 +16,17 @@ from graphscale.errors import AlreadyScaledError, ModelFileError
 from graphscale.files.reading import parse_json
 from graphscale.files.replacing import ROLES_KEY
 from graphscale.files.training_info import drop_training_info
+from graphscale.graph.marks import PASS_KEY
 
-__all__ = ["ROLES_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
+__all__ = ["ROLES_KEY", "SPLIT_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
 
 _VERSION = "graphscale.version"
 _RELEASE = re.compile(r"\d+(\.\d+)*[\w.+-]{,40}")
+# Of a half of a split step: which one it is, and of what.
+SPLIT_KEY = "graphscale.split"
+# What only a loss scale brings: a function of this domain, and the nodes of two passes.
+_DOMAIN = "graphscale"
+_PASSES = ("scale-loss", "unscale-gradients")
 _COUNTS = (
     "good_steps",
     "hysteresis_left",
@@ -112,15 +118,37 @@ def refuse_scaled(model: ir.Model, name: str) -> None:
             f"{name} already carries a loss scale (graphscale {model.metadata_props[_VERSION]}, target "
             f"{model.metadata_props.get('graphscale.target', '?')}); scale the original graph instead"
         )
+    if _has_lost_stamp(model):
+        raise AlreadyScaledError(_explain_loss(name))
 
 
-def read_stamp(metadata: Mapping[str, str], name: str) -> Stamp:
-    """Read the stamp of a scaled model.
+def _has_lost_stamp(model: ir.Model) -> bool:
+    """Return whether a model without a stamp has been scaled by graphscale: another tool has dropped its metadata."""
+    return any(
+        node.domain == _DOMAIN
+        or node.metadata_props.get(PASS_KEY) in _PASSES
+        or (node.name or "").startswith(tuple(f"graphscale/{name}/" for name in _PASSES))
+        for node in model.graph.all_nodes()
+    )
+
+
+def _explain_loss(name: str) -> str:
+    return (
+        f"{name} was scaled by graphscale, and has lost its metadata: another tool dropped them; scale the original "
+        "graph again"
+    )
+
+
+def read_stamp(source: ir.Model | Mapping[str, str], name: str) -> Stamp:
+    """Read the stamp of a scaled model, or of its metadata.
 
     Raises:
         ModelFileError: there is none, or it is damaged.
     """
+    metadata = source.metadata_props if isinstance(source, ir.Model) else source
     if _VERSION not in metadata:
+        if isinstance(source, ir.Model) and _has_lost_stamp(source):
+            raise ModelFileError(_explain_loss(name))
         raise ModelFileError(f"{name} carries no loss scale; scale it first: graphscale scale MODEL -o OUT")
     texts = {field.name: metadata.get(f"graphscale.{field.name}", "") for field in dataclasses.fields(Stamp)}
     contents, damaged = dict[str, Any](), f"{name} has damaged graphscale metadata"

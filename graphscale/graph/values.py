@@ -279,14 +279,13 @@ def is_known_zero(
         value: the value.
         depth: how many nodes to go up.
         of_finite: taking all numbers for finite; else a product with zero may be NaN.
-        largest: the most elements of a constant to read, and none of those in a file beside the model; None for all.
+        largest: the most elements of a constant to read; None for all.
     """
     if value is None:
         return False
     tensor = constant_tensor(value)
     if tensor is not None:
-        is_read = largest is None or (tensor.size <= largest and not isinstance(tensor, ir.ExternalTensor))
-        return is_read and _is_zero_tensor(tensor)
+        return (largest is None or tensor.size <= largest) and _is_zero_tensor(tensor)
     node = value.producer()
     if node is None or depth == 0:
         return False

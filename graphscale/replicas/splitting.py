@@ -17,7 +17,7 @@ from graphscale.errors import SplitError
 from graphscale.files import model_files, writing
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import ORIGINAL_KEY
-from graphscale.graph.stamp import Stamp, read_stamp
+from graphscale.graph.stamp import SPLIT_KEY, Stamp, read_stamp
 from graphscale.pipeline import Model, ScaledModel, open_copy
 from graphscale.replicas.buckets import BUCKET_BYTES, Bucket, Gradient, bucket_size, in_stages, lay_out
 from graphscale.replicas.cut import Cut, find_cut
@@ -32,9 +32,6 @@ from graphscale.replicas.halves import (
 from graphscale.replicas.packing import pack, unpack
 
 __all__ = ["SPLIT_KEY", "Halves", "SplitReport", "SplitStep", "cut_halves", "open_step", "split", "stage_path"]
-
-# The metadata of a half.
-SPLIT_KEY = "graphscale.split"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +176,7 @@ def open_step(step: Model) -> tuple[ir.Model, str]:
 
 def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:
     """Cut a step, which may be changed; see `split`."""
-    stamp = read_stamp(model.metadata_props, name)
+    stamp = read_stamp(model, name)
     cut = find_cut(model, stamp, name)
     know_types(model, [*cut.gradients, *cut.average, *cut.local])
     states = stamp.carried

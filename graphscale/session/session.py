@@ -86,7 +86,7 @@ class Session(Uncopyable):
             raise SessionError(f"providers are a list of names, or of (name, options); got {providers!r}")
         self._access = Access()
         source, path = open_model(model)
-        self.stamp = read_stamp(source.metadata_props, "the model" if path is None else path)
+        self.stamp = read_stamp(source, "the model" if path is None else path)
         outputs = dict(self.stamp.state)
         written = [s["input"] for s in self.stamp.report.get("state", ()) if s.get("output") is None]
         initializers = source.graph.initializers

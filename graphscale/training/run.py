@@ -166,7 +166,7 @@ class Run:
             # Of replicas, rank 0 gives the state to all.
             state = load_arrays(options.state) if options.world.is_first else {}
             if options.ignore_extra:
-                carried = read_stamp(model_files.load(options.step).metadata_props, str(options.step)).carried
+                carried = read_stamp(model_files.load(options.step), str(options.step)).carried
                 state = {name: array for name, array in state.items() if name in carried}
         elif self._checkpoints is not None and options.resume:
             state = self._checkpoints.newest_state()

@@ -107,6 +107,14 @@ def scaled() -> ir.Model | onnx.ModelProto:
     return gs.scale(step()).model
 
 
+def scaled_without_metadata() -> onnx.ModelProto:
+    """A scaled step of which a tool kept the graph alone."""
+    model = gs.scale(step()).model
+    assert isinstance(model, onnx.ModelProto)
+    del model.metadata_props[:]
+    return model
+
+
 def with_training_info() -> onnx.ModelProto:
     """A step that also describes its training in `training_info`."""
     model = step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.analysis.training_graph import analyse
+from graphscale.errors import TargetError
 from tests.conftest import (
     MODEL_NAMES,
     TARGETS,
@@ -243,3 +245,24 @@ def test_an_overflow_changes_nothing_and_the_next_step_proceeds(
         expected_outputs, expected_left = run_session(original, feeds)
         assert_all_same_bits(outputs, expected_outputs)
         assert_all_same_bits(left, expected_left)
+
+
+@pytest.mark.static
+@pytest.mark.parametrize("kept", ["names", "marks"])
+@pytest.mark.parametrize("target", ["onnx", "ort-training"])
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_without_its_metadata_it_is_known_all_the_same(name: str, target: str, kept: str) -> None:
+    original = load_example(name).model()
+    for loss_scale in ("dynamic", 1024):
+        try:
+            model = copy.deepcopy(scaled(name, loss_scale, target).model)
+        except TargetError:
+            continue
+        assert isinstance(model, onnx.ModelProto)
+        del model.metadata_props[:]
+        for node in model.graph.node:
+            node.ClearField("name" if kept == "marks" else "metadata_props")
+        lost = "was scaled by graphscale, and has lost its metadata: another tool dropped them; scale the original"
+        for use in (gs.scale, gs.autocast, gs.split, gs.Session, functools.partial(gs.verify, original)):
+            with pytest.raises(gs.GraphscaleError, match=lost):
+                use(model)

@@ -13,6 +13,7 @@ from graphscale.checks.linting.state_search import Carry
 from graphscale.checks.linting.steps import Outcomes
 from graphscale.checks.linting.survival import INF, NAN, is_empty, is_hiding
 from graphscale.checks.linting.view import number_of
+from graphscale.checks.patterns import is_contradiction
 from graphscale.graph.values import inputs_of, op_name, reads_shape
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait
@@ -52,7 +53,10 @@ def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
     for node in context.view.nodes:
         if reads_shape(node):
             continue
-        reached = [operand for operand in context.view.operands(node) if operand in origin]
+        # A condition that never holds only makes the value wait.
+        waits = node.op_type == "Where" and is_contradiction(node.inputs[0])
+        operands = node.inputs[2:] if waits else context.view.operands(node)
+        reached = [operand for operand in operands if operand is not None and operand in origin]
         if not reached or any(context.is_bookkeeping(value) for value in node.outputs):
             continue
         first = next((source for value in reached if (source := origin[value]) is not None), None)

@@ -86,7 +86,7 @@ class View:
 def number_of(value: ir.Value | None, *, initial: bool = False) -> float | None:
     """Return the number that a constant of one element, or an initial value, holds, None for anything else."""
     tensor = value.const_value if initial and value is not None else constant_tensor(value)
-    if tensor is None or tensor.size != 1 or isinstance(tensor, ir.ExternalTensor):
+    if tensor is None or tensor.size != 1:
         return None
     array = np.ravel(tensor.numpy())
     return float(array[0]) if array.dtype.kind != "S" and array.dtype != object else None

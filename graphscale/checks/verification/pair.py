@@ -168,7 +168,7 @@ def open_scaled(scaled: Model) -> tuple[ir.Model, str, Stamp, LossScale]:
     rejection = find_rejection(outline(model, proto))
     if rejection is not None:
         raise ModelFileError(f"{name} is damaged: {rejection}")
-    stamp = read_stamp(model.metadata_props, name)
+    stamp = read_stamp(model, name)
     policy = _check_stamp(stamp, name)
     check_order(model.graph, name)
     return model, name, stamp, policy

@@ -59,7 +59,7 @@ def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLi
     """
     path = Path(folder, TRAINING_MODEL)
     training = model_files.load(path)
-    stamp = read_stamp(training.metadata_props, str(path))
+    stamp = read_stamp(training, str(path))
     found = read_checkpoint(checkpoint)
     if found.nominal:
         raise ModelFileError(f"{checkpoint} is nominal: it holds no values to start from")

@@ -47,7 +47,10 @@ def strip_artifacts(
     models = {name: model_files.load(path / name) for name in MODELS}
     rewritten = tuple(name for name, model in models.items() if is_rewritten(model))
     if not rewritten:
-        raise ModelFileError(f"{folder} has nothing to strip: graphscale put neither a loss scale nor casts into it")
+        raise ModelFileError(
+            f"{folder} has nothing to strip: graphscale put neither a loss scale nor casts into it, or another tool "
+            "dropped its metadata"
+        )
     states = _states(models[TRAINING_MODEL], str(path / TRAINING_MODEL))
     checkpoint = read_checkpoint(path / CHECKPOINT)
     check_parameters(checkpoint, models[TRAINING_MODEL], str(path / CHECKPOINT), str(path / TRAINING_MODEL))

@@ -14,7 +14,7 @@ import graphscale as gs
 from graphscale.passes import Autocast
 from graphscale.policy import presets
 from tests.analysis.recurrent import recurrent_step
-from tests.build import step
+from tests.build import parse, step
 from tests.conftest import MODEL_NAMES, MODELS
 from tests.ort.artifacts.training_session import FOLDERS
 
@@ -111,6 +111,45 @@ def test_policies_and_options(name: str, variant: str) -> None:
     assert serious(gs.lint(forget(model))) == []
     brain = "bfloat16" in variant
     assert brain == any(finding.code == "GS606" for finding in report.findings) and (not brain or report.clean)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_all_tensors_in_another_file(name: str, tmp_path: Path) -> None:
+    proto = ir.to_proto(scaled(name, "dynamic", {"expose_scaled_loss": True}))
+    path = tmp_path / "scaled.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="tensors.bin", size_threshold=0)
+    assert serious(gs.lint(path)) == []
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-training", "ort-training-cuda"])
+def test_a_loss_and_a_gradient_of_one_loop(target: str) -> None:
+    """What waits for the scaled loss to be read depends on it as little as on the loss."""
+    model = parse("""
+        <ir_version: 10, opset_import: ["" : 20]>
+        step (float[3,5,4] x, float[3,5,3] t, float[4,3] w) => (float loss, float[4,3] w_next)
+            <float[4,3] w = {1,1,1,1,1,1,1,1,1,1,1,1}, int64 rounds = {3}, bool yes = {1}, float no_loss = {0},
+             float[4,3] no_dw = {0,0,0,0,0,0,0,0,0,0,0,0}, float share = {0.1}, float rate = {0.1}> {
+            dw, loss = Loop (rounds, yes, no_dw, no_loss) <body = batch
+                (int64 i, bool go, float[4,3] dw_in, float sum_in) => (bool go_on, float[4,3] dw_out, float sum_out) {
+                go_on = Identity (go)
+                xi = Gather (x, i)
+                ti = Gather (t, i)
+                y = MatMul (xi, w)
+                d = Sub (y, ti)
+                square = Mul (d, d)
+                mean = ReduceMean <keepdims = 0> (square)
+                sum_out = Add (sum_in, mean)
+                dy = Mul (d, share)
+                xt = Transpose <perm = [1, 0]> (xi)
+                dwi = MatMul (xt, dy)
+                dw_out = Add (dw_in, dwi)
+            }>
+            change = Mul (dw, rate)
+            w_next = Sub (w, change)
+        }""")
+    scaled = gs.scale(model, target=target, expose_scaled_loss=True)
+    assert gs.lint(scaled.model).findings == ()
 
 
 @pytest.mark.parametrize("options", [{}, {"skip_nonfinite": True}, {"autocast": "float16"}], ids=str)
