@@ -33,6 +33,7 @@ from graphscale.replicas.packing import pack, unpack
 
 __all__ = ["SPLIT_KEY", "Halves", "SplitReport", "SplitStep", "cut_halves", "open_step", "split", "stage_path"]
 
+
 @dataclasses.dataclass(frozen=True)
 class SplitReport:
     """The result of splitting a step.
