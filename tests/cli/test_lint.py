@@ -98,6 +98,7 @@ def test_the_scale_can_be_named(tmp_path: Path) -> None:
 
 BAD = {
     "unknown code": (("{model}", "--select", "GS2001"), "there is no lint code 'GS2001'; did you mean GS201?"),
+    "nothing near": (("{model}", "--select", "ZZ"), "there is no lint code 'ZZ' (docs/lint/index.md lists them)"),
     "unknown name": (("{model}", "--ignore", "swapped-guard"), "there is no lint code 'swapped-guard'; did you mean"),
     "unknown scale": (("{model}", "--scale", "nothing"), "--scale nothing: the graph has no value of this name"),
     "no file": (("missing.onnx",), "cannot read missing.onnx: No such file or directory"),

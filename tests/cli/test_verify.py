@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import graphscale as gs
@@ -96,6 +97,7 @@ BAD = {
     "no-scaled": (["ORIGINAL", "missing.onnx"], ["missing.onnx"]),
     "not-a-model": (["ORIGINAL", "text.npz"], ["text.npz", "not an ONNX model"]),
     "not-scaled": (["ORIGINAL", "ORIGINAL"], ["carries no loss scale"]),
+    "no-functions": (["ORIGINAL", "functions.onnx", "--numeric"], ["lost the function graphscale::UpdateLossScale"]),
     "wrong-order": (["sound.onnx", "ORIGINAL"], ["the original comes first"]),
     "another-original": (["OTHER", "sound.onnx"], ["is not", "pass the original"]),
     "a-folder": (["ORIGINAL", "."], ["is a folder", "two single graphs"]),
@@ -122,6 +124,9 @@ BAD = {
 def test_bad_input(case: str, folder: Path) -> None:
     arguments, words = BAD[case]
     (folder / "text.npz").write_bytes(b"no arrays here, and no model")
+    without = onnx.load(folder / "sound.onnx")
+    del without.functions[:]
+    onnx.save(without, folder / "functions.onnx")
     np.save(folder / "one.npy", np.zeros(3))
     np.savez(folder / "pickled.npz", x=np.asarray([{}], dtype=object))
     np.savez(folder / "other.npz", x=np.zeros(3))

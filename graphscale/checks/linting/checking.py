@@ -48,7 +48,9 @@ def _covered(context: LintContext, check: Check | None) -> Iterator[Finding]:
 def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
     """Return the gradients that reach an output or state untested: as they are unscaled, or at their ends."""
     unscaled = {} if context.flow is None else context.flow.unscaled
-    origin: dict[ir.Value, ir.Value | None] = {root: None for root in context.roots if not check.covers(root)}
+    origin: dict[ir.Value, ir.Value | None] = {
+        root: root if context.half is not None else None for root in context.roots if not check.covers(root)
+    }
     ends: dict[ir.Value, None] = {}
     for node in context.view.nodes:
         if reads_shape(node):
@@ -63,7 +65,7 @@ def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
         if has_trait(node, Trait.EFFECT) and not any(check.covers(value) for value in node.outputs):
             ends[first or reached[-1]] = None
         # A quotient by the scale is no more doubtful than its dividend, nor a gradient clipped to the scaled threshold.
-        only_scale = all(operand in context.roots for operand in reached) and context.flow is not None
+        only_scale = all(operand in context.roots and context.carries_scale(operand) for operand in reached)
         is_tested = any(check.covers(operand) for operand in context.view.operands(node))
         for value in node.outputs:
             if (

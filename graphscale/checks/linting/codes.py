@@ -198,6 +198,11 @@ The first steps run with another scale, and up to another growth, than the polic
 changed a stored number.
 Scale the original graph again with the policy that is wanted. If the file is to go on with a run, ignore this code.
 
+GS506 note half-of-a-step: This is a half of a split step
+What only both halves show together is not found: a gradient that is given scaled and taken unscaled, a value that \
+neither half has.
+Lint the step before it is split, and compare the halves with it: graphscale verify STEP GRADS UPDATE.
+
 GS601 warning scale-cast-to-float16: The loss scale is cast to float16
 Float16 ends at 65504: a scale of 65536 becomes infinity there, although its product with a gradient would fit.
 Multiply in float32, then cast the product to float16.

@@ -1,4 +1,4 @@
-"""Rules on how a graph keeps its state: GS501 to GS503; and on state that nothing explains: GS407."""
+"""Rules on how a graph keeps its state: GS501 to GS503 and GS506; and on state that nothing explains: GS407."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from graphscale.checks.patterns import find_accumulators, input_at, producer
 from graphscale.graph.values import inner_nodes, is_scalar, node_name, op_name
 from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
 
-__all__: list[str] = []
+__all__ = ["UNSEEN"]
+
+# The codes that a half of a split step cannot show. The scale enters in one stage, comes out in another, and what they
+# hand on is no state; which state is a weight is for the forward pass to say.
+UNSEEN = {"gradients": ["GS3"], "stage": ["GS1", "GS2", "GS3", "GS407"], "update": ["GS602"]}
 
 
 @rule("GS501")
@@ -42,7 +46,8 @@ def _metadata(context: LintContext) -> Iterator[Finding]:
         return
     view, stamp = context.view, context.stamp
     outputs = {value.name for value in view.graph.outputs}
-    named = [name for name in stamp.names.values() if name]
+    # Of the values that are named, each half has some.
+    named = [] if context.half else [name for name in stamp.names.values() if name]
     if _is_other_part(context):
         return
     missing = [name for name in [*named, *stamp.state] if name not in view.values]
@@ -53,6 +58,13 @@ def _metadata(context: LintContext) -> Iterator[Finding]:
     for value in _forgotten(context, stamp.state) if stamp.state else ():
         message = f"{value.name!r} is carried, and the metadata do not say what its next value is"
         yield report("GS503", message, value=value)
+
+
+@rule("GS506")
+def _half(context: LintContext) -> Iterator[Finding]:
+    if context.half is not None:
+        codes = ", ".join(UNSEEN[context.half])
+        yield report("GS506", f"{codes}, and values that the metadata name and this half lacks, are not looked for")
 
 
 def _is_other_part(context: LintContext) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -22,8 +23,8 @@ from graphscale.checks.linting.steps import Outcomes
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import input_at
 from graphscale.checks.scaled_graph import OUTPUTS, read_scaled_graph
-from graphscale.errors import GraphscaleError
-from graphscale.graph.stamp import is_scaled
+from graphscale.errors import GraphscaleError, ModelFileError
+from graphscale.graph.stamp import SPLIT_KEY, is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 from graphscale.policy.loss_scale import FixedLossScale
 
@@ -36,6 +37,7 @@ class LintContext:
     Attributes:
         view: its main graph.
         stamp: what graphscale wrote into its metadata, if it did.
+        half: of a half of a split step, which one: "gradients", a "stage" of several that give them, or "update".
         named: the values that these name, by role.
         states: the carried state, that of the loss scale not among it.
         scale_states: the state of the loss scale.
@@ -43,7 +45,7 @@ class LintContext:
         nexts: the next values of its state.
         flow: how the scale flows; None without one.
         exempt: the values that may carry the scale where they leave the graph.
-        roots: what gradients begin with: the scale; without one, what backward contractions give.
+        roots: what gradients begin with: the scale; without one, what backward contractions give, or what comes in.
         sources: what depends on these.
         check: the finite check, or None.
         window_check: where the scale does not follow that check but one of what was accumulated, that one.
@@ -53,6 +55,7 @@ class LintContext:
         self._model, self.view = model, View(model, name)
         scaled = read_scaled_graph(model, name) if is_scaled(model) else None
         self.stamp = None if scaled is None else scaled.stamp
+        self.half, cut = _read_half(model, name)
         self.named = named = {} if scaled is None else scaled.named
         # The rest of the loss scale's state: the counts of its policy and of telemetry.
         counts = [value for role, value in named.items() if role not in ("loss", "loss_scale", *OUTPUTS)]
@@ -71,13 +74,17 @@ class LintContext:
         self.exempt = {v for v in self.view.graph.outputs if v.name and v.name.startswith("scaled_loss")}
         self.exempt.update(self.nexts.values())
         self.flow = None if self.scale is None else Flow(self.view, self.scale.scalars, self.exempt)
-        self.roots = self._find_roots()
-        self.sources = self.flow.touched if self.flow else self.view.descendants(self.roots, shapes=False)
+        # Into the second half gradients come unscaled: as inputs, or taken out of buckets.
+        reduced = {v for g in cut for end in ("", ".reduced") if (v := self.view.values.get(f"{g}{end}")) is not None}
+        self.roots = reduced or self._find_roots()
+        in_flow = self.flow.touched if self.flow and not reduced else None
+        self.sources = self.view.descendants(self.roots, shapes=False) if in_flow is None else in_flow
         numbers = self.nexts.values()
         self.check = self.window_check = None
         # With a fixed scale a step that has a loss has a check only if it is named, whatever it compares itself.
         is_fixed = self.stamp is not None and self.stamp.policy["class_name"] == FixedLossScale.__name__
-        if not is_fixed or "all_finite" in named or "loss" not in named:
+        is_first = self.half in ("gradients", "stage")
+        if not is_first and (not is_fixed or "all_finite" in named or "loss" not in named):
             self.check = find_check(self.view, named.get("all_finite"), self.sources, found, numbers)
         if self.check is not None and numbers and self.check.dependent.isdisjoint(numbers):
             self.window_check = find_check(self.view, None, self.sources, (), numbers)
@@ -152,6 +159,23 @@ class LintContext:
         gradients = [input_at(node, index) for node, index in places]
         above = self.view.ancestors(value for value in gradients if value is not None)
         return {v for v in above if v.is_graph_input() and isinstance(v.type, ir.SequenceType)}
+
+
+def _read_half(model: ir.Model, name: str) -> tuple[str | None, tuple[str, ...]]:
+    """Return which half of a split step a model is, None for a whole one; and the gradients that the second one takes.
+
+    Raises:
+        ModelFileError: the metadata of the half are damaged.
+    """
+    if SPLIT_KEY not in model.metadata_props:
+        return None, ()
+    try:
+        claims = json.loads(model.metadata_props[SPLIT_KEY])
+        if claims["half"] == "update":
+            return "update", tuple(claims["gradients"])
+        return "stage" if claims["stages"] > 1 else "gradients", ()
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise ModelFileError(f"{name} has a damaged property {SPLIT_KEY}") from error
 
 
 Find = Callable[[LintContext], Iterable[Finding]]

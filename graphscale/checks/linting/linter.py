@@ -17,6 +17,7 @@ from graphscale.checks.linting import (  # noqa: F401 - importing them fills RUL
     starting,
 )
 from graphscale.checks.linting.codes import CODES
+from graphscale.checks.linting.keeping import UNSEEN
 from graphscale.checks.linting.lint_context import RULES, LintContext
 from graphscale.checks.linting.lint_report import LintReport
 from graphscale.collector import paused_collector
@@ -59,6 +60,7 @@ def lint(
     if needs_preparation(work):
         prepare(work)
     context = LintContext(work, name, scale)
+    chosen -= {code for prefix in UNSEEN.get(context.half or "", ()) for code in _matching(prefix)}
     found = [finding for rule in RULES if chosen.intersection(rule.codes) for finding in rule.find(context)]
     order = {node_name(node): i for i, node in enumerate(context.view.nodes)}
     unique = {finding for finding in found if finding.code in chosen}
@@ -78,6 +80,7 @@ def _matching(prefix: str) -> list[str]:
     found = [code for code in CODES if wanted.startswith("GS") and code.startswith(wanted)]
     found = found or [code for name, code in names.items() if name == wanted.lower()]
     if not found:
-        near = difflib.get_close_matches(prefix.strip(), [*CODES, *names], n=1, cutoff=0)
-        raise LintError(f"there is no lint code {prefix!r}; did you mean {near[0]}? (docs/lint/index.md lists them)")
+        near = difflib.get_close_matches(prefix.strip(), [*CODES, *names], n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise LintError(f"there is no lint code {prefix!r}{hint} (docs/lint/index.md lists them)")
     return found

@@ -30,7 +30,7 @@ from graphscale.graph.original import outline
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.graph.values import is_source, value_label
 from graphscale.operators import written_inputs
-from graphscale.passes.nodes.update_rule import initial_values
+from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION, initial_values
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare, read_report, run_passes
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
 
@@ -169,6 +169,10 @@ def open_scaled(scaled: Model) -> tuple[ir.Model, str, Stamp, LossScale]:
     if rejection is not None:
         raise ModelFileError(f"{name} is damaged: {rejection}")
     stamp = read_stamp(model, name)
+    if any(node.domain == DOMAIN and node.op_identifier() not in model.functions for node in model.graph):
+        raise ModelFileError(
+            f"{name} has lost the function {DOMAIN}::{FUNCTION}: another tool dropped it; scale the original again"
+        )
     policy = _check_stamp(stamp, name)
     check_order(model.graph, name)
     return model, name, stamp, policy

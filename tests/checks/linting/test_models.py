@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.analysis.recurrent import recurrent_step
 from tests.build import parse, step
 from tests.conftest import MODEL_NAMES, MODELS
 from tests.ort.artifacts.training_session import FOLDERS
+from tests.replicas.steps import STEPS
+from tests.replicas.steps import scaled as split_step
 
 pytestmark = pytest.mark.static
 
@@ -214,3 +217,53 @@ def test_sums_in_a_body_that_begin_with_numbers(kind: str) -> None:
         if tensor.name == "no_du":
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.ones((3, 4), np.float32), "no_du"))
     assert [(finding.code, finding.value) for finding in gs.lint(scaled).findings] == [("GS201", "du_out_1")]
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("options", [{}, {"stages": 2, "bucket_bytes": 64}, {"pack_buckets": False}], ids=str)
+@pytest.mark.parametrize("variant", [*VARIANTS, "accept in place", "scaled loss", "telemetry", "float16 in place"])
+@pytest.mark.parametrize("name", STEPS)
+def test_halves(name: str, variant: str, options: dict[str, Any]) -> None:
+    """A note says of each half what is not looked for in it; nothing else is found."""
+    in_place = {"target": "ort-training", "expose_scaled_loss": True, "telemetry": True}
+    policy, how = {**VARIANTS, **MORE, "float16 in place": ("dynamic", {**in_place, "autocast": "float16"})}[variant]
+    parts = gs.split(split_step(name, policy, **how), **options)
+    for half in (*parts.gradients, parts.update):
+        report = gs.lint(half)
+        assert [finding.code for finding in report.findings if finding.code != "GS606"] == ["GS506"]
+        assert report.clean and (report.check is not None) == (half is parts.update and policy != 1024)
+
+
+def exchange(node: ir.Node, one: int, other: int) -> None:
+    first, second = node.inputs[one], node.inputs[other]
+    node.replace_input_with(one, second)
+    node.replace_input_with(other, first)
+
+
+@pytest.mark.parametrize("pack_buckets", [True, False])
+def test_mistakes_in_halves(pack_buckets: bool) -> None:
+    def codes(half: int, name: str, change: Callable[[ir.Node], None]) -> set[str]:
+        parts = gs.split(gs.scale(ir.load(MODELS / "pytorch" / "mlp_momentum.onnx")), pack_buckets=pack_buckets)
+        model = (*parts.gradients, parts.update)[half]
+        assert isinstance(model, ir.Model)
+        (node,) = (node for node in model.graph if (node.name or "").endswith(name))
+        change(node)
+        return {finding.code for finding in gs.lint(model).findings} - {"GS506"}
+
+    def skip(node: ir.Node) -> None:
+        node.op_type = "Identity"
+        node.resize_inputs(1)
+
+    assert codes(0, "mm_1.unscaled", skip) == {"GS201"}
+    assert codes(0, "ones_like.scaled", skip) == {"GS102", "GS203"}
+    assert codes(1, "fc1.bias.next.guarded", lambda node: exchange(node, 1, 2)) == {"GS403"}
+    assert codes(1, "/probes", lambda node: node.replace_input_with(1, node.inputs[0])) == {"GS301"}
+    assert codes(1, "/any_nonfinite", lambda node: setattr(node, "op_type", "IsInf")) == {"GS302", "GS303"}
+
+
+def test_a_half_with_damaged_metadata() -> None:
+    for text in ("{", "[]", '{"half": "update"}', '{"half": "gradients", "stages": "one"}'):
+        update = gs.split(gs.scale(ir.load(MODELS / "pytorch" / "mlp_momentum.onnx"))).update
+        update.metadata_props["graphscale.split"] = text  # type: ignore[index]
+        with pytest.raises(gs.GraphscaleError, match=r"damaged property graphscale\.split"):
+            gs.lint(update)
