@@ -42,7 +42,7 @@ def _sign_value(value: ir.Value, values: dict[ir.Value, bytes]) -> bytes:
             found = f"input {value.name}".encode()
         else:
             found = repr((tensor.dtype.name, [*tensor.shape])).encode()
-            if tensor.nbytes <= _SMALL and tensor.dtype is not ir.DataType.STRING:
+            if 0 < tensor.nbytes <= _SMALL and tensor.dtype is not ir.DataType.STRING:
                 found += tensor.tobytes()
         values[value] = found
     return found
@@ -52,7 +52,7 @@ def _attribute_parts(node: ir.Node) -> Iterator[bytes]:
     for name, attribute in sorted(node.attributes.items()):
         if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
             tensor = attribute.as_tensor()
-            small = tensor.nbytes <= _SMALL and tensor.dtype is not ir.DataType.STRING
+            small = 0 < tensor.nbytes <= _SMALL and tensor.dtype is not ir.DataType.STRING
             yield repr((name, tensor.dtype.name, [*tensor.shape])).encode() + (tensor.tobytes() if small else b"")
         elif attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
             yield repr((name, attribute.type, attribute.value)).encode()

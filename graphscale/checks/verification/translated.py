@@ -7,7 +7,7 @@ from typing import Any
 
 from graphscale.checks.translation import Translation
 from graphscale.checks.verification.pair import Pair
-from graphscale.checks.verification.verify_report import SKIPPED, UNPROVED, Check
+from graphscale.checks.verification.verify_report import SKIPPED, TRANSLATION, UNPROVED, Check
 from graphscale.policy.dynamic_rule import ScaleState
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 
@@ -24,7 +24,7 @@ def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, 
         trained: whether carried state may begin at other values, within the range of the policy.
     """
     what = f"{len(translation.nodes)} nodes, each the original's or an inserted piece"
-    graph = Check.proved("translation", translation.graph, what, UNPROVED)
+    graph = Check.proved(TRANSLATION, translation.graph, what, UNPROVED)
     if numeric and translation.graph:
         graph = Check(graph.name, SKIPPED, "numbers alone were asked for", True)
     starts = _trained_faults(translation, pair) if trained else translation.starts.values()

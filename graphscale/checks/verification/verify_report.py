@@ -14,6 +14,7 @@ __all__ = [
     "FAILS",
     "HOLDS",
     "SKIPPED",
+    "TRANSLATION",
     "UNPROVED",
     "Arrays",
     "Case",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 HOLDS, FAILS, SKIPPED, UNPROVED = "holds", "fails", "skipped", "not proved"
+TRANSLATION = "translation"  # the name of the check that numbers alone leave out
 _SHOWN = 3  # faults of one proof
 
 
@@ -157,13 +159,16 @@ class VerifyReport:
 
     @property
     def verdict(self) -> str:
-        """The verdict: "verified", "verified (folder)", "3 checks failed", "not proved; numbers agree on 9 runs"."""
+        """The verdict, such as "verified", "verified (folder)", "3 checks failed"; docs/checking.md lists them."""
         failed = len(self.failures)
         if failed:
             return f"{failed} check{'s' if failed > 1 else ''} failed"
         agree = f"numbers agree on {self.runs} runs" if self.runs else "no numbers were compared"
-        verified = f"verified ({self.subject})" if self.subject else "verified"
-        return verified if self.ok else f"not proved; {agree}"
+        if not self.ok:
+            return f"not proved; {agree}"
+        if any(check.name == TRANSLATION and check.status == SKIPPED for check in self.checks):
+            return f"{agree}; nothing is proved"
+        return f"verified ({self.subject})" if self.subject else "verified"
 
     @property
     def failures(self) -> tuple[Check, ...]:

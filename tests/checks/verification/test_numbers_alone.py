@@ -43,6 +43,15 @@ def test_a_sound_graph_agrees() -> None:
     assert report.verdict == "verified"
 
 
+def test_the_verdict_says_that_nothing_is_proved() -> None:
+    def edit(graph: onnx.GraphProto) -> None:
+        graph.node.append(onnx.helper.make_node("Neg", [graph.output[0].name], ["unread"]))
+
+    report = verify(load_example("pytorch/mse_tanh").model(), edit)
+    assert report.ok
+    assert report.verdict == f"numbers agree on {report.runs} runs; nothing is proved"
+
+
 def test_the_first_four_samples_of_a_symbolic_axis() -> None:
     def edit(graph: onnx.GraphProto) -> None:
         reader = next(node for node in graph.node if "x" in node.input)
