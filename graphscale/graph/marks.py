@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["AUTOCAST", "MARKS", "PASS_KEY", "SELECTION", "WAS_FLOAT", "is_rounding"]
+__all__ = [
+    "AUTOCAST",
+    "MARKS",
+    "PASS_KEY",
+    "SCALE_LOSS",
+    "SELECTION",
+    "UNSCALE_GRADIENTS",
+    "WAS_FLOAT",
+    "is_rounding",
+]
 
 # Begins the names of them all.
 MARKS = "graphscale."
@@ -12,6 +21,8 @@ MARKS = "graphscale."
 PASS_KEY = "graphscale.pass"
 # The name of the pass that inserts casts for mixed precision.
 AUTOCAST = "autocast"
+# The names of the passes that only a loss scale brings.
+SCALE_LOSS, UNSCALE_GRADIENTS = "scale-loss", "unscale-gradients"
 # Of a cast of the original that gave float32 and gives a small type.
 WAS_FLOAT = "graphscale.was_float"
 # Of an If, in the copy of a graph that a session runs: its branches compute the next values of states, or hand on the

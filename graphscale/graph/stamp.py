@@ -16,7 +16,7 @@ from graphscale.errors import AlreadyScaledError, ModelFileError
 from graphscale.files.reading import parse_json
 from graphscale.files.replacing import ROLES_KEY
 from graphscale.files.training_info import drop_training_info
-from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.marks import PASS_KEY, SCALE_LOSS, UNSCALE_GRADIENTS
 
 __all__ = ["ROLES_KEY", "SPLIT_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
 
@@ -26,7 +26,7 @@ _RELEASE = re.compile(r"\d+(\.\d+)*[\w.+-]{,40}")
 SPLIT_KEY = "graphscale.split"
 # What only a loss scale brings: a function of this domain, and the nodes of two passes.
 _DOMAIN = "graphscale"
-_PASSES = ("scale-loss", "unscale-gradients")
+_PASSES = (SCALE_LOSS, UNSCALE_GRADIENTS)
 _COUNTS = (
     "good_steps",
     "hysteresis_left",

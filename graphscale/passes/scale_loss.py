@@ -15,6 +15,7 @@ from graphscale.analysis.report import make_report
 from graphscale.analysis.training_graph import analyse
 from graphscale.errors import AlreadyScaledError
 from graphscale.graph.builder import Builder, Position, behind, replace_outputs, replace_reads
+from graphscale.graph.marks import SCALE_LOSS
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
@@ -49,7 +50,7 @@ class ScaleLoss(GraphPass):
         expose_scaled_loss: append the output `scaled_loss`, the loss times the scale, to the graph.
     """
 
-    name = "scale-loss"
+    name = SCALE_LOSS
     sign = "×S"  # noqa: RUF001
 
     loss_scale: Any = "dynamic"

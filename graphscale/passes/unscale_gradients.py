@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.edits import Unscaling
 from graphscale.graph.builder import Builder, behind, replace_reads
+from graphscale.graph.marks import UNSCALE_GRADIENTS
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, uses_of
 from graphscale.passes.rewrite import Gradient, Rewrite, RewritePass
@@ -28,7 +29,7 @@ class UnscaleGradients(RewritePass):
     to float32 gets the float32 quotient, any other reader gets it cast back.
     """
 
-    name = "unscale-gradients"
+    name = UNSCALE_GRADIENTS
     sign = "÷S"
     after = ScaleLoss
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import input_at
 from graphscale.checks.scaled_graph import OUTPUTS, read_scaled_graph
 from graphscale.errors import GraphscaleError, ModelFileError
+from graphscale.files.reading import parse_json
 from graphscale.graph.stamp import SPLIT_KEY, is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 from graphscale.policy.loss_scale import FixedLossScale
@@ -170,7 +170,7 @@ def _read_half(model: ir.Model, name: str) -> tuple[str | None, tuple[str, ...]]
     if SPLIT_KEY not in model.metadata_props:
         return None, ()
     try:
-        claims = json.loads(model.metadata_props[SPLIT_KEY])
+        claims = parse_json(model.metadata_props[SPLIT_KEY])
         if claims["half"] == "update":
             return "update", tuple(claims["gradients"])
         return "stage" if claims["stages"] > 1 else "gradients", ()
