@@ -5,14 +5,18 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from graphscale.targets import TARGETS
 from models.zoo import check_trial, pack
 from tests.checks.linting.test_zoo import CARRYING, REFUSED
+from tests.conftest import HAS_TRAINING, TARGETS
+
+# onnxruntime-training 1.19.2 loads no opset above 21.
+NEWER = ["opset-23-export.sgd"] if HAS_TRAINING else []
+NAMES = [name for name in sorted({*pack.names()} - REFUSED - CARRYING)[::4] if name not in NEWER]
 
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", sorted({*pack.names()} - REFUSED - CARRYING)[::4])
+@pytest.mark.parametrize("name", NAMES)
 def test_no_alarm(name: str, target: str) -> None:
     content, truth = pack.read(name)
     assert check_trial.find(onnx.load_from_string(content), truth, target, runs=1) == []
