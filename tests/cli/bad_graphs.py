@@ -108,7 +108,7 @@ def scaled() -> ir.Model | onnx.ModelProto:
 
 
 def scaled_without_metadata() -> onnx.ModelProto:
-    """A scaled step of which a tool kept the graph alone."""
+    """A scaled step without its metadata."""
     model = gs.scale(step()).model
     assert isinstance(model, onnx.ModelProto)
     del model.metadata_props[:]

@@ -127,7 +127,7 @@ def test_all_tensors_in_another_file(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "ort-training", "ort-training-cuda"])
 def test_a_loss_and_a_gradient_of_one_loop(target: str) -> None:
-    """What waits for the scaled loss to be read depends on it as little as on the loss."""
+    """The order of a write and the reading of the scaled loss is no dependence."""
     model = parse("""
         <ir_version: 10, opset_import: ["" : 20]>
         step (float[3,5,4] x, float[3,5,3] t, float[4,3] w) => (float loss, float[4,3] w_next)
