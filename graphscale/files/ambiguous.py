@@ -32,8 +32,9 @@ def refuse_ambiguous(proto: onnx.ModelProto, name: str) -> None:
             raise UnsupportedModelError(
                 f"{name} has the sparse initializer {sparse!r}; write its content as a dense one"
             )
-        part = next((tensor for tensor in _tensors(graph) if tensor.HasField("segment")), None)
-        spread = next((node for node in graph.node if node.device_configurations), None)
+    for scope in (*graphs, *proto.functions):
+        part = next((tensor for tensor in _tensors(scope) if tensor.HasField("segment")), None)
+        spread = next((node for node in scope.node if node.device_configurations), None)
         if spread is not None:
             raise UnsupportedModelError(f"{name} spreads node {spread.name!r} over devices; export it for a single one")
         if part is not None:

@@ -28,7 +28,7 @@ Damage = Callable[[onnx.ModelProto], object]
 
 
 def tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
-    return [model.graph.initializer[0], model.graph.node[0].attribute[0].t]
+    return [model.graph.initializer[0], model.graph.node[0].attribute[0].t, model.functions[0].node[0].attribute[0].t]
 
 
 def inner(model: onnx.ModelProto) -> onnx.GraphProto:
@@ -114,7 +114,7 @@ def test_damaged(name: str) -> None:
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_segment_of_a_tensor(place: int) -> None:
     """ONNX Runtime takes it for the whole tensor; onnx does not read it."""
     model = parse(TEXT)
