@@ -41,7 +41,7 @@ def mark_tiers(items: Iterable[pytest.Item]) -> None:
     sampled = defaultdict(list)
     for item in items:
         marker = item.get_closest_marker("sample")
-        if marker is not None and hasattr(item, "callspec") and not item.get_closest_marker("skip"):
+        if marker and hasattr(item, "callspec") and not any(map(item.get_closest_marker, ("skip", "full"))):
             sampled[item.parent, item.originalname, marker.args].append(item)  # type: ignore[attr-defined]
     for (_, _, (size,)), cases in sampled.items():
         chosen = {id(item) for item in _choose(cases, size)}

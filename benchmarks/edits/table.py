@@ -11,6 +11,7 @@ __all__ = ["REASONS", "write_table"]
 
 _VERDICTS = ("rejected", "equal", "unloadable", "survivor", "crash")
 _INNER = "Names inside of a graph are free: everything is read by its name, and all readers have the new one"
+_ALIKE = "A body gives equal constants, of the same type, shape and elements, in another order"
 _PROSE = "Text without a reader"
 _UNREAD = "Nothing reads it"
 
@@ -19,9 +20,8 @@ REASONS = {
     "attribute: doc string, or a second value": "A documentation; a value of a field that the attribute's type, or its "
     "reference to a function's attribute, leaves unread",
     "attribute: value": "A value beside a reference to a function's attribute, which counts",
-    "constant: encoding": "The same elements in other fields; documentation, metadata, an empty segment",
-    "constant: initializer removed, added or moved": "The order of initializers; the same one twice, or one that the "
-    "last of its name replaces; one that a node gives as well",
+    "constant: encoding": "The same elements in other fields; documentation, metadata",
+    "constant: initializer removed, added or moved": "The order of initializers",
     "constant: name": "The name of a tensor in an attribute. " + _UNREAD,
     "constant: one bit": "A constant of the original that no node reads",
     "constant: one element": "A constant of the original that no node reads",
@@ -35,9 +35,11 @@ REASONS = {
     "graph: name, doc string, metadata, quantization": "Text without a reader; a note on quantization, which "
     "quantizers alone read",
     "interface: doc string or metadata": _PROSE,
+    "interface: order": _ALIKE,
     "interface: renamed": _INNER,
     "interface: shape": "A body's input or output declares less",
-    "interface: type": "A body's output declares no type; a denotation, which nothing reads",
+    "interface: two exchanged": _ALIKE,
+    "interface: type": "A denotation, which nothing reads",
     "metadata: a property removed, added, twice": "The order; a property without a reader",
     "metadata: a value": "Evidence in the report, which is text for people",
     "metadata: a value added": "A warning, or a key that nothing reads",
@@ -66,6 +68,7 @@ REASONS = {
     "node: output removed": "An optional result that nothing reads",
     "node: output renamed": _INNER,
     "nodes: order reversed or shuffled": "Another topological order",
+    "nodes: outputs of two exchanged": _ALIKE,
     "two or three edits": "Each is one of those above",
 }
 

@@ -113,6 +113,7 @@ def test_errors(command: str, folder: Path) -> None:
             assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_in_colour(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal rich writes colours, moves the cursor, and does not write a link or a title."""
     monkeypatch.setattr("tests.cli.command.TERMINAL", {"COLUMNS": "200", "FORCE_COLOR": "1", "TERM": "xterm-256color"})

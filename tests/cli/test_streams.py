@@ -114,6 +114,7 @@ def test_no_output_gets_the_number_of_a_closed_stream(folder: Path) -> None:
     assert (folder / "closed.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("redirection", ["2>&-", "2> /dev/full", "2>&1 >&- | true"])
 def test_stderr(redirection: str, folder: Path) -> None:
     done = shell(folder, redirection, "inspect", "missing.onnx")

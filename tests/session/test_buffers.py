@@ -104,6 +104,7 @@ def test_an_unguarded_update_that_reads_what_it_has_written_does_not_share(name:
     assert "w" not in free_of_hazards(case.scaled(1024, "onnx"), case.updates)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "pytorch/attention_adamw_clip", "jax/mlp_adamw_clip"])
 def test_the_weights_of_real_steps_share(name: str) -> None:
     """All weights and moments of a guarded step: its state takes its size in memory once."""

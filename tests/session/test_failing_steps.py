@@ -199,7 +199,7 @@ def steps(request: pytest.FixtureRequest) -> Steps:
 
 
 @interrupts
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("fetch", [None, []], ids=["all outputs", "no outputs"])
 @pytest.mark.parametrize("part", [0.4, 1.3])
 def test_the_state_is_that_of_whole_steps(part: float, fetch: Any, steps: Steps) -> None:

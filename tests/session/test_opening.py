@@ -59,6 +59,7 @@ def test_a_provider_that_does_not_exist() -> None:
     assert_refused("['CpuExecutionProvider']", "CpuExecutionProvider", "CPUExecutionProvider")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "providers",
     [

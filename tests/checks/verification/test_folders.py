@@ -231,6 +231,7 @@ def test_bad_input(arguments: list[str], words: list[str], folder: Path) -> None
 # --- a fused step -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fused_step_is_verified_against_its_folder(name: str, target: str, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def faults(folder: Path) -> str:
     ids=str,
 )
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 def test_what_split_writes_is_verified(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     step = scaled(name)
     parts = gs.split(step, **options)

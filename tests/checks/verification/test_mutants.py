@@ -45,7 +45,7 @@ def _find_graph(kind: Kind) -> tuple[str, str]:
     raise AssertionError(f"none of these graphs has a site for {kind.name!r}")
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_damage_is_noticed(kind: Kind) -> None:
     name, target = _find_graph(kind)
