@@ -123,10 +123,11 @@ def test_a_segment_of_a_tensor(place: int) -> None:
         from_proto(model)
 
 
-@pytest.mark.parametrize("place", ["graph", "body"])
+@pytest.mark.parametrize("place", ["graph", "body", "function"])
 def test_nodes_for_several_devices(place: str) -> None:
     model = parse(TEXT)
-    (model.graph if place == "graph" else inner(model)).node[0].device_configurations.add()
+    places = {"graph": model.graph, "body": inner(model), "function": model.functions[0]}
+    places[place].node[0].device_configurations.add()
     with pytest.raises(UnsupportedModelError, match=r"spreads node '.*' over devices"):
         from_proto(model)
 

@@ -29,7 +29,7 @@ def each_draw(operator: tuple[str, str]) -> Iterator[tuple[random.Random, range]
 
 
 def each_operator(test: _Test) -> _Test:
-    """Run a test of `(operator, least, tried)` for each operator, in the quick tier on a few nodes of every second; see `run_draws`."""
+    """Run a test of `(operator, least, tried)` for each operator, in the quick tier for half; see `run_draws`."""
     tiers = [pytest.param(1, 2, id="some"), pytest.param(5, 10, id="all", marks=pytest.mark.full)]
     operators = [
         pytest.param(

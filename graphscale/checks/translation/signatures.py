@@ -52,7 +52,7 @@ def _attribute_parts(node: ir.Node) -> Iterator[bytes]:
     for name, attribute in sorted(node.attributes.items()):
         if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
             tensor = attribute.as_tensor()
-            small = 0 < tensor.nbytes <= _SMALL and tensor.dtype is not ir.DataType.STRING
+            small = tensor.nbytes <= _SMALL and tensor.dtype is not ir.DataType.STRING
             yield repr((name, tensor.dtype.name, [*tensor.shape])).encode() + (tensor.tobytes() if small else b"")
         elif attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
             yield repr((name, attribute.type, attribute.value)).encode()
