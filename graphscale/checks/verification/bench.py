@@ -18,6 +18,7 @@ from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.checks.verification.verify_report import Arrays, Case, Difference
 from graphscale.errors import VerifyError
 from graphscale.graph.values import uses_of
+from graphscale.passes import CheckFinite
 
 __all__ = ["Bench"]
 
@@ -72,7 +73,7 @@ class Bench:
         self._noises: dict[int, dict[str, float]] = {}
         copy = Copy(pair.original)
         copy.feed(pair.states)
-        copy.show(wanted)
+        copy.show([*wanted, *self._find_tested()])
         self.seeds, mine, self._seeds = self._find_random()
         copy.give_seeds(mine)
         self._runners: list[Runner] = []
@@ -294,6 +295,13 @@ class Bench:
         theirs = {nodes[node].outputs[0].name or "": i for node, i in seeds.items()}
         everywhere = list(find_unseeded(graph.all_nodes()))
         return len(mine) if len(mine) == len(everywhere) else None, mine, theirs
+
+    def _find_tested(self) -> list[str]:
+        """Find the values that the finite check reads as they are: sums of gradients with shares of weights, say."""
+        nodes = filter(CheckFinite.inserted, self.pair.scaled.graph if self.pair.proved else ())
+        read = {value for node in nodes for value in node.inputs}
+        values = (value for node in self.pair.nodes for value in node.outputs)
+        return [value.name or "" for value in values if self.pair.counterpart(value) in read]
 
     def _find_gradients(self) -> tuple[dict[str, str], dict[str, str]]:
         """Find the gradients in the scaled graph, with the scale and without, by their names in the original."""

@@ -88,10 +88,15 @@ def _is_empty(value: ir.Value) -> bool:
 
 def _repeats_nothing(node: ir.Node) -> bool:
     """Return whether a node may repeat its operand no times."""
-    if node.op_type not in ("Tile", "Expand"):
-        return False
-    counts = constant_tensor(node.inputs[1])
-    return counts is None or not np.all(counts.numpy())
+    return node.op_type in ("Tile", "Expand") and not _is_positive(node.inputs[1])
+
+
+def _is_positive(counts: ir.Value | None) -> bool:
+    """Return whether counts, which exporters join to a vector, are constants other than 0."""
+    tensor, node = constant_tensor(counts), None if counts is None else counts.producer()
+    if tensor is not None or node is None:
+        return tensor is not None and bool(np.all(tensor.numpy()))
+    return (node.domain, node.op_type) == ("", "Concat") and all(map(_is_positive, node.inputs))
 
 
 def _sums_every_product(node: ir.Node) -> bool:

@@ -48,6 +48,15 @@ CHECKS = {
         f"a = Unsqueeze(g, axis) t = Constant<value_ints = [3, 1]>() c = Expand(a, t) z = Mul(c, zero) {ZEROED}",
         True,
     ),
+    "expanded-by-a-joined-shape": (
+        f"a = Unsqueeze(g, axis) t = Concat<axis = 0>(to, axis) c = Expand(a, t) z = Mul(c, zero) {ZEROED}",
+        True,
+    ),
+    "repeated-not-once-in-a-joined-shape": (
+        "a = Unsqueeze(g, axis) u = Constant<value_ints = [1]>() t = Concat<axis = 0>(u, at) c = Tile(a, t) "
+        f"z = Mul(c, zero) {ZEROED}",
+        False,
+    ),
     "as-int32": (f"c = Cast<to = 6>(g) d = Cast<to = 1>(c) z = Mul(d, zero) {ZEROED}", False),
     "dot-product": (f'c = Einsum<equation = "i,i->">(g, ones) z = Mul(c, zero) {ZEROED}', True),
     "diagonal": (

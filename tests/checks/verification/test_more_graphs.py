@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from tests.build import feeds_for, linear_step, step
+from tests.build import LINEAR, feeds_for, linear_step, step
 from tests.conftest import HAS_TRAINING, NEEDS_TRAINING, load_example, with_initializers
 from tests.pipeline.test_optimizers import CASES
 
@@ -48,6 +48,22 @@ def test_a_named_gradient_and_a_named_loss() -> None:
     model = step("twice = Add(loss, loss)", outputs="float[4,5] dw1, float[5,3] dw2, float twice")
     scaled = gs.scale(model, loss="loss", gradients=["dw1"])
     assert gs.verify(model, scaled, runs=1, loss="loss", gradients=["dw1"]).ok
+
+
+def test_a_weight_that_is_not_finite_in_a_sum_with_its_gradient() -> None:
+    """The step is skipped then, though the original would have given finite values."""
+    model = linear_step(
+        "decay = Mul(w, tenth) sum = Add(dw, decay) large = Greater(sum, limit) chosen = Where(large, sum, dw) "
+        "w_next = Sub(used, chosen)",
+        forward="held = Greater(w, least) used = Where(held, w, least) " + LINEAR.replace("w)", "used)"),
+        outputs="float[4,3] w_next",
+        constants="float limit = {100}, float tenth = {0.1}, float least = {-2}",
+    )
+    scaled = gs.scale(model).model
+    assert isinstance(scaled, onnx.ModelProto)
+    assert [list(node.input) for node in scaled.graph.node if "sum.zeroed" in node.output]
+    report = gs.verify(model, scaled, runs=1)
+    assert report.ok, report.failures
 
 
 def test_many_gradients_are_forced_once_each() -> None:
