@@ -13,6 +13,15 @@ __all__ = ["refuse_ambiguous"]
 _WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
 _CONSTANTS = ("Constant", "ConstantOfShape")
 _NUMBERS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+# Of the types that int32_data hold, the numbers that every reader takes alike: some keep the lowest bits of others.
+_INT32: dict[int, range] = {
+    onnx.TensorProto.BOOL: range(2),
+    onnx.TensorProto.INT8: range(-(2**7), 2**7),
+    onnx.TensorProto.INT16: range(-(2**15), 2**15),
+    onnx.TensorProto.INT32: range(-(2**31), 2**31),
+    **dict.fromkeys((onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.UINT16), range(2**16)),
+}
+_BYTES = range(-(2**7), 2**8)  # of all other types
 _KEYS = {"location", "offset", "length", "checksum"}  # of external data, as ONNX Runtime knows them
 _VALUES = ("f", "i", "s", "t", "g", "tp", "sparse_tensor")
 _LISTS = ("floats", "ints", "strings", "tensors", "graphs", "type_protos", "sparse_tensors")
@@ -104,7 +113,7 @@ def _has_value(attribute: onnx.AttributeProto) -> bool:
 
 
 def _find_two_contents(tensor: onnx.TensorProto) -> str | None:
-    """Return what is wrong with where a tensor keeps its content; its bytes, which may be many, are not looked at."""
+    """Return what is wrong with how a tensor keeps its content; its bytes, which may be many, are not looked at."""
     fields = [field for field in _NUMBERS if getattr(tensor, field)] + ["raw_data"] * tensor.HasField("raw_data")
     if tensor.external_data:
         fields.append("external_data")
@@ -113,10 +122,22 @@ def _find_two_contents(tensor: onnx.TensorProto) -> str | None:
     keys = [entry.key for entry in tensor.external_data]
     if tensor.data_location == onnx.TensorProto.EXTERNAL and (len(keys) > len({*keys}) or not {*keys} <= _KEYS):
         return f"is described in another file by {', '.join(map(repr, keys))}"
+    wide = _find_wide(tensor)
+    if wide is not None:
+        return f"has the number {wide}, which its type does not hold"
     for entry in tensor.external_data:
         if entry.key in ("offset", "length") and not _is_number(entry.value):
             return f"has the {entry.key} {entry.value!r} in another file"
     return None
+
+
+def _find_wide(tensor: onnx.TensorProto) -> int | None:
+    """Return a number of a tensor that its type does not hold, None if there is none."""
+    if tensor.int32_data:
+        held = _INT32.get(tensor.data_type, _BYTES)
+        return next((n for n in (min(tensor.int32_data), max(tensor.int32_data)) if n not in held), None)
+    is_short = tensor.uint64_data and tensor.data_type == onnx.TensorProto.UINT32
+    return max(tensor.uint64_data) if is_short and max(tensor.uint64_data) >= 2**32 else None
 
 
 def _is_number(text: str) -> bool:

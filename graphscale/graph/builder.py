@@ -46,6 +46,7 @@ class Editor:
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self.renamed: list[tuple[str, str]] = []
+        self._shared: dict[str, ir.Value] = {}
         self._positions: dict[ir.Value, int] = {}
         self._taken_over: dict[ir.Value, ir.Value] = {}
         self._names: set[str] = set()
@@ -82,9 +83,10 @@ class Editor:
         return value
 
     def shared_constant(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
-        """Return the constant of this name, and add it if there is none; the name must identify its content."""
-        existing = self.graph.initializers.get(name)
-        return self.constant(name, array) if existing is None else existing
+        """Return the constant that was asked for by this name before, or add it; the name must identify its content."""
+        if name not in self._shared:  # one of the graph by this name may be anything
+            self._shared[name] = self.constant(name, array)
+        return self._shared[name]
 
     def state(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
         """Add an initializer that is also a graph input, so that runtimes neither fold nor pre-pack it."""

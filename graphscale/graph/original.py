@@ -16,7 +16,7 @@ from graphscale.files.limits import current_limits
 from graphscale.files.model_files import from_proto, replaced_tensors
 from graphscale.files.training_info import to_proto
 
-__all__ = ["ORIGINAL_KEY", "outline", "record_original", "restore_original"]
+__all__ = ["ORIGINAL_KEY", "find_references", "outline", "record_original", "restore_original"]
 
 # The metadata property of a rewritten model that holds its original.
 ORIGINAL_KEY = "graphscale.original"
@@ -126,24 +126,46 @@ def restore_original(model: ir.Model, others: ir.Graph | None = None) -> ir.Mode
     Raises:
         ModelFileError: there is none, it is damaged, or the rewritten model lacks an input or an initializer of it.
     """
-    try:
+    with _naming_damage():
         return _unpack(model, others)
+
+
+def find_references(model: ir.Model) -> list[str]:
+    """Return the names of the initializers of a rewritten model that the record of its original refers to.
+
+    Raises:
+        ModelFileError: there is none, or it is damaged.
+    """
+    with _naming_damage():
+        return [tensor.external_data[0].value for tensor in _references(_read_record(model))]
+
+
+@contextlib.contextmanager
+def _naming_damage() -> Iterator[None]:
+    try:
+        yield
     except (LookupError, ValueError, zlib.error, DecodeError, GraphscaleError) as error:
         raise ModelFileError(one_line(error)) from error
 
 
-def _unpack(model: ir.Model, others: ir.Graph | None) -> ir.Model:
+def _read_record(model: ir.Model) -> onnx.ModelProto:
     packed = base64.b64decode(model.metadata_props[ORIGINAL_KEY], validate=True)
-    proto = onnx.ModelProto.FromString(_decompress(packed))
+    record = onnx.ModelProto()
+    record.ParseFromString(_decompress(packed))
+    return record
+
+
+def _references(record: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    return (each for each in record.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def _unpack(model: ir.Model, others: ir.Graph | None) -> ir.Model:
+    proto = _read_record(model)
     inputs = {value.name for value in model.graph.inputs}
     for value in proto.graph.input:
         if value.name not in inputs:
             raise ValueError(f"it has no input {value.name!r}")
-    tensors = {
-        tensor.name: _find_content(model.graph, tensor, others)
-        for tensor in proto.graph.initializer
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-    }
+    tensors = {tensor.name: _find_content(model.graph, tensor, others) for tensor in _references(proto)}
     original = from_proto(proto, "the original in its metadata", held=tensors)
     for name, tensor in tensors.items():
         original.graph.initializers[name].const_value = tensor

@@ -57,6 +57,10 @@ class _Builder(Builder):
         return self.constant("one", 1.0)
 
     @property
+    def zero(self) -> ir.Value:
+        return self.constant("zero", 0.0)
+
+    @property
     def limit(self) -> ir.Value:
         return self.constant("limit", _SAFE)
 
@@ -90,7 +94,7 @@ def bound_gradients(
     editor = Editor(graph)
     make = _Builder(editor, NAME, "bound", dtype=ir.DataType.FLOAT, shape=())
     fit, factors, rates = _add_tests(make, scale, tests, thresholds)
-    check.remove_probes(tests)
+    check.remove_probes(tests, make.zero)
     at_once = make.flag("And", [fit, check.decision])
     then, keep = (step.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
     apply = then.clone(allow_outer_scope_values=True)
@@ -201,7 +205,7 @@ def _add_exactness(make: _Builder, scale: ir.Value, quotients: Mapping[ir.Value,
     for rate in fed:
         # A quotient that is subnormal may be inexact; that of 0 is not.
         error = make.op("Sub", [make.op("Mul", [quotients[rate], scale], like=rate), rate], like=rate)
-        is_off = make.flag("Less", [make.constant("none", 0.0), make.op("ReduceL1", [error], keepdims=0)])
+        is_off = make.flag("Less", [make.zero, make.op("ReduceL1", [error], keepdims=0)])
         exact = make.flag("And", [exact, make.flag("Not", [is_off])])
     return exact
 
@@ -257,7 +261,7 @@ def _make_exact_branch(
             rest = scale if factor is None else make.op("Mul", [scale, factor])
             unscaled = make.op("Div", [test.scaled, rest], like=test.scaled)
             replace_reads(old, unscaled, [use for use in uses_of(old) if use.node.graph is apply])
-        probes.append(make.op("ReduceSum", [make.op("Mul", [unscaled, check.zero], like=unscaled)], keepdims=0))
+        probes.append(make.op("ReduceSum", [make.op("Mul", [unscaled, make.zero], like=unscaled)], keepdims=0))
     bad = make.flag("IsNaN", [make.total(probes)])
     finite = make.flag("And", [check.decision, make.flag("Not", [bad])])
     for copy in apply:

@@ -55,23 +55,21 @@ class FiniteCheck:
 
     Attributes:
         total: the sum of all probes.
-        zero: a float32 0.
         flag: True if all gradients are finite.
         decision: the flag, once every node that can fail has run.
     """
 
     total: ir.Node
-    zero: ir.Value
     flag: ir.Value
     decision: ir.Value
 
-    def remove_probes(self, tests: Sequence[GradientTest]) -> None:
-        """Take the probes of gradients out of the sum, and out of the graph."""
+    def remove_probes(self, tests: Sequence[GradientTest], zero: ir.Value) -> None:
+        """Take the probes of gradients out of the sum, and out of the graph; `zero` stands for an empty sum."""
         graph = self.total.graph
         assert isinstance(graph, ir.Graph)
         probes = {test.probe[-1].outputs[0] for test in tests if test.probe}
         kept = [value for value in self.total.inputs if value is not None and value not in probes]
-        replace_inputs(self.total, kept or [self.zero])
+        replace_inputs(self.total, kept or [zero])
         graph.remove([node for test in tests for node in test.probe], safe=True)
 
     def redirect_readers(self, editor: Editor, finite: ir.Value, branch: ir.Graph) -> None:
@@ -91,8 +89,7 @@ class FiniteCheck:
 def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> FiniteCheck | None:
     """Find the finite check by standard operators that a step, an If, depends on by its condition alone."""
     total = next((n for n in graph if n.op_type == "Sum" and CheckFinite.inserted(n)), None)
-    zero = graph.initializers.get("graphscale/zero.float")
-    if total is None or zero is None:
+    if total is None:
         return None
     value = total.outputs[0]
     for op_type in ("IsNaN", "Not"):
@@ -103,7 +100,7 @@ def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> FiniteChec
     outcome = descendants((node for node in graph if node is not step), [value])
     if decision not in outcome or not outcome.isdisjoint(captured_values(step)):
         return None
-    return FiniteCheck(total, zero, value, decision)
+    return FiniteCheck(total, value, decision)
 
 
 def plan_tests(

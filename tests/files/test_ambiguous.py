@@ -97,6 +97,22 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
         lambda m: (put_outside()(m), setattr(tensors(m)[0], "raw_data", bytes(8))),
         " and as external_data",
     ),
+    "a bool that is neither 0 nor 1": (
+        lambda m: m.graph.initializer.add(name="i", data_type=onnx.TensorProto.BOOL, int32_data=[256]),
+        "the content of tensor 'i' has the number 256, which its type does not hold",
+    ),
+    "a float16 of more bits": (
+        lambda m: m.graph.initializer.add(name="i", data_type=onnx.TensorProto.FLOAT16, int32_data=[2**16]),
+        "has the number 65536",
+    ),
+    "an int8 below its least": (
+        lambda m: m.graph.initializer.add(name="i", data_type=onnx.TensorProto.INT8, dims=[2], int32_data=[1, -129]),
+        "has the number -129",
+    ),
+    "a uint32 of more bits": (
+        lambda m: m.graph.initializer.add(name="i", data_type=onnx.TensorProto.UINT32, uint64_data=[2**32]),
+        "has the number 4294967296",
+    ),
     "key of a file": (put_outside(location_="other"), "by 'location', 'location'"),
     "key that nobody knows": (put_outside(basepath="/etc"), "by 'location', 'basepath'"),
     "digits of another script": (put_outside(offset="\u0661"), "has the offset '\u0661'"),
@@ -141,4 +157,17 @@ def test_what_is_said_twice_alike_is_accepted() -> None:
     refuse_ambiguous(model, "it")
     model = parse(TEXT)
     put_outside(offset="0", length="8", checksum="x")(model)
+    refuse_ambiguous(model, "it")
+
+
+@pytest.mark.parametrize(
+    "name", ["BOOL", "INT8", "UINT8", "INT16", "UINT16", "INT32", "FLOAT16", "BFLOAT16", "FLOAT8E5M2", "INT4", "UINT4"]
+)
+def test_numbers_as_onnx_writes_them_are_accepted(name: str) -> None:
+    dtype = getattr(onnx.TensorProto, name)
+    numbers = [0, 1] if name == "BOOL" else [0, 1, 3, 6] if name.startswith("U") else [-8, -1, 0, 5]
+    tensor = helper.make_tensor("i", dtype, [len(numbers)], numbers)
+    assert tensor.int32_data
+    model = parse(TEXT)
+    model.graph.initializer.append(tensor)
     refuse_ambiguous(model, "it")

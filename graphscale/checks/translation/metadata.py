@@ -11,9 +11,11 @@ import onnx_ir as ir
 from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY, WRITTEN_IN_PLACE
 from graphscale.checks.translation.correspondence import Correspondence
 from graphscale.checks.translation.models import compare_models
+from graphscale.checks.translation.tensor_bits import tensor_difference
 from graphscale.errors import ModelFileError
 from graphscale.files.training_info import training_info_of
-from graphscale.graph.original import ORIGINAL_KEY, restore_original
+from graphscale.graph.order import check_order
+from graphscale.graph.original import ORIGINAL_KEY, find_references, restore_original
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import values_by_name
 
@@ -50,7 +52,7 @@ def metadata_differences(
     yield from _differences("the metadata", *({k: v for k, v in each.items() if k not in read} for each in others))
     if training_info_of(found):
         yield "the model has training_info, which scaling leaves out"
-    yield from _record_differences(found, expected)
+    yield from _record_differences(found, expected, same)
 
 
 def _name_differences(
@@ -81,24 +83,41 @@ def _entries(stamp: Stamp) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict) and {"name", "kind", "role", "pair"} <= row.keys()]
 
 
-def _record_differences(found: ir.Model, expected: ir.Model) -> Iterator[str]:
+def _record_differences(found: ir.Model, expected: ir.Model, same: Correspondence) -> Iterator[str]:
     """Compare the originals that `strip` would give."""
-    if found.metadata_props.get(ORIGINAL_KEY) == expected.metadata_props.get(ORIGINAL_KEY):
-        return
-    if ORIGINAL_KEY not in found.metadata_props:
-        yield "the record of the original is missing"
+    records = [model.metadata_props.get(ORIGINAL_KEY) for model in (found, expected)]
+    if None in records:
+        if records[0] != records[1]:
+            yield f"the record of the original is {'missing' if records[0] is None else 'one that should not be there'}"
         return
     try:
-        # What the graph holds is compared elsewhere; another tool may have renamed it, or taken it out.
-        mine, theirs = restore_original(found, expected.graph), restore_original(expected)
+        if records[0] != records[1]:
+            # What the graph holds is compared elsewhere; another tool may have renamed it, or taken it out.
+            mine, theirs = restore_original(found, expected.graph), restore_original(expected)
+            check_order(mine.graph, "the original")
+            yield from _original_differences(mine, theirs)
+        references = find_references(found)
     except ModelFileError as error:
         yield f"the record of the original is damaged: {error}"
         return
-    undone = compare_models(mine, theirs, "the original in the metadata")
+    for name in references:
+        # Another tool may have given its name to another constant.
+        value, goal = (model.graph.initializers.get(name) for model in (found, expected))
+        if value is None or goal is None or same.values.get(value) is goal:
+            continue
+        one, other = value.const_value, goal.const_value
+        problem = None if one is None or other is None else tensor_difference(one, other)
+        if problem is not None:
+            yield f"the original has a constant {name!r}, which {problem}"
+
+
+def _original_differences(found: ir.Model, expected: ir.Model) -> Iterator[str]:
+    undone = compare_models(found, expected, "the original in the metadata")
     yield from undone.differences[:1]
     yield from list(undone.starts.values())[:1]
-    yield from _differences("the metadata of the original", dict(mine.metadata_props), dict(theirs.metadata_props))
-    infos = [[str(info) for info in training_info_of(model)] for model in (mine, theirs)]
+    yield from _differences("the IR version of the original", found.ir_version, expected.ir_version)
+    yield from _differences("the metadata of the original", dict(found.metadata_props), dict(expected.metadata_props))
+    infos = [[str(info) for info in training_info_of(model)] for model in (found, expected)]
     yield from _differences("the training_info of the original", *infos)
 
 

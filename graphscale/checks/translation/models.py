@@ -42,9 +42,7 @@ def _undeclared(expected: ir.Model, same: Correspondence) -> Iterator[str]:
     """Yield the declarations that neither the expected model has nor ONNX's inference finds in it."""
     if not same.declared:
         return
-    inferred = expected.clone()
-    ShapeInferencePass()(inferred)
-    values = {value.name: value for node in inferred.graph.all_nodes() for value in node.outputs}
+    inferred = _infer_types(expected)
     names: dict[str, int | str] = {}  # of axes, which an inference invents
 
     def fits(size: Size, wanted: Size) -> bool:
@@ -53,9 +51,21 @@ def _undeclared(expected: ir.Model, same: Correspondence) -> Iterator[str]:
         return size in (None, wanted)
 
     for value, other in same.declared:
-        problem = type_difference(value, values.get(other.name, other), fits)
+        problem = type_difference(value, inferred.get(other, other), fits)
         if problem is not None:
             yield f"{value.name!r} {problem}"
+
+
+def _infer_types(model: ir.Model) -> dict[ir.Value, ir.Value]:
+    """Return for each result of a node, in bodies too, a copy with the type and shape that ONNX's inference finds."""
+    inferred, copies = model.clone(), dict[ir.Value, ir.Value]()
+    for node, other in zip(model.graph.all_nodes(), inferred.graph.all_nodes(), strict=True):
+        for value, copy in zip(node.outputs, other.outputs, strict=True):
+            if copy.name:
+                copies[value] = copy
+                copy.name = f"inferred/{len(copies)}"  # two branches may use one name, which inference does not take
+    ShapeInferencePass()(inferred)
+    return copies
 
 
 def _opsets(model: ir.Model) -> str:
