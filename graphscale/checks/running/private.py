@@ -214,6 +214,8 @@ class Runner:
         options = make_quiet_options()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = 1
+        # Products with a constant would be summed up in another order than those with a value.
+        options.add_session_config_entry("session.disable_prepacking", "1")
         source = str(self._source) if isinstance(self._source, Path) else self._source
         try:
             return ort.InferenceSession(source, options, providers=self._providers, enable_fallback=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import Degrees
+from graphscale.checks.derivatives.evaluators import Evaluator
 from graphscale.checks.patterns import skip_ordering
 from graphscale.checks.running.private import Copy, Results, Runner, extract, find_unseeded
 from graphscale.checks.verification.closeness import compare_bits, compare_values, is_finite
@@ -70,13 +72,15 @@ class Bench:
         self.lost = UNDERFLOW if ir.DataType.FLOAT16 in pair.small else 0.0
         self._shown = [value.name or "" for value in pair.original.graph.outputs]
         self._shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}
-        self._noises: dict[int, dict[str, float]] = {}
+        self._noises: dict[tuple[int, ...], tuple[Any, dict[str, float]]] = {}
         copy = Copy(pair.original)
         copy.feed(pair.states)
-        copy.show([*wanted, *self._find_tested()])
+        self._wholes = self._find_tested()
+        copy.show([*wanted, *self._wholes])
         self.seeds, mine, self._seeds = self._find_random()
         copy.give_seeds(mine)
         self._runners: list[Runner] = []
+        self._wide = Evaluator(copy.model, ir.DataType.FLOAT) if pair.small else None
         self.original = self._make_runner(copy.model, "the original")
         self.scaled = self._make_runner(self._scaled_copy().model, "the scaled graph")
         self.untold = [n for n in self.oracle.gradients if self._quotients.get(n) not in self.scaled.outputs]
@@ -94,6 +98,8 @@ class Bench:
         """Free all sessions."""
         for runner in self._runners:
             runner.close()
+        if self._wide is not None:
+            self._wide.close()
 
     def evaluate(self, case: Case) -> list[Difference]:
         """Run a case, and return what is not as it should be.
@@ -107,7 +113,7 @@ class Bench:
     def finite_gradients(self, feeds: Mapping[str, Any]) -> bool:
         """Return whether the original computes a finite loss and finite gradients."""
         outputs = self.original.run(feeds).outputs
-        names = (*self.gradients, *self.lacking, self.pair.analysis.loss.name)
+        names = (*self.gradients, *self.lacking, *self._wholes, self.pair.analysis.loss.name)
         return all(is_finite(outputs[name]) for name in names if name in outputs)
 
     def with_scale(self, start: Arrays, scale: float) -> Arrays:
@@ -120,11 +126,12 @@ class Bench:
         expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
         gradients = self._unscaled(got)
         infinite = next((name for name, array in gradients.items() if not is_finite(array)), None)
-        finite, flag = infinite is None, self.roles.all_finite
+        computes = all(is_finite(expected.outputs[name]) for name in self._wholes)
+        finite, flag = infinite is None and computes, self.roles.all_finite
         if self._is_partial and flag is not None:  # a gradient that is not among these may have overflowed
             finite &= bool(np.all(got.outputs[flag.name or ""]))
         self.any_finite |= finite
-        if not finite and self._holds_scaled(case, expected):
+        if not finite and computes and self._holds_scaled(case, expected):
             if infinite is not None:
                 yield Difference(infinite, expected.outputs.get(infinite, np.zeros(0)), gradients[infinite], ORIGINAL)
             elif flag is not None:
@@ -170,11 +177,14 @@ class Bench:
         return all(np.abs(array).max(initial=0.0) < MODEST for array in arrays)
 
     def _noise(self, case: Case, expected: Results) -> dict[str, float]:
-        """Measure how far the original's values move if its feeds are off by one rounding of float16, by name."""
-        key = id(case.feeds.get(next(iter(self.original.required), ""), case.feeds))
+        """Measure how far values of the original move in float32, or with feeds off by a rounding of float16."""
+        feeds = [case.feeds[name] for name in sorted(self.original.inputs & case.feeds.keys())]
+        key = tuple(map(id, feeds))
         if key in self._noises:
-            return self._noises[key]
-        random, moved = np.random.default_rng(0), dict[str, float]()
+            return self._noises[key][1]
+        random, moved, others = np.random.default_rng(0), dict[str, float](), list[Results]()
+        with contextlib.suppress(VerifyError):  # an operator may lack a kernel for float32
+            others += [] if self._wide is None else [self._wide.run(case.feeds)]
         for _ in range(_SHAKES):
             shaken = {
                 name: (array * (1 + 2.0**-11 * random.uniform(-1, 1, np.shape(array)))).astype(array.dtype)
@@ -182,7 +192,8 @@ class Bench:
                 else array
                 for name, array in case.feeds.items()
             }
-            results = self.original.run(shaken)
+            others.append(self.original.run(shaken))
+        for results in others:
             for name, array in (*results.outputs.items(), *((n, results.left[n]) for n in self.pair.states)):
                 before = expected.outputs[name] if name in expected.outputs else expected.left[name]
                 with np.errstate(invalid="ignore", over="ignore"):
@@ -191,7 +202,7 @@ class Bench:
                 moved[name] = max(moved.get(name, 0.0), _NOISE * largest)
         for state, output in self.pair.states.items():
             moved[state] = moved.get(output or state, 0.0)
-        self._noises[key] = moved
+        self._noises[key] = feeds, moved  # arrays that are held keep their identity
         return moved
 
     def _evaluate_poison(self, case: Case) -> Iterator[Difference]:
