@@ -15,6 +15,7 @@ from graphscale.graph.values import (
     Use,
     captured_values,
     constant_tensor,
+    inputs_of,
     is_float,
     is_known_zero,
     is_scalar,
@@ -24,9 +25,12 @@ from graphscale.graph.values import (
     uses_of,
 )
 from graphscale.graph.walks import source_of
-from graphscale.operators import Kind, Rule, rule_of
+from graphscale.operators import Kind, Rule, Trait, has_trait, rule_of
 
-__all__ = ["find_cotangents", "find_places"]
+__all__ = ["LOSING", "find_cotangents", "find_places"]
+
+# With bounds that are scaled, too, a gradient that overflows would become finite before it is tested.
+LOSING = Trait.LOSES_INFINITY | Trait.LOSES_NEGATIVE
 
 
 class _Grade(enum.IntEnum):
@@ -145,6 +149,11 @@ class _Search:
         rule = rule_of(node)
         if rule is None or not rule.has_degree(value.index() or 0):
             return nonlinear
+        if rule.kind is Kind.LINEAR and has_trait(node, LOSING) and len(inputs_of(node)) > 1:
+            # The gradient is unscaled before its bounds, and scaled again behind them if need be.
+            bounded = [v for v in inputs_of(node) if is_float(v) and not self.is_constant(v)]
+            answer = (yield bounded[0]) if bounded else nonlinear
+            return answer if answer.places or answer.grade is _Grade.NONE else nonlinear
         if rule.kind is Kind.LINEAR:
             return (yield from self._through_sum(value, node, rule))
         if rule.kind is Kind.PRODUCT:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.edits import Place, Plan
-from graphscale.analysis.places import find_cotangents, find_places
+from graphscale.analysis.places import LOSING, find_cotangents, find_places
 from graphscale.analysis.predictions import find_predictions
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
@@ -235,7 +235,7 @@ class Solver:
     def _scale_others(self, conflict: Conflict) -> bool:
         """At a sum of degrees 1 and 0, scale the shares of degree 0: of a second loss, or of the same cotangent."""
         node = conflict.node
-        if node not in self.topology.index:
+        if node not in self.topology.index or has_trait(node, LOSING):
             return False
         topology = self.topology
         is_cotangent = any(value in self.live for value in node.outputs)
