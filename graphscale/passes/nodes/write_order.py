@@ -22,12 +22,21 @@ def order_writes(build: Builder) -> bool:
     One element of a reader's result is led to the written value in a way that cannot change it:
     `seen = IsNaN(first element of r); never = And(seen, Not(seen)); w.ordered = Where(never, state, w)`.
     """
-    hazards = list(find_unordered_readers(build.editor.graph))
     # One look at each reader: its result may be a view of several states, and to look at it is to read them all.
     looks: dict[ir.Node, ir.Value] = {}
+    is_changed = _order_once(build, looks)
+    while is_changed and _order_once(build, looks):
+        pass  # a state whose readers were in order has such looks as new ones
+    return is_changed
+
+
+def _order_once(build: Builder, looks: dict[ir.Node, ir.Value]) -> bool:
+    hazards = list(find_unordered_readers(build.editor.graph))
     for write, readers in hazards:
-        looks.update((reader, add_reader_flag(build, reader)) for reader in readers if reader not in looks)
-        never = add_never(build, [looks[reader] for reader in readers], "order.flag")
+        for reader in readers:
+            if reader not in looks:
+                looks.update(_look_at(build, reader))
+        never = add_never(build, [*dict.fromkeys(looks[reader] for reader in readers)], "order.flag")
         state, value = operand_at(Use(write, 0)), operand_at(Use(write, 1))
         name, dtype = f"{value.name}.ordered", ir.DataType.FLOAT
         ordered = build.op("Where", [never, state, value], name=name, like=value, dtype=dtype, at=("before", write))
@@ -35,6 +44,16 @@ def order_writes(build: Builder) -> bool:
     if hazards:
         restore_order(build.editor.graph)
     return bool(hazards)
+
+
+def _look_at(build: Builder, reader: ir.Node) -> dict[ir.Node, ir.Value]:
+    """Add the flag of a reader; return it for the reader and for each node between them."""
+    flag = add_reader_flag(build, reader)
+    looks, node = {reader: flag}, flag.producer()
+    while node is not None and node is not reader:
+        looks[node] = flag
+        node = operand_at(Use(node, 0)).producer()
+    return looks
 
 
 def add_never(build: Builder, flags: Sequence[ir.Value], name: str) -> ir.Value:
