@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from tests.build import LINEAR, feeds_for, linear_step, step
+from tests.build import LINEAR, feeds_for, linear_step, numbers, parse, step
 from tests.conftest import HAS_TRAINING, NEEDS_TRAINING, load_example, with_initializers
 from tests.pipeline.test_optimizers import CASES
 
@@ -63,6 +63,30 @@ def test_a_weight_that_is_not_finite_in_a_sum_with_its_gradient() -> None:
     assert isinstance(scaled, onnx.ModelProto)
     assert [list(node.input) for node in scaled.graph.node if "sum.zeroed" in node.output]
     report = gs.verify(model, scaled, runs=1)
+    assert report.ok, report.failures
+
+
+def test_a_cotangent_that_is_a_constant() -> None:
+    """It is a value in the scaled graph. ONNX Runtime multiplies matrices with a constant in another order."""
+    model = parse(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        mean (float[12,6] x, float[6,6] w1, float[6,1] w2) => (float loss, float[6,6] w1_next, float[6,1] w2_next)
+        <float[12,1] dy = {numbers(12, "0.083333336")}, float one = {{1}}> {{
+            h = MatMul(x, w1) a = Tanh(h) y = MatMul(a, w2) loss = ReduceMean<keepdims = 0>(y)
+            at = Transpose<perm = [1, 0]>(a) dw2 = MatMul(at, dy)
+            w2t = Transpose<perm = [1, 0]>(w2) da = MatMul(dy, w2t) aa = Mul(a, a) slope = Sub(one, aa)
+            dh = Mul(da, slope) xt = Transpose<perm = [1, 0]>(x) dw1 = MatMul(xt, dh)
+            w1_next = Sub(w1, dw1) w2_next = Sub(w2, dw2)
+        }}
+    """)
+    report = gs.verify(model, gs.scale(model), runs=1)
+    assert report.ok, report.failures
+
+
+def test_weights_that_must_be_positive() -> None:
+    """The gradients are finite for any, and the sums with the logarithms of weights are not."""
+    model = linear_step("logarithm = Log(w) sum = Sub(logarithm, dw) w_next = Exp(sum)", outputs="float[4,3] w_next")
+    report = gs.verify(model, gs.scale(model), runs=2)
     assert report.ok, report.failures
 
 
