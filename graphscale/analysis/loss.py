@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
@@ -84,7 +84,8 @@ def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Valu
         and is_differentiable(value)
         and not any(_is_next(value, number, c) for number, c in find_coefficients(value, numbers).items())
     ]
-    return [value for value in found if not _find_averaged(value, graph.inputs)] or found
+    inputs = {value for value in graph.inputs if value in numbers and is_float(value)}
+    return [value for value in found if not _find_averaged(value, inputs)] or found
 
 
 def _is_next(value: ir.Value, number: ir.Value, coefficient: float) -> bool:
@@ -118,19 +119,19 @@ def find_carried_number(graph: ir.Graph, loss: ir.Value, may_be_stored: bool) ->
         may_be_stored: whether state may be an initializer.
     """
     values = (*graph.inputs, *(graph.initializers.values() if may_be_stored else ()))
+    numbers = {value for value in values if is_scalar(value) and is_float(value)}
     stored = (value for value in values if is_scalar(value) and not value.is_graph_input())
     added = {value for value in stored if any(node.op_type == "Add" for node, _ in value.uses())}
     zero = next((value for value in find_coefficients(loss, added) if is_known_zero(value)), None)
-    return _find_averaged(loss, values) if zero is None else zero
+    return _find_averaged(loss, numbers) if zero is None else zero
 
 
-def _find_averaged(value: ir.Value, numbers: Iterable[ir.Value]) -> ir.Value | None:
+def _find_averaged(value: ir.Value, numbers: Collection[ir.Value]) -> ir.Value | None:
     """Find the number that a value is a sum with a share of, where the share is unknown and follows from numbers."""
-    chosen = {each for each in numbers if is_scalar(each) and is_float(each)}
-    if not chosen:
+    if not numbers:
         return None
-    constant = find_coefficients(value, chosen, KnownFactors())
-    return next((v for v in find_coefficients(value, chosen, AverageFactors()) if v not in constant), None)
+    constant = find_coefficients(value, numbers, KnownFactors())
+    return next((v for v in find_coefficients(value, numbers, AverageFactors()) if v not in constant), None)
 
 
 def is_differentiable(value: ir.Value) -> bool:

@@ -7,14 +7,42 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 from onnx_ir.convenience import create_value_mapping
-from onnx_ir.passes.common.shape_inference import infer_shapes
+from onnx_ir.passes.common import ShapeInferencePass
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.graph.values import own_dtype, subgraphs
+from graphscale.graph.values import constant_tensor, own_dtype, subgraphs
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["complete_types", "dtype_of", "dtypes_of"]
+__all__ = ["complete_types", "dtype_of", "dtypes_of", "infer_types"]
+
+_LONGEST = 2**16  # numbers of a shape that ONNX's inference follows; it copies them at every node
+_RANK = 64  # more than any value has
+_FOLLOWED = {"Add", "Cast", "Div", "Gather", "Identity", "Mul", "Slice", "Squeeze", "Sub", "Unsqueeze"}
+
+
+def infer_types(model: ir.Model, *, strict: bool = False) -> None:
+    """Add the dtypes and shapes that ONNX infers, in place; a model that cannot be inferred stays as it is."""
+    ShapeInferencePass(check_type=strict, strict_mode=strict, data_prop=_find_longest(model) <= _LONGEST)(model)
+
+
+def _find_longest(model: ir.Model) -> int:
+    """Return a bound of how many numbers the inference follows in a value, such as a shape that nodes put together."""
+    lengths: dict[ir.Value, int] = {}
+
+    def length(value: ir.Value) -> int:
+        tensor = constant_tensor(value)
+        is_followed = tensor is not None and tensor.dtype.is_integer() and len(tensor.shape) <= 1
+        return tensor.size if tensor is not None and is_followed else lengths.get(value, 0)
+
+    for node in model.graph.all_nodes():
+        sizes = [length(value) for value in node.inputs if value is not None]
+        if node.op_type == "Concat":
+            sizes = [min(sum(sizes), 2 * _LONGEST)]
+        elif node.op_type not in _FOLLOWED:
+            sizes = [_RANK] if node.op_type == "Shape" else []
+        lengths.update((value, max(sizes, default=0)) for value in node.outputs)
+    return max(lengths.values(), default=0)
 
 
 def complete_types(model: ir.Model) -> None:
@@ -22,10 +50,11 @@ def complete_types(model: ir.Model) -> None:
     if all(value.dtype is not None and value.shape is not None for value in model.graph.outputs):
         return
     # A model that cannot be inferred is refused where a type is needed, in one line rather than by a traceback.
-    log = logging.getLogger(infer_shapes.__module__)
+    log = logging.getLogger(ShapeInferencePass.__module__)
     silent, log.disabled = log.disabled, True
+    inferred = model.clone()
     try:
-        inferred = infer_shapes(model.clone(), check_type=False, strict_mode=False)
+        infer_types(inferred)
     finally:
         log.disabled = silent
     for graph, twin in zip(model.graphs(), inferred.graphs(), strict=True):

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedFunctionsPass, ShapeInferencePass
+from onnx_ir.passes.common import RemoveUnusedFunctionsPass
 
 from graphscale.errors import SplitError, UnsupportedModelError
 from graphscale.graph.builder import Editor, behind, replace_reads
-from graphscale.graph.types import dtypes_of
+from graphscale.graph.types import dtypes_of, infer_types
 from graphscale.graph.values import inner_nodes, operands_of, uses_of, values_by_name
 from graphscale.graph.walks import nodes_above
 from graphscale.replicas.buckets import Gradient
@@ -34,7 +34,7 @@ def know_types(model: ir.Model, names: Collection[str]) -> None:
     if all(values[name].dtype is not None and values[name].shape is not None for name in names):
         return
     inferred = model.clone()
-    ShapeInferencePass(check_type=False, strict_mode=False)(inferred)
+    infer_types(inferred)
     found = values_by_name(inferred.graph)
     dtypes = {value.name: dtype for value, dtype in dtypes_of(inferred.graph.all_nodes()).items()}
     for name in names:

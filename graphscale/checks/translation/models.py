@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from graphscale.checks.translation.correspondence import (
     Correspondence,
@@ -13,6 +12,7 @@ from graphscale.checks.translation.correspondence import (
     attribute_difference,
     type_difference,
 )
+from graphscale.graph.types import infer_types
 
 __all__ = ["compare_models"]
 
@@ -64,7 +64,7 @@ def _infer_types(model: ir.Model) -> dict[ir.Value, ir.Value]:
             if copy.name:
                 copies[value] = copy
                 copy.name = f"inferred/{len(copies)}"  # two branches may use one name, which inference does not take
-    ShapeInferencePass()(inferred)
+    infer_types(inferred, strict=True)
     return copies
 
 
