@@ -20,7 +20,7 @@ __all__ = ["ZERO", "Conflict", "Degree", "Degrees", "agree", "combine", "evaluat
 Degree = float | None
 ZERO: Degree = None
 
-_PATIENCE = 32  # how often the nodes of bodies are evaluated, on average, until they count as in conflict
+_PATIENCE = 64  # how often the nodes of bodies are evaluated, on average, until they count as in conflict
 
 
 class Degrees:
