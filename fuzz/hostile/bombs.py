@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from fuzz.hostile import bench, packed
+from fuzz.hostile import bench, growth, packed
 from fuzz.hostile.packed import field
 from fuzz.hostile.processes import hold
 from fuzz.hostile.runner import Category
@@ -154,6 +154,23 @@ def nesting(folder: Path, choices: random.Random) -> str | None:
     path.write_bytes(path.read_bytes() + field(7, graph))
     fault = hold(words, folder)
     return fault and f"{name.decode()} {depth} deep: {fault}"
+
+
+def repeated(folder: Path, choices: random.Random) -> str | None:
+    """Write what a naive analysis walks once for each way there: sums of sums, outputs of bodies, rounds, names."""
+    size, levels = choices.choice(((3, 14), (4, 8), (30, 4), (300, 1), (3000, 1)))
+    width = min(size, 4)
+    operator, read = choices.choice(("If", "Loop")), choices.choice(("x", "dw1"))
+    model = choices.choice(
+        (
+            lambda: growth.all_zeros(levels, size),
+            lambda: growth.nested_flow(operator, levels, width, read),
+            lambda: growth.shift_register(size, levels, summed=choices.random() < 0.3),
+            lambda: growth.equal_names(size * levels),
+        )
+    )()
+    fault = hold(_write_over(choices, folder, model), folder)
+    return fault and f"{size} in {levels} levels: {fault}"
 
 
 def many(folder: Path, choices: random.Random) -> str | None:
@@ -299,6 +316,7 @@ _KINDS: dict[str, Callable[[Path, random.Random], str | None]] = {
     "devices": devices,
     "functions": functions,
     "nesting": nesting,
+    "repeated": repeated,
     "archives": packed.archives,
     "records": packed.records,
     "dimensions": dimensions,

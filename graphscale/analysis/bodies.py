@@ -20,7 +20,7 @@ from graphscale.analysis.edits import Place, Plan, Unscaling
 from graphscale.analysis.roles.role_table import Assigned, Roles
 from graphscale.analysis.training_result import TrainingGraph
 from graphscale.errors import GraphscaleError, LossError, UnsupportedModelError
-from graphscale.graph.builder import unused_name
+from graphscale.graph.builder import Names
 from graphscale.graph.values import (
     Use,
     inner_nodes,
@@ -76,8 +76,8 @@ class Unrolled:
         self._joints: set[ir.Node] = set()
         self._added: list[ir.Node] = []
         self._constants: list[ir.Value] = []
-        self._names = {value.name or "" for value in (*original.inputs, *original.initializers.values())}
-        self._names |= {value.name or "" for node in original for value in node.outputs}
+        self._names = Names(value.name or "" for value in (*original.inputs, *original.initializers.values()))
+        self._names.update(value.name or "" for node in original for value in node.outputs)
         inputs = [self._copy(value) for value in original.inputs]
         stored = [self._copy(value) for value in original.initializers.values()]
         for node in original:
@@ -96,20 +96,15 @@ class Unrolled:
     def _copy(self, value: ir.Value, *, inner: bool = False) -> ir.Value:
         copy = self._copies.get(value)
         if copy is None:
-            name = self._name(value.name or "inner") if inner else value.name
+            name = self._names.reserve(value.name or "inner") if inner else value.name
             shape = None if value.shape is None else value.shape.copy()
             copy = ir.Value(name=name, type=value.type, shape=shape, const_value=value.const_value)
             self._copies[value] = copy
             self._originals[copy] = value
         return copy
 
-    def _name(self, wanted: str) -> str:
-        name = unused_name(wanted, self._names)
-        self._names.add(name)
-        return name
-
     def _constant(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
-        name = self._name(name)
+        name = self._names.reserve(name)
         value = ir.val(name, const_value=ir.tensor(array, name=name))
         self._constants.append(value)
         return value
@@ -141,7 +136,7 @@ class Unrolled:
     def _add_loop(self, node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]) -> None:
         body = subgraphs(node)[0]
         # The number of the round is a number that is not known.
-        rounds = ir.val(self._name("rounds"), ir.DataType.INT64, [])
+        rounds = ir.val(self._names.reserve("rounds"), ir.DataType.INT64, [])
         self._join(node, "Size", [next(value for value in inputs if value is not None)], rounds)
         going = inputs[1] if len(inputs) > 1 else None
         start = self._starts(node, inputs[2:])
@@ -163,8 +158,8 @@ class Unrolled:
         for value in values:
             zeros = value
             if value is not None and is_known_zero(self._originals[value]):
-                shape = ir.val(self._name("shape"), ir.DataType.INT64)
-                zeros = ir.Value(name=self._name("zeros"), type=value.type, shape=value.shape)
+                shape = ir.val(self._names.reserve("shape"), ir.DataType.INT64)
+                zeros = ir.Value(name=self._names.reserve("zeros"), type=value.type, shape=value.shape)
                 self._originals[zeros] = self._originals[value]
                 self._join(node, "Shape", [value], shape)
                 self._join(node, "ConstantOfShape", [shape], zeros)

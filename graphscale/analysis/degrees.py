@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import heapq
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.graph.values import is_float, is_known_zero, node_name, op_name, subgraphs
+from graphscale.graph.values import inner_nodes, is_float, is_known_zero, node_name, op_name, subgraphs
 from graphscale.operators import ALL, UNRULED, Kind, Rule, rule_of
 
 __all__ = ["ZERO", "Conflict", "Degree", "Degrees", "agree", "combine", "evaluate"]
@@ -16,6 +19,8 @@ __all__ = ["ZERO", "Conflict", "Degree", "Degrees", "agree", "combine", "evaluat
 # degree at once. It is 0 or 1 wherever this analysis decides; lint allows every power, roots included.
 Degree = float | None
 ZERO: Degree = None
+
+_PATIENCE = 64  # how often the nodes of bodies are evaluated, on average, until they count as in conflict
 
 
 class Degrees:
@@ -74,14 +79,19 @@ class Conflict:
         return f"{op_name(self.node)} of node {node_name(self.node)!r} is not linear in {names}"
 
 
-def evaluate(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
+def evaluate(node: ir.Node, known: Degrees, effort: _Effort | None = None) -> Sequence[Degree] | Conflict:
     """Return the degree of each output of a node, or the conflict that prevents it.
 
     The degrees of values inside of the node's subgraphs are put into `known`.
+
+    Args:
+        node: the node.
+        known: the degrees of values.
+        effort: the effort for the bodies around the node; None for a node of a main graph.
     """
     rule = rule_of(node)
     if rule is not None and rule.kind is Kind.BODY:
-        return _evaluate_bodies(node, known)
+        return _evaluate_bodies(node, known, effort or _Effort(node))
     degrees = known.edges(node)
     for i in () if rule is None else rule.ignored:
         degrees.pop(i, None)
@@ -178,11 +188,31 @@ def _largest(degrees: Mapping[int, Degree], indices: Iterable[int]) -> Degree:
     return max((degrees[i] or 0 for i in indices), key=abs, default=0)
 
 
-def _evaluate_bodies(node: ir.Node, known: Degrees) -> Sequence[Degree] | Conflict:
+class _Effort:
+    """The number of operands and results of evaluated nodes in the bodies of a node of a main graph."""
+
+    def __init__(self, node: ir.Node) -> None:
+        self._node, self._spent = node, 0
+
+    def spend(self, inner: ir.Node) -> None:
+        """Count the evaluation of a node in a body."""
+        self._spent += 1 + len(inner.inputs) + len(inner.outputs)
+
+    @functools.cached_property
+    def _limit(self) -> int:
+        return _PATIENCE * sum(1 + len(inner.inputs) + len(inner.outputs) for inner in inner_nodes(self._node))
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether so much was evaluated that the degrees count as ones that do not settle."""
+        return self._spent > self._limit
+
+
+def _evaluate_bodies(node: ir.Node, known: Degrees, effort: _Effort) -> Sequence[Degree] | Conflict:
     """If: the branches must agree. Loop, Scan: carried values keep the degree they have after the first round."""
     results: list[list[Degree]] = []
     for body in subgraphs(node):
-        result = _evaluate_body(node, body, known)
+        result = _evaluate_body(node, body, known, effort)
         if isinstance(result, Conflict):
             return dataclasses.replace(result, others=())
         results.append(result)
@@ -199,34 +229,104 @@ def _evaluate_bodies(node: ir.Node, known: Degrees) -> Sequence[Degree] | Confli
     return outputs
 
 
-def _evaluate_body(node: ir.Node, body: ir.Graph, known: Degrees) -> list[Degree] | Conflict:
+def _evaluate_body(node: ir.Node, body: ir.Graph, known: Degrees, effort: _Effort) -> list[Degree] | Conflict:
     # A Loop's body has the iteration and the condition before the carried values, as the node has the trip count.
     first = 2 if node.op_type == "Loop" else 0
     for i, value in enumerate(body.inputs):
         start = known.edge(node, i) if i >= first else 0
         known.adopt(value, ZERO if start == 0 and i >= first and is_known_zero(node.inputs[i]) else start)
-    carried = body.inputs[first : len(node.inputs) - _scanned(node)]
+    for inner in body:
+        changed = _evaluate_inner(inner, known, effort)
+        if isinstance(changed, Conflict):
+            return changed
+    leaving = body.outputs[1:] if node.op_type == "Loop" else body.outputs
+    carried = () if node.op_type == "If" else body.inputs[first : len(node.inputs) - _scanned(node)]
+    conflict = _evaluate_rounds(node, body, dict(zip(carried, leaving, strict=False)), known, effort)
+    if conflict is not None:
+        return conflict
+    # A loop that does not run leaves the values as they come.
+    return [known.values.get(value, 0) for value in (*carried, *leaving[len(carried) :])]
+
+
+def _evaluate_inner(inner: ir.Node, known: Degrees, effort: _Effort) -> list[ir.Value] | Conflict:
+    """Evaluate a node of a body, and return the outputs whose degrees change."""
+    effort.spend(inner)
+    result = evaluate(inner, known, effort)
+    if isinstance(result, Conflict):
+        return result
+    before = [known.values.get(value, 0) for value in inner.outputs]
+    for value, degree in zip(inner.outputs, result, strict=True):
+        known.adopt(value, degree)
+    return [value for value, degree in zip(inner.outputs, before, strict=True) if known.values[value] != degree]
+
+
+def _evaluate_rounds(
+    node: ir.Node, body: ir.Graph, carried: Mapping[ir.Value, ir.Value], known: Degrees, effort: _Effort
+) -> Conflict | None:
+    """Evaluate a body again, as far as its results change, until the carried values keep their degrees.
+
+    Args:
+        node: the node.
+        body: its body, evaluated once.
+        carried: the output that gives each carried value of the next round.
+        known: the degrees.
+        effort: the effort so far.
+    """
+    following: dict[ir.Value, list[ir.Value]] = {}
+    for value, after in carried.items():
+        following.setdefault(after, []).append(value)
+    changed, readers = list(following), None
     while True:
-        for inner in body:
-            result = evaluate(inner, known)
-            if isinstance(result, Conflict):
-                return result
-            for value, degree in zip(inner.outputs, result, strict=True):
-                known.adopt(value, degree)
-        leaving = [known.values.get(value, 0) for value in body.outputs]
-        if node.op_type == "If":
-            return leaving
-        leaving = leaving[1:] if node.op_type == "Loop" else leaving
-        changed = False
-        for value, after in zip(carried, leaving, strict=False):
+        updates = [(value, known.values.get(after, 0)) for after in changed for value in following.get(after, ())]
+        changed = []
+        for value, degree in updates:
             before = known.values[value]
-            if before is ZERO and after is not ZERO:
-                known.values[value], changed = after, True
-            elif after not in (before, ZERO):
+            if before is ZERO and degree is not ZERO:
+                known.values[value] = degree
+                changed.append(value)
+            elif degree not in (before, ZERO):
                 return _body_conflict(node, known)
         if not changed:
-            # A loop that does not run leaves the values as they come.
-            return [known.values[value] for value in carried] + leaving[len(carried) :]
+            return None
+        readers = _readers_in(body) if readers is None else readers
+        conflict = _evaluate_readers(readers, changed, known, effort)
+        if conflict is not None:
+            return conflict
+        if effort.is_too_much:
+            return _body_conflict(node, known)
+
+
+_Readers = dict[ir.Value, dict[int, ir.Node]]
+
+
+def _readers_in(body: ir.Graph) -> _Readers:
+    """Return the nodes of a body that read each value, in their bodies too, by their positions."""
+    readers: _Readers = {}
+    for i, node in enumerate(body):
+        bodies = [graph for each in (node, *inner_nodes(node)) for graph in subgraphs(each)]
+        read = [each.inputs for each in (node, *inner_nodes(node))] + [graph.outputs for graph in bodies]
+        for value in itertools.chain.from_iterable(read):
+            if value is not None:
+                readers.setdefault(value, {})[i] = node
+    return readers
+
+
+def _evaluate_readers(readers: _Readers, changed: list[ir.Value], known: Degrees, effort: _Effort) -> Conflict | None:
+    """Evaluate the readers of changed values, in their order, and append the values that change by that."""
+    pending: dict[int, ir.Node] = {}
+    for value in changed:
+        pending.update(readers.get(value, {}))
+    queue = sorted(pending)
+    while queue and not effort.is_too_much:
+        result = _evaluate_inner(pending.pop(heapq.heappop(queue)), known, effort)
+        if isinstance(result, Conflict):
+            return result
+        changed += result
+        for i, node in (pair for value in result for pair in readers.get(value, {}).items()):
+            if i not in pending:
+                pending[i] = node
+                heapq.heappush(queue, i)
+    return None
 
 
 def _body_conflict(node: ir.Node, known: Degrees) -> Conflict:

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import ZERO, Conflict, Degrees, evaluate
 from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.errors import ProofError
-from graphscale.graph.body_flow import sources_of
+from graphscale.graph.body_flow import depends_on, outputs_reached
 from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, reads_shape, subgraphs
-from graphscale.graph.walks import ancestors, reach
+from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait, nodes_with, rule_of
 
 __all__ = ["Proof", "prove", "reach_unchecked", "scale_degrees"]
@@ -71,7 +71,7 @@ def prove(
     for value in graph.outputs:
         if degrees.values.get(value, 0) not in (0, ZERO) and value not in exempt:
             raise ProofError(f"output {value.name!r} would still be multiplied by the loss scale")
-    if scale in reach([loss], sources_of):
+    if depends_on(loss, scale, graph):
         raise ProofError(f"the loss {loss.name!r} would depend on the loss scale")
     if all_finite is not None:
         condition = all_finite if applies is None else applies
@@ -139,7 +139,7 @@ def reach_unchecked(
             continue
         if node in rule_nodes or reads_shape(node):
             continue
-        reached = (v for v in node.outputs if not subgraphs(node) or not found.isdisjoint(sources_of(v)))
+        reached = outputs_reached(node, found) if subgraphs(node) else node.outputs
         found.update(value for value in reached if value not in checked)
     return found
 

@@ -50,11 +50,11 @@ def find_recomputed_values(
             continue
         key = _key(node, numbers)
         members = [] if key is None else classes.get(key, [])
+        follows = not behind.isdisjoint(node.inputs)
         for index, value in enumerate(node.outputs):
             same = [member.outputs[index] for member in members if index < len(member.outputs)]
             if same:
                 numbers[value] = numbers[same[0]]
-            follows = not behind.isdisjoint(node.inputs)
             original = next((v for v in same if v in mixing or follows), None)
             if original is not None:
                 originals[value] = original

@@ -139,10 +139,7 @@ class Solver:
             self._queued.discard(index)
             node = self.topology.nodes[index]
             if self._visits > _PATIENCE * (len(self.topology.nodes) + 1):
-                raise SeedNotFoundError(
-                    f"the search for the places of the loss scale does not settle at {node_name(node)!r}; name where "
-                    "it enters with --seed NODE:INDEX, or what the gradients are with --gradient"
-                )
+                raise _unsettled(node)
             self._visit(node)
 
     def _visit(self, node: ir.Node) -> None:
@@ -349,11 +346,14 @@ class Solver:
 
     def _unscale_entering(self, node: ir.Node, conflict: Conflict) -> None:
         """Unscale all values that enter a subgraph with a conflict between its own values."""
-        for value in self.topology.operands(node):
-            if self.plan.values.get(value, 0) not in (0, ZERO):
-                unscale = self.plan.unscale(value)
-                unscale.reason = unscale.reason or conflict
-                unscale.edges.update(use for use in uses_of(value) if main_node(self.topology.owners, use.node) is node)
+        found = [v for v in self.topology.operands(node) if self.plan.values.get(v, 0) not in (0, ZERO)]
+        edges = [Use(*use) for v in found for use in uses_of(v) if main_node(self.topology.owners, use.node) is node]
+        if all(self.plan.unscale(operand_at(edge)).covers(edge) for edge in edges):
+            raise _unsettled(node)
+        for edge in edges:
+            unscale = self.plan.unscale(operand_at(edge))
+            unscale.reason = unscale.reason or conflict
+            unscale.edges.add(edge)
 
     # --- outputs ----------------------------------------------------------------------------------------------------
 
@@ -389,3 +389,10 @@ class Solver:
         for value in list(self.plan.unscaled):
             if self.plan.values.get(value, 0) in (0, ZERO):
                 del self.plan.unscaled[value]
+
+
+def _unsettled(node: ir.Node) -> SeedNotFoundError:
+    return SeedNotFoundError(
+        f"the search for the places of the loss scale does not settle at {node_name(node)!r}; name where it enters "
+        "with --seed NODE:INDEX, or what the gradients are with --gradient"
+    )

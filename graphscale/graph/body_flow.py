@@ -1,63 +1,112 @@
-"""The flow through nodes with subgraphs: the values that each single output depends on."""
+"""The flow through nodes with subgraphs: what each single output depends on.
+
+Of a node with subgraphs, one output may depend on less than the node reads: on the values that its branches compute
+this output from; in a Loop or Scan, on those that the body computes it from in any round, and on the number of rounds.
+The length of what is scanned counts as no dependence, as all shapes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator
 
 import onnx_ir as ir
 
-from graphscale.graph.values import inputs_of, subgraphs
+from graphscale.graph.values import inner_nodes, inputs_of, op_name, subgraphs
 from graphscale.graph.walks import reach
 
-__all__ = ["sources_of"]
+__all__ = ["depends_on", "outputs_reached"]
+
+# A node stands for all that each of its outputs depends on, so that it is not listed for each of them.
+_Vertex = ir.Value | ir.Node
 
 
-def sources_of(value: ir.Value) -> Iterable[ir.Value]:
-    """Return the values that the node of a value computes it from, in its own graph or around it.
+def depends_on(value: ir.Value, source: ir.Value, graph: ir.Graph) -> bool:
+    """Return whether one value of a main graph depends on another one."""
+    start: list[_Vertex] = [value]
+    return source in reach(start, _Flow(graph.all_nodes()).above)
 
-    Of a node with subgraphs, one output may depend on less than the node reads: on the values that its branches compute
-    this output from; in a Loop or Scan, on those that the body computes it from in any round, and on the number of
-    rounds. The length of what is scanned counts as no dependence, as all shapes.
+
+def outputs_reached(node: ir.Node, values: Container[ir.Value]) -> set[ir.Value]:
+    """Return the outputs of a node that depend on some of the values around it."""
+    flow, start = _Flow((node, *inner_nodes(node))), list[_Vertex](node.outputs)
+    below: dict[_Vertex, list[_Vertex]] = {}
+
+    def above(vertex: _Vertex) -> Iterable[_Vertex]:
+        maker = vertex if isinstance(vertex, ir.Node) else vertex.producer()
+        if maker is not None and maker is not node and maker.graph is node.graph:
+            return ()
+        sources = flow.above(vertex)
+        for source in sources:
+            below.setdefault(source, []).append(vertex)
+        return sources
+
+    entering = [vertex for vertex in reach(start, above) if vertex in values]
+    reached = set(reach(entering, lambda vertex: below.get(vertex, ())))
+    return {value for value in node.outputs if value in reached}
+
+
+class _Flow:
+    """The dependences between values, those inside of bodies among them.
+
+    Args:
+        nodes: the nodes, those in bodies among them.
     """
-    node = value.producer()
-    if node is None:
-        return ()
-    bodies = subgraphs(node)
-    if not bodies:
-        return inputs_of(node)
-    index = value.index() or 0
-    if node.op_type == "If":
-        leaving = [body.outputs[index] for body in bodies]
-        captured = (v for body, left in zip(bodies, leaving, strict=True) for v in _entering(body, [left]))
-        return dict.fromkeys((*inputs_of(node), *captured))
-    if node.op_type in ("Loop", "Scan"):
-        return _sources_in_rounds(node, bodies[0], index)
-    return (*inputs_of(node), *(v for body in bodies for v in _entering(body, body.outputs)))
+
+    def __init__(self, nodes: Iterable[ir.Node]) -> None:
+        self._entering: dict[ir.Value, list[ir.Value]] = {}
+        for node in nodes:
+            if _operator(node) in ("Loop", "Scan"):
+                self._enter(node)
+
+    def _enter(self, node: ir.Node) -> None:
+        """Learn what the inputs of a body depend on: what the node gives it, and what the round before does."""
+        body, (first, count, ahead) = subgraphs(node)[0], _carried(node)
+        for value, given in zip(body.inputs, node.inputs, strict=False):
+            self._entering[value] = [] if given is None else [given]
+        for value, following in zip(body.inputs[first : first + count], body.outputs[ahead:], strict=False):
+            self._entering.setdefault(value, []).append(following)
+
+    def above(self, vertex: _Vertex) -> Iterable[_Vertex]:
+        """Return what a value, or each output of a node, depends on directly."""
+        if isinstance(vertex, ir.Node):
+            return _shared(vertex)
+        node = vertex.producer()
+        return self._entering.get(vertex, ()) if node is None else (node, *_own(node, vertex.index() or 0))
 
 
-def _sources_in_rounds(node: ir.Node, body: ir.Graph, index: int) -> Iterable[ir.Value]:
-    # A Loop's body gives whether it goes on before all else, and is given the round and this flag.
-    ahead, first = (1, 2) if node.op_type == "Loop" else (0, 0)
+def _operator(node: ir.Node) -> str:
+    return node.op_type if node.domain in ("", "ai.onnx") else op_name(node)
+
+
+def _carried(node: ir.Node) -> tuple[int, int, int]:
+    """Return the index of the first input that a body carries, how many it carries, and the index of its first output.
+
+    A Loop's body gives whether it goes on before all else, and is given the round and this flag.
+    """
+    first, ahead = (2, 1) if node.op_type == "Loop" else (0, 0)
     scanned = node.attributes["num_scan_inputs"].as_int() if node.op_type == "Scan" else 0
-    carried = body.inputs[first : len(body.inputs) - scanned]
-    following = dict(zip(carried, body.outputs[ahead:], strict=False))
-    given = dict(zip(body.inputs, node.inputs, strict=False))
-    if index < len(carried):
-        # Without a round it stays as it comes.
-        start = [carried[index]]
-    else:
-        start = [body.outputs[index + ahead]]
-    flags = [*body.inputs[:first], *body.outputs[:ahead]]
-
-    def above(value: ir.Value) -> Sequence[ir.Value]:
-        return [following[value]] if value in following else list(_entering(body, [value]))
-
-    found = reach([*flags, *start], lambda value: above(value) if value.graph is body else ())
-    outer = (given.get(value, value) if value.graph is body else value for value in found)
-    return dict.fromkeys(value for value in outer if value is not None and value.graph is not body)
+    return first, len(subgraphs(node)[0].inputs) - scanned - first, ahead
 
 
-def _entering(body: ir.Graph, values: Iterable[ir.Value]) -> Iterable[ir.Value]:
-    """Yield the inputs of a body, and the values around it, that some values depend on."""
-    found = reach(values, lambda value: sources_of(value) if value.graph is body else ())
-    return (value for value in found if value.graph is not body or value.producer() is None)
+def _shared(node: ir.Node) -> Iterable[ir.Value]:
+    """Return what each output of a node depends on directly."""
+    bodies = subgraphs(node)
+    operator = _operator(node)
+    if not bodies or operator == "If":
+        return inputs_of(node)
+    if operator in ("Loop", "Scan"):
+        first, _, ahead = _carried(node)
+        return (*bodies[0].inputs[:first], *bodies[0].outputs[:ahead])
+    return (*inputs_of(node), *(value for body in bodies for value in body.outputs))
+
+
+def _own(node: ir.Node, index: int) -> Iterator[ir.Value]:
+    """Yield what one output of a node depends on directly, and others need not."""
+    operator = _operator(node)
+    for body in subgraphs(node):
+        if operator == "If":
+            yield body.outputs[index]
+        elif operator in ("Loop", "Scan"):
+            first, count, ahead = _carried(node)
+            # Without a round, a carried value stays as it comes.
+            yield body.inputs[first + index] if index < count else body.outputs[ahead + index]

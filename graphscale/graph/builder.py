@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -18,6 +18,7 @@ __all__ = [
     "PASS_KEY",
     "Builder",
     "Editor",
+    "Names",
     "Position",
     "behind",
     "count_inserted",
@@ -25,12 +26,28 @@ __all__ = [
     "replace_outputs",
     "replace_reads",
     "shape_like",
-    "unused_name",
 ]
 
 # The place of a new node: after or before another one, or, with None, at the end of the graph.
 Position = tuple[Literal["after", "before"], ir.Node] | None
 _Dims = ir.Shape | Sequence[int | str | None] | None
+
+
+class Names(set[str]):
+    """The names that are taken, of which none is given back."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__(names)
+        self._suffixes: dict[str, int] = {}  # the next one to try for each wanted name
+
+    def reserve(self, wanted: str) -> str:
+        """Return the wanted name, with a numeric suffix if it is taken, and take it."""
+        name, suffix = wanted, self._suffixes.get(wanted, 1)
+        while name in self:
+            name, suffix = f"{wanted}_{suffix}", suffix + 1
+        self._suffixes[wanted] = suffix
+        self.add(name)
+        return name
 
 
 class Editor:
@@ -49,7 +66,7 @@ class Editor:
         self._shared: dict[str, ir.Value] = {}
         self._positions: dict[ir.Value, int] = {}
         self._taken_over: dict[ir.Value, ir.Value] = {}
-        self._names: set[str] = set()
+        self._names = Names()
         self.refresh()
 
     def refresh(self) -> None:
@@ -65,8 +82,7 @@ class Editor:
 
     def unique(self, wanted: str, *, report: bool = False) -> str:
         """Return the wanted name, with a numeric suffix if it is taken, and reserve it."""
-        name = unused_name(wanted, self._names)
-        self._names.add(name)
+        name = self._names.reserve(wanted)
         if report and name != wanted:
             self.renamed.append((wanted, name))
         return name
@@ -266,14 +282,6 @@ def behind(value: ir.Value) -> Position:
     """Return the place after the node that computes a value; the end of the graph for an input."""
     producer = value.producer()
     return None if producer is None else ("after", producer)
-
-
-def unused_name(wanted: str, taken: Collection[str]) -> str:
-    """Return the wanted name, with a numeric suffix if it is taken."""
-    name, suffix = wanted, 1
-    while name in taken:
-        name, suffix = f"{wanted}_{suffix}", suffix + 1
-    return name
 
 
 def replace_reads(old: ir.Value, new: ir.Value, uses: Iterable[Any]) -> None:

@@ -271,7 +271,12 @@ def _shapes_agree(node: ir.Node) -> bool:
 
 
 def is_known_zero(
-    value: ir.Value | None, depth: int = 16, *, of_finite: bool = True, largest: int | None = None
+    value: ir.Value | None,
+    depth: int = 16,
+    *,
+    of_finite: bool = True,
+    largest: int | None = None,
+    known: dict[tuple[ir.Value, int], bool] | None = None,
 ) -> bool:
     """Return whether a value is known to be all zeros: a zero constant, reshaped, expanded or multiplied by anything.
 
@@ -280,9 +285,19 @@ def is_known_zero(
         depth: how many nodes to go up.
         of_finite: taking all numbers for finite; else a product with zero may be NaN.
         largest: the most elements of a constant to read; None for all.
+        known: the answers for the values above, by the depth that is left; filled in.
     """
     if value is None:
         return False
+    known = {} if known is None else known
+    if (value, depth) not in known:
+        known[value, depth] = _gives_zeros(value, depth, of_finite, largest, known)
+    return known[value, depth]
+
+
+def _gives_zeros(
+    value: ir.Value, depth: int, of_finite: bool, largest: int | None, known: dict[tuple[ir.Value, int], bool]
+) -> bool:
     tensor = constant_tensor(value)
     if tensor is not None:
         return (largest is None or tensor.size <= largest) and _is_zero_tensor(tensor)
@@ -296,7 +311,7 @@ def is_known_zero(
     if rule is None or not rule.has_degree(value.index() or 0):
         return False
     data = [node.inputs[i] for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
-    is_zero = functools.partial(is_known_zero, depth=depth - 1, of_finite=of_finite, largest=largest)
+    is_zero = functools.partial(is_known_zero, depth=depth - 1, of_finite=of_finite, largest=largest, known=known)
     if rule.kind is Kind.LINEAR:
         return bool(data) and all(is_zero(operand) for operand in data)
     if rule.kind is Kind.PRODUCT and not rule.addends and of_finite:

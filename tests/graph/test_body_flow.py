@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from graphscale.graph.body_flow import sources_of
+from graphscale.graph.body_flow import depends_on, outputs_reached
 from tests.build import parse
 
 IF = """If(flag) <then_branch = t () => (float p, float q) { p = Neg(a) q = Neg(b) },
@@ -44,7 +44,11 @@ def sources(outputs: str, node: str, index: int) -> set[str | None]:
             => (float u) {{ e = Neg(d) {outputs} = {node} }}
     """)
     graph = ir.from_proto(model).graph
-    return {value.name for value in sources_of(graph[-1].outputs[index])}
+    value, around = graph[-1].outputs[index], (*graph.inputs, *graph[0].outputs)
+    found = {each.name for each in around if value in outputs_reached(graph[-1], {each})}
+    above = found | ({"d"} if "e" in found else set())
+    assert above == {each.name for each in around if depends_on(value, each, graph)}
+    return found
 
 
 @pytest.mark.parametrize(("outputs", "node", "index", "expected"), CASES.values(), ids=CASES)

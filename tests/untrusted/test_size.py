@@ -14,7 +14,7 @@ import onnx.helper as h
 import pytest
 
 import graphscale as gs
-from fuzz.hostile import bench, processes
+from fuzz.hostile import bench, growth, processes
 from graphscale.files.limits import Limits, limiting
 from tests.build import step
 from tests.cli.command import graphscale, refuse, succeed
@@ -75,6 +75,33 @@ def test_bombs_of_nodes(name: str, call: str, file: str, folder: Path) -> None:
     (folder / file).write_bytes(model.SerializeToString())
     with limited(10, 2 * 2**30):
         refuse(folder, *bench.words_of(call), words=[file, words])
+
+
+# What each would take without a memo, a worklist or the last suffix: minutes to years.
+GROWTH = {
+    "sums of zeros": ("inspect bad.onnx", growth.all_zeros(16, 3)),
+    "nested If before the loss": ("scale bad.onnx --dry-run", growth.nested_flow("If", 14, 4, "x")),
+    "nested Loop before the loss": ("scale bad.onnx --dry-run", growth.nested_flow("Loop", 8, 3, "x")),
+    "nested Loop behind a gradient": ("scale bad.onnx --dry-run", growth.nested_flow("Loop", 12, 3, "dw1")),
+    "a shift register": ("inspect bad.onnx", growth.shift_register(10_000)),
+    "nested shift registers": ("inspect bad.onnx", growth.shift_register(40, 5)),
+    "equal names": ("inspect bad.onnx", growth.equal_names(30_000)),
+}
+
+
+@pytest.mark.parametrize("name", GROWTH)
+def test_models_that_need_not_grow(name: str, folder: Path) -> None:
+    words, model = GROWTH[name]
+    onnx.save(model, folder / "bad.onnx")
+    with limited(10):
+        succeed(folder, *words.split())
+
+
+@pytest.mark.parametrize(("count", "levels"), [(3000, 1), (60, 6)])
+def test_rounds_that_are_not_followed_to_their_end(count: int, levels: int, folder: Path) -> None:
+    onnx.save(growth.shift_register(count, levels, summed=True), folder / "bad.onnx")
+    with limited(10):
+        refuse(folder, "inspect", "bad.onnx", words=["does not settle"])
 
 
 def test_if_in_more_levels_than_protobuf_reads(folder: Path) -> None:

@@ -12,7 +12,7 @@ from graphscale.checks.translation.correspondence import Correspondence
 from graphscale.checks.translation.expectation import Claims, expect_model, read_claims
 from graphscale.checks.translation.metadata import metadata_differences
 from graphscale.checks.translation.models import compare_models
-from graphscale.graph.builder import unused_name
+from graphscale.graph.builder import Names
 from graphscale.graph.stamp import Stamp, read_stamp
 from graphscale.graph.values import rename
 from graphscale.policy.loss_scale import LossScale
@@ -81,7 +81,7 @@ def _rename(graph: ir.Graph, same: Correspondence) -> None:
         return
     held = list(graph.initializers.values())
     graph.initializers.clear()
-    taken = {other.name or "" for other in same.back}
+    taken = Names(other.name or "" for other in same.back)
     for value, wanted in same.values.items():
         if value.name != wanted.name:
             rename(value, wanted.name or "")
@@ -89,6 +89,5 @@ def _rename(graph: ir.Graph, same: Correspondence) -> None:
         node.name = counterpart.name
     for value in held:
         if value not in same.values and value.name in taken:
-            rename(value, unused_name(value.name or "", taken))
-            taken.add(value.name or "")
+            rename(value, taken.reserve(value.name or ""))
         graph.initializers[value.name or ""] = value

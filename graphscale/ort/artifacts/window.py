@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.report import STATE_OF_SCALE
 from graphscale.errors import InvalidLossScaleError
-from graphscale.graph.builder import Builder, replace_reads, shape_like, unused_name
+from graphscale.graph.builder import Builder, Names, replace_reads, shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import uses_of
 from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD
@@ -94,7 +94,7 @@ class AccumulationWindow(RewritePass):
         state.const_value = None
         wanted = state.name
         if wanted in self.taken:
-            state.name = unused_name(wanted, {*self.taken, *(value.name or "" for value in bound.graph.inputs)})
+            state.name = Names([*self.taken, *(value.name or "" for value in bound.graph.inputs)]).reserve(wanted)
             bound.editor.refresh()
             bound.editor.renamed.append((wanted, state.name))
 

@@ -1,0 +1,108 @@
+"""Small models whose analysis would grow with the product, or the power, of what they hold if it were done naively."""
+
+from __future__ import annotations
+
+import itertools
+
+import onnx
+from onnx import TensorProto, helper
+
+from tests.cli.bad_graphs import sgd
+
+__all__ = ["all_zeros", "equal_names", "nested_flow", "shift_register"]
+
+_NUMBERS = {
+    "zero": helper.make_tensor("zero", TensorProto.FLOAT, [4, 5], [0.0] * 20),
+    "yes": helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
+    "rounds": helper.make_tensor("rounds", TensorProto.INT64, [], [3]),
+}
+
+
+def _insert(nodes: list[onnx.NodeProto], read: str, given: str) -> onnx.ModelProto:
+    """Let nodes compute a value that all others read in the place of one of the step."""
+    model = sgd()
+    model.graph.initializer.extend(_NUMBERS.values())
+    places = [i for i, node in enumerate(model.graph.node) if read in node.input]
+    for i in places:
+        node = model.graph.node[i]
+        node.input[:] = [given if name == read else name for name in node.input]
+    for node in reversed(nodes):
+        model.graph.node.insert(places[0], node)
+    return model
+
+
+def _typed(
+    names: list[str], dtype: int = TensorProto.FLOAT, dims: list[int] | None = None
+) -> list[onnx.ValueInfoProto]:
+    return [helper.make_tensor_value_info(name, dtype, dims) for name in names]
+
+
+def _loop(
+    name: str, nodes: list[onnx.NodeProto], start: list[str], carried: list[str], leaving: list[str]
+) -> onnx.NodeProto:
+    """Return a Loop with the outputs `name0`, `name1`, and so on."""
+    going = helper.make_node("Identity", [f"{name}.more"], [f"{name}.on"])
+    control = [*_typed([f"{name}.round"], TensorProto.INT64, []), *_typed([f"{name}.more"], TensorProto.BOOL, [])]
+    ends = [*_typed([f"{name}.on"], TensorProto.BOOL, []), *_typed(leaving)]
+    body = helper.make_graph([going, *nodes], name, [*control, *_typed(carried)], ends)
+    return helper.make_node("Loop", ["rounds", "yes", *start], [f"{name}{i}" for i in range(len(leaving))], body=body)
+
+
+def all_zeros(levels: int, operands: int) -> onnx.ModelProto:
+    """Add zeros to a gradient: sums of sums, each of which reads the one above it several times."""
+    names = ["zero", *(f"sum{i}" for i in range(levels))]
+    nodes = [helper.make_node("Sum", [above] * operands, [name]) for above, name in itertools.pairwise(names)]
+    return _insert([*nodes, helper.make_node("Add", ["dw1", names[-1]], ["more"])], "dw1", "more")
+
+
+def nested_flow(operator: str, levels: int, width: int, read: str) -> onnx.ModelProto:
+    """Nest If or Loop of several outputs, each of which depends on all outputs of the node within."""
+
+    def level(depth: int, given: list[str]) -> tuple[list[onnx.NodeProto], list[str]]:
+        outputs, leaving = [f"q{depth}_{i}" for i in range(width)], [f"r{depth}_{i}" for i in range(width)]
+        if depth == levels:
+            return [helper.make_node("Sum", given, [name]) for name in outputs], outputs
+        carried = [f"c{depth}_{i}" for i in range(width)] if operator == "Loop" else given
+        nodes, inner = level(depth + 1, carried)
+        nodes += [helper.make_node("Sum", inner, [name]) for name in leaving]
+        if operator == "Loop":
+            return [_loop(f"q{depth}_", nodes, (given * width)[:width], carried, leaving)], outputs
+        others = [f"e{depth}_{i}" for i in range(width)]
+        branches = {
+            "then_branch": helper.make_graph(nodes, "then", [], _typed(leaving)),
+            "else_branch": helper.make_graph(
+                [helper.make_node("Sum", given, [name]) for name in others], "else", [], _typed(others)
+            ),
+        }
+        return [helper.make_node("If", ["yes"], outputs, **branches)], outputs
+
+    nodes, outputs = level(0, [read])
+    return _insert(nodes, read, outputs[0])
+
+
+def shift_register(count: int, levels: int = 1, *, summed: bool = False) -> onnx.ModelProto:
+    """Let a gradient go on by one carried value in each round of a Loop, which begins with those of the Loop around it.
+
+    Args:
+        count: how many values each Loop carries.
+        levels: how many Loops are nested.
+        summed: whether all that is carried is summed up too, there and in the Loop within.
+    """
+
+    def level(depth: int, given: list[str]) -> tuple[list[onnx.NodeProto], str]:
+        carried = [f"c{depth}_{i}" for i in range(count)]
+        read = carried if summed else carried[:1]
+        nodes, inner = ([], read[0]) if depth == levels - 1 else level(depth + 1, read)
+        nodes.append(helper.make_node("Sum", [*given, inner, *read], [f"r{depth}"]))
+        loop = _loop(f"q{depth}_", nodes, ["zero"] * count, carried, [f"r{depth}", *carried[:-1]])
+        return [loop], loop.output[count - 1]
+
+    nodes, output = level(0, ["dw1"])
+    return _insert(nodes, "dw1", output)
+
+
+def equal_names(count: int) -> onnx.ModelProto:
+    """Let a Loop stack one product many times, so that graphscale wants one name for each."""
+    product = helper.make_node("MatMul", ["x", "w1"], ["product"])
+    loop = _loop("stacked", [product], [], [], ["product"] * count)
+    return _insert([loop, helper.make_node("Identity", ["x"], ["same"])], "x", "same")
