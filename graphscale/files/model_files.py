@@ -17,7 +17,8 @@ from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, one_line
 from graphscale.files.ambiguous import refuse_ambiguous
 from graphscale.files.external_data import confine_external_data, external_tensors, relocate
-from graphscale.files.model_size import refuse_large
+from graphscale.files.limits import current_limits
+from graphscale.files.model_size import parse_model, refuse_large
 from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file, write_files
@@ -35,6 +36,7 @@ __all__ = [
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27
 _PIECE = 2**30  # bytes
+_FIELDS, _BYTES = 6, 3  # fields for each node of the limit, or one for so many bytes: large models have fewer
 _LOCATION = b"location"  # a key of each external tensor
 
 
@@ -54,7 +56,8 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         # External data is refused through links, and located relative to the model: load by the resolved path.
         resolved = Path(path).resolve()
         content = read_file(resolved)
-        proto = onnx.ModelProto.FromString(content)
+        fields = max(_FIELDS * current_limits().max_nodes, len(content) // _BYTES)
+        proto = parse_model(content, str(path), fields)
     except IsADirectoryError as error:
         raise ModelFileError(f"{path} is a folder; pass an ONNX file") from error
     except OSError as error:
@@ -95,8 +98,8 @@ def from_proto(proto: onnx.ModelProto, name: str = "the model", held: Collection
 def _from_proto(proto: onnx.ModelProto, name: str) -> ir.Model:
     if not proto.HasField("graph") or not proto.opset_import or not proto.ir_version:
         raise ModelFileError(f"{name} is not an ONNX model: it has no graph, opset or IR version")
-    refuse_ambiguous(proto, name)
     refuse_large(proto, name)
+    refuse_ambiguous(proto, name)
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many kinds for damaged graphs
