@@ -17,7 +17,6 @@ from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, one_line
 from graphscale.files.ambiguous import refuse_ambiguous
 from graphscale.files.external_data import confine_external_data, external_tensors, relocate
-from graphscale.files.limits import current_limits
 from graphscale.files.model_size import parse_model, refuse_large
 from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
@@ -36,7 +35,6 @@ __all__ = [
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27
 _PIECE = 2**30  # bytes
-_FIELDS, _BYTES = 6, 3  # fields for each node of the limit, or one for so many bytes: large models have fewer
 _LOCATION = b"location"  # a key of each external tensor
 
 
@@ -56,8 +54,7 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         # External data is refused through links, and located relative to the model: load by the resolved path.
         resolved = Path(path).resolve()
         content = read_file(resolved)
-        fields = max(_FIELDS * current_limits().max_nodes, len(content) // _BYTES)
-        proto = parse_model(content, str(path), fields)
+        proto = parse_model(content, str(path))
     except IsADirectoryError as error:
         raise ModelFileError(f"{path} is a folder; pass an ONNX file") from error
     except OSError as error:
@@ -188,8 +185,8 @@ def _weights_move(model: ir.Model, folder: Path) -> bool:
 def _find_locations(path: Path) -> set[str]:
     """Find the names of the files that hold the weights of a model file; none if there is no such file."""
     try:
-        proto = onnx.ModelProto.FromString(path.read_bytes())
-    except (FileNotFoundError, google.protobuf.message.DecodeError):
+        proto = parse_model(path.read_bytes(), str(path))
+    except (FileNotFoundError, ModelFileError, google.protobuf.message.DecodeError):
         return set()
     entries = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
     return {entry.value for entry in entries if entry.key == "location"}

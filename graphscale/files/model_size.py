@@ -18,9 +18,11 @@ _Key = tuple[str, str, str]
 # onnx_ir looks for a free name among all that it has given: the time grows with the square of the calls.
 _CALLS = 5_000
 _INLINE = "inline them first: onnx.save(onnx.inliner.inline_local_functions(onnx.load(MODEL)), FILE)"
-_OPERANDS = 4  # inputs and outputs, for each node of the limit
+_FIELD = 2**29 - 1  # the largest number of a field
+_FIELDS, _OPERANDS = 6, 4  # for each node of the limit
+_LEAST = 3  # bytes of a field, on average: large models have more
 _FIXED = {1: 8, 5: 4}  # bytes of the wire types of protocol buffers
-_NUMBER, _BYTES = 0, 2  # other wire types
+_NUMBER, _BYTES, _GROUP, _END = 0, 2, 3, 4  # other wire types
 _OF_MODEL = ("functions", "metadata_props", "opset_import", "configuration", "training_info")
 _OF_TRAINING = ("initialization_binding", "update_binding")
 _OF_GRAPH = ("node", "initializer", "value_info", "quantization_annotation", "metadata_props")
@@ -36,18 +38,20 @@ class _Size(NamedTuple):
     depth: int = 0
 
 
-def parse_model(content: bytes, name: str, most: int) -> onnx.ModelProto:
+def parse_model(content: bytes, name: str, most: int | None = None) -> onnx.ModelProto:
     """Parse a serialized ModelProto, unless that takes much more memory than a model does: two bytes become 200.
 
     Args:
         content: the bytes.
         name: the name of the model for messages.
-        most: the number of fields that it may have: messages and texts.
+        most: the number of fields that it may have, messages and texts; None for that of a file of these bytes.
 
     Raises:
         ModelFileError: it has too many fields.
         google.protobuf.message.DecodeError: it is damaged.
     """
+    if most is None:
+        most = max(_FIELDS * current_limits().max_nodes, len(content) // _LEAST)
     if len(content) > 2 * most and _count_fields(content, most) > most:
         raise ModelFileError(f"{name} has more than {most} fields, too many for its size (--max-nodes)")
     proto = onnx.ModelProto()
@@ -65,15 +69,21 @@ def _count_fields(content: bytes, most: int) -> int:
             continue
         tag, at = _read_number(content, at)
         kind, size = tag & 7, _FIXED.get(tag & 7, 0)
+        if kind == _GROUP:
+            outer.append((end, inner))
+            inner = {}
+        elif kind == _END and outer:
+            end, inner = outer.pop()
         if kind in (_NUMBER, _BYTES):
             number, at = _read_number(content, at)
             size = number if kind == _BYTES else 0
         if at + size > end:
             break
         count += kind == _BYTES
-        if kind == _BYTES and size and tag >> 3 in inner:
+        field = tag >> 3 & _FIELD
+        if kind == _BYTES and size and field in inner:
             outer.append((end, inner))
-            end, inner = at + size, _messages_of(inner[tag >> 3])
+            end, inner = at + size, _messages_of(inner[field])
         else:
             at += size
     return count
