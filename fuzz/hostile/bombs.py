@@ -209,6 +209,24 @@ def many(folder: Path, choices: random.Random) -> str | None:
     return fault and f"kind {kind} of many, {count}: {fault}"
 
 
+def parts(folder: Path, choices: random.Random) -> str | None:
+    """Write millions of parts without content: a file of megabytes, which need not become gigabytes."""
+    words, path = bench.choose(choices, folder, ".onnx")
+    count = choices.choice((10**6, 5 * 10**6, 10**7))
+    path.write_bytes(path.read_bytes() + packed.empty_parts(choices.choice(packed.PARTS), count))
+    fault = hold(words, folder, cpu=_CPU_OF_LARGE)
+    return fault and f"{count} parts: {fault}"
+
+
+def shared(folder: Path, choices: random.Random) -> str | None:
+    """Let the tensors of a checkpoint, or the states of an optimizer, share their bytes."""
+    words, path = bench.choose(choices, folder, "checkpoint")
+    arguments = choices.choice(((5000, 400_000), (1000, 4000, 3000), (20, 10**7)))
+    path.write_bytes(packed.share(*arguments))
+    fault = hold(words, folder)
+    return fault and f"shared {arguments}: {fault}"
+
+
 _HUGE = (2**31 - 1, 2**31, 2**33, 2**40, 2**62, 2**63 - 1, 3 * 10**9)
 
 
@@ -321,6 +339,8 @@ _KINDS: dict[str, Callable[[Path, random.Random], str | None]] = {
     "records": packed.records,
     "dimensions": dimensions,
     "many": many,
+    "parts": parts,
+    "shared": shared,
     "external devices": external_devices,
     "texts": texts,
     "headers": headers,

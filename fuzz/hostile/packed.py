@@ -9,13 +9,16 @@ import random
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 
 from fuzz.hostile import bench
 from fuzz.hostile.processes import hold
+from graphscale.files.ort_checkpoint import Checkpoint, OptimizerGroup, _Writer
 from tests.cli.bad_graphs import sgd
 
 _GIB = 2**30
@@ -71,9 +74,7 @@ def records(folder: Path, choices: random.Random) -> str | None:
             head = sgd().SerializeToString() + varint(6 << 3 | 2) + varint(size)
             value = base64.b64encode(_zeros(size, head)).decode()
         case 2:
-            # Empty messages: each byte becomes an object.
-            count = choices.choice((10**6, 10**7, 5 * 10**7))
-            content = sgd().SerializeToString() + field(7, b"\x0a\x00" * count)
+            content = sgd().SerializeToString() + empty_parts(choices, choices.choice((10**5, 10**6, 10**7, 2 * 10**7)))
             value = base64.b64encode(zlib.compress(content, 1)).decode()
         case 3:
             key = choices.choice(("graphscale.report", "graphscale.names", "graphscale.state", "graphscale.policy"))
@@ -94,8 +95,23 @@ def records(folder: Path, choices: random.Random) -> str | None:
     return fault and f"kind {kind} of records, {key}: {fault}"
 
 
-def _npy_head(count: int) -> bytes:
-    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }\n" % count
+# The numbers of the fields that lead to the last one, which is there many times: nodes, initializers, types, metadata,
+# quantization, opsets, training_info, functions; attributes, inputs, metadata and bodies of a node.
+PARTS = ((7, 1), (7, 5), (7, 13), (7, 16), (14,), (7, 14), (8,), (20,), (25,))
+PARTS += ((7, 1, 5), (7, 1, 1), (7, 1, 9), (7, 1, 5, 11))
+
+
+def empty_parts(path: Sequence[int], count: int) -> bytes:
+    """Return parts of a model without content: two bytes become an object each."""
+    *outer, last = path
+    content = field(last, b"") * count
+    for number in reversed(outer):
+        content = field(number, content)
+    return content
+
+
+def _npy_head(count: int, kind: bytes = b"'<f4'") -> bytes:
+    header = b"{'descr': %s, 'fortran_order': False, 'shape': (%d,), }\n" % (kind, count)
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
 
 
@@ -125,8 +141,12 @@ def archives(folder: Path, choices: random.Random) -> str | None:
     words, path = bench.choose(choices, folder, ".npz")
     with np.load(path) as stored:
         name = choices.choice(stored.files)
-    kind = choices.choice(("zeros", "zeros", "lie", "many", "shape"))
-    if kind == "shape":
+    kind = choices.choice(("zeros", "zeros", "lie", "many", "shape", "no bytes"))
+    if kind == "no bytes":
+        element = choices.choice((b"[('a','>f4',(0,))]", b"'S0'", b"'U0'", b"'V0'", b"('>f4',(0,))", b"[]"))
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(f"{name}.npy", _npy_head(choices.choice((2**60, 2**40)), element))
+    elif kind == "shape":
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(f"{name}.npy", _npy_head(choices.choice((15 * 10**9, 2**58, 2**29))) + bytes(99))
     elif kind == "many":
@@ -135,3 +155,31 @@ def archives(folder: Path, choices: random.Random) -> str | None:
         path.write_bytes(_archive(name, choices.choice((2**28, _GIB - _PIECE, 3 * _GIB)), kind == "lie"))
     fault = hold(words, folder)
     return fault and f"an archive of kind {kind}: {fault}"
+
+
+class _Sharer(_Writer):
+    """Writes the bytes and the vectors of tensors once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made = dict[int, Any]()
+
+    def _once(self, thing: object, make: Callable[[], Any]) -> Any:
+        if id(thing) not in self._made:
+            self._made[id(thing)] = make()
+        return self._made[id(thing)]
+
+    def _tensors(self, tensors: Mapping[str, Any]) -> Any:
+        return self._once(tensors, lambda: super(_Sharer, self)._tensors(tensors))
+
+    def _tensor(self, name: str, array: Any) -> Any:
+        raw = self._once(array, lambda: self._builder.CreateByteVector(array.tobytes()))
+        label, dims = self._string(name), self._builder.CreateNumpyVector(np.asarray(array.shape, np.int64))
+        return self._table("Tensor", Name=label, Dims=dims, DataType=1, RawData=raw)
+
+
+def share(tensors: int, size: int, states: int = 0) -> bytes:
+    """Return a checkpoint of tensors that share their bytes, and of optimizer states that share the tensors."""
+    held = dict.fromkeys((f"p{i}" for i in range(tensors)), np.zeros(size // 4, np.float32))
+    groups = {"g": OptimizerGroup(1, 0.1, dict.fromkeys((f"p{i}" for i in range(states)), held))} if states else {}
+    return _Sharer().checkpoint(Checkpoint(held, {}, groups=groups))

@@ -17,7 +17,7 @@ from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, one_line
 from graphscale.files.ambiguous import refuse_ambiguous
 from graphscale.files.external_data import confine_external_data, external_tensors, relocate
-from graphscale.files.model_size import refuse_large
+from graphscale.files.model_size import parse_model, refuse_large
 from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file, write_files
@@ -54,7 +54,7 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         # External data is refused through links, and located relative to the model: load by the resolved path.
         resolved = Path(path).resolve()
         content = read_file(resolved)
-        proto = onnx.ModelProto.FromString(content)
+        proto = parse_model(content, str(path))
     except IsADirectoryError as error:
         raise ModelFileError(f"{path} is a folder; pass an ONNX file") from error
     except OSError as error:
@@ -95,8 +95,8 @@ def from_proto(proto: onnx.ModelProto, name: str = "the model", held: Collection
 def _from_proto(proto: onnx.ModelProto, name: str) -> ir.Model:
     if not proto.HasField("graph") or not proto.opset_import or not proto.ir_version:
         raise ModelFileError(f"{name} is not an ONNX model: it has no graph, opset or IR version")
-    refuse_ambiguous(proto, name)
     refuse_large(proto, name)
+    refuse_ambiguous(proto, name)
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many kinds for damaged graphs
@@ -185,8 +185,8 @@ def _weights_move(model: ir.Model, folder: Path) -> bool:
 def _find_locations(path: Path) -> set[str]:
     """Find the names of the files that hold the weights of a model file; none if there is no such file."""
     try:
-        proto = onnx.ModelProto.FromString(path.read_bytes())
-    except (FileNotFoundError, google.protobuf.message.DecodeError):
+        proto = parse_model(path.read_bytes(), str(path))
+    except (FileNotFoundError, ModelFileError, google.protobuf.message.DecodeError):
         return set()
     entries = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
     return {entry.value for entry in entries if entry.key == "location"}

@@ -93,7 +93,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise ModelFileError(f"{path} is a damaged checkpoint; it may be truncated ({len(data)} bytes)")
     root = _import("Checkpoint").Checkpoint
     try:
-        return _read(root.GetRootAs(_Buffer(data), 0), path)
+        return _Reader(path, 2 * len(data)).checkpoint(root.GetRootAs(_Buffer(data), 0))
     except (struct.error, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError) as error:
         raise ModelFileError(f"{path} is a damaged checkpoint; it may be truncated ({error})") from error
 
@@ -130,26 +130,74 @@ class _Buffer(bytes):
         return super().__getitem__(key)
 
 
-def _read(root: Any, path: str | os.PathLike[str]) -> Checkpoint:
-    module = root.ModuleState()
-    if module is None:
-        raise ModelFileError(f"{path} holds no parameters")
-    if module.HasExternalData():
-        raise UnsupportedModelError(f"{path} keeps its parameters in another file; save it without external data")
-    return Checkpoint(
-        trainable=_unique(map(_tensor, _items(module, "RequiresGradParams"))),
-        frozen=_unique(map(_tensor, _items(module, "FrozenParams"))),
-        properties=_unique(_properties(root.PropertyBag())),
-        groups=_unique(map(_group, _items(root, "OptimizerGroups"))),
-        version=root.Version(),
-        nominal=bool(module.IsNominalState()),
-    )
+class _Reader:
+    """Reads the tables, up to a number of bytes in all: those of a forged file may share their vectors and names.
 
+    Args:
+        path: the file, for messages.
+        most: the bytes that tensors, names and the items of vectors may take together.
+    """
 
-def _items(owner: Any, field: str) -> Iterator[Any]:
-    """Yield the items of a vector."""
-    item = getattr(owner, field)
-    return (item(i) for i in range(getattr(owner, f"{field}Length")()))
+    def __init__(self, path: str | os.PathLike[str], most: int) -> None:
+        self._path = path
+        self._left = most
+
+    def checkpoint(self, root: Any) -> Checkpoint:
+        module = root.ModuleState()
+        if module is None:
+            raise ModelFileError(f"{self._path} holds no parameters")
+        if module.HasExternalData():
+            raise UnsupportedModelError(
+                f"{self._path} keeps its parameters in another file; save it without external data"
+            )
+        return Checkpoint(
+            trainable=_unique(map(self._tensor, self._items(module, "RequiresGradParams"))),
+            frozen=_unique(map(self._tensor, self._items(module, "FrozenParams"))),
+            properties=_unique(self._properties(root.PropertyBag())),
+            groups=_unique(map(self._group, self._items(root, "OptimizerGroups"))),
+            version=root.Version(),
+            nominal=bool(module.IsNominalState()),
+        )
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise ValueError("its tables share vectors or names, and hold more than twice the bytes of the file")
+
+    def _items(self, owner: Any, field: str) -> Iterator[Any]:
+        """Yield the items of a vector."""
+        item, count = getattr(owner, field), getattr(owner, f"{field}Length")()
+        self._spend(4 * count)
+        return (item(i) for i in range(count))
+
+    def _text(self, content: bytes) -> str:
+        self._spend(len(content))
+        return content.decode()
+
+    def _tensor(self, tensor: Any) -> tuple[str, Array]:
+        dtype: np.dtype[Any] = _DTYPES[tensor.DataType()]
+        self._spend(8 * tensor.DimsLength() + tensor.RawDataLength())
+        shape = tuple(tensor.Dims(i) for i in range(tensor.DimsLength()))
+        data = tensor.RawDataAsNumpy().tobytes() if tensor.RawDataLength() else b""
+        if not data and not shape:
+            shape = (0,)  # in a nominal checkpoint a parameter has neither value nor shape
+        return self._text(tensor.Name()), np.frombuffer(data, dtype).reshape(shape)
+
+    def _group(self, group: Any) -> tuple[str, OptimizerGroup]:
+        moments = _unique(
+            (self._text(state.ParamName()), _unique(map(self._tensor, self._items(state, "Momentums"))))
+            for state in self._items(group, "OptimizerStates")
+        )
+        step, rate = group.Step(), group.InitialLearningRate()
+        if step < 0 or not math.isfinite(rate):
+            raise ValueError(f"an optimizer's step {step}, its learning rate {rate}")
+        return self._text(group.GroupName()), OptimizerGroup(step, rate, moments)
+
+    def _properties(self, bag: Any) -> Iterator[tuple[str, int | float | str]]:
+        for field, _, kind in _PROPERTIES if bag is not None else ():
+            for item in self._items(bag, field):
+                value = item.Value()
+                yield self._text(item.Name()), self._text(value) if kind is str else value
 
 
 def _unique(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
@@ -159,33 +207,6 @@ def _unique(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
             raise ValueError(f"it holds {name!r} twice")
         found[name] = item
     return found
-
-
-def _tensor(tensor: Any) -> tuple[str, Array]:
-    dtype: np.dtype[Any] = _DTYPES[tensor.DataType()]
-    shape = tuple(tensor.Dims(i) for i in range(tensor.DimsLength()))
-    data = tensor.RawDataAsNumpy().tobytes() if tensor.RawDataLength() else b""
-    if not data and not shape:
-        shape = (0,)  # in a nominal checkpoint a parameter has neither value nor shape
-    return tensor.Name().decode(), np.frombuffer(data, dtype).reshape(shape)
-
-
-def _group(group: Any) -> tuple[str, OptimizerGroup]:
-    moments = _unique(
-        (state.ParamName().decode(), _unique(map(_tensor, _items(state, "Momentums"))))
-        for state in _items(group, "OptimizerStates")
-    )
-    step, rate = group.Step(), group.InitialLearningRate()
-    if step < 0 or not math.isfinite(rate):
-        raise ValueError(f"an optimizer's step {step}, its learning rate {rate}")
-    return group.GroupName().decode(), OptimizerGroup(step, rate, moments)
-
-
-def _properties(bag: Any) -> Iterator[tuple[str, int | float | str]]:
-    for field, _, kind in _PROPERTIES if bag is not None else ():
-        for item in _items(bag, field):
-            value = item.Value()
-            yield item.Name().decode(), value.decode() if kind is str else value
 
 
 class _Writer:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import google.protobuf.message
-import onnx
 
-from graphscale.errors import OutputError
+from graphscale.errors import ModelFileError, OutputError
+from graphscale.files.model_size import parse_model
 
 __all__ = ["MARK_KEY", "ROLES_KEY", "WRITER", "metadata_of_picture", "protecting", "refuse_loss", "refuse_replacement"]
 
@@ -100,7 +100,7 @@ def _is_own(path: Path) -> bool:
     if not size or head.startswith(_FIRST) or any(mark in end for mark in _MARKS for end in (head, tail)):
         return True
     try:
-        entries = onnx.ModelProto.FromString(path.read_bytes()).metadata_props
+        entries = parse_model(path.read_bytes(), str(path)).metadata_props
         return any(entry.key.startswith(f"{WRITER}.") and entry.key != ROLES_KEY for entry in entries)
-    except (google.protobuf.message.DecodeError, UnicodeDecodeError):
+    except (google.protobuf.message.DecodeError, ModelFileError, UnicodeDecodeError):
         return False

@@ -115,4 +115,8 @@ def read_npz(path: str | os.PathLike[str], kind: type[GraphscaleError] = ModelFi
     strange = [name for name, value in found.items() if not isinstance(value, np.ndarray)]
     if strange:
         raise kind(f"{path}: {strange[0]!r} is not an array; write the file with numpy.savez")
+    for name, array in found.items():
+        # Elements without bytes may be 2**60 in a file of a few: a conversion would never end.
+        if array.dtype.names is not None or not array.dtype.itemsize:
+            raise kind(f"{path}: {name!r} holds records or elements without bytes, not numbers")
     return {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in found.items()}

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError, Message
 from onnx_ir.passes.common import InlinePass
 
 from graphscale.errors import GraphscaleError, ModelFileError, one_line
+from graphscale.files.model_size import parse_model
 from graphscale.graph.stamp import read_stamp
 from graphscale.operators import OPERATORS
 
@@ -84,9 +85,9 @@ def _models(arguments: Iterable[Any]) -> Iterator[tuple[str, onnx.ModelProto]]:
                 yield "the model", ir.to_proto(argument)
         elif isinstance(argument, str | os.PathLike):
             path = Path(os.fspath(argument))
-            with contextlib.suppress(OSError, ValueError, DecodeError):
+            with contextlib.suppress(OSError, ValueError, DecodeError, ModelFileError):
                 for file in sorted(path.glob("*.onnx")) if path.is_dir() else [path] if path.is_file() else []:
-                    yield str(file), onnx.ModelProto.FromString(file.read_bytes())
+                    yield str(file), parse_model(file.read_bytes(), str(file))
         elif hasattr(argument, "model"):
             yield from _models((argument.model,))
 

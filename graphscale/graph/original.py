@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from graphscale.errors import GraphscaleError, ModelFileError, one_line
 from graphscale.files.limits import current_limits
 from graphscale.files.model_files import from_proto, replaced_tensors
+from graphscale.files.model_size import parse_model
 from graphscale.files.training_info import to_proto
 
 __all__ = ["ORIGINAL_KEY", "find_references", "outline", "record_original", "restore_original"]
@@ -24,7 +25,8 @@ ORIGINAL_KEY = "graphscale.original"
 _LEVEL = 1  # of zlib: the default one saves a fifth of the size, and takes six times as long
 _UNDER_WAY = "graphscale.recording"  # in `model.meta`
 # Graphs shrink to a fifth. A record that claims to hold much more was made to fill the memory.
-_LEAST_LIMIT, _LIMIT = 2**26, 64  # bytes, and bytes for each packed one
+_LIMIT = 64  # bytes for each packed one, beside this part of the limit of bytes
+_FIELDS = 4  # for each packed byte, of which records need one for a field; at least a quarter of the limit of nodes
 
 
 @contextlib.contextmanager
@@ -150,9 +152,8 @@ def _naming_damage() -> Iterator[None]:
 
 def _read_record(model: ir.Model) -> onnx.ModelProto:
     packed = base64.b64decode(model.metadata_props[ORIGINAL_KEY], validate=True)
-    record = onnx.ModelProto()
-    record.ParseFromString(_decompress(packed))
-    return record
+    fields = max(current_limits().max_nodes // _FIELDS, _FIELDS * len(packed))
+    return parse_model(_decompress(packed), "its record", fields)
 
 
 def _references(record: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -174,7 +175,7 @@ def _unpack(model: ir.Model, others: ir.Graph | None) -> ir.Model:
 
 def _decompress(packed: bytes) -> bytes:
     decompressor = zlib.decompressobj()
-    content = decompressor.decompress(packed, min(_LEAST_LIMIT + _LIMIT * len(packed), current_limits().max_bytes))
+    content = decompressor.decompress(packed, current_limits().max_bytes // _LIMIT + _LIMIT * len(packed))
     if not decompressor.eof:
         raise ValueError("its record is truncated, or larger than any original (--max-bytes)")
     return content

@@ -6,7 +6,9 @@ import base64
 import itertools
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,8 +16,10 @@ import onnx.helper as h
 import pytest
 
 import graphscale as gs
-from fuzz.hostile import bench, growth, processes
+from fuzz.hostile import bench, growth, packed, processes
+from graphscale.files import model_size
 from graphscale.files.limits import Limits, limiting
+from graphscale.files.ort_checkpoint import read_checkpoint
 from tests.build import step
 from tests.cli.command import graphscale, refuse, succeed
 from tests.fuzzing.holding import limited
@@ -206,3 +210,77 @@ def test_packed_arrays(folder: Path) -> None:
 
 def _header(count: int) -> dict[str, object]:
     return {"descr": "<f4", "fortran_order": False, "shape": (count,)}
+
+
+# --- parts without content --------------------------------------------------------------------------------------------
+
+
+def parts(path: Sequence[int], count: int) -> bytes:
+    """The graph of a step, and parts without content."""
+    return step().SerializeToString() + packed.empty_parts(path, count)
+
+
+@pytest.mark.parametrize("path", packed.PARTS)
+def test_a_record_of_parts_without_content(path: tuple[int, ...], folder: Path) -> None:
+    model = onnx.load(folder / "step.onnx")
+    record = next(entry for entry in model.metadata_props if entry.key == "graphscale.original")
+    record.value = base64.b64encode(zlib.compress(parts(path, 5_000_000), 9)).decode()
+    onnx.save(model, folder / "bad.onnx")
+    with limited(10, 2**29):
+        refuse(folder, "strip", "bad.onnx", "-o", "out.onnx", words=["bad.onnx", "fields", "--max-nodes"])
+
+
+@pytest.mark.parametrize("path", packed.PARTS)
+def test_a_model_of_parts_without_content(path: tuple[int, ...], folder: Path) -> None:
+    (folder / "bad.onnx").write_bytes(parts(path, 700_000))
+    with limited():
+        refuse(folder, "inspect", "bad.onnx", "--max-nodes", "100000", words=["bad.onnx", "--max-nodes"])
+
+
+@pytest.mark.parametrize("path", [path for path in packed.PARTS if path != (7, 1, 1)])
+def test_parts_are_counted_before_they_are_read(path: tuple[int, ...], folder: Path) -> None:
+    (folder / "bad.onnx").write_bytes(parts(path, 2000))
+    with (
+        pytest.raises(gs.errors.ModelFileError, match=r"2[0-9]{3} .*the limit is 1000 .--max-nodes"),
+        limiting(Limits(max_nodes=1000)),
+    ):
+        gs.inspect(folder / "bad.onnx")
+
+
+def test_fields_are_counted_as_protobuf_reads_them() -> None:
+    """Groups, which no model has, are passed over; what they hold is no damage."""
+    functions = b"\xca\x01\x00" * 100
+    inside = packed.field(7, b"\xff")
+    for content in (b"\x1b" + inside + b"\x1c", b"\x3b\x23" + inside + b"\x24\x3c", b"\x38\x05\x19" + bytes(8)):
+        with pytest.raises(gs.errors.ModelFileError, match="more than 99 fields"):
+            model_size.parse_model(content + functions, "it", 99)
+        assert len(model_size.parse_model(content + functions, "it", 102).functions) == 100
+    assert len(model_size.parse_model(functions, "it", 100).functions) == 100
+
+
+# --- checkpoints and arrays -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(5000, 400_000), (1000, 4000, 1000), (20, 10**8)])
+def test_a_checkpoint_whose_tensors_share_their_bytes(sizes: tuple[int, ...], folder: Path) -> None:
+    (folder / "artifacts" / "checkpoint").write_bytes(packed.share(*sizes))
+    with limited(10, 2**30):
+        for words in (["scale", "artifacts", "-o", "outfolder"], ["fuse", "artifacts", "-o", "out.onnx"]):
+            refuse(folder, *words, words=["artifacts/checkpoint", "share"])
+
+
+def test_a_checkpoint_whose_tensors_share_nothing(folder: Path) -> None:
+    (folder / "checkpoint").write_bytes(packed.share(1, 400))
+    assert read_checkpoint(folder / "checkpoint").trainable["p0"].size == 100
+
+
+@pytest.mark.parametrize("element", [[("a", ">f4", (0,))], [("a", ">f4", (2,))], "<U0", "|S0", "|V0"])
+@pytest.mark.parametrize("count", [2**60, 1])
+def test_arrays_whose_elements_are_no_numbers(element: Any, count: int, folder: Path) -> None:
+    with zipfile.ZipFile(folder / "bomb.npz", "w") as archive, archive.open("x.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": element, "fortran_order": False, "shape": (count,)})
+        file.write(bytes(8))
+    for words in (["train", "step.onnx", "--data"], ["inspect", "original.onnx", "--check-gradients", "--feeds"]):
+        outcome = processes.run([*words, "bomb.npz"], folder)
+        assert outcome.code == 2 and b"bomb.npz: 'x'" in outcome.err
+        assert processes.find_fault(words, outcome) is None
