@@ -24,9 +24,10 @@ ORIGINAL_KEY = "graphscale.original"
 
 _LEVEL = 1  # of zlib: the default one saves a fifth of the size, and takes six times as long
 _UNDER_WAY = "graphscale.recording"  # in `model.meta`
-# Graphs shrink to a fifth. A record that claims to hold much more was made to fill the memory.
+# Graphs shrink to a fifth, and have about one field for each packed byte. A record that claims to hold much more was
+# made to fill the memory. The limits of bytes and nodes allow small ones some part of themselves.
 _LIMIT = 64  # bytes for each packed one, beside this part of the limit of bytes
-_FIELDS = 4  # for each packed byte, of which records need one for a field; at least a quarter of the limit of nodes
+_FIELDS = 4  # for each packed byte, or this part of the limit of nodes
 
 
 @contextlib.contextmanager
