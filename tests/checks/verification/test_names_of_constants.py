@@ -63,7 +63,7 @@ def test_a_session_takes_no_constant_for_a_zero() -> None:
             assert np.array_equal(session.state_dict()["w"], feeds["w"])
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort-training-cuda"])
+@pytest.mark.parametrize("target", ["onnx", pytest.param("ort-training-cuda", marks=pytest.mark.training)])
 def test_scaling_takes_no_constant_for_a_zero(target: str) -> None:
     original = linear_step("step = Mul(dw, rate) w_next = Sub(w, step)", outputs="float[4,3] w_next")
     feeds = feeds_for(original)
