@@ -157,7 +157,7 @@ def nesting(folder: Path, choices: random.Random) -> str | None:
 
 
 def repeated(folder: Path, choices: random.Random) -> str | None:
-    """Write what a naive analysis walks once for each way there: sums of sums, outputs of bodies, rounds, names."""
+    """Write sums of sums, nested outputs of bodies, rounds of a Loop, equal names."""
     size, levels = choices.choice(((3, 14), (4, 8), (30, 4), (300, 1), (3000, 1)))
     width = min(size, 4)
     operator, read = choices.choice(("If", "Loop")), choices.choice(("x", "dw1"))
@@ -210,7 +210,7 @@ def many(folder: Path, choices: random.Random) -> str | None:
 
 
 def parts(folder: Path, choices: random.Random) -> str | None:
-    """Write millions of parts without content: a file of megabytes, which need not become gigabytes."""
+    """Write millions of parts without content into a file of megabytes."""
     words, path = bench.choose(choices, folder, ".onnx")
     count = choices.choice((10**6, 5 * 10**6, 10**7))
     path.write_bytes(path.read_bytes() + packed.empty_parts(choices.choice(packed.PARTS), count))

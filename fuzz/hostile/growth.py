@@ -1,4 +1,4 @@
-"""Small models whose analysis would grow with the product, or the power, of what they hold if it were done naively."""
+"""Small models for which the time of a naive analysis grows with the square, or exponentially."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from tests.cli.bad_graphs import sgd
 
-__all__ = ["all_zeros", "equal_names", "nested_flow", "shift_register"]
+__all__ = ["all_zeros", "doubled_shape", "equal_names", "many_numbers", "nested_flow", "shift_register"]
 
 _NUMBERS = {
     "zero": helper.make_tensor("zero", TensorProto.FLOAT, [4, 5], [0.0] * 20),
@@ -19,7 +19,7 @@ _NUMBERS = {
 
 
 def _insert(nodes: list[onnx.NodeProto], read: str, given: str) -> onnx.ModelProto:
-    """Let nodes compute a value that all others read in the place of one of the step."""
+    """Insert nodes before the readers of a value of the step, and give these another value."""
     model = sgd()
     model.graph.initializer.extend(_NUMBERS.values())
     places = [i for i, node in enumerate(model.graph.node) if read in node.input]
@@ -49,14 +49,14 @@ def _loop(
 
 
 def all_zeros(levels: int, operands: int) -> onnx.ModelProto:
-    """Add zeros to a gradient: sums of sums, each of which reads the one above it several times."""
+    """Add zeros to a gradient: sums of sums, with the same sum for all operands."""
     names = ["zero", *(f"sum{i}" for i in range(levels))]
     nodes = [helper.make_node("Sum", [above] * operands, [name]) for above, name in itertools.pairwise(names)]
     return _insert([*nodes, helper.make_node("Add", ["dw1", names[-1]], ["more"])], "dw1", "more")
 
 
 def nested_flow(operator: str, levels: int, width: int, read: str) -> onnx.ModelProto:
-    """Nest If or Loop of several outputs, each of which depends on all outputs of the node within."""
+    """Nest If or Loop of several outputs, each a sum of all outputs of the node within."""
 
     def level(depth: int, given: list[str]) -> tuple[list[onnx.NodeProto], list[str]]:
         outputs, leaving = [f"q{depth}_{i}" for i in range(width)], [f"r{depth}_{i}" for i in range(width)]
@@ -81,12 +81,12 @@ def nested_flow(operator: str, levels: int, width: int, read: str) -> onnx.Model
 
 
 def shift_register(count: int, levels: int = 1, *, summed: bool = False) -> onnx.ModelProto:
-    """Let a gradient go on by one carried value in each round of a Loop, which begins with those of the Loop around it.
+    """Shift a gradient by one carried value in each round of nested Loops.
 
     Args:
         count: how many values each Loop carries.
         levels: how many Loops are nested.
-        summed: whether all that is carried is summed up too, there and in the Loop within.
+        summed: whether each round also sums up all carried values, and gives them to the Loop within.
     """
 
     def level(depth: int, given: list[str]) -> tuple[list[onnx.NodeProto], str]:
@@ -102,7 +102,28 @@ def shift_register(count: int, levels: int = 1, *, summed: bool = False) -> onnx
 
 
 def equal_names(count: int) -> onnx.ModelProto:
-    """Let a Loop stack one product many times, so that graphscale wants one name for each."""
+    """Stack one product many times in a Loop: as many inserted values of one wanted name."""
     product = helper.make_node("MatMul", ["x", "w1"], ["product"])
     loop = _loop("stacked", [product], [], [], ["product"] * count)
     return _insert([loop, helper.make_node("Identity", ["x"], ["same"])], "x", "same")
+
+
+def doubled_shape(levels: int) -> onnx.ModelProto:
+    """Join a shape with itself again and again, for an output of unknown shape."""
+    model = sgd()
+    model.graph.initializer.append(helper.make_tensor("s0", TensorProto.INT64, [1], [1]))
+    for i in range(levels):
+        model.graph.node.append(helper.make_node("Concat", [f"s{i}"] * 2, [f"s{i + 1}"], axis=0))
+    model.graph.node.append(helper.make_node("ConstantOfShape", [f"s{levels}"], ["filled"]))
+    model.graph.output.extend(_typed(["filled"]))
+    return model
+
+
+def many_numbers(count: int) -> onnx.ModelProto:
+    """Give a step as many inputs and outputs of one number."""
+    model = sgd()
+    for i in range(count):
+        model.graph.node.append(helper.make_node("Neg", [f"s{i}"], [f"n{i}"]))
+        model.graph.input.extend(_typed([f"s{i}"], dims=[]))
+        model.graph.output.extend(_typed([f"n{i}"], dims=[]))
+    return model

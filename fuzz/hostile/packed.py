@@ -95,7 +95,7 @@ def records(folder: Path, choices: random.Random) -> str | None:
     return fault and f"kind {kind} of records, {key}: {fault}"
 
 
-# The numbers of the fields that lead to the last one, which is there many times: nodes, initializers, types, metadata,
+# Paths of field numbers to a repeated field: nodes, initializers, types, metadata,
 # quantization, opsets, training_info, functions; attributes, inputs, metadata and bodies of a node.
 PARTS = ((7, 1), (7, 5), (7, 13), (7, 16), (14,), (7, 14), (8,), (20,), (25,))
 PARTS += ((7, 1, 5), (7, 1, 1), (7, 1, 9), (7, 1, 5, 11))
@@ -179,7 +179,7 @@ class _Sharer(_Writer):
 
 
 def share(tensors: int, size: int, states: int = 0) -> bytes:
-    """Return a checkpoint of tensors that share their bytes, and of optimizer states that share the tensors."""
+    """Return a checkpoint with one content for all tensors, and one set of tensors for all optimizer states."""
     held = dict.fromkeys((f"p{i}" for i in range(tensors)), np.zeros(size // 4, np.float32))
     groups = {"g": OptimizerGroup(1, 0.1, dict.fromkeys((f"p{i}" for i in range(states)), held))} if states else {}
     return _Sharer().checkpoint(Checkpoint(held, {}, groups=groups))

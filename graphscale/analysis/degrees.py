@@ -204,7 +204,7 @@ class _Effort:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether so much was evaluated that the degrees count as ones that do not settle."""
+        """Whether the evaluations have reached the limit; the degrees then count as in conflict."""
         return self._spent > self._limit
 
 
@@ -249,7 +249,7 @@ def _evaluate_body(node: ir.Node, body: ir.Graph, known: Degrees, effort: _Effor
 
 
 def _evaluate_inner(inner: ir.Node, known: Degrees, effort: _Effort) -> list[ir.Value] | Conflict:
-    """Evaluate a node of a body, and return the outputs whose degrees change."""
+    """Evaluate a node of a body, and return its outputs of changed degree."""
     effort.spend(inner)
     result = evaluate(inner, known, effort)
     if isinstance(result, Conflict):
@@ -268,7 +268,7 @@ def _evaluate_rounds(
     Args:
         node: the node.
         body: its body, evaluated once.
-        carried: the output that gives each carried value of the next round.
+        carried: the output for each carried value of the next round.
         known: the degrees.
         effort: the effort so far.
     """
@@ -300,7 +300,7 @@ _Readers = dict[ir.Value, dict[int, ir.Node]]
 
 
 def _readers_in(body: ir.Graph) -> _Readers:
-    """Return the nodes of a body that read each value, in their bodies too, by their positions."""
+    """Return the readers of each value in a body, those in nested bodies among them, by position."""
     readers: _Readers = {}
     for i, node in enumerate(body):
         bodies = [graph for each in (node, *inner_nodes(node)) for graph in subgraphs(each)]
@@ -312,7 +312,7 @@ def _readers_in(body: ir.Graph) -> _Readers:
 
 
 def _evaluate_readers(readers: _Readers, changed: list[ir.Value], known: Degrees, effort: _Effort) -> Conflict | None:
-    """Evaluate the readers of changed values, in their order, and append the values that change by that."""
+    """Evaluate the readers of changed values in order, and append newly changed values."""
     pending: dict[int, ir.Node] = {}
     for value in changed:
         pending.update(readers.get(value, {}))

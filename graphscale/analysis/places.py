@@ -29,7 +29,7 @@ from graphscale.operators import Kind, Rule, Trait, has_trait, rule_of
 
 __all__ = ["LOSING", "find_cotangents", "find_places"]
 
-# With bounds that are scaled, too, a gradient that overflows would become finite before it is tested.
+# With scaled bounds, an overflow would become a finite number before the finite check.
 LOSING = Trait.LOSES_INFINITY | Trait.LOSES_NEGATIVE
 
 

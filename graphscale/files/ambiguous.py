@@ -13,7 +13,7 @@ __all__ = ["refuse_ambiguous"]
 _WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
 _CONSTANTS = ("Constant", "ConstantOfShape")
 _NUMBERS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
-# Of the types that int32_data hold, the numbers that every reader takes alike: some keep the lowest bits of others.
+# Ranges of int32_data by type; beyond them some readers keep the lowest bits alone.
 _INT32: dict[int, range] = {
     onnx.TensorProto.BOOL: range(2),
     onnx.TensorProto.INT8: range(-(2**7), 2**7),
@@ -113,7 +113,7 @@ def _has_value(attribute: onnx.AttributeProto) -> bool:
 
 
 def _find_two_contents(tensor: onnx.TensorProto) -> str | None:
-    """Return what is wrong with how a tensor keeps its content; its bytes, which may be many, are not looked at."""
+    """Return the fault in the storage of a tensor; its raw bytes are not read."""
     fields = [field for field in _NUMBERS if getattr(tensor, field)] + ["raw_data"] * tensor.HasField("raw_data")
     if tensor.external_data:
         fields.append("external_data")
@@ -132,7 +132,7 @@ def _find_two_contents(tensor: onnx.TensorProto) -> str | None:
 
 
 def _find_wide(tensor: onnx.TensorProto) -> int | None:
-    """Return a number of a tensor that its type does not hold, None if there is none."""
+    """Return a number beyond the type of its tensor, None if there is none."""
     if tensor.int32_data:
         held = _INT32.get(tensor.data_type, _BYTES)
         return next((n for n in (min(tensor.int32_data), max(tensor.int32_data)) if n not in held), None)

@@ -39,7 +39,7 @@ class _Size(NamedTuple):
 
 
 def parse_model(content: bytes, name: str, most: int | None = None) -> onnx.ModelProto:
-    """Parse a serialized ModelProto, unless that takes much more memory than a model does: two bytes become 200.
+    """Parse a serialized ModelProto of limited fields: protobuf makes 200 bytes of two.
 
     Args:
         content: the bytes.
@@ -144,7 +144,7 @@ def refuse_large(proto: onnx.ModelProto, name: str) -> None:
 
 
 def _refuse_parts(proto: onnx.ModelProto, name: str) -> None:
-    """Refuse a model with too many parts of a kind; no more than those are looked at."""
+    """Refuse a model with too many parts of a kind, at the first excess."""
     most, found = current_limits().max_nodes, collections.Counter[str]()
     for part, fields in _list_parts(proto):
         for field in fields:
@@ -157,7 +157,7 @@ def _refuse_parts(proto: onnx.ModelProto, name: str) -> None:
 
 
 def _list_parts(proto: onnx.ModelProto) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """Yield all that holds many parts, with the names of their fields: before the parts themselves."""
+    """Yield the holders of repeated fields, with the names of these fields, outer ones first."""
     yield proto, _OF_MODEL
     yield from ((info, _OF_TRAINING) for info in proto.training_info)
     pending: list[Any] = [proto.graph, *proto.functions]

@@ -1,4 +1,4 @@
-"""The flow through nodes with subgraphs: what each single output depends on.
+"""The flow through nodes with subgraphs: the dependences of each single output.
 
 Of a node with subgraphs, one output may depend on less than the node reads: on the values that its branches compute
 this output from; in a Loop or Scan, on those that the body computes it from in any round, and on the number of rounds.
@@ -16,7 +16,7 @@ from graphscale.graph.walks import reach
 
 __all__ = ["depends_on", "outputs_reached"]
 
-# A node stands for all that each of its outputs depends on, so that it is not listed for each of them.
+# A node stands for the common dependences of its outputs.
 _Vertex = ir.Value | ir.Node
 
 
@@ -59,7 +59,7 @@ class _Flow:
                 self._enter(node)
 
     def _enter(self, node: ir.Node) -> None:
-        """Learn what the inputs of a body depend on: what the node gives it, and what the round before does."""
+        """Learn the sources of the inputs of a body: operands of the node, and results of the round before."""
         body, (first, count, ahead) = subgraphs(node)[0], _carried(node)
         for value, given in zip(body.inputs, node.inputs, strict=False):
             self._entering[value] = [] if given is None else [given]
@@ -67,7 +67,7 @@ class _Flow:
             self._entering.setdefault(value, []).append(following)
 
     def above(self, vertex: _Vertex) -> Iterable[_Vertex]:
-        """Return what a value, or each output of a node, depends on directly."""
+        """Return the direct dependences of a value, or those common to all outputs of a node."""
         if isinstance(vertex, ir.Node):
             return _shared(vertex)
         node = vertex.producer()
@@ -89,7 +89,7 @@ def _carried(node: ir.Node) -> tuple[int, int, int]:
 
 
 def _shared(node: ir.Node) -> Iterable[ir.Value]:
-    """Return what each output of a node depends on directly."""
+    """Return the direct dependences common to all outputs of a node."""
     bodies = subgraphs(node)
     operator = _operator(node)
     if not bodies or operator == "If":
@@ -101,7 +101,7 @@ def _shared(node: ir.Node) -> Iterable[ir.Value]:
 
 
 def _own(node: ir.Node, index: int) -> Iterator[ir.Value]:
-    """Yield what one output of a node depends on directly, and others need not."""
+    """Yield the direct dependences of one output beside the common ones."""
     operator = _operator(node)
     for body in subgraphs(node):
         if operator == "If":

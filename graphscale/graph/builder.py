@@ -34,7 +34,7 @@ _Dims = ir.Shape | Sequence[int | str | None] | None
 
 
 class Names(set[str]):
-    """The names that are taken, of which none is given back."""
+    """A growing set of taken names."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         super().__init__(names)
@@ -99,8 +99,8 @@ class Editor:
         return value
 
     def shared_constant(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
-        """Return the constant that was asked for by this name before, or add it; the name must identify its content."""
-        if name not in self._shared:  # one of the graph by this name may be anything
+        """Return this editor's constant of a name, added on the first call; the name must identify its content."""
+        if name not in self._shared:  # a constant of the graph by this name may hold anything
             self._shared[name] = self.constant(name, array)
         return self._shared[name]
 

@@ -134,7 +134,7 @@ def restore_original(model: ir.Model, others: ir.Graph | None = None) -> ir.Mode
 
 
 def find_references(model: ir.Model) -> list[str]:
-    """Return the names of the initializers of a rewritten model that the record of its original refers to.
+    """Return the names of initializers in the record of the original.
 
     Raises:
         ModelFileError: there is none, or it is damaged.

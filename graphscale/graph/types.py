@@ -16,18 +16,18 @@ from graphscale.operators import Kind, rule_of
 
 __all__ = ["complete_types", "dtype_of", "dtypes_of", "infer_types"]
 
-_LONGEST = 2**16  # numbers of a shape that ONNX's inference follows; it copies them at every node
+_LONGEST = 2**16  # numbers of a followed shape; ONNX's inference copies them at every node
 _RANK = 64  # more than any value has
 _FOLLOWED = {"Add", "Cast", "Div", "Gather", "Identity", "Mul", "Slice", "Squeeze", "Sub", "Unsqueeze"}
 
 
 def infer_types(model: ir.Model, *, strict: bool = False) -> None:
-    """Add the dtypes and shapes that ONNX infers, in place; a model that cannot be inferred stays as it is."""
+    """Add inferred dtypes and shapes in place; a model beyond inference stays as it is."""
     ShapeInferencePass(check_type=strict, strict_mode=strict, data_prop=_find_longest(model) <= _LONGEST)(model)
 
 
 def _find_longest(model: ir.Model) -> int:
-    """Return a bound of how many numbers the inference follows in a value, such as a shape that nodes put together."""
+    """Return a bound of the numbers in one value that inference follows, such as a computed shape."""
     lengths: dict[ir.Value, int] = {}
 
     def length(value: ir.Value) -> int:

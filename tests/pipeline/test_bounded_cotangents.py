@@ -1,4 +1,4 @@
-"""A gradient that a step bounds is tested before the bound: an overflow must not become a finite number."""
+"""Gradients are tested before their bounds: an overflow must not become a finite number."""
 
 from __future__ import annotations
 

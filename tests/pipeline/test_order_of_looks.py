@@ -1,4 +1,4 @@
-"""In-place writes wait for all readers of a state, those that the ordering itself adds among them."""
+"""In-place writes wait for all readers of a state, also for the inserted ones."""
 
 from __future__ import annotations
 

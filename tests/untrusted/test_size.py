@@ -90,6 +90,7 @@ GROWTH = {
     "a shift register": ("inspect bad.onnx", growth.shift_register(10_000)),
     "nested shift registers": ("inspect bad.onnx", growth.shift_register(40, 5)),
     "equal names": ("inspect bad.onnx", growth.equal_names(30_000)),
+    "a doubled shape": ("inspect bad.onnx", growth.doubled_shape(40)),
 }
 
 
@@ -97,8 +98,14 @@ GROWTH = {
 def test_models_that_need_not_grow(name: str, folder: Path) -> None:
     words, model = GROWTH[name]
     onnx.save(model, folder / "bad.onnx")
-    with limited(10):
+    with limited(10, 2 * 2**30):
         succeed(folder, *words.split())
+
+
+def test_many_numbers(folder: Path) -> None:
+    onnx.save(growth.many_numbers(5000), folder / "bad.onnx")
+    with limited(10):
+        refuse(folder, "inspect", "bad.onnx", words=["5001 outputs could be the loss"])
 
 
 @pytest.mark.parametrize(("count", "levels"), [(3000, 1), (60, 6)])

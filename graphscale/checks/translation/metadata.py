@@ -88,7 +88,7 @@ def _record_differences(found: ir.Model, expected: ir.Model, same: Correspondenc
     records = [model.metadata_props.get(ORIGINAL_KEY) for model in (found, expected)]
     if None in records:
         if records[0] != records[1]:
-            yield f"the record of the original is {'missing' if records[0] is None else 'one that should not be there'}"
+            yield "the record of the original is missing" if records[0] is None else "there should be no record"
         return
     try:
         if records[0] != records[1]:

@@ -57,7 +57,7 @@ def _undeclared(expected: ir.Model, same: Correspondence) -> Iterator[str]:
 
 
 def _infer_types(model: ir.Model) -> dict[ir.Value, ir.Value]:
-    """Return for each result of a node, in bodies too, a copy with the type and shape that ONNX's inference finds."""
+    """Return a copy with inferred type and shape for each result of a node, in bodies too."""
     inferred, copies = model.clone(), dict[ir.Value, ir.Value]()
     for node, other in zip(model.graph.all_nodes(), inferred.graph.all_nodes(), strict=True):
         for value, copy in zip(node.outputs, other.outputs, strict=True):

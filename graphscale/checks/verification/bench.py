@@ -311,7 +311,7 @@ class Bench:
         return len(mine) if len(mine) == len(everywhere) else None, mine, theirs
 
     def _find_tested(self) -> list[str]:
-        """Find the values that the finite check reads as they are: sums of gradients with shares of weights, say."""
+        """Find the operands of the finite check that the original has, such as sums of gradients and weight decay."""
         nodes = filter(CheckFinite.inserted, self.pair.scaled.graph if self.pair.proved else ())
         read = {value for node in nodes for value in node.inputs}
         values = (value for node in self.pair.nodes for value in node.outputs)

@@ -92,7 +92,7 @@ def _repeats_nothing(node: ir.Node) -> bool:
 
 
 def _is_positive(counts: ir.Value | None) -> bool:
-    """Return whether counts, which exporters join to a vector, are constants other than 0."""
+    """Return whether counts, also ones joined by Concat, are constants other than 0."""
     tensor, node = constant_tensor(counts), None if counts is None else counts.producer()
     if tensor is not None or node is None:
         return tensor is not None and bool(np.all(tensor.numpy()))

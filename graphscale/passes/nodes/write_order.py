@@ -26,7 +26,7 @@ def order_writes(build: Builder) -> bool:
     looks: dict[ir.Node, ir.Value] = {}
     is_changed = _order_once(build, looks)
     while is_changed and _order_once(build, looks):
-        pass  # a state whose readers were in order has such looks as new ones
+        pass  # the looks are new readers of states
     return is_changed
 
 

@@ -18,7 +18,7 @@ TEXT = """<ir_version: 10, opset_import: ["" : 20]> g (float[n] x) => (float[n] 
 
 
 def sign(folder: Path, *, outside: bool, content: float = 3, rows: int = 0) -> list[bytes]:
-    """Return the signatures of nodes that read an empty initializer, that read the first, and that read another."""
+    """Return the signatures of a reader of an empty initializer, of its own reader, and of a reader of another one."""
     model = parse(TEXT)
     for name, tensor in (("empty", np.zeros((rows, 0))), ("w", np.full(2, content))):
         model.graph.initializer.append(numpy_helper.from_array(np.float32(tensor), name))

@@ -1,4 +1,4 @@
-"""Names of constants are free, and nothing may go by them: not a session, not scaling, not what `strip` gives."""
+"""Names of constants are free: sessions, scaling and `strip` must not confuse them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _renamed(model: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
 
 
 def _scaled(name: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """Return a step as onnx_ir writes it, whose record is the same text in each scaled file, and the scaled step."""
+    """Return a step as onnx_ir writes it, for records of equal text, and the scaled step."""
     original = ir.to_proto(ir.from_proto(load_example(name).model()))
     model = gs.scale(original).model
     assert isinstance(model, onnx.ModelProto)
@@ -139,7 +139,7 @@ def test_a_record_that_no_runtime_loads(name: str) -> None:
 
 
 def _branches() -> onnx.ModelProto:
-    """A step with two branches that each have a value `found`, of a size that depends on the data in one of them."""
+    """A step with a value `found` in two branches, of unknown size in the first."""
     return linear_step(
         """
         large = Greater(loss, limit)
