@@ -16,6 +16,8 @@ from tests.build import assert_same_step, feeds_for, listed, parse
 from tests.conftest import with_initializers
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.sample(3)
+
 FORWARD = """
     made = Tanh(z @ g); real = Tanh(x @ v); fake = Tanh(made @ v); r = real @ c; f = fake @ c
     of_real = ReduceMean((r - one) * (r - one), keepdims=0); of_fake = ReduceMean(f * f, keepdims=0)

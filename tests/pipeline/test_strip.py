@@ -23,7 +23,7 @@ from tests.build import linear_step, step
 from tests.conftest import MODEL_NAMES, MODELS
 from tests.passes.test_lower_optimizers import OPTIMIZERS, model_of
 
-pytestmark = pytest.mark.static
+pytestmark = [pytest.mark.static, pytest.mark.sample(2)]
 
 EVERYTHING: dict[str, Any] = {"telemetry": True, "expose_scaled_loss": True, "autocast": "float16"}
 

@@ -84,7 +84,7 @@ FORMS: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["images", "labels"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_an_array(form: str, name: str) -> None:

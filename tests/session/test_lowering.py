@@ -25,6 +25,8 @@ from tests.conftest import MODEL_NAMES, Arrays, Level, assert_all_same_bits, loa
 from tests.session.dangerous import CASES
 from tests.session.plain import ALWAYS, BY_ROWS, buffers, lowered_graph, options
 
+pytestmark = pytest.mark.sample(2)
+
 Array = np.ndarray[Any, Any]
 
 # Cases in which the fusions of ONNX Runtime are the same for both.

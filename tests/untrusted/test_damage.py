@@ -74,7 +74,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(("call", "name"), ARRAYS)
 def test_arrays(call: str, name: str, damage: str, folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_an_original_with_a_value_that_nothing_computes(folder: Path) -> None:
     refuse(folder, "verify", "original.onnx", "step.onnx", words=("original.onnx", "'ghost', which nothing computes"))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("call", "name"), sorted(bench.calls_on()))
 def test_a_pipe_as_any_file(call: str, name: str, folder: Path) -> None:
     """Nobody writes into it: whoever opens it waits."""
@@ -126,7 +126,7 @@ def test_a_pipe_as_any_file(call: str, name: str, folder: Path) -> None:
     assert processes.hold(bench.words_of(call), folder, codes=(2,)) is None
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("call", "name"), sorted(bench.calls_on()))
 def test_a_device_as_any_file(call: str, name: str, folder: Path) -> None:
     """It has no end."""

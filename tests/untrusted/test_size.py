@@ -24,7 +24,7 @@ from tests.build import step
 from tests.cli.command import graphscale, refuse, succeed
 from tests.fuzzing.holding import limited
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(6)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(3)]
 
 CALLS = bench.calls_on(".onnx")
 

@@ -88,7 +88,7 @@ def _build(kind: str) -> tuple[Mutant, ir.Model]:
     return next(mutants([EXAMPLES[kind][0]], ["onnx"], [found], find=_scaled))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_it_is_rejected(kind: str) -> None:
     mutant, original = _build(kind)

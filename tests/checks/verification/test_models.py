@@ -33,7 +33,7 @@ def require(name: str, target: str) -> None:
         pytest.skip(NEEDS_TRAINING)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("target", ["onnx", "ort-cuda", *IN_PLACE])
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_graph_and_target(name: str, target: str) -> None:

@@ -13,6 +13,8 @@ from tests.build import LINEAR, feeds_for, linear_step, numbers, parse, step
 from tests.conftest import HAS_TRAINING, NEEDS_TRAINING, load_example, with_initializers
 from tests.pipeline.test_optimizers import CASES
 
+pytestmark = pytest.mark.sample(3)
+
 
 @pytest.mark.parametrize("target", ["onnx", pytest.param("ort-training", marks=pytest.mark.training)])
 @pytest.mark.parametrize("name", CASES)

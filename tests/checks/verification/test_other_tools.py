@@ -181,7 +181,7 @@ DAMAGES = (
 )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("edit", [_copy_a_value, _rename_and_copy, _exchange_names])
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_wrong_file_fails_though_it_was_changed(

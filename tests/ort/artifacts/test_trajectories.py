@@ -19,7 +19,7 @@ from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
 from tests.conftest import Arrays, assert_all_same_bits
 from tests.ort.artifacts.training_session import FOLDERS, TrainingSession, sample, train
 
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.training, pytest.mark.sample(2)]
 
 STEPS, ROWS, INITIAL, PERIOD = 60, 16, 2.0**10, 3
 # Optimizer steps with an overflow: in the window's first call, its last, one in between, and in all.
