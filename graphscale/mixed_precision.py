@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.report import Report
@@ -17,7 +16,7 @@ from graphscale.analysis.roles.stated import read_stated_roles
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError
 from graphscale.files.model_files import ModelResult
-from graphscale.files.training_info import drop_training_info, training_info_of
+from graphscale.files.training_info import drop_training_info, to_proto, training_info_of
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import ROLES_KEY, is_scaled, refuse_scaled
@@ -112,4 +111,4 @@ def autocast(
             drop_training_info(work)
     assert mixed.report is not None
     report = dataclasses.replace(mixed.report, warnings=(*warnings, *mixed.report.warnings))
-    return AutocastModel(ir.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
+    return AutocastModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)

@@ -12,7 +12,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import PassError
-from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.proof import prove
@@ -24,7 +23,7 @@ from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError, ModelFileError, ProofError
 from graphscale.files import model_files
 from graphscale.files.model_files import ModelResult
-from graphscale.files.training_info import copy_training_info, training_info_of
+from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
 from graphscale.graph.builder import PASS_KEY, count_inserted
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
@@ -34,6 +33,7 @@ from graphscale.graph.values import inner_nodes, node_name, subgraphs
 from graphscale.passes import (
     AddTelemetry,
     Autocast,
+    InlineFunctions,
     LowerOptimizers,
     Rewrite,
     ScaleLoss,
@@ -151,7 +151,7 @@ def scale(
             autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
         )
         _stamp(work, rewrite, policy, report)
-    return ScaledModel(ir.to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
+    return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
 @name_damage
@@ -222,23 +222,12 @@ def prepare(model: ir.Model) -> list[str]:
     if model.functions:
         # The scale may have to enter inside of a function's body.
         names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
-        _unshare_tensors(model)
-        InlinePass()(model)
+        InlineFunctions()(model)
         warnings.append(f"the model-local functions {names} were inlined")
     if LowerOptimizers()(model).modified:
         warnings.append("the ai.onnx.preview.training optimizers, which no runtime executes, were spelled out")
     complete_types(model)
     return warnings
-
-
-def _unshare_tensors(model: ir.Model) -> None:
-    """Give the functions' constants tensors of their own: inlining renames them, and a clone shares them."""
-    for function in model.functions.values():
-        for node in function.all_nodes():
-            for name, attribute in node.attributes.items():
-                if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
-                    tensor = attribute.as_tensor()
-                    node.attributes[name] = ir.AttrTensor(name, ir.tensor(tensor.numpy().copy(), name=tensor.name))
 
 
 def run_passes(model: ir.Model, *passes: ir.passes.PassBase) -> None:

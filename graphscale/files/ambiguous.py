@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Iterator
 
 import onnx
@@ -11,6 +12,9 @@ from graphscale.errors import ModelFileError, UnsupportedModelError
 __all__ = ["refuse_ambiguous"]
 
 _WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
+# Operators that need each of their outputs: those at the end without a name get lost as a model is written.
+_COMPLETE = (*_WITH_BODIES, "BatchNormalization", "Split", "TopK")
+_BUILT_IN = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")  # domains of operators
 _CONSTANTS = ("Constant", "ConstantOfShape")
 _NUMBERS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 # Ranges of int32_data by type; beyond them some readers keep the lowest bits alone.
@@ -21,6 +25,7 @@ _INT32: dict[int, range] = {
     onnx.TensorProto.INT32: range(-(2**31), 2**31),
     **dict.fromkeys((onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.UINT16), range(2**16)),
 }
+_HALF_BYTES = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4, onnx.TensorProto.FLOAT4E2M1)
 _BYTES = range(-(2**7), 2**8)  # of all other types
 _KEYS = {"location", "offset", "length", "checksum"}  # of external data, as ONNX Runtime knows them
 _VALUES = ("f", "i", "s", "t", "g", "tp", "sparse_tensor")
@@ -35,6 +40,12 @@ def refuse_ambiguous(proto: onnx.ModelProto, name: str) -> None:
         UnsupportedModelError: it has sparse initializers, a segment of a tensor, or nodes for several devices.
     """
     graphs = list(_graphs(proto))
+    for function in proto.functions:
+        if function.domain in _BUILT_IN or onnx.defs.has(function.name, function.domain):
+            raise UnsupportedModelError(
+                f"{name} has a function {function.domain or 'ai.onnx'}::{function.name}, for which runtimes may have a "
+                "kernel that computes something else; give its domain another name"
+            )
     for graph in graphs:
         if graph.sparse_initializer:
             sparse = graph.sparse_initializer[0].values.name
@@ -69,7 +80,7 @@ def _tensors(scope: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Tenso
     yield from scope.initializer if isinstance(scope, onnx.GraphProto) else ()
     for node in scope.node:
         if node.op_type in _CONSTANTS:
-            yield from (attribute.t for attribute in node.attribute)
+            yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
 
 
 def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> Iterator[str]:
@@ -92,9 +103,16 @@ def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> I
         declared = ((value.name, value.type.SerializeToString()) for value in graph.value_info)
         yield from _find_twice("type of value", declared)
         values = (value for kind in (graph.input, graph.output, graph.value_info) for value in kind)
-        dtypes = ((value.name, value.type.tensor_type.elem_type) for value in values)
-        yield from _find_twice("type of value", (entry for entry in dtypes if entry[1]))
+        tensors = [value for value in values if value.type.HasField("tensor_type")]
+        dtypes = [(value.name, value.type.tensor_type.elem_type) for value in tensors]
+        yield from (
+            f"the value {name!r} is declared without a type of its elements" for name, dtype in dtypes if not dtype
+        )
+        yield from _find_twice("type of value", dtypes)
     for scope in (*graphs, *proto.functions):
+        for node in scope.node:
+            if node.op_type in _COMPLETE and node.output and not node.output[-1]:
+                yield f"the last output of {node.op_type} {node.name!r} has no name, which it needs"
         for tensor in _tensors(scope):
             problem = _find_two_contents(tensor)
             if problem is not None:
@@ -117,6 +135,11 @@ def _find_two_contents(tensor: onnx.TensorProto) -> str | None:
     fields = [field for field in _NUMBERS if getattr(tensor, field)] + ["raw_data"] * tensor.HasField("raw_data")
     if tensor.external_data:
         fields.append("external_data")
+    count = math.prod(tensor.dims)
+    if not fields and count > 0:
+        return "is not there"
+    if tensor.data_type in _HALF_BYTES and "raw_data" in fields and len(tensor.raw_data) != (count + 1) // 2:
+        return f"has {len(tensor.raw_data)} bytes for {count} numbers of half a byte"
     if len(fields) > 1:
         return f"is there twice, as {fields[0]} and as {fields[1]}"
     keys = [entry.key for entry in tensor.external_data]

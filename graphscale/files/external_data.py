@@ -15,8 +15,10 @@ import onnx_ir as ir
 from graphscale.errors import ModelFileError, UnsupportedModelError
 from graphscale.files.limits import current_limits
 
-__all__ = ["confine_external_data", "external_tensors", "leaves_folder", "relocate"]
+__all__ = ["confine_external_data", "external_tensors", "leaves_folder", "refuse_other_data", "relocate"]
 
+# Begins the locations by which ONNX Runtime names its own memory.
+_MEMORY = "*/_ORT_"
 _TENSORS = (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS)
 
 
@@ -50,6 +52,23 @@ def confine_external_data(model: ir.Model, folder: Path, name: str, held: Collec
             value.const_value = _confine(value.const_value, folder, name)
 
 
+def refuse_other_data(model: ir.Model, folder: Path, name: str) -> None:
+    """Refuse a model with weights in other files that is opened by a link beside which there are others of that name.
+
+    ONNX Runtime reads those beside the link.
+
+    Raises:
+        ModelFileError: there are.
+    """
+    for tensor in external_tensors(model):
+        beside = folder / tensor.location
+        if beside.exists() and not beside.samefile(tensor.path):
+            raise ModelFileError(
+                f"{name} is a link, and beside it there is another {os.fspath(tensor.location)!r} than beside the file "
+                "that it leads to; pass that file"
+            )
+
+
 def leaves_folder(path: Path, folder: Path) -> bool:
     """Return whether a path, after its links are resolved, is outside of a folder and of the root."""
     roots = (folder, current_limits().external_data_root)
@@ -71,6 +90,8 @@ def _confine(tensor: ir.ExternalTensor, folder: Path, name: str) -> ir.ExternalT
     """Check an external tensor against its file; return it with its base folder."""
     location, root = os.fspath(tensor.location), current_limits().external_data_root
     what = f"{name} keeps the tensor {tensor.name!r} in {location!r}"
+    if location.startswith(_MEMORY):
+        raise ModelFileError(f"{what}, which ONNX Runtime takes for an address in memory")
     if tensor.dtype is ir.DataType.STRING:
         raise ModelFileError(f"{what}: strings cannot be in another file")
     path = Path(folder, location)

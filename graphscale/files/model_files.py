@@ -16,7 +16,7 @@ import onnx_ir as ir
 from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, one_line
 from graphscale.files.ambiguous import refuse_ambiguous
-from graphscale.files.external_data import confine_external_data, external_tensors, relocate
+from graphscale.files.external_data import confine_external_data, external_tensors, refuse_other_data, relocate
 from graphscale.files.model_size import parse_model, refuse_large
 from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
@@ -36,6 +36,7 @@ __all__ = [
 _LARGEST = 2**31 - 2**27
 _PIECE = 2**30  # bytes
 _LOCATION = b"location"  # a key of each external tensor
+_ORT_FORMAT = b"ORTM"  # at byte 4: ONNX Runtime then takes the whole for a file of its own
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
@@ -54,6 +55,8 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         # External data is refused through links, and located relative to the model: load by the resolved path.
         resolved = Path(path).resolve()
         content = read_file(resolved)
+        if content[4:8] == _ORT_FORMAT:
+            raise ModelFileError(f"{path} is in the format of ONNX Runtime itself (.ort); pass the ONNX file")
         proto = parse_model(content, str(path))
     except IsADirectoryError as error:
         raise ModelFileError(f"{path} is a folder; pass an ONNX file") from error
@@ -66,6 +69,7 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
     model = _from_proto(proto, str(path))
     if _LOCATION in content:
         confine_external_data(model, resolved.parent, str(path))
+        refuse_other_data(model, Path(path).parent, str(path))
     del proto.graph.initializer[:]  # The model holds them.
     return model, proto
 
@@ -153,7 +157,8 @@ def _save_pair(model: ir.Model, target: Path) -> None:
     weights = target.with_name(f"{target.name}.data")
     spare = weights.with_name(f"{weights.name}.new")
     # Until the second model is in place, the first one needs weights of its own.
-    file = spare if weights.name in _find_locations(target) else weights
+    before = _find_locations(target)
+    file = spare if weights.name in before else weights
     is_new = not file.exists()
     try:
         _write_pair(model, target, file)
@@ -166,7 +171,8 @@ def _save_pair(model: ir.Model, target: Path) -> None:
             _write_pair(load(target), target, weights, replaces=True)
         except OutputError:  # the model is saved; its weights only keep their second name
             return
-    spare.unlink(missing_ok=True)
+    if file is spare or spare.name in before:
+        spare.unlink(missing_ok=True)
 
 
 def _refuse_weights(model: ir.Model, target: Path) -> None:

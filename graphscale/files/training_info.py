@@ -1,4 +1,4 @@
-"""ONNX's own `training_info` of a model, which onnx_ir does not hold: kept in `model.meta` from reading to writing."""
+"""What onnx_ir loses of a model: its `training_info`, kept in `model.meta`, and results without a name."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def read_bindings(model: ir.Model) -> list[tuple[str, str]]:
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Turn a model into a ModelProto, with its `training_info`."""
+    """Turn a model into a ModelProto, with its `training_info`, and with results that have no name."""
     proto = ir.to_proto(model)
     proto.training_info.extend(training_info_of(model))
+    for node, written in zip(model.graph, proto.graph.node, strict=True):
+        written.output.extend([""] * (len(node.outputs) - len(written.output)))
     return proto

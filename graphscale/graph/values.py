@@ -142,12 +142,11 @@ _CONTAINERS = ("SplitToSequence", "SequenceConstruct", "SequenceInsert", "Sequen
 
 def is_tensor(value: ir.Value) -> bool:
     """Return whether a value is a tensor, by its type or its operator: no sequence and no optional value."""
-    node = value.producer()
-    if value.type is not None or node is None:
-        return value.type is None or isinstance(value.type, ir.TensorType)
-    if node.op_type == "Identity" and node.inputs[0] is not None:
-        return is_tensor(node.inputs[0])
-    return node.op_type not in _CONTAINERS
+    while value.type is None and (node := value.producer()) is not None:
+        if node.op_type != "Identity" or node.inputs[0] is None:
+            return node.op_type not in _CONTAINERS
+        value = node.inputs[0]
+    return value.type is None or isinstance(value.type, ir.TensorType)
 
 
 def is_source(value: ir.Value) -> bool:

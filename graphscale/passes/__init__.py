@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.guard_updates import GuardUpdates
+from graphscale.passes.inline_functions import InlineFunctions
 from graphscale.passes.lower_optimizers import LowerOptimizers
 from graphscale.passes.lower_precision import Autocast
 from graphscale.passes.order_writes import OrderWrites
@@ -27,6 +28,7 @@ __all__ = [
     "CheckFinite",
     "GraphPass",
     "GuardUpdates",
+    "InlineFunctions",
     "LowerOptimizers",
     "OrderWrites",
     "Rewrite",

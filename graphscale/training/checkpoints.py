@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from graphscale.errors import GraphscaleError, OutputError, TrainingError, one_line
+from graphscale.files.external_data import leaves_folder
 from graphscale.training.data import Arrays, load_arrays
 from graphscale.training.step_session import StepSession
 
@@ -172,7 +173,7 @@ class Checkpoints:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 lock = self.folder / _LOCK
-                if lock.exists() and not lock.is_file():  # a pipe would wait
+                if lock.is_symlink() or (lock.exists() and not lock.is_file()):  # a pipe would wait
                     raise OutputError(f"cannot write to {self.folder}: {lock} is no regular file; remove it")
                 self._lock(stack.enter_context(lock.open("a")).fileno())
                 self._refuse_newer()
@@ -213,6 +214,8 @@ class Checkpoints:
         paths = self.all()
         if not paths:
             return None
+        if leaves_folder(paths[-1], self.folder):
+            raise TrainingError(f"cannot resume from {paths[-1]}: it leads out of its folder; copy the file there")
         try:
             return read(paths[-1])
         except GraphscaleError as error:

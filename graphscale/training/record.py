@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
 __all__ = ["StepRecord"]
 
 _TELEMETRY = ("cause", "offender", "zero_fraction")
+_SCALES, _NUMBERS = ("loss_scale", "next_loss_scale"), ("step", "epoch", "good_steps")
 _PREFIX = "output."  # for an output with the name of one of the record's own columns
 
 
@@ -58,7 +60,7 @@ class StepRecord:
         """Make the record of a row, whose numbers, booleans and None may be texts, as in a CSV file.
 
         Raises:
-            ValueError: a column is missing, or its value is of another kind. The message names the column.
+            ValueError: a column is missing, or its value is of another kind or out of range; the message names it.
         """
         known: dict[str, Any] = {}
         for name, (kind, optional) in _COLUMNS.items():
@@ -67,6 +69,10 @@ class StepRecord:
                 known[name] = _read(name, value, kind)
             elif not optional:
                 raise ValueError(f"{name} is missing")
+        wrong = next((name for name in _SCALES if not 0 < known[name] < math.inf), None)
+        wrong = wrong or next((name for name in _NUMBERS if not 0 <= known.get(name, 0) < 2**63), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong} is {row[wrong]!r:.40}")
         prefixed = {_PREFIX + name: name for name in _COLUMNS}
         others = {
             prefixed.get(name, name): _read(name, value, float)

@@ -86,7 +86,8 @@ def draw(
         notes: `{step: text}` to be written beside steps, in the panel of the loss.
 
     Raises:
-        TrainingError: there are no records, the suffix is unknown, or matplotlib is not installed.
+        TrainingError: there are no records, or numbers that no axis holds; the suffix is unknown; matplotlib is not
+            installed.
         OutputError: the file cannot be written.
     """
     check_picture(path)
@@ -94,11 +95,14 @@ def draw(
         raise TrainingError("there are no steps to draw")
     from matplotlib import rc_context
 
-    with writing.write_file(path) as temporary, rc_context(STYLE):
-        figure = _figure(records, [*curves, *_recorded(records)], notes or {})
-        if title:
-            figure.suptitle(printable(title), x=0.012, ha="left", fontsize=12, fontweight="bold", parse_math=False)
-        figure.savefig(temporary, dpi=120, metadata=metadata_of_picture(temporary.suffix))
+    with writing.write_file(path) as temporary, rc_context(STYLE), np.errstate(over="ignore", invalid="ignore"):
+        try:
+            figure = _figure(records, [*curves, *_recorded(records)], notes or {})
+            if title:
+                figure.suptitle(printable(title), x=0.012, ha="left", fontsize=12, fontweight="bold", parse_math=False)
+            figure.savefig(temporary, dpi=120, metadata=metadata_of_picture(temporary.suffix))
+        except (ArithmeticError, ValueError) as error:  # of matplotlib, where numbers are near the largest float
+            raise TrainingError(f"the steps cannot be drawn, their numbers are too far apart: {error}") from error
 
 
 def _recorded(records: Sequence[StepRecord]) -> list[Curve]:

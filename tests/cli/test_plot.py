@@ -45,11 +45,16 @@ def test_both_formats_give_one_picture(folder: Path) -> None:
     assert (folder / "jsonl.png").read_bytes() == (folder / "csv.png").read_bytes()
 
 
+ROW = """{"step": %d, "epoch": 1, "loss": %g, "loss_scale": %g, "next_loss_scale": 8, "applied": true, "good_steps": 1}
+"""
 REFUSED = {
     "missing": (["nothing.jsonl", "-o", "a.png"], "cannot read nothing.jsonl: No such file or directory"),
     "suffix": (["run.txt", "-o", "a.png"], "run.txt: expected a metrics file, a name that ends in .jsonl or .csv"),
     "empty": (["empty.csv", "-o", "a.png"], "empty.csv holds no step yet"),
     "damaged": (["bad.jsonl", "-o", "a.png"], "bad.jsonl, line 1 is no row of metrics: step is missing"),
+    "scale": (["zero.jsonl", "-o", "a.png"], "zero.jsonl, line 1 is no row of metrics: loss_scale is 0"),
+    "number": (["huge.jsonl", "-o", "a.png"], "huge.jsonl, line 1 is no row of metrics: step is 1000"),
+    "far": (["far.jsonl", "-o", "a.png"], "the steps cannot be drawn, their numbers are too far apart"),
     "picture": (["run.csv", "-o", "a.jpg"], "a.jpg: expected a name that ends in .png, .svg or .pdf"),
     "folder": (["run.csv", "-o", "nowhere/a.png"], "does not exist; create it"),
     "column": (
@@ -64,6 +69,9 @@ REFUSED = {
 def test_what_is_refused(case: str, folder: Path) -> None:
     arguments, message = REFUSED[case]
     (folder / "empty.csv").touch()
+    (folder / "zero.jsonl").write_text(ROW % (1, 1, 0))
+    (folder / "huge.jsonl").write_text(ROW % (10**400, 1, 8))
+    (folder / "far.jsonl").write_text(ROW % (1, -1.7e308, 8) + ROW % (2, 1.7e308, 8))
     (folder / "run.txt").touch()
     (folder / "bad.jsonl").write_text("{}\n")
     refuse(folder, "plot", *arguments, words=(message,))

@@ -186,6 +186,20 @@ def test_a_stage(folder: Path) -> None:
     refuse(folder, *WRITING["split"], "--stages=2", words=("grads.2.onnx", "--force"))
 
 
+def test_a_stage_with_the_name_of_the_step(folder: Path) -> None:
+    shutil.copy(folder / "step.onnx", folder / "new.2.onnx")
+    words = ["split", "new.2.onnx", "-o", "new.onnx", "update.onnx", "--stages=2"]
+    refuse(folder, *words, words=("new.2.onnx is read, and would be replaced by a stage",))
+
+
+def test_a_file_with_the_name_of_new_weights(external: Path) -> None:
+    (external / "out").mkdir()
+    (external / "out" / "s.onnx.data.new").write_bytes(MINE)
+    succeed(external, "scale", "m.onnx", "-o", "out/s.onnx")
+    refuse(external, "scale", "m.onnx", "-o", "out/s.onnx", words=("s.onnx.data.new", "--force"))
+    assert (external / "out" / "s.onnx.data.new").read_bytes() == MINE
+
+
 def test_a_model_that_states_its_roles_is_the_users(folder: Path) -> None:
     """Exporters write `graphscale.roles`: that is no mark."""
     model = onnx.load(DIGITS)

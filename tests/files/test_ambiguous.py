@@ -113,6 +113,19 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
         lambda m: m.graph.initializer.add(name="i", data_type=onnx.TensorProto.UINT32, uint64_data=[2**32]),
         "has the number 4294967296",
     ),
+    "no content": (lambda m: tensors(m)[0].ClearField("float_data"), "the content of tensor 'w' is not there"),
+    "half bytes": (
+        lambda m: m.graph.initializer.add(name="i", data_type=onnx.TensorProto.INT4, dims=[4], raw_data=b"!"),
+        "has 1 bytes for 4 numbers of half a byte",
+    ),
+    "no type of elements": (
+        lambda m: m.graph.value_info.add(name="p").type.tensor_type.SetInParent(),
+        "the value 'p' is declared without a type of its elements",
+    ),
+    "a result without a name": (
+        lambda m: m.graph.node[-1].output.append(""),
+        "the last output of If '' has no name, which it needs",
+    ),
     "key of a file": (put_outside(location_="other"), "by 'location', 'location'"),
     "key that nobody knows": (put_outside(basepath="/etc"), "by 'location', 'basepath'"),
     "digits of another script": (put_outside(offset="\u0661"), "has the offset '\u0661'"),
@@ -128,6 +141,15 @@ def test_damaged(name: str) -> None:
     with pytest.raises(ModelFileError) as caught:
         from_proto(model)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("domain", "name"), [("", "Relu"), ("com.microsoft", "QuickGelu"), ("ai.onnx.ml", "Scaler")])
+def test_a_function_with_the_name_of_an_operator(domain: str, name: str) -> None:
+    """ONNX Runtime runs its kernel, and not the function."""
+    model = parse(TEXT)
+    model.functions[0].domain, model.functions[0].name = domain, name
+    with pytest.raises(UnsupportedModelError, match=f"a function {domain or 'ai.onnx'}::{name}, for which"):
+        from_proto(model)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -15,6 +15,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 import graphscale as gs
 from graphscale.errors import ModelFileError
+from graphscale.files.training_info import to_proto
 from graphscale.passes import Autocast, standard_passes
 from graphscale.targets import TARGETS
 from tests.analysis.recurrent import recurrent_step
@@ -29,13 +30,13 @@ EVERYTHING: dict[str, Any] = {"telemetry": True, "expose_scaled_loss": True, "au
 
 
 def serialized(model: ir.Model | onnx.ModelProto) -> bytes:
-    proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+    proto = to_proto(model) if isinstance(model, ir.Model) else model
     return proto.SerializeToString(deterministic=True)
 
 
 def normalized(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model by hand as onnx_ir writes it: exporters' graphs are as it writes them, those of onnx's parser are not."""
-    return ir.to_proto(ir.from_proto(model))
+    return to_proto(ir.from_proto(model))
 
 
 def assert_strips(rewritten: ir.Model | onnx.ModelProto, original: ir.Model | onnx.ModelProto) -> None:

@@ -169,6 +169,22 @@ def test_metrics_of_the_resumed_run(begun: Options, tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "other.csv")[0].step == 10
 
 
+def test_links_out_of_the_folder(begun: Options, tmp_path: Path) -> None:
+    newest = checkpoints(begun.checkpoint_dir)[-1]
+    (tmp_path / "elsewhere").mkdir()
+    newest.rename(tmp_path / "elsewhere" / newest.name)
+    newest.symlink_to(tmp_path / "elsewhere" / newest.name)
+    with pytest.raises(TrainingError, match=f"{newest.name}: it leads out of its folder; copy the file there"):
+        Run(begun)
+    newest.unlink()
+    lock = newest.with_name(".lock")
+    lock.unlink()
+    lock.symlink_to(tmp_path / "elsewhere" / "lock")
+    with pytest.raises(GraphscaleError, match="lock is no regular file"):
+        train(begun)
+    assert not (tmp_path / "elsewhere" / "lock").exists()
+
+
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):

@@ -28,6 +28,7 @@ RECORD = StepRecord(step=1, epoch=1, loss=2.5, loss_scale=8.0, next_loss_scale=1
 SUFFIXES = ("jsonl", "csv")
 
 NUMBERS, COUNTS = st.floats(width=64) | st.floats(width=32), st.integers(1, 10**9)
+SCALES = st.floats(0, exclude_min=True, allow_infinity=False)
 OUTPUTS = st.lists(st.sampled_from(["accuracy", "norm", "step", "loss", 'a "b", c', "onnx::loss::2"]), unique=True)
 TELEMETRY = {
     "cause": st.sampled_from([None, "nan", "inf"]),
@@ -59,8 +60,8 @@ def runs(draw: st.DrawFn) -> list[StepRecord]:
         step=COUNTS,
         epoch=COUNTS,
         loss=NUMBERS,
-        loss_scale=NUMBERS,
-        next_loss_scale=NUMBERS,
+        loss_scale=SCALES,
+        next_loss_scale=SCALES,
         good_steps=st.integers(0, 2**31),
         learning_rate=st.just(draw(st.none() | NUMBERS)),
         outputs=st.tuples(*[NUMBERS] * len(names)).map(lambda numbers: dict(zip(names, numbers, strict=True))),

@@ -107,6 +107,7 @@ DAMAGED = {
     "a negative length": (step("own", length=-4), "negative|non-neg"),
     "a folder by its own name": (step("own/."), "no name of a file"),
     "too short a length": (step("own", length=8), "8 bytes"),
+    "an address": (step("*/_ORT_MEM_ADDR_/*"), "an address in memory"),
 }
 
 
@@ -233,12 +234,35 @@ def test_a_link_within_the_folder(place: Path) -> None:
         assert SECRET.tobytes() in contents(place)["out.onnx.data"]
 
 
+def test_a_link_to_a_model_beside_other_weights(place: Path) -> None:
+    """ONNX Runtime reads the weights beside the link."""
+    (place / "model" / "own").write_bytes(SECRET.tobytes())
+    onnx.save(step("own"), place / "model" / "step.onnx")
+    (place / "links").mkdir()
+    os.symlink("../model/step.onnx", place / "links" / "step.onnx")
+    succeed(place, "scale", "links/step.onnx", "-o", "out.onnx")
+    (place / "links" / "own").write_bytes(bytes(SECRET.nbytes))
+    refuse(place, "scale", "links/step.onnx", "-o", "new.onnx", words=["beside it there is another 'own'"])
+
+
 def test_a_folder_of_artifacts(place: Path) -> None:
     folder = place / "artifacts"
     shutil.copytree(next(path for path in sorted(FOLDERS.iterdir()) if path.is_dir()), folder)
     os.symlink(place / "secret" / "key", folder / "notes.txt")
     refuse(place, "scale", "artifacts", "-o", "out", words=["notes.txt"])
     os.unlink(folder / "notes.txt")
+    os.link(place / "secret" / "key", folder / "notes.txt")
+    refuse(place, "scale", "artifacts", "-o", "out", words=["notes.txt"])
+    os.unlink(folder / "notes.txt")
+    with (folder / "notes.txt").open("wb") as file:
+        file.truncate(2**31)
+    refuse(place, "scale", "artifacts", "-o", "out", words=["notes.txt has holes"])
+    os.unlink(folder / "notes.txt")
+    for name in ("checkpoint", "training_model.onnx"):
+        os.rename(folder / name, place / "secret" / name)
+        os.symlink(place / "secret" / name, folder / name)
+        refuse(place, "scale", "artifacts", "-o", "out", words=[f"{name} leads out of its folder"])
+        os.replace(place / "secret" / name, folder / name)
     succeed(place, "scale", "artifacts", "-o", "out")
     os.symlink(place / "secret" / "key", place / "out" / "notes.txt")
     refuse(place, "strip", "out", "-o", "back", words=["notes.txt"])

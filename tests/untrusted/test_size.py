@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import re
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -17,9 +18,11 @@ import pytest
 
 import graphscale as gs
 from fuzz.hostile import bench, growth, packed, processes
+from graphscale.errors import ModelFileError
 from graphscale.files import model_size
 from graphscale.files.limits import Limits, limiting
 from graphscale.files.ort_checkpoint import read_checkpoint
+from graphscale.files.tensor_files import read_npz
 from tests.build import step
 from tests.cli.command import graphscale, refuse, succeed
 from tests.fuzzing.holding import limited
@@ -279,6 +282,17 @@ def test_a_checkpoint_whose_tensors_share_their_bytes(sizes: tuple[int, ...], fo
 def test_a_checkpoint_whose_tensors_share_nothing(folder: Path) -> None:
     (folder / "checkpoint").write_bytes(packed.share(1, 400))
     assert read_checkpoint(folder / "checkpoint").trainable["p0"].size == 100
+
+
+def test_arrays_that_shrink_more_than_others(tmp_path: Path) -> None:
+    """Zeros shrink a thousand times, and commands take several times their size."""
+    path = tmp_path / "zeros.npz"
+    np.savez_compressed(path, x=np.zeros(2**24, np.float32))
+    with limiting(Limits(max_bytes=2**29)), pytest.raises(ModelFileError, match=r"--max-bytes \d+") as caught:
+        read_npz(path)
+    (hint,) = re.findall(r"--max-bytes (\d+)", str(caught.value))
+    with limiting(Limits(max_bytes=int(hint))):
+        assert read_npz(path)["x"].size == 2**24
 
 
 @pytest.mark.parametrize("element", [[("a", ">f4", (0,))], [("a", ">f4", (2,))], "<U0", "|S0", "|V0"])

@@ -90,7 +90,8 @@ def _find_states_of_constant(step: Interface, output: ir.Value) -> list[ir.Value
     # A flag, or what the constant is computed from.
     stored = [v for v in (*step.flags, *step.held_possibly(output)) if v not in (source, output, *values)]
     values += [v for v in stored if v not in step.inputs and not v.is_graph_input() and same_type(output, v)]
-    if source is None or source in step.inputs or not same_type(output, source):
+    # An initializer that is an output itself is no other value than before.
+    if source is None or source is output or source in step.inputs or not same_type(output, source):
         return values
     views = step.views(output)
     is_read = any(node.outputs[0] not in views for node in step.topology.consumers(source))

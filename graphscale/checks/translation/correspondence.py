@@ -11,6 +11,7 @@ import dataclasses
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from graphscale.checks.translation.signatures import sign_nodes
@@ -90,12 +91,13 @@ class Correspondence:
                     self.differences.append(f"{where} has {len(mine)} {kind}, and should have {len(theirs)}")
                 pairs = list(zip(mine, theirs, strict=False))
             for one, other in pairs:
+                what = f"the {kind[:-1]} {one.name!r} of {where}"
                 if kind == "inputs":
                     self._pair_values(one, other)
                 else:
-                    self._pending.append((one, other, f"the output {one.name!r} of {where}"))
-                    if isinstance(found, ir.Graph) and one.type is None and other.type is not None:
-                        self.differences.append(f"the output {one.name!r} of {where} has no type")
+                    self._pending.append((one, other, what))
+                if isinstance(found, ir.Graph) and one.type is None and other.type is not None:
+                    self.differences.append(f"{what} has no type")
                 if named:
                     self._compare_interface(one, other)
 
@@ -164,13 +166,16 @@ class Correspondence:
         outputs = _trimmed(found.outputs), _trimmed(expected.outputs)
         if [v is not None for v in outputs[0]] != [v is not None for v in outputs[1]]:
             self.differences.append(f"{name} gives other outputs than it should")
+        # Further empty ones may crash ONNX Runtime, as operands do.
+        elif len(found.outputs) > len(expected.outputs):
+            given = len(found.outputs)
+            self.differences.append(f"{name} gives {given} values, and should give {len(expected.outputs)}")
         for mine, theirs in zip(*outputs, strict=False):
             if mine is not None and theirs is not None:
                 self._pair_values(mine, theirs)
         self._compare_marks(found, expected, name)
         self._compare_attributes(found, expected, name)
         inputs = _trimmed(found.inputs), _trimmed(expected.inputs)
-        # Further empty operands at the end may crash ONNX Runtime.
         if len(inputs[0]) != len(inputs[1]) or len(found.inputs) > len(expected.inputs):
             self.differences.append(f"{name} reads {len(found.inputs)} values, and should read {len(expected.inputs)}")
         for i, operands in enumerate(zip(*inputs, strict=False)):
@@ -300,7 +305,9 @@ def attribute_difference(found: ir.Attr, expected: ir.Attr) -> str | None:
         if len(tensors[0]) != len(tensors[1]):
             return "has another number of tensors than it should"
         return next(filter(None, map(tensor_difference, *tensors)), None)
-    # NaN is no number that equals itself, and -0.0 is another one than 0.0.
-    if repr(found.value) != repr(expected.value):
+    # NaN is no number that equals itself, and comes with other bits; -0.0 is another one than 0.0.
+    is_float = found.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
+    one, other = (np.asarray(a.value, np.float32).tobytes() if is_float else repr(a.value) for a in (found, expected))
+    if one != other:
         return f"is {found.value!r}, and should be {expected.value!r}"
     return None

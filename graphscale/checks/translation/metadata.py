@@ -95,7 +95,7 @@ def _record_differences(found: ir.Model, expected: ir.Model, same: Correspondenc
             # What the graph holds is compared elsewhere; another tool may have renamed it, or taken it out.
             mine, theirs = restore_original(found, expected.graph), restore_original(expected)
             check_order(mine.graph, "the original")
-            yield from _original_differences(mine, theirs)
+            yield from _original_differences(mine, theirs, found)
         references = find_references(found)
     except ModelFileError as error:
         yield f"the record of the original is damaged: {error}"
@@ -111,10 +111,13 @@ def _record_differences(found: ir.Model, expected: ir.Model, same: Correspondenc
             yield f"the original has a constant {name!r}, which {problem}"
 
 
-def _original_differences(found: ir.Model, expected: ir.Model) -> Iterator[str]:
+def _original_differences(found: ir.Model, expected: ir.Model, scaled: ir.Model) -> Iterator[str]:
     undone = compare_models(found, expected, "the original in the metadata")
     yield from undone.differences[:1]
-    yield from list(undone.starts.values())[:1]
+    # Initial values that the scaled graph has itself are compared there.
+    held = {name: value.const_value for name, value in scaled.graph.initializers.items()}
+    own = found.graph.initializers
+    yield from [text for name, text in undone.starts.items() if own[name].const_value is not held.get(name)][:1]
     yield from _differences("the IR version of the original", found.ir_version, expected.ir_version)
     yield from _differences("the metadata of the original", dict(found.metadata_props), dict(expected.metadata_props))
     infos = [[str(info) for info in training_info_of(model)] for model in (found, expected)]

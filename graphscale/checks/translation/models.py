@@ -44,6 +44,10 @@ def _undeclared(expected: ir.Model, same: Correspondence) -> Iterator[str]:
         return
     inferred = _infer_types(expected)
     names: dict[str, int | str] = {}  # of axes, which an inference invents
+    values = (*expected.graph.inputs, *(value for node in expected.graph.all_nodes() for value in node.outputs))
+    for axis in (axis for value in values if value.shape is not None for axis in value.shape):
+        if isinstance(axis, ir.SymbolicDim) and axis.value is not None:
+            names[axis.value] = axis.value
 
     def fits(size: Size, wanted: Size) -> bool:
         if isinstance(size, str) and size.startswith(_INVENTED) and wanted is not None:

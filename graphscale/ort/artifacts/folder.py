@@ -16,6 +16,7 @@ from graphscale.analysis.training_graph import analyse
 from graphscale.errors import GradientError, ModelFileError, UnsupportedModelError
 from graphscale.files import model_files
 from graphscale.files.external_data import external_tensors, leaves_folder
+from graphscale.files.limits import current_limits
 from graphscale.files.ort_checkpoint import Array, Checkpoint, read_checkpoint
 from graphscale.graph.stamp import refuse_scaled
 
@@ -63,7 +64,7 @@ class ArtifactFolder:
         """Yield the other files of the folder, those with the models' external weights left out.
 
         Raises:
-            ModelFileError: one of them lies elsewhere, and would be copied.
+            ModelFileError: one of them lies elsewhere, too, or has holes, and would be copied.
         """
         weights = {
             Path(tensor.base_dir, tensor.location).resolve()
@@ -72,9 +73,16 @@ class ArtifactFolder:
         }
         for file in sorted(self.path.iterdir()):
             if file.is_file() and file.name not in ARTIFACTS and file.resolve() not in weights:
-                if leaves_folder(file, self.path):
-                    raise ModelFileError(f"{file} leads out of its folder; copy the file, or remove the link")
+                _refuse_strange(file, self.path)
                 yield file
+
+
+def _refuse_strange(file: Path, folder: Path) -> None:
+    found = file.stat()
+    if leaves_folder(file, folder) or found.st_nlink > 1:
+        raise ModelFileError(f"{file} lies outside of its folder as well, by a link; put a copy there")
+    if found.st_size > max(current_limits().max_bytes, 512 * found.st_blocks):
+        raise ModelFileError(f"{file} has holes, and a copy may fill the disk ({found.st_size} bytes); remove it")
 
 
 def holds_artifacts(path: str | os.PathLike[str]) -> bool:
@@ -98,7 +106,7 @@ def check_complete(path: str | os.PathLike[str]) -> Path:
     """Return the path of a folder that has all artifacts.
 
     Raises:
-        ModelFileError: one of them is missing.
+        ModelFileError: one of them is missing, or lies elsewhere.
     """
     folder = Path(path)
     if not os.path.isdir(folder):
@@ -106,6 +114,8 @@ def check_complete(path: str | os.PathLike[str]) -> Path:
     for name in ARTIFACTS:
         if not (folder / name).is_file():
             raise ModelFileError(f"{path} has no {name}; a folder of artifacts holds {', '.join(ARTIFACTS)}")
+        if leaves_folder(folder / name, folder):
+            raise ModelFileError(f"{folder / name} leads out of its folder; put a copy there")
     return folder
 
 

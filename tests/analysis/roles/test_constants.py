@@ -30,6 +30,10 @@ STEPS = {
         update_step(outputs="float[2] k", constants="float[2] k = {1, 2}"),
         {**states("w"), "k": "constant"},
     ),
+    "a stored value itself, which the step reads": (
+        update_step("s = Tanh(dy @ w.T) * k", outputs="float[8,4] s, float[1] k", constants="float[1] k = {2}"),
+        {**states("w"), "s": "next x?", "k": "constant"},
+    ),
     "an input itself, for which a map of its gradient is proposed": (
         update_step("s = Tanh(dy @ w.T)", outputs="float[8,4] s, float[8,4] x"),
         {**states("w"), "s": "next x?", "x": "constant?"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -94,6 +95,24 @@ def test_all_marks_may_be_gone_and_not_some() -> None:
     found.graph[1].metadata_props[PASS_KEY] = "unscale"
     (difference,) = compare_models(found, expected).differences
     assert "(Neg) lacks the mark 'graphscale.pass', which others have" in difference
+
+
+def test_not_a_number_has_its_bits() -> None:
+    found, expected = (model("y = Elu <alpha = 2.0> (x)") for _ in range(2))
+    for each, bits in ((found, 0x7FC00001), (expected, 0x7FC00000)):
+        number = float(np.uint32(bits).view(np.float32))
+        each.graph[0].attributes["alpha"] = ir.AttrFloat32("alpha", number)
+    (difference,) = compare_models(found, expected).differences
+    assert "is nan, and should be nan" in difference
+
+
+def test_results_without_a_name_are_none_too_many() -> None:
+    """ONNX Runtime may crash on them."""
+    found, expected = (model("y = BatchNormalization(x, u, u, u, u)") for _ in range(2))
+    found.graph[0].resize_outputs(3)
+    for value in found.graph[0].outputs[1:]:
+        value.name = ""
+    assert "gives 3 values, and should give 1" in "; ".join(compare_models(found, expected).differences)
 
 
 def test_a_graph_whose_inner_names_were_exchanged_is_proved_and_run() -> None:

@@ -8,6 +8,7 @@ import functools
 import json
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -20,6 +21,7 @@ from graphscale.checks.verification import verify
 from graphscale.checks.verification.verify_report import VerifyReport
 from graphscale.errors import ModelFileError, UnsupportedModelError
 from graphscale.graph.original import ORIGINAL_KEY
+from tests.build import feeds_for, linear_step
 from tests.conftest import MODELS
 
 MOMENTUM, REGRESSION = "pytorch/mlp_momentum", "ort/gradbuilder_regression"
@@ -57,6 +59,20 @@ def test_a_declared_size_is_one_that_can_be_inferred(sizes: tuple[int | str, ...
         # A name is a claim, too: of two values that have it, one may get the buffer of the other.
         detail = _detail(report, "translation", "not proved")
         assert detail == f"'mul_4' is declared of shape [{sizes[0]},3], and should be of [batch,3]"
+
+
+def test_a_name_of_the_original_stands_for_no_other_size() -> None:
+    """Inference gives such names to sizes that it does not know."""
+    original = linear_step(
+        "at = NonZero(x) places = Cast <to = 1> (at) metric = ReduceSum <keepdims = 0> (places)",
+        outputs="float[4,3] dw, float metric",
+    )
+    for value in original.graph.input[:2]:
+        value.type.tensor_type.shape.dim[0].dim_param = "unk__0"
+    scaled = gs.scale(original).model
+    assert verify(original, scaled, runs=0).verdict == "verified"
+    scaled.graph.value_info.append(helper.make_tensor_value_info("places", onnx.TensorProto.FLOAT, [2, "unk__0"]))
+    assert "'places' is declared of shape" in _detail(verify(original, scaled, runs=0), "translation", "not proved")
 
 
 def test_sizes_by_shape_inference_are_no_difference() -> None:
@@ -117,8 +133,8 @@ def _other_opset(record: onnx.ModelProto) -> str:
 
 
 def _other_function(record: onnx.ModelProto) -> str:
-    record.functions.add(name="Relu", domain="", opset_import=[helper.make_opsetid("", 20)])
-    return "the function Relu is neither the original's nor an inserted piece"
+    record.functions.add(name="Relu", domain="own", opset_import=[helper.make_opsetid("", 20)])
+    return "the function own::Relu is neither the original's nor an inserted piece"
 
 
 def _other_metadata(record: onnx.ModelProto) -> str:
@@ -134,6 +150,34 @@ def _other_pair(record: onnx.ModelProto) -> str:
 def _other_node(record: onnx.ModelProto) -> str:
     record.graph.node[0].op_type = "Tanh"
     return "'node_t' (Tanh)"
+
+
+def test_text_of_the_file_does_not_stop_the_checker() -> None:
+    """Its messages hold names; those on unknown operators are no damage."""
+
+    def damage(model: onnx.ModelProto) -> None:
+        tensor = model.graph.initializer.add(name="No Op registered", data_type=onnx.TensorProto.FLOAT, dims=[1])
+        tensor.float_data[:] = [1]
+        model.graph.node[0].attribute.extend([helper.make_attribute("alpha", 1.0)] * 2)
+        model.graph.node[0].name = "No Op registered"
+
+    with pytest.raises(ModelFileError, match="appeared multiple times"):
+        _verify(MOMENTUM, damage)
+
+
+def test_the_record_of_a_model_by_another_writer_holds_trained_state(tmp_path: Path) -> None:
+    """Its bytes are not those that the original gives again, and the state is what the session left."""
+    original = linear_step(
+        "u = Mul(dw, rate) w_next = Sub(w, u)", outputs="float[4,3] w_next", constants="float rate = {0.1}"
+    )
+    original.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
+    onnx.save(original, tmp_path / "original.onnx")
+    gs.scale(tmp_path / "original.onnx").save(tmp_path / "scaled.onnx")
+    with gs.Session(tmp_path / "scaled.onnx") as session:
+        session.step({name: array for name, array in feeds_for(original).items() if name != "w"})
+        session.export(tmp_path / "trained.onnx")
+    trained = verify(tmp_path / "original.onnx", tmp_path / "trained.onnx", runs=0, trained=True)
+    assert trained.verdict == "verified", trained
 
 
 @pytest.mark.parametrize("forge", [_other_opset, _other_function, _other_metadata, _other_pair, _other_node])

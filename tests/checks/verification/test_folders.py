@@ -124,13 +124,11 @@ def set_float(op_type: str, key: str, value: float) -> Edit:
     return change
 
 
-def shadow(model: onnx.ModelProto) -> None:
-    """Give the file a function of the optimizer's name."""
+def add_function(model: onnx.ModelProto) -> None:
+    """Give the file a function that nothing calls."""
     inputs = ["a", "b", "c", "d", "e", "f", "g"]
     body = [helper.make_node("Identity", ["b"], ["y"])]
-    made = helper.make_function(
-        "com.microsoft", "AdamWOptimizer", inputs, ["y"], body, [helper.make_opsetid("", 17)], ["alpha"]
-    )
+    made = helper.make_function("own", "AdamWOptimizer", inputs, ["y"], body, [helper.make_opsetid("", 17)], ["alpha"])
     model.functions.append(made)
 
 
@@ -148,7 +146,7 @@ DAMAGE: dict[str, tuple[str, Edit, str]] = {
     "always": (OPTIMIZER, reading("Reshape", 0, "any_nonfinite"), "is 'any_nonfinite', and should be"),
     "beta": (OPTIMIZER, set_float("AdamWOptimizer", "beta", 0.5), "attribute 'beta'"),
     "decay": (OPTIMIZER, set_float("AdamWOptimizer", "weight_decay", 0.5), "attribute 'weight_decay'"),
-    "shadow": (OPTIMIZER, shadow, f"the function com.microsoft::AdamWOptimizer {STRANGER}"),
+    "function": (OPTIMIZER, add_function, f"the function own::AdamWOptimizer {STRANGER}"),
     "signal": (OPTIMIZER, lambda m: node(m, "Not").__setattr__("op_type", "Identity"), "(Identity)"),
     "exchanged-inputs": (EVAL, inputs_exchanged(-1, -2), "are in another order"),
     "exchanged-states": (TRAINING, inputs_exchanged(-1, -2), "are in another order"),
