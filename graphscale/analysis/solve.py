@@ -28,7 +28,7 @@ from graphscale.graph.values import (
     node_name,
     op_name,
     operand_at,
-    uses_of,
+    uses_at,
 )
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
@@ -196,9 +196,7 @@ class Solver:
                 return self.lost[value]
             unscale = self.plan.unscaled.get(value)
             if unscale is not None and self.plan.values.get(value, 0) not in (0, ZERO):
-                if any(
-                    unscale.covers(use) for use in uses_of(value) if main_node(self.topology.owners, use.node) is node
-                ):
+                if any(map(unscale.covers, uses_at(node, value))):
                     return str(unscale.reason or "")
         return None
 
@@ -347,7 +345,7 @@ class Solver:
     def _unscale_entering(self, node: ir.Node, conflict: Conflict) -> None:
         """Unscale all values that enter a subgraph with a conflict between its own values."""
         found = [v for v in self.topology.operands(node) if self.plan.values.get(v, 0) not in (0, ZERO)]
-        edges = [Use(*use) for v in found for use in uses_of(v) if main_node(self.topology.owners, use.node) is node]
+        edges = [use for v in found for use in uses_at(node, v)]
         if all(self.plan.unscale(operand_at(edge)).covers(edge) for edge in edges):
             raise _unsettled(node)
         for edge in edges:

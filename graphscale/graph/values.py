@@ -38,6 +38,7 @@ __all__ = [
     "reads_shape",
     "rename",
     "subgraphs",
+    "uses_at",
     "uses_of",
     "value_label",
     "values_by_name",
@@ -58,6 +59,13 @@ class Use(NamedTuple):
 def uses_of(value: ir.Value) -> list[Use]:
     """Return all readers of a value, in subgraphs too."""
     return list(value.uses())  # type: ignore[arg-type]
+
+
+def uses_at(node: ir.Node, value: ir.Value) -> list[Use]:
+    """Return the places where a node, or the nodes in its bodies, read a value."""
+    own = [Use(node, i) for i, read in enumerate(node.inputs) if read is value]
+    inner = {*inner_nodes(node)} if any(subgraphs(node)) else set()
+    return own + [use for use in (uses_of(value) if inner else ()) if use.node in inner]
 
 
 def operand_at(use: Use) -> ir.Value:

@@ -22,6 +22,7 @@ from graphscale.session.interface import InputSpec
 __all__ = ["SIZE", "STYLES", "Feeder", "find_index_limit"]
 
 SIZE = 4
+_MOST_AXES = 64  # of an array of numpy
 _FEW = 2  # numbers that are valid indices of nearly every axis
 # On whole numbers: a sum of indices is an index with an offset.
 _WHOLE_MOVES = {"Add": (0, 1), "Max": (0, 1), "Min": (0, 1), "Sub": (0,)}
@@ -128,6 +129,10 @@ class Feeder:
         if value.shape is None:
             raise VerifyError(
                 f"the input {value.name!r} has no shape; give it a value with --feeds FILE.npz (an array of that name)"
+            )
+        if len(value.shape) > _MOST_AXES:
+            raise VerifyError(
+                f"the input {value.name!r} has {len(value.shape)} axes; an array has at most {_MOST_AXES}"
             )
         axes = (axis if isinstance(axis, int) else self._sizes.get(axis.value or "") for axis in value.shape)
         return tuple(self._size if axis is None else axis for axis in axes)
