@@ -9,7 +9,18 @@ from onnx import TensorProto, helper
 
 from tests.cli.bad_graphs import sgd
 
-__all__ = ["all_zeros", "doubled_shape", "equal_names", "many_numbers", "nested_flow", "shift_register"]
+__all__ = [
+    "all_zeros",
+    "chained_flag",
+    "deep_body",
+    "doubled_shape",
+    "equal_names",
+    "identities",
+    "many_numbers",
+    "nested_flow",
+    "shift_register",
+    "wide_sum",
+]
 
 _NUMBERS = {
     "zero": helper.make_tensor("zero", TensorProto.FLOAT, [4, 5], [0.0] * 20),
@@ -127,3 +138,34 @@ def many_numbers(count: int) -> onnx.ModelProto:
         model.graph.input.extend(_typed([f"s{i}"], dims=[]))
         model.graph.output.extend(_typed([f"n{i}"], dims=[]))
     return model
+
+
+def identities(count: int) -> onnx.ModelProto:
+    """Hand a gradient on, again and again."""
+    names = ["dw1", *(f"same{i}" for i in range(count))]
+    nodes = [helper.make_node("Identity", [above], [name]) for above, name in itertools.pairwise(names)]
+    return _insert(nodes, "dw1", names[-1])
+
+
+def deep_body(count: int) -> onnx.ModelProto:
+    """Negate a gradient many times in a Loop."""
+    names = ["k", *(f"n{i}" for i in range(count))]
+    nodes = [helper.make_node("Neg", [above], [name]) for above, name in itertools.pairwise(names)]
+    return _insert([_loop("deep", nodes, ["dw1"], ["k"], [names[-1]])], "dw1", "deep0")
+
+
+def wide_sum(count: int) -> onnx.ModelProto:
+    """Add many values that follow from one gradient in one node."""
+    names = [f"term{i}" for i in range(count)]
+    nodes = [helper.make_node("Neg", ["dw1"], [name]) for name in names]
+    return _insert([*nodes, helper.make_node("Sum", names, ["wide"])], "dw1", "wide")
+
+
+def chained_flag(scaled: onnx.ModelProto, operator: str, count: int) -> None:
+    """Put a chain of nodes behind the finite check of a scaled step; And and Or read one flag twice."""
+    at = next(i for i, node in enumerate(scaled.graph.node) if "all_finite" in node.output)
+    scaled.graph.node[at].output[list(scaled.graph.node[at].output).index("all_finite")] = "flag0"
+    names = [*(f"flag{i}" for i in range(count)), "all_finite"]
+    operands = 2 if operator in ("And", "Or") else 1
+    for i, (above, name) in enumerate(itertools.pairwise(names)):
+        scaled.graph.node.insert(at + 1 + i, helper.make_node(operator, [above] * operands, [name]))

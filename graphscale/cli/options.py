@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphscale.errors import InvalidLossScaleError, RolesError, UpdateError
-from graphscale.files.reading import read_file
+from graphscale.files.reading import parse_json, read_file
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 from graphscale.targets import target_names
@@ -213,7 +212,7 @@ def _identifier(text: str) -> Any:
             f"expected dynamic, a number, a preset ({', '.join(presets.NAMES)}), or the path of a .json file"
         )
     try:
-        config = json.loads(read_file(text))
+        config = parse_json(read_file(text))
     except OSError as error:
         raise InvalidLossScaleError(f"cannot read the file: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -199,6 +199,8 @@ def write_folder(target: Path) -> Iterator[Path]:
             _sync(target.parent)
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
+    except OutputError as error:
+        raise OutputError(str(error).replace(str(folder), str(target))) from error
 
 
 def _exchange(new: Path, old: Path) -> None:

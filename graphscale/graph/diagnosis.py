@@ -23,6 +23,7 @@ from onnx_ir.passes.common import InlinePass
 
 from graphscale.errors import GraphscaleError, ModelFileError, one_line
 from graphscale.files.model_size import parse_model
+from graphscale.files.reading import read_file
 from graphscale.graph.stamp import read_stamp
 from graphscale.operators import OPERATORS
 
@@ -88,7 +89,7 @@ def _models(arguments: Iterable[Any]) -> Iterator[tuple[str, onnx.ModelProto]]:
             path = Path(os.fspath(argument))
             with contextlib.suppress(OSError, ValueError, DecodeError, ModelFileError):
                 for file in sorted(path.glob("*.onnx")) if path.is_dir() else [path] if path.is_file() else []:
-                    yield str(file), parse_model(file.read_bytes(), str(file))
+                    yield str(file), parse_model(read_file(file), str(file))
         elif hasattr(argument, "model"):
             yield from _models((argument.model,))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from graphscale.errors import OutputError, TrainingError
-from graphscale.files.reading import read_file
+from graphscale.files.reading import parse_json, read_file
 from graphscale.files.writing import check_new_output
 from graphscale.training.record import StepRecord
 
@@ -143,7 +143,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[StepRecord]:
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             if suffix == ".jsonl":
-                row = json.loads(line)
+                row = parse_json(line)
                 if not isinstance(row, dict):
                     raise ValueError("it is not a JSON object")
             else:

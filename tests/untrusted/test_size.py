@@ -24,6 +24,7 @@ from graphscale.files.limits import Limits, limiting
 from graphscale.files.ort_checkpoint import read_checkpoint
 from graphscale.files.tensor_files import read_npz
 from tests.build import step
+from tests.cli.bad_graphs import sgd
 from tests.cli.command import graphscale, refuse, succeed
 from tests.fuzzing.holding import limited
 
@@ -94,6 +95,7 @@ GROWTH = {
     "nested shift registers": ("inspect bad.onnx", growth.shift_register(40, 5)),
     "equal names": ("inspect bad.onnx", growth.equal_names(30_000)),
     "a doubled shape": ("inspect bad.onnx", growth.doubled_shape(40)),
+    "identities behind a gradient": ("lint bad.onnx", growth.identities(1500)),
 }
 
 
@@ -103,6 +105,24 @@ def test_models_that_need_not_grow(name: str, folder: Path) -> None:
     onnx.save(model, folder / "bad.onnx")
     with limited(10, 2 * 2**30):
         succeed(folder, *words.split())
+
+
+@pytest.mark.parametrize("model", [growth.deep_body(1500), growth.wide_sum(6000)], ids=["deep body", "wide sum"])
+def test_lint_of_scaled_models_that_need_not_grow(model: onnx.ModelProto, folder: Path) -> None:
+    gs.scale(model).save(folder / "scaled.onnx")
+    with limited(10):
+        succeed(folder, "lint", "scaled.onnx")
+
+
+@pytest.mark.parametrize(("operator", "count"), [("And", 40), ("Or", 40), ("Not", 1500), ("Identity", 1500)])
+def test_a_long_way_from_the_check_to_its_flag(operator: str, count: int, folder: Path) -> None:
+    onnx.save(sgd(), folder / "original.onnx")
+    scaled = gs.scale(sgd()).model
+    growth.chained_flag(scaled, operator, count)
+    onnx.save(scaled, folder / "scaled.onnx")
+    with limited(10):
+        done = graphscale("verify", "original.onnx", "scaled.onnx", "--runs=0", folder=folder)
+    assert (done.returncode, done.stderr) == (1, ""), "another node gives the flag"
 
 
 def test_many_numbers(folder: Path) -> None:

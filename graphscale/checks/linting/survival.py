@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import onnx_ir as ir
 
 from graphscale.checks.linting.view import is_zero, number_of
@@ -45,13 +47,12 @@ def survivors(node: ir.Node, value: ir.Value, kinds: Kinds, *, of_all: bool = Tr
         kinds: those of NaN and infinity that are seen in its results.
         of_all: asking of each element of the operand; else of those alone that the node passes on.
     """
-    others = [v for v in inputs_of(node) if v is not value]
     rule = rule_of(node)
     if not kinds or is_empty(node):
         return NOTHING
-    if rule is not None and rule.kind is Kind.PRODUCT and any(is_zero(v) for v in others):
+    if rule is not None and rule.kind is Kind.PRODUCT and any(is_zero(v) for v in inputs_of(node) if v is not value):
         return BOTH if NAN in kinds else NOTHING  # 0 * infinity is NaN
-    if node.op_type == "Sub" and not others:
+    if node.op_type == "Sub" and all(v is value for v in inputs_of(node)):
         return BOTH if NAN in kinds else NOTHING  # and so is infinity - infinity
     if any(subgraphs(node)):
         return kinds & _seen_in_bodies(node, value)
@@ -92,6 +93,7 @@ def is_infinite(constant: ir.Value, size: ir.Value) -> bool:
     return number_of(constant) == float("inf") and _is_nonnegative(size)
 
 
+@functools.lru_cache(maxsize=64)  # as long as a walk comes to the operands of one node
 def is_empty(node: ir.Node) -> bool:
     """Return whether a node keeps no element: it repeats zero times, or an axis of its result has the length 0."""
     if any(value.shape is not None and 0 in value.shape.dims for value in node.outputs):
@@ -174,17 +176,28 @@ def _above(value: ir.Value | None) -> set[ir.Value]:
 
 def _is_nonnegative(value: ir.Value) -> bool:
     """Return whether a value is known to hold no negative numbers."""
-    node = source_by_trait(value, Trait.RESHAPE | Trait.CAST | Trait.PERMUTE | Trait.REPEAT).producer()
-    if node is None:
-        number = number_of(value)
-        return number is not None and number >= 0
-    if node.op_type in _NONNEGATIVE:
-        return True
-    if node.op_type in ("Mul", "Pow"):
-        first, second = node.inputs[:2]
-        return first is second or (node.op_type == "Pow" and number_of(second) == 2)
-    passes = has_trait(node, Trait.REDUCTION) or node.op_type in ("Max", "Concat", "Sum", "Add", "Identity")
-    return passes and all(map(_is_nonnegative, inputs_of(node)[: 1 if has_trait(node, Trait.REDUCTION) else None]))
+    pending, seen = [value], set[ir.Value]()
+    while pending:
+        value = source_by_trait(pending.pop(), Trait.RESHAPE | Trait.CAST | Trait.PERMUTE | Trait.REPEAT)
+        node = value.producer()
+        if value in seen or (node is not None and node.op_type in _NONNEGATIVE):
+            continue
+        seen.add(value)
+        if node is None:
+            number = number_of(value)
+            if number is None or number < 0:
+                return False
+        elif node.op_type in ("Mul", "Pow"):
+            first, second = node.inputs[:2]
+            if first is not second and not (node.op_type == "Pow" and number_of(second) == 2):
+                return False
+        elif has_trait(node, Trait.REDUCTION):
+            pending.append(inputs_of(node)[0])
+        elif node.op_type in ("Max", "Concat", "Sum", "Add", "Identity"):
+            pending += inputs_of(node)
+        else:
+            return False
+    return True
 
 
 def _seen_in_bodies(node: ir.Node, value: ir.Value) -> Kinds:
@@ -192,10 +205,10 @@ def _seen_in_bodies(node: ir.Node, value: ir.Value) -> Kinds:
     seen = []
     for body in subgraphs(node):
         if _reads(body, value):
-            seen.append(_seen_in(body, value, {}))
+            seen.append(_seen_in(body, value))
         elif value in node.inputs and node.op_type in ("Loop", "Scan"):
             entering = body.inputs[node.inputs.index(value)] if node.inputs.index(value) < len(body.inputs) else None
-            seen += [] if entering is None else [_seen_in(body, entering, {})]
+            seen += [] if entering is None else [_seen_in(body, entering)]
     return BOTH.intersection(*seen)
 
 
@@ -203,17 +216,23 @@ def _reads(body: ir.Graph, value: ir.Value) -> bool:
     return any(use.node.graph is body for use in value.uses()) or any(value is output for output in body.outputs)
 
 
-def _seen_in(body: ir.Graph, value: ir.Value, known: dict[ir.Value, Kinds]) -> Kinds:
+def _seen_in(body: ir.Graph, value: ir.Value) -> Kinds:
     """Return the kinds of a value that show in the outputs of a body, or in its tests."""
-    if value not in known:
-        seen = BOTH if any(value is output for output in body.outputs) else NOTHING
-        for node in dict.fromkeys(use.node for use in value.uses() if use.node.graph is body):
+
+    def readers(each: ir.Value) -> list[ir.Node]:
+        return [node for node in dict.fromkeys(use.node for use in each.uses()) if node.graph is body]
+
+    reached = set(reach([value], lambda each: [v for node in readers(each) for v in node.outputs]))
+    results = [v for node in reversed(body) for v in node.outputs if v in reached and v is not value]
+    known: dict[ir.Value, Kinds] = {}
+    for each in (*results, value):  # readers first
+        seen = BOTH if any(each is output for output in body.outputs) else NOTHING
+        for node in readers(each):
             if has_trait(node, Trait.FINITENESS_TEST):
                 seen |= kinds_of_test(node)
             elif is_comparison(node):
                 seen |= BOTH
             else:
-                results = NOTHING.union(*(_seen_in(body, output, known) for output in node.outputs))
-                seen |= survivors(node, value, results)
-        known[value] = seen
+                seen |= survivors(node, each, NOTHING.union(*(known[output] for output in node.outputs)))
+        known[each] = seen
     return known[value]

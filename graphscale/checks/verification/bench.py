@@ -331,14 +331,14 @@ class Bench:
         return raw, quotients
 
 
-def _quotient(value: ir.Value, scale: ir.Value, times: bool = True) -> ir.Value | None:
-    """Return a value divided by the scale; where the scale enters at the value itself, its product divided by it."""
-    for node, index in uses_of(value):
-        other = node.inputs[1 - index] if len(node.inputs) == 2 else None
-        if node.op_type == "Div" and index == 0 and Degrees(symbol=scale).is_symbol(other):
-            return node.outputs[0]
-        if node.op_type == "Cast" or (times and node.op_type == "Mul" and other is scale):
-            found = _quotient(node.outputs[0], scale, times and node.op_type == "Cast")
-            if found is not None:
-                return found
+def _quotient(gradient: ir.Value, scale: ir.Value) -> ir.Value | None:
+    """Return a gradient divided by the scale; where the scale enters at the gradient itself, that product divided."""
+    pending = [(gradient, True)]
+    for value, times in pending:  # grows
+        for node, index in uses_of(value):
+            other = node.inputs[1 - index] if len(node.inputs) == 2 else None
+            if node.op_type == "Div" and index == 0 and Degrees(symbol=scale).is_symbol(other):
+                return node.outputs[0]
+            if node.op_type == "Cast" or (times and node.op_type == "Mul" and other is scale):
+                pending.append((node.outputs[0], times and node.op_type == "Cast"))
     return None

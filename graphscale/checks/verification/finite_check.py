@@ -9,10 +9,13 @@ other operator: ReduceMax may lose a NaN, and Clip makes a number of an infinity
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor, is_known_zero
+from graphscale.graph.walks import reach
 from graphscale.operators import MICROSOFT, Kind, Trait, attribute, has_trait, rule_of
 
 __all__ = ["find_tested_values"]
@@ -39,23 +42,27 @@ def find_tested_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[i
 
 def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
     """Return the values that a flag tests, with the noticed kinds. `good` flags are false if something is noticed."""
-    node = flag.producer()
-    if node is None:
-        return []
-    operands = [value for value in node.inputs if value is not None]
-    if (node.domain, node.op_type) == (MICROSOFT, "IsAllFinite") and good:
-        return [(value, _BOTH) for value in operands]
-    if node.domain not in ("", "ai.onnx"):
-        return []
-    if node.op_type in ("Not", "Identity"):
-        return _leaves(operands[0], good != (node.op_type == "Not"))
-    if node.op_type == ("And" if good else "Or"):
-        return [leaf for operand in operands for leaf in _leaves(operand, good)]
-    if node.op_type == "IsNaN" and not good:
-        return [(operands[0], _NAN)]
-    if node.op_type == "IsInf" and not good and not node.attributes:
-        return [(operands[0], _INFINITE)]
-    return []
+    found, pending, seen = list[tuple[ir.Value, int]](), [(flag, good)], set[tuple[ir.Value, bool]]()
+    while pending:
+        each = value, good = pending.pop()
+        node = value.producer()
+        if node is None or each in seen:
+            continue
+        seen.add(each)
+        operands = [value for value in node.inputs if value is not None]
+        if (node.domain, node.op_type) == (MICROSOFT, "IsAllFinite") and good:
+            found += [(value, _BOTH) for value in operands]
+        elif node.domain not in ("", "ai.onnx"):
+            continue
+        elif node.op_type in ("Not", "Identity"):
+            pending.append((operands[0], good != (node.op_type == "Not")))
+        elif node.op_type == ("And" if good else "Or"):
+            pending += [(operand, good) for operand in operands]
+        elif node.op_type == "IsNaN" and not good:
+            found.append((operands[0], _NAN))
+        elif node.op_type == "IsInf" and not good and not node.attributes:
+            found.append((operands[0], _INFINITE))
+    return found
 
 
 def _operands(value: ir.Value, noticed: int) -> list[tuple[ir.Value, int]]:
@@ -93,10 +100,17 @@ def _repeats_nothing(node: ir.Node) -> bool:
 
 def _is_positive(counts: ir.Value | None) -> bool:
     """Return whether counts, also ones joined by Concat, are constants other than 0."""
-    tensor, node = constant_tensor(counts), None if counts is None else counts.producer()
-    if tensor is not None or node is None:
-        return tensor is not None and bool(np.all(tensor.numpy()))
-    return (node.domain, node.op_type) == ("", "Concat") and all(map(_is_positive, node.inputs))
+    for value in reach([counts], _joined):
+        tensor = constant_tensor(value)
+        if not _joined(value) and (tensor is None or not np.all(tensor.numpy())):
+            return False
+    return True
+
+
+def _joined(value: ir.Value | None) -> Sequence[ir.Value | None]:
+    """Return the operands of the Concat that gives a value; none for other values."""
+    node = None if value is None or constant_tensor(value) is not None else value.producer()
+    return node.inputs if node is not None and (node.domain, node.op_type) == ("", "Concat") else ()
 
 
 def _sums_every_product(node: ir.Node) -> bool:
