@@ -12,6 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from graphscale.checks.translation.signatures import sign_nodes
@@ -113,6 +114,8 @@ class Correspondence:
             self.differences.append(f"{found.name!r} {problem}")
         elif type_difference(found, expected, lambda size, wanted: size in (None, wanted)) is not None:
             self.declared.append((found, expected))
+        if found.type is None and expected.type is not None and not _is_inferred(found):
+            self.differences.append(f"{found.name!r} lacks its type, {expected.type}, which no runtime infers")
         one, other = found.const_value, expected.const_value
         if one is None and other is None:
             return
@@ -287,6 +290,12 @@ def type_difference(
 
 def _sizes(value: ir.Value) -> list[Size] | None:
     return None if value.shape is None else [axis if isinstance(axis, int) else axis.value for axis in value.shape]
+
+
+def _is_inferred(value: ir.Value) -> bool:
+    """Return whether runtimes infer the type of a value: ONNX Runtime has operators in ONNX's domain for which not."""
+    node = value.producer()
+    return node is None or node.domain != "" or onnx.defs.has(node.op_type)
 
 
 def _is_open_or_same(found: Size, expected: Size) -> bool:

@@ -75,6 +75,17 @@ def test_a_name_of_the_original_stands_for_no_other_size() -> None:
     assert "'places' is declared of shape" in _detail(verify(original, scaled, runs=0), "translation", "not proved")
 
 
+def test_a_type_that_no_runtime_infers() -> None:
+    """ONNX Runtime crashes on its operators in ONNX's domain without it."""
+
+    def damage(model: onnx.ModelProto) -> None:
+        value = next(value for value in model.graph.value_info if value.name == "relu_6_grad")
+        model.graph.value_info.remove(value)
+
+    detail = _detail(_verify("ort/conv", damage), "translation", "not proved")
+    assert detail == "'relu_6_grad' lacks its type, FLOAT, which no runtime infers"
+
+
 def test_sizes_by_shape_inference_are_no_difference() -> None:
     inferred = onnx.shape_inference.infer_shapes(_scaled(REGRESSION))
     assert len(inferred.graph.value_info) > len(_scaled(REGRESSION).graph.value_info)
