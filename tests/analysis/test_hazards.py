@@ -210,6 +210,7 @@ def test_states_that_are_ordered(loss_scale: str | float, options: dict[str, boo
     assert ordered_states(scaled("pytorch/mlp_momentum", loss_scale, "ort-training", **options)) == states
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("metric", "seen"))])
 def test_only_the_state_that_is_read_elsewhere_is_ordered(name: str) -> None:
     assert ordered_states(CASES[name].scaled("dynamic", "ort-training")) == ({"w"} if not CASES[name].shares else set())

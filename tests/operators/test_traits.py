@@ -18,6 +18,7 @@ from tests.operators.suite import suite_cases
 _MAY = {"RANDOM", "WRITES_INPUT"}
 
 
+@pytest.mark.sample(25)
 @each_operator
 def test_traits_hold_on_drawn_nodes(operator: tuple[str, str], least: int, tried: int) -> None:
     seen: Counter[str] = Counter()

@@ -20,6 +20,8 @@ from tests.session.conftest import address
 from tests.session.digits import BFLOAT16, SCALED, batch, first_state, make, refused
 from tests.session.plain import PlainLoop
 
+pytestmark = pytest.mark.sample(3)
+
 
 class OnlyDLPack:
     """A tensor of another library, which has nothing but DLPack's protocol."""

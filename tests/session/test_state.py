@@ -27,7 +27,7 @@ from tests.session.digits import refused
 from tests.session.plain import batches, carried_inputs, first_state
 from tests.session.test_against_plain_loop import MIXED
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 AFTER = 6
 # Counts of bad steps and of what is left of the hysteresis are state too.

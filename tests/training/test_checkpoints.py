@@ -22,7 +22,7 @@ from graphscale.training.schedules import LearningRate
 from tests.conftest import assert_all_same_bits
 from tests.training.runs import checkpoints, make_digits, make_step, options, read_checkpoint, train
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 def digits_run(folder: Path, **more: Any) -> Options:

@@ -307,6 +307,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", STEPS)
 def test_roles(name: str) -> None:
     model, expected = STEPS[name]

@@ -196,6 +196,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", STEPS)
 def test_roles(name: str) -> None:
     model, expected = STEPS[name]

@@ -16,7 +16,7 @@ from graphscale.checks.drawing.scene import Scene
 from tests.checks.drawing.graphs import scene_of
 from tests.conftest import MODEL_NAMES
 
-pytestmark = pytest.mark.static
+pytestmark = [pytest.mark.static, pytest.mark.sample(5)]
 
 
 def corners(layout: Layout, i: int) -> tuple[float, float, float, float]:

@@ -30,7 +30,7 @@ def degrees(context: DrawingContext) -> dict[str, str]:
     return {v.name: degree_of(context, v) for node in context.model.graph for v in node.outputs if v.name}
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
     scaled = make_context(scaled_model(name).clone(), name)
@@ -61,7 +61,7 @@ def test_a_value_that_the_scale_would_enter_at_has_it_for_all_readers() -> None:
     assert "enters" in scene.boxes[scene.box_of[place.value.producer()]].badges
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) -> None:
     scene = scene_of(name, scaled=False)
@@ -79,7 +79,7 @@ def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) 
     )
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_node_is_in_one_box(name: str, scaled: bool) -> None:

@@ -22,7 +22,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_scaled_step_has_no_finding(name: str) -> None:
     content, truth = pack.read(name)

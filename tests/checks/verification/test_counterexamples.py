@@ -19,6 +19,8 @@ from graphscale.checks.verification.verify_report import Difference
 from graphscale.errors import ModelFileError, VerifyError
 from tests.conftest import load_example
 
+pytestmark = pytest.mark.sample(2)
+
 MOMENTUM = "pytorch/mlp_momentum"
 # A kind of damage, and the checks that fail.
 FAILING = {

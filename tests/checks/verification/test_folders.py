@@ -51,7 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_scaling_writes_is_verified(name: str, options: str, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.cli.command import graphscale, refuse, succeed
 from tests.conftest import MODELS
 from tests.replicas.steps import STEPS, scaled
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(6)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(3)]
 
 NAME = "pytorch/mlp_momentum"
 STEP, GRADS, SECOND, UPDATE = "step.onnx", "grads.onnx", "grads.2.onnx", "update.onnx"
