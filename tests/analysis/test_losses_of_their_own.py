@@ -16,7 +16,7 @@ from tests.build import assert_same_step, feeds_for, listed, parse
 from tests.conftest import with_initializers
 from tests.expressions import nodes
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 FORWARD = """
     made = Tanh(z @ g); real = Tanh(x @ v); fake = Tanh(made @ v); r = real @ c; f = fake @ c

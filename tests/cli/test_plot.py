@@ -77,6 +77,7 @@ def test_what_is_refused(case: str, folder: Path) -> None:
     refuse(folder, "plot", *arguments, words=(message,))
 
 
+@pytest.mark.full
 def test_a_picture_is_replaced_only_by_a_whole_one(folder: Path) -> None:
     (folder / "run.png").write_bytes(b"tEXtSoftware\0graphscale")
     (folder / "empty.csv").touch()

@@ -68,7 +68,7 @@ def test_a_full_disk(command: str, folder: Path) -> None:
     assert (done.returncode, done.stderr) == (2, FULL)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("command", JSON)
 def test_a_full_disk_for_json(command: str, folder: Path) -> None:
     done = shell(folder, "> /dev/full", *CALLS[command], "--json")
@@ -87,13 +87,14 @@ def test_a_pipe_that_nobody_reads(command: str, folder: Path) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("command", JSON)
 def test_a_pipe_that_nobody_reads_for_json(command: str, folder: Path) -> None:
     done = shell(folder, "| true", *CALLS[command], "--json")
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.full
 def test_the_first_line(folder: Path) -> None:
     done = shell(folder, "| head -n 1", *CALLS["inspect"])
     assert (done.returncode in (0, 128 + signal.SIGPIPE), done.stdout, done.stderr) == (True, "step.onnx\n", "")
@@ -114,13 +115,14 @@ def test_no_output_gets_the_number_of_a_closed_stream(folder: Path) -> None:
     assert (folder / "closed.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("redirection", ["2>&-", "2> /dev/full", "2>&1 >&- | true"])
 def test_stderr(redirection: str, folder: Path) -> None:
     done = shell(folder, redirection, "inspect", "missing.onnx")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
+@pytest.mark.full
 def test_an_encoding_that_lacks_characters(folder: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     shutil.copy(folder / "step.onnx", folder / "größe.onnx")

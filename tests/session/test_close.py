@@ -22,7 +22,7 @@ from tests.session.dangerous import CASES, ONES
 from tests.session.digits import batch, make, refused
 from tests.session.plain import buffers
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 MEGABYTES, ROWS = 100, 100 * 2**20 // (4 * 1024)
 

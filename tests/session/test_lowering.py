@@ -25,7 +25,7 @@ from tests.conftest import MODEL_NAMES, Arrays, Level, assert_all_same_bits, loa
 from tests.session.dangerous import CASES
 from tests.session.plain import ALWAYS, BY_ROWS, buffers, lowered_graph, options
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 Array = np.ndarray[Any, Any]
 

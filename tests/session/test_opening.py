@@ -21,7 +21,7 @@ from tests.session.digits import DIGITS, SCALED, assert_one_line, batch, first_s
 from tests.session.plain import first_state as first_state_of
 from tests.session.plain import options
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 OPEN = """
 import sys

@@ -18,7 +18,7 @@ from tests.session.dangerous import CASES, batches
 from tests.session.digits import batch, make, refused
 from tests.session.plain import first_state, options
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 
 def test_what_a_step_can_return() -> None:

@@ -21,7 +21,7 @@ from tests.session.plain import BY_ROWS, lowered_graph
 from tests.session.test_lowering import F32_MAX, assert_same_runs, assert_same_steps, plain_and_lowered
 from tests.session.test_lowering_terms import POLICIES, Kind, spoiled
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 LARGE = 10  # elements: w [4, 3] is large, b [3] and c [1, 3] are small
 BACKWARD = """

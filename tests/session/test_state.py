@@ -168,6 +168,7 @@ def test_state_dictionaries_are_copies(target: str) -> None:
     assert_all_same_bits(session.state_dict(), now)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", TARGETS)
 def test_first_state_is_copied(target: str) -> None:
     given = {name: value.copy() for name, value in make("bare inputs", target).state_dict().items()}

@@ -23,7 +23,7 @@ from tests.session.dangerous import CASES
 from tests.session.dangerous import batches as linear_batches
 from tests.session.digits import DIGITS, batch, first_state, make, refused
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 THREADS, STEPS = 4, 12
 POLICY = gs.DynamicLossScale(2.0**15, increment_period=2)  # the scale moves in each order differently

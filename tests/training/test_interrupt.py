@@ -67,6 +67,7 @@ def test_a_signal_saves_and_stops(number: signal.Signals, code: int, whole: Path
     assert_goes_on(tmp_path, whole)
 
 
+@pytest.mark.full
 def test_without_checkpoints_it_says_that_nothing_is_saved(tmp_path: Path) -> None:
     make_digits(tmp_path)
     process = start(tmp_path, *DIGITS_COMMAND, "--epochs", "1000", "--metrics", "run.jsonl")

@@ -16,7 +16,7 @@ from graphscale.ort.fusing import FusedStep, fuse
 from tests.conftest import Arrays, assert_all_same_bits, assert_same_bits, initial_values, make_session
 from tests.ort.artifacts.training_session import FOLDERS, LOADABLE, RATE, batches, edited, start, train
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 STEPS = 200
 each_folder = pytest.mark.parametrize("name", LOADABLE)
