@@ -220,7 +220,6 @@ def prepare(model: ir.Model) -> list[str]:
     """Spell out what hides the gradient path or has no kernel, and say so; add types that outputs lack."""
     warnings = []
     if model.functions:
-        # The scale may have to enter inside of a function's body.
         names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
         InlineFunctions()(model)
         warnings.append(f"the model-local functions {names} were inlined")

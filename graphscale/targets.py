@@ -60,7 +60,7 @@ TARGETS = {
     )
 }
 
-# Before it, each initializer has to be an input.
+# Older versions have no constants: each initializer is an input.
 MIN_IR_VERSION = 4
 # Where, IsNaN and the other operators that are inserted exist since opset 9 (IsInf since 10).
 MIN_OPSET = 10
@@ -105,9 +105,9 @@ def check_versions(model: ir.Model, target: Target) -> None:
         TargetError: the IR version or the opset is out of the target's range.
     """
     opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
-    if (model.ir_version or 0) < MIN_IR_VERSION:
+    if model.ir_version < MIN_IR_VERSION:
         raise TargetError(
-            f"the model has IR version {model.ir_version}, in which no constant can be added; export it with "
+            f"the model has IR version {model.ir_version}, without constants; export it with "
             f"ir_version={target.max_ir_version}, or set it: model.ir_version = {MIN_IR_VERSION}"
         )
     if model.ir_version > target.max_ir_version:

@@ -12,7 +12,7 @@ from graphscale.errors import ModelFileError, UnsupportedModelError
 __all__ = ["refuse_ambiguous"]
 
 _WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
-# Operators that need each of their outputs: those at the end without a name get lost as a model is written.
+# Operators without optional outputs: onnx_ir drops nameless ones at the end.
 _COMPLETE = (*_WITH_BODIES, "BatchNormalization", "Split", "TopK")
 _BUILT_IN = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")  # domains of operators
 _CONSTANTS = ("Constant", "ConstantOfShape")
@@ -36,15 +36,17 @@ def refuse_ambiguous(proto: onnx.ModelProto, name: str) -> None:
     """Refuse a model that two readers may take in two ways.
 
     Raises:
-        ModelFileError: something is defined twice, or a tensor or an attribute has two values.
-        UnsupportedModelError: it has sparse initializers, a segment of a tensor, or nodes for several devices.
+        ModelFileError: something is defined twice; a tensor or an attribute has two values, or none; a result or a type
+            is missing.
+        UnsupportedModelError: it has sparse initializers, a segment of a tensor, nodes for several devices, or a
+            function with the name of an operator.
     """
     graphs = list(_graphs(proto))
     for function in proto.functions:
         if function.domain in _BUILT_IN or onnx.defs.has(function.name, function.domain):
             raise UnsupportedModelError(
-                f"{name} has a function {function.domain or 'ai.onnx'}::{function.name}, for which runtimes may have a "
-                "kernel that computes something else; give its domain another name"
+                f"{name} has a function {function.domain or 'ai.onnx'}::{function.name}, and runtimes may run a kernel of "
+                "this name instead; give its domain another name"
             )
     for graph in graphs:
         if graph.sparse_initializer:

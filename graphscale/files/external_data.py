@@ -53,19 +53,22 @@ def confine_external_data(model: ir.Model, folder: Path, name: str, held: Collec
 
 
 def refuse_other_data(model: ir.Model, folder: Path, name: str) -> None:
-    """Refuse a model with weights in other files that is opened by a link beside which there are others of that name.
+    """Refuse a model behind a link with other weights beside the link: ONNX Runtime reads these.
 
-    ONNX Runtime reads those beside the link.
+    Args:
+        model: the model, with its external tensors confined.
+        folder: the folder of the link.
+        name: its name for messages.
 
     Raises:
-        ModelFileError: there are.
+        ModelFileError: a file beside the link has the name of other weights.
     """
     for tensor in external_tensors(model):
         beside = folder / tensor.location
         if beside.exists() and not beside.samefile(tensor.path):
             raise ModelFileError(
-                f"{name} is a link, and beside it there is another {os.fspath(tensor.location)!r} than beside the file "
-                "that it leads to; pass that file"
+                f"{name} is a link, and {os.fspath(tensor.location)!r} beside it is another file than beside the "
+                "model; pass the model by its own path"
             )
 
 
@@ -91,7 +94,7 @@ def _confine(tensor: ir.ExternalTensor, folder: Path, name: str) -> ir.ExternalT
     location, root = os.fspath(tensor.location), current_limits().external_data_root
     what = f"{name} keeps the tensor {tensor.name!r} in {location!r}"
     if location.startswith(_MEMORY):
-        raise ModelFileError(f"{what}, which ONNX Runtime takes for an address in memory")
+        raise ModelFileError(f"{what}: for ONNX Runtime an address in its memory, no file")
     if tensor.dtype is ir.DataType.STRING:
         raise ModelFileError(f"{what}: strings cannot be in another file")
     path = Path(folder, location)

@@ -19,8 +19,8 @@ class Limits:
         external_data_root: a second folder for external data, beside the model's own.
         max_nodes: nodes of a model after inlining.
         max_depth: nested levels of bodies and functions; each level doubles the loading time of ONNX Runtime.
-        max_bytes: unpacked bytes of a compressed file, a sixteenth of it for one that shrinks more than 64 times; its
-            size on the disk is always allowed.
+        max_bytes: unpacked bytes of a compressed file, a sixteenth at more than 64 for each packed one; its size on the
+            disk is always allowed.
     """
 
     external_data_root: Path | None = None

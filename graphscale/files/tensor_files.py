@@ -27,8 +27,7 @@ _NAMES = "BOOL UINT8 INT8 UINT16 INT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT1
 ARRAY_DTYPES = tuple(ir.DataType[name] for name in _NAMES.split())
 _DTYPES = {"BOOL" if dtype is ir.DataType.BOOL else dtype.short_name().upper(): dtype.numpy() for dtype in ARRAY_DTYPES}
 
-# Arrays shrink a few times. A file that shrinks more may hold this many bytes for each packed one, or this part of the
-# limit.
+# Arrays shrink a few times. Beyond this ratio of bytes to packed ones, a file may hold this part of the limit.
 _RATIO, _SHARE = 64, 16
 
 # What numpy raises for damaged files: it parses headers as Python.

@@ -1,4 +1,4 @@
-"""What onnx_ir loses of a model: its `training_info`, kept in `model.meta`, and results without a name."""
+"""The parts of a model without a place in onnx_ir: `training_info`, kept in `model.meta`, and nameless results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def read_bindings(model: ir.Model) -> list[tuple[str, str]]:
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Turn a model into a ModelProto, with its `training_info`, and with results that have no name."""
+    """Turn a model into a ModelProto, with its `training_info` and its nameless results."""
     proto = ir.to_proto(model)
     proto.training_info.extend(training_info_of(model))
     for node, written in zip(model.graph, proto.graph.node, strict=True):

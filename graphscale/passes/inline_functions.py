@@ -1,4 +1,4 @@
-"""inline-functions: spell out the functions of a model, within which a loss scale may have to enter."""
+"""inline-functions: spell out the functions of a model, since a loss scale may have to enter in a body."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _unshare_tensors(model: ir.Model) -> None:
 
 
 def _name_results_of_calls(model: ir.Model) -> None:
-    """Give each call all results of its function: inlining loses those that a call leaves out."""
+    """Give each call all results of its function: inlining loses the others."""
     editor = Editor(model.graph)
     for node in [*model.graph.all_nodes(), *(n for each in model.functions.values() for n in each.all_nodes())]:
         function = model.functions.get(node.op_identifier())

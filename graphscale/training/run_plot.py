@@ -86,8 +86,8 @@ def draw(
         notes: `{step: text}` to be written beside steps, in the panel of the loss.
 
     Raises:
-        TrainingError: there are no records, or numbers that no axis holds; the suffix is unknown; matplotlib is not
-            installed.
+        TrainingError: there are no records, or their numbers are too far apart; the suffix is unknown; matplotlib
+            is not installed.
         OutputError: the file cannot be written.
     """
     check_picture(path)

@@ -20,12 +20,12 @@ def test_a_call_that_leaves_out_results(results: list[str]) -> None:
     model.functions.append(h.make_function("own", "both", ["a"], ["b", "c"], body, [h.make_opsetid("", 20)]))
     next(node for node in model.graph.node if node.domain == "own").output[:] = results
     scaled = gs.scale(model, roles={"metrics": ["m"]}).model
-    assert sorted(node.op_type for node in scaled.graph.node).count("Abs") == 1
+    assert [node.op_type for node in scaled.graph.node].count("Abs") == 1
     ort.InferenceSession(scaled.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
 def test_an_ir_version_in_which_constants_are_inputs() -> None:
     model = linear_step()
     model.ir_version = 3
-    with pytest.raises(TargetError, match="IR version 3, in which no constant can be added"):
+    with pytest.raises(TargetError, match="IR version 3, without constants"):
         gs.scale(model)

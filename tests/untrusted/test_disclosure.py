@@ -107,7 +107,7 @@ DAMAGED = {
     "a negative length": (step("own", length=-4), "negative|non-neg"),
     "a folder by its own name": (step("own/."), "no name of a file"),
     "too short a length": (step("own", length=8), "8 bytes"),
-    "an address": (step("*/_ORT_MEM_ADDR_/*"), "an address in memory"),
+    "an address": (step("*/_ORT_MEM_ADDR_/*"), "an address in its memory"),
 }
 
 
@@ -242,7 +242,7 @@ def test_a_link_to_a_model_beside_other_weights(place: Path) -> None:
     os.symlink("../model/step.onnx", place / "links" / "step.onnx")
     succeed(place, "scale", "links/step.onnx", "-o", "out.onnx")
     (place / "links" / "own").write_bytes(bytes(SECRET.nbytes))
-    refuse(place, "scale", "links/step.onnx", "-o", "new.onnx", words=["beside it there is another 'own'"])
+    refuse(place, "scale", "links/step.onnx", "-o", "new.onnx", words=["'own' beside it is another file"])
 
 
 def test_a_folder_of_artifacts(place: Path) -> None:

@@ -115,7 +115,7 @@ class Correspondence:
         elif type_difference(found, expected, lambda size, wanted: size in (None, wanted)) is not None:
             self.declared.append((found, expected))
         if found.type is None and expected.type is not None and not _is_inferred(found):
-            self.differences.append(f"{found.name!r} lacks its type, {expected.type}, which no runtime infers")
+            self.differences.append(f"{found.name!r} lacks its type, {expected.type}: no runtime infers it")
         one, other = found.const_value, expected.const_value
         if one is None and other is None:
             return
@@ -293,7 +293,7 @@ def _sizes(value: ir.Value) -> list[Size] | None:
 
 
 def _is_inferred(value: ir.Value) -> bool:
-    """Return whether runtimes infer the type of a value: ONNX Runtime has operators in ONNX's domain for which not."""
+    """Return whether runtimes infer the type of a value: not that of ONNX Runtime's own operators in ONNX's domain."""
     node = value.producer()
     return node is None or node.domain != "" or onnx.defs.has(node.op_type)
 

@@ -114,7 +114,7 @@ def _record_differences(found: ir.Model, expected: ir.Model, same: Correspondenc
 def _original_differences(found: ir.Model, expected: ir.Model, scaled: ir.Model) -> Iterator[str]:
     undone = compare_models(found, expected, "the original in the metadata")
     yield from undone.differences[:1]
-    # Initial values that the scaled graph has itself are compared there.
+    # The scaled graph's own initial values are compared there.
     held = {name: value.const_value for name, value in scaled.graph.initializers.items()}
     own = found.graph.initializers
     yield from [text for name, text in undone.starts.items() if own[name].const_value is not held.get(name)][:1]

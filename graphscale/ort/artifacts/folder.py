@@ -64,7 +64,7 @@ class ArtifactFolder:
         """Yield the other files of the folder, those with the models' external weights left out.
 
         Raises:
-            ModelFileError: one of them lies elsewhere, too, or has holes, and would be copied.
+            ModelFileError: one of them lies elsewhere, too, or has holes.
         """
         weights = {
             Path(tensor.base_dir, tensor.location).resolve()
@@ -82,7 +82,7 @@ def _refuse_strange(file: Path, folder: Path) -> None:
     if leaves_folder(file, folder) or found.st_nlink > 1:
         raise ModelFileError(f"{file} lies outside of its folder as well, by a link; put a copy there")
     if found.st_size > max(current_limits().max_bytes, 512 * found.st_blocks):
-        raise ModelFileError(f"{file} has holes, and a copy may fill the disk ({found.st_size} bytes); remove it")
+        raise ModelFileError(f"{file} has holes, and its copy may fill the disk ({found.st_size} bytes); remove it")
 
 
 def holds_artifacts(path: str | os.PathLike[str]) -> bool:

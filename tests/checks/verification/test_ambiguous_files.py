@@ -83,7 +83,7 @@ def test_a_type_that_no_runtime_infers() -> None:
         model.graph.value_info.remove(value)
 
     detail = _detail(_verify("ort/conv", damage), "translation", "not proved")
-    assert detail == "'relu_6_grad' lacks its type, FLOAT, which no runtime infers"
+    assert detail == "'relu_6_grad' lacks its type, FLOAT: no runtime infers it"
 
 
 def test_sizes_by_shape_inference_are_no_difference() -> None:
