@@ -196,7 +196,7 @@ class Solver:
                 return self.lost[value]
             unscale = self.plan.unscaled.get(value)
             if unscale is not None and self.plan.values.get(value, 0) not in (0, ZERO):
-                if any(map(unscale.covers, uses_at(node, value))):
+                if any(map(unscale.covers, uses_at(self.topology.owners, node, value))):
                     return str(unscale.reason or "")
         return None
 
@@ -345,7 +345,7 @@ class Solver:
     def _unscale_entering(self, node: ir.Node, conflict: Conflict) -> None:
         """Unscale all values that enter a subgraph with a conflict between its own values."""
         found = [v for v in self.topology.operands(node) if self.plan.values.get(v, 0) not in (0, ZERO)]
-        edges = [use for v in found for use in uses_at(node, v)]
+        edges = [use for v in found for use in uses_at(self.topology.owners, node, v)]
         if all(self.plan.unscale(operand_at(edge)).covers(edge) for edge in edges):
             raise _unsettled(node)
         for edge in edges:

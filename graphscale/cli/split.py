@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from graphscale.cli.options import BUCKET_SIZE, Json, argument, option
 from graphscale.cli.show import print_json, say, shorten, show_rows
-from graphscale.errors import OutputError
 from graphscale.files import writing
 
 if TYPE_CHECKING:
@@ -44,14 +43,9 @@ def split(
     scale and applies the guarded update. Run one after the other they are the step, bit for bit.
     """
     from graphscale.replicas import split as split_step
-    from graphscale.replicas.splitting import stage_path
 
     for path in output:
         writing.check_new_output(path)
-    for path in (stage_path(output[0], i) for i in range(1, stages)):
-        writing.check_new_output(path)
-        if path.exists() and step.exists() and path.samefile(step):
-            raise OutputError(f"{path} is read, and would be replaced by a stage; name another file")
     result = split_step(step, bucket_bytes=bucket_size, stages=stages)
     result.save(*output)
     if json:

@@ -45,8 +45,8 @@ def refuse_ambiguous(proto: onnx.ModelProto, name: str) -> None:
     for function in proto.functions:
         if function.domain in _BUILT_IN or onnx.defs.has(function.name, function.domain):
             raise UnsupportedModelError(
-                f"{name} has a function {function.domain or 'ai.onnx'}::{function.name}, and runtimes may run a kernel of "
-                "this name instead; give its domain another name"
+                f"{name} has a function {function.domain or 'ai.onnx'}::{function.name}, and runtimes may run a kernel "
+                "of this name instead; give its domain another name"
             )
     for graph in graphs:
         if graph.sparse_initializer:
@@ -116,7 +116,7 @@ def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> I
             if node.op_type in _COMPLETE and node.output and not node.output[-1]:
                 yield f"the last output of {node.op_type} {node.name!r} has no name, which it needs"
         for tensor in _tensors(scope):
-            problem = _find_two_contents(tensor)
+            problem = _find_fault(tensor)
             if problem is not None:
                 yield f"the content of tensor {tensor.name!r} {problem}"
 
@@ -132,8 +132,8 @@ def _has_value(attribute: onnx.AttributeProto) -> bool:
     return any(map(attribute.HasField, _VALUES)) or any(getattr(attribute, field) for field in _LISTS)
 
 
-def _find_two_contents(tensor: onnx.TensorProto) -> str | None:
-    """Return the fault in the storage of a tensor; its raw bytes are not read."""
+def _find_fault(tensor: onnx.TensorProto) -> str | None:
+    """Return the fault in the storage of a tensor; large raw bytes are not read."""
     fields = [field for field in _NUMBERS if getattr(tensor, field)] + ["raw_data"] * tensor.HasField("raw_data")
     if tensor.external_data:
         fields.append("external_data")

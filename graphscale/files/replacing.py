@@ -50,13 +50,17 @@ def protecting(named: Sequence[Path]) -> Iterator[None]:
         _protected = before
 
 
-def refuse_loss(target: Path) -> None:
+def refuse_loss(target: Path, named: bool = True) -> None:
     """Refuse to replace a file that is read, where files are protected.
+
+    Args:
+        target: the file.
+        named: whether the command line names it as an output, too; stages of a split step have names of their own.
 
     Raises:
         OutputError: it is, under this name or another one, of a link for instance.
     """
-    if _protected is not None and sum(_is_same(target, path) for path in _protected) > 1:
+    if _protected is not None and sum(_is_same(target, path) for path in _protected) > named:
         raise OutputError(f"{target} is read, and would be replaced; name another file, or pass --force")
 
 

@@ -37,19 +37,20 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def check_new_output(path: str | os.PathLike[str], marked: bool = True) -> Path:
+def check_new_output(path: str | os.PathLike[str], marked: bool = True, named: bool = True) -> Path:
     """Return the absolute path of an output file of a command, before the work is done.
 
     Args:
         path: the file.
         marked: the new file will name its writer; else an existing one may be replaced only by its own content, which
             `write_file` compares.
+        named: as for `refuse_loss`.
 
     Raises:
         OutputError: as `check_output`; or the file is protected.
     """
     target = check_output(path)
-    refuse_loss(Path(path))
+    refuse_loss(Path(path), named)
     if marked:
         refuse_replacement(Path(path))
     return target

@@ -61,13 +61,6 @@ def uses_of(value: ir.Value) -> list[Use]:
     return list(value.uses())  # type: ignore[arg-type]
 
 
-def uses_at(node: ir.Node, value: ir.Value) -> list[Use]:
-    """Return the places where a node, or the nodes in its bodies, read a value."""
-    own = [Use(node, i) for i, read in enumerate(node.inputs) if read is value]
-    inner = {*inner_nodes(node)} if any(subgraphs(node)) else set()
-    return own + [use for use in (uses_of(value) if inner else ()) if use.node in inner]
-
-
 def operand_at(use: Use) -> ir.Value:
     """Return the value that a node reads at an input."""
     value = use.node.inputs[use.idx]
@@ -232,6 +225,13 @@ def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
 def main_node(owners: Mapping[ir.Graph, ir.Node], node: ir.Node) -> ir.Node:
     """Return the node of the main graph that holds a node in its subgraphs, or the node itself; see `main_nodes`."""
     return owners.get(node.graph, node) if isinstance(node.graph, ir.Graph) else node
+
+
+def uses_at(owners: Mapping[ir.Graph, ir.Node], node: ir.Node, value: ir.Value) -> list[Use]:
+    """Return the places where a node of the main graph, or one in its bodies, reads a value; see `main_nodes`."""
+    if not subgraphs(node):  # the value may have many other readers
+        return [Use(node, i) for i, read in enumerate(node.inputs) if read is value]
+    return [use for use in uses_of(value) if main_node(owners, use.node) is node]
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:

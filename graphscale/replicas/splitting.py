@@ -85,7 +85,7 @@ class SplitStep:
         """
         paths = [stage_path(gradients, i) for i in range(len(self.gradients))]
         for path in (*paths, update):
-            writing.check_new_output(path)
+            writing.check_new_output(path, named=path not in paths[1:])
         if len({Path(path).absolute() for path in (*paths, update)}) <= len(paths):
             raise SplitError(f"the two halves cannot both be written to {os.fspath(update)}; give them two names")
         model_files.save_all((*self.gradients, self.update), (*paths, update))

@@ -189,7 +189,7 @@ def test_a_stage(folder: Path) -> None:
 def test_a_stage_with_the_name_of_the_step(folder: Path) -> None:
     shutil.copy(folder / "step.onnx", folder / "new.2.onnx")
     words = ["split", "new.2.onnx", "-o", "new.onnx", "update.onnx", "--stages=2"]
-    refuse(folder, *words, words=("new.2.onnx is read, and would be replaced by a stage",))
+    refuse(folder, *words, words=("new.2.onnx is read, and would be replaced", "--force"))
 
 
 def test_a_file_with_the_name_of_new_weights(external: Path) -> None:

@@ -20,6 +20,7 @@ from graphscale.checks.linting.codes import CODES
 from graphscale.checks.linting.keeping import UNSEEN
 from graphscale.checks.linting.lint_context import RULES, LintContext
 from graphscale.checks.linting.lint_report import LintReport
+from graphscale.checks.linting.survival import is_empty
 from graphscale.collector import paused_collector
 from graphscale.errors import LintError
 from graphscale.graph.diagnosis import name_damage
@@ -59,9 +60,11 @@ def lint(
     nodes = len(work.graph)
     if needs_preparation(work):
         prepare(work)
+    is_empty.cache_clear()  # the graph may have changed since
     context = LintContext(work, name, scale)
     chosen -= {code for prefix in UNSEEN.get(context.half or "", ()) for code in _matching(prefix)}
     found = [finding for rule in RULES if chosen.intersection(rule.codes) for finding in rule.find(context)]
+    is_empty.cache_clear()
     order = {node_name(node): i for i, node in enumerate(context.view.nodes)}
     unique = {finding for finding in found if finding.code in chosen}
     return LintReport(

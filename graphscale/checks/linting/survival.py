@@ -93,7 +93,7 @@ def is_infinite(constant: ir.Value, size: ir.Value) -> bool:
     return number_of(constant) == float("inf") and _is_nonnegative(size)
 
 
-@functools.lru_cache(maxsize=64)  # as long as a walk comes to the operands of one node
+@functools.lru_cache(maxsize=64)  # a walk asks for each operand of a node; lint clears it
 def is_empty(node: ir.Node) -> bool:
     """Return whether a node keeps no element: it repeats zero times, or an axis of its result has the length 0."""
     if any(value.shape is not None and 0 in value.shape.dims for value in node.outputs):

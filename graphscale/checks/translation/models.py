@@ -43,11 +43,10 @@ def _undeclared(expected: ir.Model, same: Correspondence) -> Iterator[str]:
     if not same.declared:
         return
     inferred = _infer_types(expected)
-    names: dict[str, int | str] = {}  # of axes, which an inference invents
+    # Names of axes: declared ones stand for themselves, and one that an inference invents for a single size.
     values = (*expected.graph.inputs, *(value for node in expected.graph.all_nodes() for value in node.outputs))
-    for axis in (axis for value in values if value.shape is not None for axis in value.shape):
-        if isinstance(axis, ir.SymbolicDim) and axis.value is not None:
-            names[axis.value] = axis.value
+    axes = (str(axis) for value in values for axis in value.shape or ())
+    names: dict[str, int | str] = {axis: axis for axis in axes if axis.startswith(_INVENTED)}
 
     def fits(size: Size, wanted: Size) -> bool:
         if isinstance(size, str) and size.startswith(_INVENTED) and wanted is not None:
