@@ -17,6 +17,7 @@ __all__ = [
     "equal_names",
     "identities",
     "many_numbers",
+    "many_readers",
     "nested_flow",
     "shift_register",
     "wide_sum",
@@ -169,3 +170,12 @@ def chained_flag(scaled: onnx.ModelProto, operator: str, count: int) -> None:
     operands = 2 if operator in ("And", "Or") else 1
     for i, (above, name) in enumerate(itertools.pairwise(names)):
         scaled.graph.node.insert(at + 1 + i, helper.make_node(operator, [above] * operands, [name]))
+
+
+def many_readers(count: int) -> onnx.ModelProto:
+    """Give a step many outputs that follow from one gradient."""
+    model = sgd()
+    names = [f"seen{i}" for i in range(count)]
+    model.graph.node.extend(helper.make_node("Neg", ["dw1"], [name]) for name in names)
+    model.graph.output.extend(_typed(names, dims=[4, 5]))
+    return model

@@ -28,6 +28,7 @@ CONFIGS = {
     "missing-key": (b'{"class_name": "FixedLossScale", "config": {}}', "loss_scale_value"),
     "below-one": (b'{"class_name": "FixedLossScale", "config": {"loss_scale_value": 0.5}}', "0.5"),
     "huge": (b'{"class_name": "FixedLossScale", "config": {"loss_scale_value": 1' + b"0" * 400 + b"}}", "float32"),
+    "key-twice": (b'{"class_name": "FixedLossScale", "class_name": "DynamicLossScale"}', "it has 'class_name' twice"),
     "deep": (b"[" * 100_000, "is not JSON"),
 }
 OPTIONS = {

@@ -54,6 +54,7 @@ REFUSED = {
     "damaged": (["bad.jsonl", "-o", "a.png"], "bad.jsonl, line 1 is no row of metrics: step is missing"),
     "scale": (["zero.jsonl", "-o", "a.png"], "zero.jsonl, line 1 is no row of metrics: loss_scale is 0"),
     "number": (["huge.jsonl", "-o", "a.png"], "huge.jsonl, line 1 is no row of metrics: step is 1000"),
+    "twice": (["twice.jsonl", "-o", "a.png"], "twice.jsonl, line 1 is no row of metrics: it has 'step' twice"),
     "far": (["far.jsonl", "-o", "a.png"], "the steps cannot be drawn, their numbers are too far apart"),
     "picture": (["run.csv", "-o", "a.jpg"], "a.jpg: expected a name that ends in .png, .svg or .pdf"),
     "folder": (["run.csv", "-o", "nowhere/a.png"], "does not exist; create it"),
@@ -71,6 +72,7 @@ def test_what_is_refused(case: str, folder: Path) -> None:
     (folder / "empty.csv").touch()
     (folder / "zero.jsonl").write_text(ROW % (1, 1, 0))
     (folder / "huge.jsonl").write_text(ROW % (10**400, 1, 8))
+    (folder / "twice.jsonl").write_text((ROW % (1, 1, 8)).replace("{", '{"step": 2, '))
     (folder / "far.jsonl").write_text(ROW % (1, -1.7e308, 8) + ROW % (2, 1.7e308, 8))
     (folder / "run.txt").touch()
     (folder / "bad.jsonl").write_text("{}\n")

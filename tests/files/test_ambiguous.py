@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ from onnx.parser import parse_model as parse
 
 from graphscale.errors import ModelFileError, UnsupportedModelError
 from graphscale.files.ambiguous import refuse_ambiguous
-from graphscale.files.model_files import from_proto
+from graphscale.files.model_files import from_proto, load
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20, "own" : 1]> g (float[2] x, bool b) => (float[2] y)
 <float[2] w = {1, 2}> {
@@ -193,3 +194,13 @@ def test_numbers_as_onnx_writes_them_are_accepted(name: str) -> None:
     model = parse(TEXT)
     model.graph.initializer.append(tensor)
     refuse_ambiguous(model, "it")
+
+
+def test_a_file_of_two_formats(tmp_path: Path) -> None:
+    """ONNX Runtime takes it for a file of its own, and protobuf passes over a field without a meaning."""
+    path = tmp_path / "model.onnx"
+    field = bytes([11 << 3 | 2, 6])  # number 11, of six bytes
+    path.write_bytes(field + b"..ORTM" + parse(TEXT).SerializeToString())
+    assert onnx.load(path).graph == parse(TEXT).graph
+    with pytest.raises(ModelFileError, match=r"is in the format of ONNX Runtime itself \(\.ort\); pass the ONNX file"):
+        load(path)

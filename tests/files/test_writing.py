@@ -100,6 +100,14 @@ def fail(path: Path, error: type[Exception]) -> None:
         raise error
 
 
+def test_a_file_that_a_folder_cannot_take_is_named_as_it_would_be(tmp_path: Path) -> None:
+    target = tmp_path / "new"
+    with pytest.raises(OutputError) as caught, writing.write_folder(target) as folder:
+        fail(folder / "nowhere" / "file", RuntimeError)
+    assert str(caught.value).startswith(f"the folder {target}/nowhere does not exist")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")

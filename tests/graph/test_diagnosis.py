@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import ModelFileError
-from graphscale.graph.diagnosis import find_damage, find_model_damage, name_damage
+from graphscale.graph.diagnosis import find_damage, find_model_damage, find_rejection, name_damage
 from tests.conftest import MODELS
 
 pytestmark = pytest.mark.static
@@ -71,6 +73,22 @@ def test_damage(kind: str) -> None:
         _fails(model)
 
 
+def test_names_in_a_message_of_the_checker_are_no_message() -> None:
+    """Its messages on unknown operators are no damage."""
+    model = onnx.load(STEP)
+    tensors = [
+        onnx.helper.make_tensor(name, kind, [1], [0])
+        for name, kind in (("keys", onnx.TensorProto.INT64), ("No Op registered", onnx.TensorProto.FLOAT))
+    ]
+    tensors[1].raw_data = bytes(4)
+    tables = {"keys_tensor": tensors[0], "values_tensor": tensors[1]}
+    label = next(iter(model.graph.input)).name
+    model.graph.node.append(onnx.helper.make_node("LabelEncoder", [label], ["labels"], domain="ai.onnx.ml", **tables))
+    model.opset_import.add(domain="ai.onnx.ml", version=4)
+    found = find_rejection(model)
+    assert found is not None and "(tensor name: No Op registered) should contain one and only one value field" in found
+
+
 @name_damage
 def _fails(model: onnx.ModelProto | Path) -> None:
     raise IndexError(model)
@@ -88,3 +106,15 @@ def test_paths_and_folders(tmp_path: Path) -> None:
     for argument in (tmp_path, tmp_path / "bad.onnx"):
         with pytest.raises(ModelFileError, match=r"bad\.onnx is damaged: tensor .* has no data type"):
             _fails(argument)
+
+
+def test_a_pipe_in_a_folder_is_not_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.onnx"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"x",), daemon=True)
+    writer.start()
+    assert find_damage([tmp_path]) is None
+    writer.join(0.2)
+    assert writer.is_alive(), "it waits for a reader"
+    assert pipe.read_bytes() == b"x"
+    writer.join()

@@ -95,6 +95,7 @@ GROWTH = {
     "nested shift registers": ("inspect bad.onnx", growth.shift_register(40, 5)),
     "equal names": ("inspect bad.onnx", growth.equal_names(30_000)),
     "a doubled shape": ("inspect bad.onnx", growth.doubled_shape(40)),
+    "many readers of a gradient": ("scale bad.onnx --dry-run", growth.many_readers(10_000)),
     "identities behind a gradient": ("lint bad.onnx", growth.identities(1500)),
 }
 

@@ -332,3 +332,12 @@ def test_a_gradient_whose_elements_are_summed_behind_the_division() -> None:
         "w": ("dw", "agrees"),
         "gain": ("dgain", "agrees"),
     }
+
+
+def test_an_input_of_more_axes_than_arrays_have() -> None:
+    model = linear_step(inputs="float[4,3] w, float mask", outputs="float[4,3] dw, float[4,3] masked")
+    model.graph.node.append(onnx.helper.make_node("Mul", ["dw", "mask"], ["masked"]))
+    mask = next(value for value in model.graph.input if value.name == "mask")
+    mask.type.tensor_type.shape.dim.extend([onnx.TensorShapeProto.Dimension(dim_value=1)] * 65)
+    with pytest.raises(VerifyError, match="the input 'mask' has 65 axes; an array has at most 64"):
+        gs.check_gradients(model, roles={"metrics": ["masked"]})
