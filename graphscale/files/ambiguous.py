@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator
 
@@ -54,14 +55,20 @@ def refuse_ambiguous(proto: onnx.ModelProto, name: str) -> None:
             raise UnsupportedModelError(
                 f"{name} has the sparse initializer {sparse!r}; write its content as a dense one"
             )
-    for scope in (*graphs, *proto.functions):
-        part = next((tensor for tensor in _tensors(scope) if tensor.HasField("segment")), None)
-        spread = next((node for node in scope.node if node.device_configurations), None)
-        if spread is not None:
-            raise UnsupportedModelError(f"{name} spreads node {spread.name!r} over devices; export it for a single one")
-        if part is not None:
-            raise UnsupportedModelError(f"{name} has a segment of the tensor {part.name!r} alone; write it whole")
-    damage = next(_find_damage(proto, graphs), None)
+    tensors = [tensor for graph in graphs for tensor in graph.initializer]
+    cut = list[onnx.NodeProto]()
+    for node in (node for scope in (*graphs, *proto.functions) for node in scope.node):
+        kind = node.op_type
+        if node.device_configurations:
+            raise UnsupportedModelError(f"{name} spreads node {node.name!r} over devices; export it for a single one")
+        if kind in _CONSTANTS:
+            tensors += [attribute.t for attribute in node.attribute if attribute.HasField("t")]
+        elif kind in _COMPLETE and node.output and not node.output[-1]:
+            cut.append(node)
+    for tensor in tensors:
+        if tensor.HasField("segment"):
+            raise UnsupportedModelError(f"{name} has a segment of the tensor {tensor.name!r} alone; write it whole")
+    damage = next(itertools.chain(_find_damage(proto, graphs), _find_faults(tensors, cut)), None)
     if damage is not None:
         raise ModelFileError(f"{name} is damaged: {damage}")
 
@@ -76,13 +83,6 @@ def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
                 if attribute.HasField("g"):
                     yield attribute.g
                     pending.append(attribute.g.node)
-
-
-def _tensors(scope: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
-    yield from scope.initializer if isinstance(scope, onnx.GraphProto) else ()
-    for node in scope.node:
-        if node.op_type in _CONSTANTS:
-            yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
 
 
 def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> Iterator[str]:
@@ -102,8 +102,9 @@ def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> I
                     yield f"the attribute {attribute.name!r} of node {node.name!r} has a value, and refers to another"
     for graph in graphs:
         yield from _find_twice("initializer", ((tensor.name, i) for i, tensor in enumerate(graph.initializer)))
-        declared = ((value.name, value.type.SerializeToString()) for value in graph.value_info)
-        yield from _find_twice("type of value", declared)
+        if len({value.name for value in graph.value_info}) < len(graph.value_info):
+            declared = ((value.name, value.type.SerializeToString()) for value in graph.value_info)
+            yield from _find_twice("type of value", declared)
         values = (value for kind in (graph.input, graph.output, graph.value_info) for value in kind)
         tensors = [value for value in values if value.type.HasField("tensor_type")]
         dtypes = [(value.name, value.type.tensor_type.elem_type) for value in tensors]
@@ -111,14 +112,16 @@ def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> I
             f"the value {name!r} is declared without a type of its elements" for name, dtype in dtypes if not dtype
         )
         yield from _find_twice("type of value", dtypes)
-    for scope in (*graphs, *proto.functions):
-        for node in scope.node:
-            if node.op_type in _COMPLETE and node.output and not node.output[-1]:
-                yield f"the last output of {node.op_type} {node.name!r} has no name, which it needs"
-        for tensor in _tensors(scope):
-            problem = _find_fault(tensor)
-            if problem is not None:
-                yield f"the content of tensor {tensor.name!r} {problem}"
+
+
+def _find_faults(tensors: Iterable[onnx.TensorProto], cut: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Find faults in the storage of tensors; `cut` are nodes without the name of their last output."""
+    for node in cut:
+        yield f"the last output of {node.op_type} {node.name!r} has no name, which it needs"
+    for tensor in tensors:
+        problem = _find_fault(tensor)
+        if problem is not None:
+            yield f"the content of tensor {tensor.name!r} {problem}"
 
 
 def _find_twice(kind: str, entries: Iterable[tuple[str, Hashable]]) -> Iterator[str]:

@@ -172,7 +172,8 @@ def _list_parts(proto: onnx.ModelProto) -> Iterator[tuple[Any, tuple[str, ...]]]
             yield node, _OF_NODE
             for attribute in node.attribute:
                 yield attribute, _OF_ATTRIBUTE
-                yield attribute.t, _OF_TENSOR
+                if attribute.HasField("t"):
+                    yield attribute.t, _OF_TENSOR
                 pending += attribute.graphs
                 if attribute.HasField("g"):
                     pending.append(attribute.g)
@@ -180,15 +181,14 @@ def _list_parts(proto: onnx.ModelProto) -> Iterator[tuple[Any, tuple[str, ...]]]
 
 def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _Size:
     """Return the size of nodes, from the sizes of their functions."""
-    found = _Size()
+    count = calls = depth = 0
     for key, level in _walk(nodes):
         inner = sizes.get(key)
         if inner is None:
-            found = _Size(found.nodes + 1, found.calls, max(found.depth, level))
+            count, depth = count + 1, max(depth, level)
         else:
-            depth = max(found.depth, level + 1 + inner.depth)
-            found = _Size(found.nodes + inner.nodes, found.calls + 1 + inner.calls, depth)
-    return found
+            count, calls, depth = count + inner.nodes, calls + 1 + inner.calls, max(depth, level + 1 + inner.depth)
+    return _Size(count, calls, depth)
 
 
 def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[_Key, int]]:

@@ -75,6 +75,8 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Turn a model into a ModelProto, with its `training_info` and its nameless results."""
     proto = ir.to_proto(model)
     proto.training_info.extend(training_info_of(model))
-    for node, written in zip(model.graph, proto.graph.node, strict=True):
-        written.output.extend([""] * (len(node.outputs) - len(written.output)))
+    for i, node in enumerate(model.graph):
+        if node.outputs and not node.outputs[-1].name:
+            written = proto.graph.node[i].output
+            written.extend([""] * (len(node.outputs) - len(written)))
     return proto
