@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from graphscale.graph.marks import SELECTION
-from graphscale.graph.values import cannot_fail, constant_tensor, operands_of, subgraphs
+from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.values import cannot_fail, constant_tensor, main_node, main_nodes, operands_of, subgraphs
 from graphscale.graph.walks import producers_of, reach
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["is_fresh", "may_overwrite", "views_of"]
+__all__ = ["is_choice", "is_fresh", "may_overwrite", "views_of"]
 
 
 def views_of(node: ir.Node, index: int) -> list[ir.Value]:
@@ -37,6 +37,11 @@ def is_fresh(value: ir.Value, depth: int = 8) -> bool:
     return not viewed
 
 
+def is_choice(node: ir.Node) -> bool:
+    """Return whether a node is an `If` that a pass inserted: a runtime cannot know its condition, and put it away."""
+    return node.domain == "" and node.op_type == "If" and PASS_KEY in node.metadata_props
+
+
 def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value) -> bool:
     """Return whether a branch may write a result over a state of an outer scope that it reads.
 
@@ -49,20 +54,22 @@ def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value) -> bool:
         new: the result, an output of the branch.
     """
     readers, last = _readers(branch, state), new.producer()
-    if last is None or not all(cannot_fail(node) or SELECTION in node.metadata_props for node in branch):
+    if last is None or last.graph is not branch or not all(is_choice(n) or cannot_fail(n) for n in branch.all_nodes()):
         return False
-    if SELECTION in last.metadata_props:
-        index = new.index() or 0
-        return not readers and all(may_overwrite(inner, state, inner.outputs[index]) for inner in subgraphs(last))
+    if is_choice(last):
+        index, inner = new.index() or 0, readers - {last}
+        return not inner and all(may_overwrite(body, state, body.outputs[index]) for body in subgraphs(last))
     if readers == {last} and last.op_type == "Identity" and last.inputs[0] is state:
         return True  # a copy onto itself
     return all(_is_elementwise(node, state) for node in readers) and readers <= _before(last, branch)
 
 
 def _readers(branch: ir.Graph, state: ir.Value) -> set[ir.Node]:
-    """Return the nodes of a branch that read a state, or a possible view of it."""
+    """Return the nodes of a branch that read a state, or a possible view of it, themselves or in their bodies."""
     buffers = reach([state], lambda value: [view for node, i in value.uses() for view in views_of(node, i)])
-    return {node for value in buffers for node, _ in value.uses() if node.graph is branch}
+    owners = main_nodes(branch)
+    readers = {main_node(owners, node) for value in buffers for node, _ in value.uses()}
+    return {node for node in readers if node.graph is branch}
 
 
 def _is_elementwise(node: ir.Node, state: ir.Value) -> bool:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.buffers import may_overwrite, views_of
-from graphscale.graph.marks import SELECTION
+from graphscale.analysis.buffers import is_choice, may_overwrite, views_of
 from graphscale.graph.values import cannot_fail, is_source, main_node, main_nodes, operands_of, reads_shape, subgraphs
 from graphscale.graph.walks import descendants, nodes_above, reach
 from graphscale.operators import Trait, has_trait, nodes_with
@@ -122,7 +121,7 @@ def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value) -> bool:
     static = state.shape is not None and state.shape.is_static() and state.shape == new.shape
     if state.is_graph_output() or state.dtype != new.dtype or not static:
         return False
-    if SELECTION in node.metadata_props:
+    if is_choice(node):
         return all(may_overwrite(branch, state, branch.outputs[new.index() or 0]) for branch in subgraphs(node))
     return node.domain == "" and node.op_type == _SELECT
 

@@ -9,7 +9,6 @@ __all__ = [
     "MARKS",
     "PASS_KEY",
     "SCALE_LOSS",
-    "SELECTION",
     "UNSCALE_GRADIENTS",
     "WAS_FLOAT",
     "is_rounding",
@@ -25,9 +24,6 @@ AUTOCAST = "autocast"
 SCALE_LOSS, UNSCALE_GRADIENTS = "scale-loss", "unscale-gradients"
 # Of a cast of the original that gave float32 and gives a small type.
 WAS_FLOAT = "graphscale.was_float"
-# Of an If, in the copy of a graph that a session runs: its branches compute the next values of states, or hand on the
-# present ones.
-SELECTION = "graphscale.selection"
 
 
 def is_rounding(node: ir.Node) -> bool:

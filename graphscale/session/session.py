@@ -15,17 +15,17 @@ from graphscale.analysis.hazards import find_in_place_writes, find_late_failures
 from graphscale.errors import SessionError
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import read_stamp
+from graphscale.lowering.lower_model import lower_step
+from graphscale.lowering.lowering_pass import ScaledStep, is_inserted
+from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.pipeline import ScaledModel
 from graphscale.session.access import Access, Uncopyable
 from graphscale.session.carried import CarriedState, check_state, first_values, read_values
-from graphscale.session.fence import is_inserted
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
-from graphscale.session.loading import choose_device, create, make_quiet_options, open_model
-from graphscale.session.lowering import prepare_step
+from graphscale.session.loading import choose_device, create, make_quiet_options, maps_files, open_model
 from graphscale.session.result import StepResult
 from graphscale.session.state_file import copy_without_state, export_step, read_state_file, write_state_file
 from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
-from graphscale.session.thresholds import PRODUCTION, Thresholds
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -98,7 +98,11 @@ class Session(Uncopyable):
         # A session takes no buffer of a GPU for an initializer; what is fed there is written in place just as well.
         on_gpu = device.name != "cpu"
         fed = [name for name in in_place if on_gpu or name not in initializers]
-        work, decision = prepare_step(source, path, self.stamp, None if on_gpu else lowering)
+        is_mapped = path is not None and maps_files(source, outputs)  # ONNX Runtime opens the file itself
+        work = source if is_mapped else source.clone()
+        if not is_mapped:
+            lower_step(work, "cpu" if lowering is not None and not on_gpu else "cuda", lowering or PRODUCTION)
+        decision = ScaledStep.of(work).decision
         inputs, results = (
             {value.name: value for value in values} for values in (work.graph.inputs, work.graph.outputs)
         )

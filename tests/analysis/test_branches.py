@@ -7,7 +7,7 @@ import pytest
 
 from graphscale.analysis.buffers import may_overwrite
 from graphscale.graph.marks import PASS_KEY
-from graphscale.session.fence import is_inserted
+from graphscale.lowering.lowering_pass import is_inserted
 from tests.build import parse
 
 BRANCHES = {
@@ -57,5 +57,5 @@ def test_what_was_moved_into_a_branch_may_fail(then: str, expected: bool) -> Non
     node = if_node(then)
     then_branch(node)
     assert not is_inserted(node)
-    node.metadata_props[PASS_KEY] = "session-selection"
+    node.metadata_props[PASS_KEY] = "select-update"
     assert is_inserted(node) is expected

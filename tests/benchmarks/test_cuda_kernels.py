@@ -15,7 +15,8 @@ import pytest
 
 import graphscale as gs
 from graphscale.graph.builder import PASS_KEY
-from graphscale.session.fence import FENCE, add_fence
+from graphscale.lowering.delay_update import DelayUpdate
+from graphscale.lowering.lower_model import lower_step
 from tests.benchmarks.cuda_kernels import NEWEST_OPSET, Release, misplaced
 from tests.build import linear_step, parse, step
 from tests.conftest import HAS_TRAINING, MODEL_NAMES, load_example, make_session
@@ -98,8 +99,7 @@ def test_mixed_precision(name: str, part: str) -> None:
     scaled = ir.from_proto(gs.scale(model, target="ort-cuda", autocast="float16").model)
     assert marks(scaled) >= {"autocast", "scale-loss", "unscale-gradients", "check-finite", "update-loss-scale"}
     before = [misplaced(model, release) for model in (cast, scaled) for release in Release]
-    values = {value.name: value for node in scaled.graph for value in node.outputs}
-    add_fence(scaled.graph, values["all_finite"], values["loss"])
+    lower_step(scaled, "cuda")
     assert [*before, *(misplaced(scaled, release) for release in Release)] == [[]] * 6
 
 
@@ -161,9 +161,8 @@ def test_a_step_that_decides_last() -> None:
     )
     for target, releases in TARGETS.items():
         scaled = ir.from_proto(gs.scale(model, target=target).model)
-        values = {value.name: value for node in scaled.graph for value in node.outputs}
-        add_fence(scaled.graph, values["all_finite"], values["loss"])
-        assert FENCE in marks(scaled)
+        lower_step(scaled, "cuda")
+        assert DelayUpdate.name in marks(scaled)
         assert [misplaced(scaled, release) for release in releases] == [[]] * len(releases)
 
 

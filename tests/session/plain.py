@@ -12,10 +12,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 import graphscale as gs
-from graphscale.graph.stamp import read_stamp
+from graphscale.lowering.lower_model import lower_step
+from graphscale.lowering.thresholds import Thresholds
 from graphscale.session.loading import open_model
-from graphscale.session.lowering import prepare_step
-from graphscale.session.thresholds import Thresholds
 from tests.conftest import Arrays, Example, Level, assert_same_bits, initial_values
 
 # Up to here ONNX Runtime computes equal graphs with equal bits, whatever stands beside them.
@@ -38,8 +37,9 @@ def options(level: Level | None = EXACT) -> ort.SessionOptions:
 
 def lowered_graph(result: gs.ScaledModel, lowering: Thresholds = ALWAYS) -> ir.Graph:
     """The main graph that a session on a CPU runs."""
-    model, path = open_model(result)
-    return prepare_step(model, path, read_stamp(model.metadata_props, "the model"), lowering)[0].graph
+    model = open_model(result)[0].clone()
+    lower_step(model, "cpu", lowering)
+    return model.graph
 
 
 class PlainLoop:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import event, note, reject
 
 import graphscale as gs
-from graphscale.session.thresholds import Thresholds
+from graphscale.lowering.thresholds import Thresholds
 from tests.analysis.test_hazards import STEPS_WITH_OPTIMIZER
 from tests.conftest import (
     HAS_TRAINING,

@@ -12,10 +12,10 @@ from onnx.shape_inference import infer_shapes
 
 import graphscale as gs
 from graphscale.analysis.hazards import find_writable_states
-from graphscale.graph.marks import SELECTION
-from graphscale.session import lowering
+from graphscale.graph.marks import PASS_KEY
+from graphscale.lowering.delay_update import DelayUpdate
+from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.session import session as session_module
-from graphscale.session.thresholds import PRODUCTION, Thresholds
 from tests.conftest import OPTIMIZATION_LEVELS, TARGETS, Level, load_example
 from tests.session.dangerous import CASES, Case, batches
 from tests.session.plain import PlainLoop, buffers, first_state, options, shared_states
@@ -73,7 +73,9 @@ def test_no_mark_of_a_file_says_who_may_share() -> None:
         y = Mul(x, w) squared = Mul(y, y) loss = ReduceMean<keepdims = 0>(squared) dy = Mul(y, c) dw = Mul(x, dy)
         u = Mul(rate, dw) w_next = Sub(w, u) table_next = Transpose<perm = [1, 0]>(table) }"""
     step = gs.scale(infer_shapes(parse(text)), 1024.0, updates={"w_next": "w", "table_next": "table"}).model
-    next(node for node in step.graph.node if node.op_type == "Transpose").metadata_props.add(key=SELECTION, value="it")
+    next(node for node in step.graph.node if node.op_type == "Transpose").metadata_props.add(
+        key=PASS_KEY, value="select-update"
+    )
     state = {"w": np.ones((8, 4), np.float32), "table": np.ones((64, 64), np.float32)}
     with gs.Session(step, state=state) as session:
         assert shared_states(session) == set()
@@ -138,7 +140,7 @@ def test_sharing_everywhere_would_be_wrong(name: str, monkeypatch: pytest.Monkey
     """The tests above can fail."""
     monkeypatch.setattr(session_module, "find_writable_states", lambda graph, pairs, *rest: set(pairs))
     # It puts some late readers before the writes, by the way.
-    monkeypatch.setattr(lowering, "add_fence", lambda graph, decision, loss: decision)
+    monkeypatch.setattr(DelayUpdate, "lower", lambda self, step: False)
     found = [differences(CASES[name], "dynamic", "onnx", level) for level in OPTIMIZATION_LEVELS]
     assert any(found)
 

@@ -17,7 +17,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import SessionError
-from graphscale.session.thresholds import PRODUCTION, Thresholds
+from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from tests.build import linear_step
 from tests.conftest import TARGETS, Arrays, assert_all_same_bits, with_initializers
 from tests.session.dangerous import ONES, SGD, batches

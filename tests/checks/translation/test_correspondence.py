@@ -8,7 +8,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.checks.translation.models import compare_models
-from graphscale.graph.marks import PASS_KEY, SELECTION, WAS_FLOAT
+from graphscale.graph.marks import PASS_KEY, WAS_FLOAT
 from tests.build import parse
 from tests.conftest import load_example
 
@@ -76,7 +76,7 @@ def test_an_input_without_its_shape() -> None:
     assert "'u' is " in compare_models(found, model("y = Neg(x)")).differences[0]
 
 
-@pytest.mark.parametrize("key", [PASS_KEY, SELECTION, WAS_FLOAT, "graphscale.later"])
+@pytest.mark.parametrize("key", [PASS_KEY, WAS_FLOAT, "graphscale.later"])
 def test_a_mark_that_a_node_should_not_have(key: str) -> None:
     found, expected = model("y = Neg(x)"), model("y = Neg(x)")
     found.graph[0].metadata_props[key] = "autocast"

@@ -1,4 +1,4 @@
-"""One branch for the whole update of the state, instead of a guard for each state: it is faster on a CPU.
+"""select-update: one branch for the whole update of the state, instead of a guard for each state.
 
 ONNX Runtime's `Where` goes over its operands three times on a CPU. An `If` computes the next values where they belong,
 or leaves the old ones.
@@ -6,55 +6,59 @@ or leaves the old ones.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.buffers import is_fresh
 from graphscale.graph.builder import Builder, Editor
-from graphscale.graph.marks import SELECTION
 from graphscale.graph.values import Use, operand_at, subgraphs, uses_of
+from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
+from graphscale.lowering.sizes import count_elements, same_shape
 from graphscale.operators import Trait, has_trait
-from graphscale.session.terms import count_elements, same_shape
 
-__all__ = ["select_step"]
-
-NAME = "session-selection"
+__all__ = ["SelectUpdate"]
 
 
-def select_step(graph: ir.Graph, decision: ir.Value, outputs: Iterable[ir.Value], least: int) -> ir.Node | None:
+@dataclasses.dataclass(frozen=True)
+class SelectUpdate(LoweringPass):
     """Replace the guards of all states by one `If` that computes the next values, or hands on the present ones.
 
     Before: `w.new = Sub(w, step); w.next = Where(all_finite, w.new, w); m.next = Where(all_finite, m.new, m)`
     After:  `w.next, m.next = If <then: Sub(w, step), Identity(m.new); else: Identity(w), Identity(m)> (all_finite)`
 
     The optimizer, which leads to next values alone, goes into the branch. A state that is handed on, not computed,
-    keeps its guard: the branches must not read what they write. From `least` elements of all states on, the If pays.
-
-    Returns:
-        the If, or None where all states are small.
+    keeps its guard: the branches must not read what they write. From some elements of all states on, the If pays.
     """
-    producers = [value.producer() for value in outputs]
-    guards = [node for node in producers if node is not None and _is_guard(node, decision)]
-    results = [node.outputs[0] for node in guards]
-    if not guards or sum(map(count_elements, results)) < least:
-        return None
-    editor = Editor(graph)
-    build = editor.builder(NAME)
-    optimizer = _find_optimizer(graph, guards)
-    graph.remove(optimizer)
-    branches = {
-        "then_branch": _make_branch(build, "then_branch", guards, 1, optimizer),
-        "else_branch": _make_branch(build, "else_branch", guards, 2, []),
-    }
-    chosen = [(f"{value.name}.chosen", value.dtype, value.shape) for value in results]
-    node = build.node("If", [decision], chosen, attributes=branches)
-    node.metadata_props[SELECTION] = NAME
-    for old, new in zip(results, node.outputs, strict=True):
-        editor.replace(old, new, uses_of(old), "selected")
-    graph.remove(guards, safe=True)
-    graph.sort()
-    return node
+
+    name = "select-update"
+    sign = "if"
+    relies_on = "nothing"
+
+    def lower(self, step: ScaledStep) -> bool:
+        graph, decision = step.graph, step.decision
+        assert decision is not None
+        producers = [value.producer() for value in step.states]
+        guards = [node for node in producers if node is not None and _is_guard(node, decision)]
+        results = [node.outputs[0] for node in guards]
+        if not guards or sum(map(count_elements, results)) < self.thresholds.branch_elements:
+            return False
+        editor = Editor(graph)
+        build = self.builder(editor)
+        optimizer = _find_optimizer(graph, guards)
+        graph.remove(optimizer)
+        branches = {
+            "then_branch": _make_branch(build, "then_branch", guards, 1, optimizer),
+            "else_branch": _make_branch(build, "else_branch", guards, 2, []),
+        }
+        chosen = [(f"{value.name}.chosen", value.dtype, value.shape) for value in results]
+        node = build.node("If", [decision], chosen, attributes=branches)
+        for old, new in zip(results, node.outputs, strict=True):
+            editor.replace(old, new, uses_of(old), "selected")
+        graph.remove(guards, safe=True)
+        graph.sort()
+        return True
 
 
 def _is_guard(node: ir.Node, decision: ir.Value) -> bool:
@@ -85,7 +89,7 @@ def _find_optimizer(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node]
 def _make_branch(build: Builder, name: str, guards: Iterable[ir.Node], side: int, nodes: Sequence[ir.Node]) -> ir.Graph:
     """Make a branch of some nodes, whose outputs are what the guards read at an input."""
     own = {value for node in nodes for value in node.outputs}
-    branch, outputs = build.within(f"{NAME}.{name}", nodes), list[ir.Value]()
+    branch, outputs = build.within(f"{build.mark}.{name}", nodes), list[ir.Value]()
     for guard in guards:
         value = operand_at(Use(guard, side))
         if value not in own or value in outputs:

@@ -14,17 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.values import Use, constant_tensor, is_known_zero, operand_at, uses_of
-from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Trait, attribute, has_trait, rule_of
+from graphscale.lowering.sizes import VIEWS, count_elements, same_shape, skip_views
+from graphscale.operators import attribute, has_trait, rule_of
 
-__all__ = ["Term", "count_elements", "find_terms", "same_shape", "skip_views"]
+__all__ = ["Term", "find_terms"]
 
-# The elements of the first operand, in another order or with another sign.
-_VIEWS = Trait.RESHAPE | Trait.PERMUTE | Trait.SIGN
 _MOST_TERMS = 100  # a sum with itself, again and again, has very many
 _MOST_READS = 200  # to follow for one gradient
 _MOST_OPERAND_READS = 10  # to follow for a scaled operand, which may be a product itself
-_BATCH = 64  # elements assumed for an axis of unknown size
 
 
 class Term(NamedTuple):
@@ -119,7 +116,7 @@ class _Search:
         return all(not v.is_graph_output() and self._reads.issuperset(uses_of(v)) for v in self._terms_of)
 
     def _find(self, node: ir.Node, value: ir.Value) -> list[Term] | None:
-        if has_trait(node, _VIEWS) or node.op_type in ("ReduceSum", "Slice", "Trilu"):
+        if has_trait(node, VIEWS) or node.op_type in ("ReduceSum", "Slice", "Trilu"):
             terms = self.follow(Use(node, 0))
             return _mark_partial(terms) if node.op_type in ("Slice", "Trilu") else terms
         if node.op_type in ("Add", "Concat", "Sub", "Sum"):
@@ -202,23 +199,6 @@ def _make_term(node: ir.Node, scaled: set[ir.Value]) -> list[Term] | None:
 def _mark_partial(terms: list[Term] | None) -> list[Term] | None:
     """Mark terms that may lose elements."""
     return None if terms is None else [term._replace(is_kept=False) for term in terms]
-
-
-def same_shape(one: ir.Value, other: ir.Value) -> bool:
-    """Return whether two values have the same shape, and no axis of unknown size."""
-    return one.shape is not None and one.shape.is_static() and one.shape == other.shape
-
-
-def skip_views(value: ir.Value) -> ir.Value:
-    """Return the value above a chain of nodes that only move its elements or change their sign."""
-    return source_by_trait(value, _VIEWS)
-
-
-def count_elements(value: ir.Value) -> int:
-    """Return the number of elements that a value has, or may have."""
-    if value.shape is None:
-        return _BATCH**2
-    return math.prod(axis if isinstance(axis, int) else _BATCH for axis in value.shape)
 
 
 def _is(node: ir.Node | None, op_type: str) -> TypeGuard[ir.Node]:

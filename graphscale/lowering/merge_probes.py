@@ -1,4 +1,4 @@
-"""The finite check that is fastest on a CPU: large gradients are read once, nothing is written, small ones share.
+"""merge-probes: read large gradients once for the finite check, write nothing, and let small ones share a probe.
 
 0 * x is 0 for a finite x and NaN otherwise, and so is the sum of all 0 * x, in any order of summation: a
 product of matrices with zeros forms it without writing the products down.
@@ -6,41 +6,51 @@ product of matrices with zeros forms it without writing the products down.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, replace_inputs
+from graphscale.graph.builder import Builder, Editor, replace_inputs
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, operand_at, uses_of
+from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
+from graphscale.lowering.sizes import count_elements
 from graphscale.passes import CheckFinite
-from graphscale.session.terms import count_elements
 
-__all__ = ["simplify_probes"]
+__all__ = ["MergeProbes"]
 
-NAME = "session-probes"
 _COLUMNS = 2**10  # at most, of the matrix that a gradient of another rank is reshaped to
 
 
-def simplify_probes(graph: ir.Graph, least: int) -> None:
+@dataclasses.dataclass(frozen=True)
+class MergeProbes(LoweringPass):
     """Probe gradients of at least some elements by a product with zeros, and all small ones together.
 
     Before: `dw.probe = ReduceSum(Mul(dw, 0)); db.probe = ReduceSum(Mul(db, 0)); dc.probe = ReduceSum(Mul(dc, 0))`
     After:  `dw.probe = ReduceSum(MatMul(zeros, dw)); small.probe = ReduceSum(Mul(Concat(db, dc), 0))`
     """
-    editor = Editor(graph)
-    small: list[tuple[ir.Node, ir.Node]] = []
-    for product in tuple(graph):
-        total = _find_total(product)
-        if total is None:
-            continue
-        if count_elements(_gradient(product)) >= least:
-            _probe(editor, product, total)
-        elif _is_only_summed(total):
-            small.append((product, total))
-    if len(small) > 1:
-        _probe_together(editor, small)
+
+    name = "merge-probes"
+    relies_on = "static shapes of gradients; others keep their probes"
+
+    def lower(self, step: ScaledStep) -> bool:
+        editor = Editor(step.graph)
+        small: list[tuple[ir.Node, ir.Node]] = []
+        is_changed = False
+        for product in tuple(step.graph):
+            total = _find_total(product)
+            if total is None:
+                continue
+            if count_elements(_gradient(product)) >= self.thresholds.probe_elements:
+                _probe(self.builder(editor, at=("before", product)), product, total)
+                is_changed = True
+            elif _is_only_summed(total):
+                small.append((product, total))
+        if len(small) > 1:
+            _probe_together(self.builder(editor, at=("before", small[-1][0])), small)
+        return is_changed or len(small) > 1
 
 
 def _gradient(product: ir.Node) -> ir.Value:
@@ -64,7 +74,7 @@ def _is_only_summed(total: ir.Node) -> bool:
     return len(uses) == 1 and uses[0].node.op_type == "Sum" and CheckFinite.inserted(uses[0].node)
 
 
-def _probe(editor: Editor, product: ir.Node, total: ir.Node) -> None:
+def _probe(build: Builder, product: ir.Node, total: ir.Node) -> None:
     """Probe a large gradient as a matrix."""
     gradient, dtype = _gradient(product), dtype_of(product.outputs[0])
     assert gradient.shape is not None
@@ -74,35 +84,33 @@ def _probe(editor: Editor, product: ir.Node, total: ir.Node) -> None:
         size = count_elements(gradient)
         columns = next(c for c in range(min(_COLUMNS, size), 0, -1) if size % c == 0)
         rows = size // columns
-        gradient = _reshape(editor, gradient, [rows, columns], product)
-    name = f"graphscale/{NAME}.zeros.{dtype.name.lower()}.{rows}"
-    zeros = editor.shared_constant(name, np.zeros((1, rows), dtype.numpy()))
-    build = editor.builder(NAME, at=("before", product))
+        gradient = _reshape(build, gradient, [rows, columns])
+    name = f"graphscale/{build.mark}.zeros.{dtype.name.lower()}.{rows}"
+    zeros = build.editor.shared_constant(name, np.zeros((1, rows), dtype.numpy()))
     sums = build.op("MatMul", [zeros, gradient], name=f"{gradient.name}.sums", dtype=dtype, shape=[1, columns])
     total.replace_input_with(0, sums)
-    editor.graph.remove(product, safe=True)
+    build.editor.graph.remove(product, safe=True)
 
 
-def _probe_together(editor: Editor, small: Sequence[tuple[ir.Node, ir.Node]]) -> None:
+def _probe_together(build: Builder, small: Sequence[tuple[ir.Node, ir.Node]]) -> None:
     """Probe small gradients as one vector."""
     product, total = small[-1]
     gradients = [_gradient(other) for other, _ in small]
-    flat = [_reshape(editor, value, [count_elements(value)], product) for value in gradients]
+    flat = [_reshape(build, value, [count_elements(value)]) for value in gradients]
     count = sum(map(count_elements, gradients))
-    build = editor.builder(NAME, at=("before", product), dtype=ir.DataType.FLOAT, shape=[count])
-    product.replace_input_with(0, build.op("Concat", flat, name="small_gradients", axis=0))
+    joined = build.op("Concat", flat, name="small_gradients", dtype=ir.DataType.FLOAT, shape=[count], axis=0)
+    product.replace_input_with(0, joined)
     product.outputs[0].shape = ir.Shape([count])
     others = [node for pair in small[:-1] for node in pair]
     reader = uses_of(total.outputs[0])[0].node
     replace_inputs(reader, [value for value in reader.inputs if value is not None and value.producer() not in others])
-    editor.graph.remove(others, safe=True)
+    build.editor.graph.remove(others, safe=True)
 
 
-def _reshape(editor: Editor, value: ir.Value, shape: Sequence[int], before: ir.Node) -> ir.Value:
+def _reshape(build: Builder, value: ir.Value, shape: Sequence[int]) -> ir.Value:
     """Reshape a value, if it is not of this shape."""
     if value.shape == shape:
         return value
-    name = f"graphscale/{NAME}.shape.{'x'.join(map(str, shape))}"
-    wanted = editor.shared_constant(name, np.asarray(shape, dtype=np.int64))
-    build = editor.builder(NAME, at=("before", before), dtype=value.dtype, shape=shape)
-    return build.op("Reshape", [value, wanted], name=f"{value.name}.reshaped")
+    name = f"graphscale/{build.mark}.shape.{'x'.join(map(str, shape))}"
+    wanted = build.editor.shared_constant(name, np.asarray(shape, dtype=np.int64))
+    return build.op("Reshape", [value, wanted], name=f"{value.name}.reshaped", dtype=value.dtype, shape=shape)

@@ -1,4 +1,4 @@
-"""Factors of a gradient before its division by the loss scale, where ONNX Runtime fuses them with what gives it.
+"""multiply-first: multiply a gradient before it is unscaled, where ONNX Runtime fuses that with its product.
 
 This is exact where the scale is a power of two. A state may be loaded whose scale is none: then the quotients are
 rounded once more, as the products with that scale are.
@@ -6,6 +6,7 @@ rounded once more, as the products with that scale are.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -13,11 +14,12 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import replace_reads
 from graphscale.graph.values import Use, constant_tensor, operand_at, uses_of
+from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
+from graphscale.lowering.sizes import skip_views
 from graphscale.passes import CheckFinite, UnscaleGradients
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
-from graphscale.session.terms import skip_views
 
-__all__ = ["has_powers_of_two", "is_at_least_one", "multiply_first"]
+__all__ = ["MultiplyFirst", "has_powers_of_two"]
 
 
 def has_powers_of_two(policy: LossScale | None) -> bool:
@@ -30,12 +32,13 @@ def has_powers_of_two(policy: LossScale | None) -> bool:
     return all(math.frexp(number)[0] == 0.5 for number in numbers)
 
 
-def is_at_least_one(policy: LossScale | None) -> bool:
+def _is_at_least_one(policy: LossScale | None) -> bool:
     """Return whether a loss scale adjusts itself, and never falls below 1."""
     return isinstance(policy, DynamicLossScale) and policy.rule.min_loss_scale >= 1
 
 
-def multiply_first(graph: ir.Graph) -> None:
+@dataclasses.dataclass(frozen=True)
+class MultiplyFirst(LoweringPass):
     """Divide products of matrices after the step has multiplied them by a number, such as the learning rate.
 
     Before: `dw = MatMul(x, dy); dw.unscaled = Div(dw, scale); step = Mul(dw.unscaled, 0.1)`
@@ -46,19 +49,23 @@ def multiply_first(graph: ir.Graph) -> None:
     the step is a subnormal number. Where a scale below 1 was loaded, though the policy never goes there, a gradient
     that overflows as it is divided goes unnoticed if the step is finite.
     """
-    changed = False
-    for division in tuple(graph):
-        use = _find_only_factor(division)
-        if use is None:
-            continue
-        step, quotient = use.node.outputs[0], division.outputs[0]
-        readers = uses_of(step)
-        use.node.replace_input_with(use.idx, operand_at(Use(division, 0)))
-        division.replace_input_with(0, step)
-        replace_reads(step, quotient, readers)
-        changed = True
-    if changed:
-        graph.sort()
+
+    name = "multiply-first"
+    relies_on = "a scale that is a power of two, and at least 1"
+
+    def lower(self, step: ScaledStep) -> bool:
+        if not (has_powers_of_two(step.policy) and _is_at_least_one(step.policy)):
+            return False
+        found = [(node, use) for node in tuple(step.graph) if (use := _find_only_factor(node)) is not None]
+        for division, use in found:
+            product, quotient = use.node.outputs[0], division.outputs[0]
+            readers = uses_of(product)
+            use.node.replace_input_with(use.idx, operand_at(Use(division, 0)))
+            division.replace_input_with(0, product)
+            replace_reads(product, quotient, readers)
+        if found:
+            step.graph.sort()
+        return bool(found)
 
 
 def _find_only_factor(division: ir.Node) -> Use | None:

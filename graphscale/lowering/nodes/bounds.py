@@ -1,18 +1,13 @@
-"""Knowing that gradients are finite without reading them, and unscaling them where that costs nothing.
+"""Bounds of gradients, by the operands of the products that they are sums of.
 
 A gradient dw = MatMul(x, dy) has no element larger than the sum of all |x| times the sum of all |dy|, and neither has a
 part of its sums (the triangle inequality). Where that is far below the largest float32 number, dw is finite: x and dy
 are the activations of a batch, and smaller than the weights. A gradient that is no sum of such products is read: where
 the sum of its elements is finite, so are they.
-
-Where the scale is a power of two, the number that the step multiplies dw by can be divided by it instead of dw; or dy.
-Without an overflow the results are the same, bit for bit, unless a number is subnormal on the way. Otherwise dw is
-divided.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -20,21 +15,20 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Builder, Editor, replace_reads
-from graphscale.graph.marks import SELECTION
-from graphscale.graph.values import constant_tensor, operand_at, uses_of
-from graphscale.session.gradient_tests import FiniteCheck, GradientTest
-from graphscale.session.terms import Term, count_elements
-from graphscale.session.thresholds import Thresholds
+from graphscale.graph.builder import Builder
+from graphscale.graph.values import constant_tensor, operand_at
+from graphscale.lowering.nodes.gradient_tests import GradientTest
+from graphscale.lowering.nodes.terms import Term
+from graphscale.lowering.sizes import count_elements
+from graphscale.lowering.thresholds import Thresholds
 
-__all__ = ["bound_gradients"]
+__all__ = ["ScalarBuilder", "add_sum", "add_tests"]
 
-NAME = "session-bounds"
 _SAFE = 1e36  # far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 terms
 _LARGEST = 126  # the power of two that is the largest one with a normal reciprocal
 
 
-class _Builder(Builder):
+class ScalarBuilder(Builder):
     """Creates nodes whose results are float32 scalars, or of the shape of an operand, in a graph or in a branch."""
 
     def flag(self, op_type: str, inputs: Sequence[ir.Value]) -> ir.Value:
@@ -46,7 +40,7 @@ class _Builder(Builder):
 
     def constant(self, name: str, value: float) -> ir.Value:
         with np.errstate(over="ignore"):
-            return self.editor.shared_constant(f"graphscale/{NAME}.{name}", np.asarray(value, dtype=np.float32))
+            return self.editor.shared_constant(f"graphscale/{self.mark}.{name}", np.asarray(value, dtype=np.float32))
 
     def excess(self, number: ir.Value) -> ir.Value:
         """Add a node that gives the number if it is too large, else 0."""
@@ -65,61 +59,8 @@ class _Builder(Builder):
         return self.constant("limit", _SAFE)
 
 
-def bound_gradients(
-    check: FiniteCheck, scale: ir.Value, step: ir.Node, tests: Sequence[GradientTest], thresholds: Thresholds
-) -> None:
-    """Test gradients by the bounds of the operands that they come from.
-
-    Before: `dw = Div(MatMul(x, dy), scale); finite = ...(dw)`
-            `w.next = If <then: f(dw); else: w> (finite)`
-    After:  `bound = Mul(ReduceL1(x), ReduceL1(dy)); factor = Clip(ThresholdedRelu <1e36> (bound), 1 / scale, 1)`
-            `raw = MatMul(x, Mul(dy, factor))`
-            `finite, w.next = If <then: True, f(raw);`
-            `                     else: dw = Div(raw, Mul(scale, factor)); ok = ...(dw);`
-            `                           ok, If <then: f(dw); else: w> (ok)> (Less(bound, 1e36))`
-
-    If the scale is no power of two:
-    After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); dw = Div(MatMul(x, dy), scale)`
-            `finite, w.next = If <then: True, f(dw);`
-            `                     else: ok = ...(dw); ok, If <then: f(dw); else: w> (ok)> (fits)`
-
-    If it is one, and f(dw) begins with `Mul(dw, rate)` (a small dw is probed before it is unscaled):
-    After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); raw = MatMul(x, dy); step = Mul(rate, 1 / scale)`
-            `finite, w.next = If <then: True, f'(Mul(raw, step));`
-            `                     else: dw = Div(raw, scale); ok = ...(dw);`
-            `                           ok, If <then: f(dw); else: w> (ok)> (fits)`
-    """
-    graph = step.graph
-    assert isinstance(graph, ir.Graph)
-    editor = Editor(graph)
-    make = _Builder(editor, NAME, "bound", dtype=ir.DataType.FLOAT, shape=())
-    fit, factors, rates = _add_tests(make, scale, tests, thresholds)
-    check.remove_probes(tests, make.zero)
-    at_once = make.flag("And", [fit, check.decision])
-    then, keep = (step.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
-    apply = then.clone(allow_outer_scope_values=True)
-    otherwise = _make_exact_branch(make, check, scale, tests, factors, apply, keep)
-    undivided = [test for test in tests if test.early or test.rate]
-    for test in undivided:
-        unscaled = test.division.outputs[0]
-        replace_reads(unscaled, test.scaled, uses_of(unscaled))
-        if test.rate is not None:
-            node, index = test.rate
-            node.replace_input_with(index, rates[operand_at(test.rate)])
-    then.outputs.insert(0, dataclasses.replace(make, body=then).flag("Identity", [at_once]))
-    outputs = [("finite", ir.DataType.BOOL, ()), *((f"{v.name}.bound", v.dtype, v.shape) for v in step.outputs)]
-    node = make.node("If", [at_once], outputs, attributes={"then_branch": then, "else_branch": otherwise})
-    node.metadata_props[SELECTION] = NAME
-    for old, new in zip(step.outputs, node.outputs[1:], strict=True):
-        editor.replace(old, new, uses_of(old), "selected")
-    graph.remove(step, safe=True)
-    check.redirect_readers(editor, node.outputs[0], otherwise)
-    graph.remove([test.division for test in undivided], safe=True)
-    graph.sort()
-
-
-def _add_tests(
-    make: _Builder, scale: ir.Value, tests: Sequence[GradientTest], thresholds: Thresholds
+def add_tests(
+    make: ScalarBuilder, scale: ir.Value, tests: Sequence[GradientTest], thresholds: Thresholds
 ) -> tuple[ir.Value, dict[ir.Node, ir.Value], dict[ir.Value, ir.Value]]:
     """Compute bounds and sums, and unscale the cotangents of gradients whose bound fits.
 
@@ -141,7 +82,7 @@ def _add_tests(
     unseen, before = list[ir.Value](), list[ir.Value]()
     for test in tests:
         if test.summed is not None:
-            unseen.append(_add_sum(make, test.summed, thresholds))
+            unseen.append(add_sum(make, test.summed, thresholds))
             bounds.append(unseen[-1])
         parts = [_add_bound(make, term, sums) for term in test.terms]
         bounds += parts
@@ -168,7 +109,7 @@ def _add_tests(
 
 
 def _add_factor(
-    make: _Builder, inverse: ir.Value, terms: Sequence[Term], parts: Sequence[ir.Value], before: Sequence[ir.Value]
+    make: ScalarBuilder, inverse: ir.Value, terms: Sequence[Term], parts: Sequence[ir.Value], before: Sequence[ir.Value]
 ) -> ir.Value:
     """Add the factor for the cotangents of one gradient: 1 / scale where bounds fit, else 1.
 
@@ -185,7 +126,7 @@ def _add_factor(
     return make.op("Clip", [excess, inverse, make.one])
 
 
-def _add_exactness(make: _Builder, scale: ir.Value, quotients: Mapping[ir.Value, ir.Value]) -> ir.Value:
+def _add_exactness(make: ScalarBuilder, scale: ir.Value, quotients: Mapping[ir.Value, ir.Value]) -> ir.Value:
     """Add a flag that is true if the place where a gradient is unscaled makes no difference, unless it overflows.
 
     The scale must be a power of two, which any other one than the policy's can only have been loaded; at least 1, for
@@ -217,7 +158,7 @@ def _find_exponent(rate: ir.Value) -> int | None:
     return math.frexp(number)[1] - 1 if 0 < number < math.inf else None
 
 
-def _add_bound(make: _Builder, term: Term, sums: dict[ir.Value, ir.Value]) -> ir.Value:
+def _add_bound(make: ScalarBuilder, term: Term, sums: dict[ir.Value, ir.Value]) -> ir.Value:
     """Add an upper bound of the sum of the absolute values of a term."""
     for value in (*term.operands, *term.factors):
         if value not in sums:
@@ -229,7 +170,7 @@ def _add_bound(make: _Builder, term: Term, sums: dict[ir.Value, ir.Value]) -> ir
     return functools.reduce(lambda a, b: make.op("Mul", [a, b]), numbers)
 
 
-def _add_sum(make: _Builder, value: ir.Value, thresholds: Thresholds) -> ir.Value:
+def add_sum(make: ScalarBuilder, value: ir.Value, thresholds: Thresholds) -> ir.Value:
     """Add the absolute value of the sum of all elements: where it is finite, so are they.
 
     That of a large value is formed by rows, side by side.
@@ -238,37 +179,6 @@ def _add_sum(make: _Builder, value: ir.Value, thresholds: Thresholds) -> ir.Valu
     assert shape is not None
     size, rank = count_elements(value), len(shape)
     if size >= thresholds.row_sum_elements and size >= thresholds.row_elements * shape.numpy()[0]:
-        axes = make.editor.shared_constant(f"graphscale/{NAME}.axes.{rank}", np.arange(1, rank, dtype=np.int64))
+        axes = make.editor.shared_constant(f"graphscale/{make.mark}.axes.{rank}", np.arange(1, rank, dtype=np.int64))
         value = make.op("ReduceSum", [value, axes], keepdims=0, shape=ir.Shape(shape[:1]))
     return make.op("Abs", [make.op("ReduceSum", [value], keepdims=0)])
-
-
-def _make_exact_branch(
-    main: _Builder,
-    check: FiniteCheck,
-    scale: ir.Value,
-    tests: Sequence[GradientTest],
-    factors: Mapping[ir.Node, ir.Value],
-    apply: ir.Graph,
-    keep: ir.Graph,
-) -> ir.Graph:
-    """Make the branch that tests the gradients themselves, and divides those that are still scaled."""
-    make, probes = main.within(f"{NAME}.exact"), []
-    for test in tests:
-        old = unscaled = test.division.outputs[0]
-        if test.early or test.rate:
-            factor = factors.get(test.division)
-            rest = scale if factor is None else make.op("Mul", [scale, factor])
-            unscaled = make.op("Div", [test.scaled, rest], like=test.scaled)
-            replace_reads(old, unscaled, [use for use in uses_of(old) if use.node.graph is apply])
-        probes.append(make.op("ReduceSum", [make.op("Mul", [unscaled, make.zero], like=unscaled)], keepdims=0))
-    bad = make.flag("IsNaN", [make.total(probes)])
-    finite = make.flag("And", [check.decision, make.flag("Not", [bad])])
-    for copy in apply:
-        copy.name = make.editor.unique(copy.name or "node")
-        for value in copy.outputs:
-            value.name = make.editor.unique(value.name or "value")
-    outputs = [(f"{value.name}.exact", value.dtype, value.shape) for value in apply.outputs]
-    node = make.node("If", [finite], outputs, attributes={"then_branch": apply, "else_branch": keep})
-    node.metadata_props[SELECTION] = NAME
-    return make.closed([finite, *node.outputs])

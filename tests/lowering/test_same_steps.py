@@ -16,9 +16,12 @@ import pytest
 import graphscale as gs
 from graphscale.graph.builder import Editor
 from graphscale.graph.marks import PASS_KEY
+from graphscale.lowering.bound_gradients import BoundGradients
+from graphscale.lowering.lowering_pass import ScaledStep
+from graphscale.lowering.merge_probes import MergeProbes
+from graphscale.lowering.nodes.bounds import ScalarBuilder, add_sum
+from graphscale.lowering.thresholds import Thresholds
 from graphscale.passes.nodes.finite import all_finite
-from graphscale.session import bounds, probes
-from graphscale.session.thresholds import Thresholds
 from graphscale.targets import get_target
 from tests.build import feeds_for, linear_step
 from tests.conftest import MODEL_NAMES, Arrays, Level, assert_all_same_bits, load_example
@@ -123,7 +126,7 @@ def linear_sessions(scale: float, factor: float = 1 / 12, **policy: float) -> tu
     feeds = feeds_for(model)
     state = {"w": feeds.pop("w")}
     plain, lowered, nodes = plain_and_lowered(result, state, ALWAYS)
-    assert policy or ("session-bounds", "If") in nodes
+    assert policy or ("bound-gradients", "If") in nodes
     return plain, lowered, feeds
 
 
@@ -136,11 +139,11 @@ def test_gradients_that_only_the_optimizer_reads(policy: dict[str, float], divid
     result = gs.scale(example.model(), gs.DynamicLossScale(1024.0, 2, **policy))
     nodes = lowered_nodes(result)
     assert nodes["unscale-gradients", "Div"] == divided
-    assert ("session-bounds", "If") in nodes
-    assert not {("session-probes", "MatMul"), ("check-finite", "ReduceSum")} & {*nodes}  # no gradient is probed
+    assert ("bound-gradients", "If") in nodes
+    assert not {("merge-probes", "MatMul"), ("check-finite", "ReduceSum")} & {*nodes}  # no gradient is probed
     # Without bounds, too, one branch has the whole update of the state.
     nodes = lowered_nodes(result, Thresholds(branch_elements=0))
-    assert nodes["session-selection", "If"] == 1 and ("guard-updates", "Where") not in nodes
+    assert nodes["select-update", "If"] == 1 and ("guard-updates", "Where") not in nodes
     plain, lowered, batch = linear_sessions(1024.0, **policy)
     assert_same_steps(plain, lowered, [batch] * 5)
 
@@ -204,7 +207,7 @@ def test_probes_are_exact(kind: str, dtype: type) -> None:
     ]
     graph = ir.Graph(values, [], nodes=[], opset_imports={"": 20}, name="check")
     graph.outputs.append(all_finite(Editor(graph).builder("check-finite"), values, get_target("onnx")))
-    probes.simplify_probes(graph, Thresholds().probe_elements)
+    assert MergeProbes().lower(ScaledStep(graph, None, None, None, None, ()))
     assert "MatMul" in [node.op_type for node in graph]
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
     session = ort.InferenceSession(model, options(Level.ORT_ENABLE_ALL), providers=["CPUExecutionProvider"])
@@ -249,7 +252,7 @@ def run_both(model: onnx.ModelProto, bad: dict[str, float]) -> tuple[list[bool],
 def test_a_gradient_that_is_a_sum_of_contractions(bad: dict[str, float]) -> None:
     model = onnx.parser.parse_model(HEAD.format("float[8,4] x, float[8,4] t, float[4,4] w", NUMBERS, TIED))
     applied, nodes = run_both(model, bad)
-    assert nodes["session-bounds", "ReduceL1"] == 4
+    assert nodes["bound-gradients", "ReduceL1"] == 4
     assert applied == [True, True, not bad, True]
 
 
@@ -270,7 +273,7 @@ def test_the_gradient_of_a_table(zeros: str, is_bounded: bool, bad: dict[str, fl
     model = onnx.parser.parse_model(HEAD.format(inputs, NUMBERS + NOTHING, zeros + TABLE))
     applied, nodes = run_both(model, bad)
     assert (("unscale-gradients", "Div") not in nodes) == is_bounded  # else the gradient itself is read
-    assert (("session-bounds", "ReduceL1") in nodes, ("session-bounds", "ReduceSum") in nodes) == (
+    assert (("bound-gradients", "ReduceL1") in nodes, ("bound-gradients", "ReduceSum") in nodes) == (
         is_bounded,
         not is_bounded,
     )
@@ -283,8 +286,8 @@ def test_the_gradient_of_a_table(zeros: str, is_bounded: bool, bad: dict[str, fl
 def test_large_gradients_are_summed_up_by_rows(shape: tuple[int, ...], sums: int) -> None:
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 20})
     value = ir.Value(name="dw", shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
-    build = bounds._Builder(Editor(graph), bounds.NAME, dtype=ir.DataType.FLOAT, shape=())
-    bounds._add_sum(build, value, Thresholds())
+    build = ScalarBuilder(Editor(graph), BoundGradients.name, dtype=ir.DataType.FLOAT, shape=())
+    add_sum(build, value, Thresholds())
     assert [node.op_type for node in graph] == [*sums * ["ReduceSum"], "Abs"]
 
 
@@ -302,7 +305,7 @@ def test_a_weight_beside_many_counters_keeps_its_one_buffer() -> None:
     model = onnx.shape_inference.infer_shapes(model)
     result = gs.scale(model, gs.DynamicLossScale(1024.0, 2), updates={f"{name}_next": name for name in states})
     plain, lowered, nodes = plain_and_lowered(result, states)
-    assert ("session-bounds", "If") in nodes
+    assert ("bound-gradients", "If") in nodes
     for session in (plain, lowered):
         now, then = buffers(session)
         assert then["w"] is now["w"]

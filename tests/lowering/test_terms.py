@@ -12,8 +12,8 @@ import pytest
 import graphscale as gs
 from tests.build import feeds_for, linear_step
 from tests.conftest import Arrays
+from tests.lowering.test_same_steps import F32_MAX, assert_same_runs, assert_same_steps, plain_and_lowered
 from tests.session.plain import ALWAYS, BY_ROWS
-from tests.session.test_lowering import F32_MAX, assert_same_runs, assert_same_steps, plain_and_lowered
 
 pytestmark = pytest.mark.sample(3)
 
@@ -154,7 +154,7 @@ def both(
     """A plain session, one that bounds every gradient, and the nodes that lowering added."""
     result = gs.scale(model, policy, updates={"w_next": "w"})
     plain, lowered, nodes = plain_and_lowered(result, {"w": weight})
-    assert nodes["session-bounds", "If"] == 1
+    assert nodes["bound-gradients", "If"] == 1
     return plain, lowered, nodes
 
 
@@ -178,8 +178,8 @@ def spoiled(feeds: Arrays) -> list[Arrays]:
 
 def assert_read(kind: Kind, nodes: Counter[tuple[str | None, str]], more: int = 0) -> None:
     """Its operands, by their absolute values, or itself: each row, and all rows."""
-    assert nodes["session-bounds", "ReduceL1"] == kind.read + more
-    assert nodes["session-bounds", "ReduceSum"] == (0 if kind.read else 2)
+    assert nodes["bound-gradients", "ReduceL1"] == kind.read + more
+    assert nodes["bound-gradients", "ReduceSum"] == (0 if kind.read else 2)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -190,7 +190,7 @@ def test_the_same_steps(name: str, policy: str) -> None:
     feeds = feeds_of(kind, model)
     plain, lowered, nodes = both(model, POLICIES[policy], feeds.pop("w"))
     early = kind.early and policy in EXACT
-    assert (nodes["unscale-gradients", "Div"], nodes["session-bounds", "Reciprocal"]) == (not early, early)
+    assert (nodes["unscale-gradients", "Div"], nodes["bound-gradients", "Reciprocal"]) == (not early, early)
     assert_read(kind, nodes)
     applied = assert_same_when_spoiled(plain, lowered, feeds)
     if policy != "2**126":
@@ -213,7 +213,7 @@ def test_a_constant_rate(name: str, policy: str) -> None:
     plain, lowered, nodes = both(model, POLICIES[policy], feeds.pop("w"))
     early = policy in EXACT and policy != "powers of two below 1" and name == "a product"
     assert nodes["unscale-gradients", "Div"] == (policy not in EXACT)
-    assert nodes["session-bounds", "Clip"] == early
+    assert nodes["bound-gradients", "Clip"] == early
     assert_read(kind, nodes)
     assert not all(assert_same_when_spoiled(plain, lowered, feeds))
 
@@ -253,7 +253,7 @@ def test_a_bound_that_is_no_number(size: float, applied: bool) -> None:
         "m": np.zeros_like(feeds["m"]),
     }
     plain, lowered, found = both(model, gs.DynamicLossScale(2.0**100, 5), np.zeros_like(feeds.pop("w")))
-    assert (found["session-bounds", "ThresholdedRelu"], found["session-bounds", "Clip"]) == (2, 1)
+    assert (found["bound-gradients", "ThresholdedRelu"], found["bound-gradients", "Clip"]) == (2, 1)
     assert assert_same_steps(plain, lowered, [feeds]) == [applied]
 
 
@@ -349,7 +349,7 @@ def test_the_largest_finite_gradients(nodes: str, sums: int, numbers: str, polic
     result = gs.scale(model, policy, updates={"w_next": "w"})
     lowering = ALWAYS if sums == 1 else BY_ROWS
     plain, lowered, found = plain_and_lowered(result, {"w": np.zeros((4, 3), np.float32)}, lowering)
-    assert found["session-bounds", "ReduceSum"] == sums
+    assert found["bound-gradients", "ReduceSum"] == sums
     batch = {name: batch[name] for name in plain.inputs}
     assert assert_same_steps(plain, lowered, [batch]) == [finite]
     if finite:
@@ -363,5 +363,5 @@ def test_a_gradient_that_others_read(policy: str) -> None:
     model = model_of(kind, outputs="float[4,3] w_next, float[4,3] dw")
     feeds = feeds_of(kind, model)
     plain, lowered, nodes = both(model, POLICIES[policy], feeds.pop("w"))
-    assert (nodes["unscale-gradients", "Div"], nodes["session-bounds", "ReduceL1"]) == (1, 2)
+    assert (nodes["unscale-gradients", "Div"], nodes["bound-gradients", "ReduceL1"]) == (1, 2)
     assert_same_steps(plain, lowered, [feeds, *spoiled(feeds), feeds])

@@ -16,10 +16,10 @@ from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.walks import nodes_above
 from tests.build import feeds_for, linear_step, step
 from tests.conftest import Arrays
-from tests.session import test_lowering_terms as terms
+from tests.lowering import test_terms as terms
+from tests.lowering.test_same_steps import F32_MAX, assert_same_runs, assert_same_steps, plain_and_lowered
+from tests.lowering.test_terms import POLICIES, Kind, spoiled
 from tests.session.plain import BY_ROWS, lowered_graph
-from tests.session.test_lowering import F32_MAX, assert_same_runs, assert_same_steps, plain_and_lowered
-from tests.session.test_lowering_terms import POLICIES, Kind, spoiled
 
 pytestmark = pytest.mark.sample(1)
 
@@ -76,7 +76,7 @@ def test_a_small_gradient_alone_is_not_finite(small: int) -> None:
     state, batch = prepared(model)
     state["c"] = np.array([[1.0, np.inf, 1.0]], np.float32)
     plain, lowered, nodes = both(model, gs.DynamicLossScale(1024.0, 3), state, small)
-    assert nodes["session-probes", "Concat"] == 1
+    assert nodes["merge-probes", "Concat"] == 1
     assert assert_same_steps(plain, lowered, [batch]) == [False]
 
 
@@ -87,9 +87,9 @@ def test_the_same_steps(scale: float, rate: str) -> None:
     state, batch = prepared(model)
     plain, lowered, nodes = both(model, gs.DynamicLossScale(scale, 3), state)
     assert nodes["unscale-gradients", "Div"] == 0
-    assert nodes["session-probes", "Concat"] == 1
+    assert nodes["merge-probes", "Concat"] == 1
     # Of 1 and 1 / scale, for the cotangents of a product that a constant multiplies.
-    assert nodes["session-bounds", "Where"] == (rate == "constant")
+    assert nodes["bound-gradients", "Where"] == (rate == "constant")
     assert_same_steps(plain, lowered, [batch] * 4)
     applied = assert_same_runs(plain, lowered, ([wrong, batch] for wrong in spoiled(batch)))
     assert not all(applied) and any(applied)
@@ -272,7 +272,9 @@ NARROW = dataclasses.replace(BY_ROWS, narrow_ratio=1)
 
 
 def inserted(graph: ir.Graph, op_type: str) -> list[ir.Node]:
-    return [node for node in graph if node.op_type == op_type and node.metadata_props.get(PASS_KEY) == "session-bounds"]
+    return [
+        node for node in graph if node.op_type == op_type and node.metadata_props.get(PASS_KEY) == "bound-gradients"
+    ]
 
 
 @pytest.mark.sample(4)
@@ -310,7 +312,7 @@ def test_a_product_that_is_not_much_smaller() -> None:
     feeds = hidden_feeds(model)
     result = gs.scale(model, gs.DynamicLossScale(1024.0, 2), updates={"w1_next": "w1"}, gradients=["dw1"])
     _, _, nodes = plain_and_lowered(result, {"w1": feeds.pop("w1")})
-    assert nodes["session-bounds", "ReduceL1"] == 2
+    assert nodes["bound-gradients", "ReduceL1"] == 2
 
 
 BOTH = HIDDEN_SGD + " u2 = Mul(rate, dw2) w2_next = Sub(w2, u2)"

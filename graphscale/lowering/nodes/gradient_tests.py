@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.graph.builder import Editor, replace_inputs
-from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import Use, captured_values, is_scalar, operand_at, uses_of
 from graphscale.graph.walks import descendants
+from graphscale.lowering.delay_update import DelayUpdate
+from graphscale.lowering.merge_probes import MergeProbes
+from graphscale.lowering.nodes.terms import Term, find_terms
+from graphscale.lowering.sizes import count_elements
+from graphscale.lowering.thresholds import Thresholds
 from graphscale.passes import CheckFinite, UnscaleGradients
-from graphscale.session.probes import NAME as PROBES
-from graphscale.session.terms import Term, count_elements, find_terms
-from graphscale.session.thresholds import Thresholds
 
 __all__ = ["FiniteCheck", "GradientTest", "find_check", "plan_tests"]
 
@@ -80,7 +81,7 @@ class FiniteCheck:
                 use
                 for use in uses_of(value)
                 if use.node.graph is not branch
-                and use.node.metadata_props.get(PASS_KEY) != "fence"
+                and not DelayUpdate.inserted(use.node)
                 and not (asking is not None and use.node.outputs[0] is asking.inputs[0])
             ]
             editor.replace(value, finite, uses, "others")
@@ -164,7 +165,7 @@ def _find_rate(gradient: ir.Value, then: ir.Graph) -> Use | None:
 def _find_probe(node: ir.Node, check: FiniteCheck) -> tuple[ir.Node, ...] | None:
     """Return the nodes from a reader of a gradient to the sum of all probes, if they are a probe and nothing else."""
     path = [node]
-    while path[-1].metadata_props.get(PASS_KEY) in (PROBES, CheckFinite.name) and len(path) < 5:
+    while (MergeProbes.inserted(path[-1]) or CheckFinite.inserted(path[-1])) and len(path) < 5:
         uses = uses_of(path[-1].outputs[0])
         if len(uses) != 1:
             return None
