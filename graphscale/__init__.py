@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from graphscale.checks.diffing import DiffReport, diff
     from graphscale.checks.linting import Finding, LintReport, lint
     from graphscale.checks.verification import VerifyReport, verify
+    from graphscale.lowered_files import lower
     from graphscale.mixed_precision import AutocastModel, autocast
     from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
     from graphscale.ort.fusing import export_weights, fuse
@@ -56,6 +57,7 @@ __all__ = [
     "get",
     "inspect",
     "lint",
+    "lower",
     "presets",
     "resume_artifacts",
     "roles",
@@ -73,6 +75,7 @@ _MODULES = {
     "checks.diffing": ("DiffReport", "diff"),
     "ort.fusing": ("export_weights", "fuse"),
     "checks.linting": ("Finding", "LintReport", "lint"),
+    "lowered_files": ("lower",),
     "mixed_precision": ("AutocastModel", "autocast"),
     "pipeline": ("ScaledModel", "inspect", "roles", "scale"),
     "replicas": ("ReplicatedSession", "split"),

@@ -30,6 +30,7 @@ from graphscale.graph.original import record_original
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.graph.types import complete_types
 from graphscale.graph.values import inner_nodes, node_name, subgraphs
+from graphscale.lowering.lower_model import lower_model
 from graphscale.passes import (
     AddTelemetry,
     Autocast,
@@ -127,7 +128,8 @@ def scale(
     check_versions(work, chosen)
     nodes_before = len(work.graph)
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
-    options = {**vars(Hints(loss, seed, tuple(gradients or ()), updates, answers)), "target": target}
+    hints = Hints(loss, seed, tuple(gradients or ()), updates, answers)
+    options = {**vars(hints), "target": chosen.plain or target}
     with record_original(work, proto):
         warnings = [*prepare(work), *advise(work, chosen)]
         scale_loss = ScaleLoss(policy, **options, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss)
@@ -151,6 +153,9 @@ def scale(
             autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
         )
         _stamp(work, rewrite, policy, report)
+    if chosen.plain:
+        lower_model(work, chosen)
+        report = read_report(read_stamp(work, name), name)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 

@@ -10,6 +10,7 @@ from graphscale.errors import ModelFileError
 from graphscale.files.training_info import to_proto
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import ORIGINAL_KEY, restore_original
+from graphscale.lowering.lower_model import plain_form
 from graphscale.pipeline import Model, open_copy
 
 __all__ = ["is_rewritten", "strip", "strip_model"]
@@ -57,7 +58,7 @@ def strip_model(model: ir.Model, name: str) -> ir.Model:
             "dropped its metadata"
         )
     try:
-        return restore_original(model)
+        return restore_original(plain_form(model, name))
     except ModelFileError as error:
         raise ModelFileError(
             f"{name} cannot be stripped: it was changed after graphscale had rewritten it ({error})"

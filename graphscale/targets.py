@@ -30,6 +30,7 @@ class Target:
         runs_on: for messages.
         wide_ops: operators of com.microsoft that the runtime cannot load in float16.
         bfloat16: it computes in bfloat16.
+        plain: the target whose scaled graphs are lowered for this one; empty where graphs are not lowered.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Target:
     runs_on: str
     wide_ops: frozenset[str] = frozenset()
     bfloat16: bool = False
+    plain: str = ""
 
 
 # The CPU provider of onnxruntime-training 1.19.2 crashes while it inserts casts around the first three, and has no
@@ -54,6 +56,7 @@ TARGETS = {
     target.name: target
     for target in (
         Target("onnx", False, False, False, 13, 26, "onnxruntime 1.31", _CPU_WIDE),
+        Target("ort-cpu", False, False, False, 13, 26, "onnxruntime 1.31 on the CPU", _CPU_WIDE, plain="onnx"),
         Target("ort-cuda", False, True, False, 13, 26, "onnxruntime-gpu 1.31", bfloat16=True),
         Target("ort-training", False, False, True, 10, 21, "onnxruntime-training 1.19.2", _CPU_WIDE),
         Target("ort-training-cuda", True, True, True, 10, 21, "onnxruntime-training 1.19.2 on CUDA", bfloat16=True),
@@ -71,7 +74,7 @@ _CUDA_OPSET = 20
 def target_names(fits: Callable[[Target], bool] = lambda target: True) -> str:
     """Join the names of some targets, as in "onnx, ort-cuda or ort-training"."""
     *others, last = (name for name, target in TARGETS.items() if fits(target))
-    return f"{', '.join(others)} or {last}"
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def get_target(name: str) -> Target:

@@ -27,6 +27,7 @@ COMMANDS = (
     "inspect",
     "autocast",
     "demo",
+    "lower",
     "strip",
     "split",
     "fuse",

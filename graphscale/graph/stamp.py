@@ -36,6 +36,8 @@ _COUNTS = (
     "consecutive_skips",
     "last_skip_step",
 )
+# Fields that most stamps lack, and what they are then.
+_OPTIONAL = {"telemetry": "{}", "in_place": "[]"}
 _MOST = 2**53  # far from where a count of whole numbers overflows
 
 
@@ -53,6 +55,7 @@ class Stamp:
         report: the report of the scaling.
         telemetry: with telemetry, `gradients`: the names of the gradients that are checked, in the order of the index
             of an offender; else empty.
+        in_place: the carried inputs whose next value a host may write over the present one: both in one buffer.
     """
 
     version: str
@@ -62,6 +65,7 @@ class Stamp:
     names: dict[str, str]
     report: dict[str, Any]
     telemetry: dict[str, Any] = dataclasses.field(default_factory=dict)
+    in_place: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def carried(self) -> frozenset[str]:
@@ -98,7 +102,7 @@ class Stamp:
         drop_training_info(model)
         model.metadata_props.pop(ROLES_KEY, None)
         for name, value in vars(self).items():
-            if value or name != "telemetry":
+            if value or name not in _OPTIONAL:
                 model.metadata_props[f"graphscale.{name}"] = value if isinstance(value, str) else json.dumps(value)
 
 
@@ -152,9 +156,9 @@ def read_stamp(source: ir.Model | Mapping[str, str], name: str) -> Stamp:
         raise ModelFileError(f"{name} carries no loss scale; scale it first: graphscale scale MODEL -o OUT")
     texts = {field.name: metadata.get(f"graphscale.{field.name}", "") for field in dataclasses.fields(Stamp)}
     contents, damaged = dict[str, Any](), f"{name} has damaged graphscale metadata"
-    for key in ("policy", "state", "names", "report", "telemetry"):
+    for key in ("policy", "state", "names", "report", *_OPTIONAL):
         try:
-            contents[key] = parse_json(texts[key] or ("{}" if key == "telemetry" else ""))
+            contents[key] = parse_json(texts[key] or _OPTIONAL.get(key, ""))
         except (ValueError, RecursionError) as error:
             raise ModelFileError(f"{damaged}: graphscale.{key}: {error}") from error
     stamp = Stamp(version=texts["version"], target=texts["target"], **contents)
@@ -183,7 +187,7 @@ def _wrong_field(stamp: Stamp) -> str | None:
         isinstance(row, dict) and isinstance(row.get("input"), str) for row in rows
     ):
         return "report"
-    gradients = stamp.telemetry.get("gradients", [])
-    if not isinstance(gradients, list) or not all(isinstance(name, str) for name in gradients):
-        return "telemetry"
+    for field, names in (("telemetry", stamp.telemetry.get("gradients", [])), ("in_place", stamp.in_place)):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return field
     return None

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from graphscale.analysis.hazards import find_writable_states
+from graphscale.errors import ModelFileError
+from graphscale.graph.builder import count_inserted
+from graphscale.graph.original import ORIGINAL_KEY, record_original, restore_original
+from graphscale.graph.stamp import is_scaled, read_stamp
 from graphscale.lowering.bound_gradients import BoundGradients
 from graphscale.lowering.delay_update import DelayUpdate
-from graphscale.lowering.lowering_pass import LoweringPass
+from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep, is_inserted
 from graphscale.lowering.merge_probes import MergeProbes
 from graphscale.lowering.multiply_first import MultiplyFirst
 from graphscale.lowering.select_update import SelectUpdate
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
+from graphscale.targets import TARGETS, Target
 
-__all__ = ["ORDER", "lower_step"]
+__all__ = ["ORDER", "find_states_in_place", "is_lowered", "lower_model", "lower_step", "plain_form"]
 
 # The passes in the order in which they run, by execution provider.
 ORDER: Mapping[str, tuple[type[LoweringPass], ...]] = {
@@ -24,9 +31,65 @@ ORDER: Mapping[str, tuple[type[LoweringPass], ...]] = {
 
 
 def lower_step(model: ir.Model, provider: str, thresholds: Thresholds = PRODUCTION) -> None:
-    """Lower a scaled model in place, for one execution provider.
+    """Lower the graph of a scaled model in place, for one execution provider.
 
     Raises:
         ModelFileError: it carries no loss scale, or its metadata are damaged.
     """
     ir.passes.Sequential(*(kind(thresholds) for kind in ORDER[provider]))(model)
+
+
+def lower_model(model: ir.Model, target: Target) -> None:
+    """Lower a scaled model in place, with its metadata; `plain_form` gives back what it was.
+
+    Args:
+        model: a model that was scaled for the target `target.plain`.
+        target: the target.
+    """
+    with record_original(model):
+        lower_step(model, "cpu")
+    stamp = read_stamp(model, "the model")
+    names = {kind.name for kind in ORDER["cpu"]}
+    inserted = {name: counts for name, counts in count_inserted(model.graph.all_nodes()).items() if name in names}
+    report = {
+        **stamp.report,
+        "target": target.name,
+        "nodes_after": len(model.graph),
+        "inserted": {**stamp.report["inserted"], **inserted},
+    }
+    in_place = sorted(find_states_in_place(model, stamp.state))
+    dataclasses.replace(stamp, target=target.name, report=report, in_place=in_place).write(model)
+
+
+def find_states_in_place(model: ir.Model, state: Mapping[str, str]) -> set[str]:
+    """Find the carried inputs, of `{input: output}`, whose next value can be written over the present one."""
+    inputs, results = ({value.name: value for value in ends} for ends in (model.graph.inputs, model.graph.outputs))
+    pairs = {inputs[name]: results[output] for name, output in state.items()}
+    decision = ScaledStep.of(model).decision
+    return {value.name or "" for value in find_writable_states(model.graph, pairs, decision, is_inserted)}
+
+
+def is_lowered(model: ir.Model) -> bool:
+    """Return whether a model is a scaled one that was lowered."""
+    target = TARGETS.get(model.metadata_props.get("graphscale.target", ""))
+    return is_scaled(model) and target is not None and bool(target.plain)
+
+
+def plain_form(model: ir.Model, name: str) -> ir.Model:
+    """Return a scaled model as it was before it was lowered, with the initial values that it has now.
+
+    Args:
+        model: any model; one that was not lowered is returned itself.
+        name: its name for messages.
+
+    Raises:
+        ModelFileError: its record of the plain form is missing or damaged.
+    """
+    if not is_lowered(model):
+        return model
+    if ORIGINAL_KEY not in model.metadata_props:
+        raise ModelFileError(f"{name} has lost its plain form: another tool dropped its metadata; lower it again")
+    plain = restore_original(model)
+    if not is_scaled(plain) or is_lowered(plain):
+        raise ModelFileError(f"{name} has damaged graphscale metadata: its plain form carries no loss scale")
+    return plain

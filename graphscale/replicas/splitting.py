@@ -18,6 +18,7 @@ from graphscale.files import model_files, writing
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import ORIGINAL_KEY
 from graphscale.graph.stamp import SPLIT_KEY, Stamp, read_stamp
+from graphscale.lowering.lower_model import plain_form
 from graphscale.pipeline import Model, ScaledModel, open_copy
 from graphscale.replicas.buckets import BUCKET_BYTES, Bucket, Gradient, bucket_size, in_stages, lay_out
 from graphscale.replicas.cut import Cut, find_cut
@@ -171,7 +172,7 @@ def open_step(step: Model) -> tuple[ir.Model, str]:
     model, name = open_copy(step)
     if SPLIT_KEY in model.metadata_props:
         raise SplitError(f"{name} is one half of a step that was split already; give the whole step")
-    return model, name
+    return plain_form(model, name), name
 
 
 def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:

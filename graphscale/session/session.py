@@ -15,7 +15,7 @@ from graphscale.analysis.hazards import find_in_place_writes, find_late_failures
 from graphscale.errors import SessionError
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import read_stamp
-from graphscale.lowering.lower_model import lower_step
+from graphscale.lowering.lower_model import is_lowered, lower_step
 from graphscale.lowering.lowering_pass import ScaledStep, is_inserted
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.pipeline import ScaledModel
@@ -100,7 +100,7 @@ class Session(Uncopyable):
         fed = [name for name in in_place if on_gpu or name not in initializers]
         is_mapped = path is not None and maps_files(source, outputs)  # ONNX Runtime opens the file itself
         work = source if is_mapped else source.clone()
-        if not is_mapped:
+        if not is_mapped and not is_lowered(source):
             lower_step(work, "cpu" if lowering is not None and not on_gpu else "cuda", lowering or PRODUCTION)
         decision = ScaledStep.of(work).decision
         inputs, results = (

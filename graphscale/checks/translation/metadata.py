@@ -16,7 +16,7 @@ from graphscale.errors import ModelFileError
 from graphscale.files.training_info import training_info_of
 from graphscale.graph.order import check_order
 from graphscale.graph.original import ORIGINAL_KEY, find_references, restore_original
-from graphscale.graph.stamp import Stamp
+from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.graph.values import values_by_name
 
 __all__ = ["metadata_differences"]
@@ -39,7 +39,7 @@ def metadata_differences(
         wanted: its metadata.
         same: the correspondence of their graphs.
     """
-    for field in ("policy", "target", "state", "telemetry"):
+    for field in ("policy", "target", "state", "telemetry", "in_place"):
         yield from _differences(f"graphscale.{field}", getattr(stamp, field), getattr(wanted, field))
     yield from _name_differences(found, stamp, wanted, expected, same)
     yield from _differences("graphscale.report", _facts(stamp), _facts(wanted))
@@ -119,7 +119,12 @@ def _original_differences(found: ir.Model, expected: ir.Model, scaled: ir.Model)
     own = found.graph.initializers
     yield from [text for name, text in undone.starts.items() if own[name].const_value is not held.get(name)][:1]
     yield from _differences("the IR version of the original", found.ir_version, expected.ir_version)
-    yield from _differences("the metadata of the original", dict(found.metadata_props), dict(expected.metadata_props))
+    metadata = [dict(model.metadata_props) for model in (found, expected)]
+    if is_scaled(found) and is_scaled(expected):  # the plain form of a lowered model
+        stamps = [read_stamp(each, "the record of the plain form") for each in metadata]
+        yield from metadata_differences(found, stamps[0], expected, stamps[1], undone)
+        metadata = [{k: v for k, v in each.items() if not k.startswith("graphscale.")} for each in metadata]
+    yield from _differences("the metadata of the original", *metadata)
     infos = [[str(info) for info in training_info_of(model)] for model in (found, expected)]
     yield from _differences("the training_info of the original", *infos)
 

@@ -33,7 +33,9 @@ MODEST, MODEST_SCALE = 2.0**10, 2.0**24
 _SHAKES, _NOISE = 3, 4.0  # runs on feeds off by a rounding, and the factor of what these change
 # Sources of expectations.
 ORIGINAL, OLD = "as in the original", "as before the step"
-RULE, TELEMETRY = "by the rule of the loss scale", "from its gradients"
+RULE, TELEMETRY, PLAIN = "by the rule of the loss scale", "from its gradients", "in the plain form"
+# Where a lowered step unscales elsewhere, a number may be rounded as a subnormal one on the way.
+SUBNORMAL = 2.0**-120
 
 
 class Bench:
@@ -86,6 +88,9 @@ class Bench:
                 self._wide = Evaluator(copy.model, ir.DataType.FLOAT)
         self.original = self._make_runner(copy.model, "the original")
         self.scaled = self._make_runner(self._scaled_copy().model, "the scaled graph")
+        self._lowered = (
+            None if pair.lowered is None else self._make_runner(self._lowered_copy().model, "the lowered graph")
+        )
         self.untold = [n for n in self.oracle.gradients if self._quotients.get(n) not in self.scaled.outputs]
 
     def _make_runner(self, model: ir.Model, what: str) -> Runner:
@@ -111,7 +116,12 @@ class Bench:
             VerifyError: ONNX Runtime cannot run a graph.
         """
         others = {"rule": self._evaluate_rule, "skip": self._evaluate_skip, "poison": self._evaluate_poison}
-        return list(others.get(case.kind, self._evaluate_step)(case))
+        found = list(others.get(case.kind, self._evaluate_step)(case))
+        if self._lowered is not None and case.kind not in ("rule", "skip"):
+            expected, got = self.scaled.run(case.feeds).outputs, self._lowered.run(case.feeds).outputs
+            for name in self._lowered.outputs:
+                found += compare_values(name, expected[name], got[name], PLAIN, lost=SUBNORMAL)
+        return found
 
     def finite_gradients(self, feeds: Mapping[str, Any]) -> bool:
         """Return whether the original computes a finite loss and finite gradients."""
@@ -298,6 +308,14 @@ class Bench:
         copy.feed([self.roles.scale.name or ""] if self.feeds_scale else [])
         copy.feed(self.pair.states)
         copy.show(self._quotients.values())
+        copy.give_seeds(self._seeds)
+        return copy
+
+    def _lowered_copy(self) -> Copy:
+        assert self.pair.lowered is not None
+        copy = Copy(self.pair.lowered)
+        copy.feed([self.roles.scale.name or ""] if self.feeds_scale else [])
+        copy.feed(self.pair.states)
         copy.give_seeds(self._seeds)
         return copy
 

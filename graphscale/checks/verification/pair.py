@@ -29,6 +29,7 @@ from graphscale.graph.order import check_order
 from graphscale.graph.original import outline
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.graph.values import is_source, value_label
+from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import written_inputs
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION, initial_values
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare, read_report, run_passes
@@ -56,6 +57,8 @@ class Pair:
         proved: whether all nodes of the scaled graph are those that the original gives.
         small: the types smaller than float32 that the original computes in, in the mixed precision of the scaled one.
         notes: what a user should know.
+        lowered: the file, where it is a lowered one: then `scaled` is the plain form that it should have, with its initial
+            values.
     """
 
     original: ir.Model
@@ -69,6 +72,7 @@ class Pair:
     proved: bool
     small: frozenset[ir.DataType]
     notes: tuple[str, ...]
+    lowered: ir.Model | None = None
 
     @property
     def stamp(self) -> Stamp:
@@ -114,6 +118,9 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         translation = validate_translation(first, second, stamp, policy, hints)
     except SeedNotFoundError as error:  # the seed of verify is that of its feeds
         raise SeedNotFoundError(str(error).replace("--seed", "--place")) from error
+    lowered = None
+    if is_lowered(second):
+        lowered, second = second, _expected_plain_form(translation.expected, second)
     prepare(first)
     notes = _repeat_autocast(first, translation.claims, hints)
     found = analyse(first.graph, hints.stated_by(first))
@@ -125,11 +132,22 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         analysis=found,
         states=_find_states(found),
         kept=frozenset(update.input.name or "" for update in found.updates if update.kept),
-        nodes=_match_nodes(first, second, translation),
-        proved=not translation.graph,
+        nodes=_match_nodes(first, second, translation) if lowered is None else match_models(first, second).nodes,
+        proved=not translation.graph or lowered is not None,
         small=_small_types(first),
         notes=tuple(notes),
+        lowered=lowered,
     ), translation
+
+
+def _expected_plain_form(expected: ir.Model, found: ir.Model) -> ir.Model:
+    """Return the plain form of an expected lowered model, with the initial values of the one that is found."""
+    plain = plain_form(expected, "the expected model")
+    for value in plain.graph.inputs:
+        own = found.graph.initializers.get(value.name or "")
+        if value.const_value is not None and own is not None and own.const_value is not None:
+            value.const_value = own.const_value
+    return plain
 
 
 def _match_nodes(original: ir.Model, scaled: ir.Model, translation: Translation) -> dict[ir.Node, ir.Node]:
