@@ -45,7 +45,7 @@ def lower(scaled: Model | ScaledModel, target: str = "ort-cpu") -> ScaledModel:
         raise TargetError(f"{name} is a part of a step; whole steps are lowered, in one file each")
     if stamp.target != chosen.plain:
         raise TargetError(
-            f"{name} was scaled for target {stamp.target!r}; for target {target!r} scale the original: --target {target}"
+            f"{name} was scaled for target {stamp.target!r}; for {target!r} scale its original with --target {target}"
         )
     lower_model(work, chosen)
     report = read_report(read_stamp(work, name), name)

@@ -88,9 +88,7 @@ class Bench:
                 self._wide = Evaluator(copy.model, ir.DataType.FLOAT)
         self.original = self._make_runner(copy.model, "the original")
         self.scaled = self._make_runner(self._scaled_copy().model, "the scaled graph")
-        self._lowered = (
-            None if pair.lowered is None else self._make_runner(self._lowered_copy().model, "the lowered graph")
-        )
+        self._lowered = None if pair.lowered is None else self._make_lowered(pair.lowered)
         self.untold = [n for n in self.oracle.gradients if self._quotients.get(n) not in self.scaled.outputs]
 
     def _make_runner(self, model: ir.Model, what: str) -> Runner:
@@ -311,13 +309,17 @@ class Bench:
         copy.give_seeds(self._seeds)
         return copy
 
-    def _lowered_copy(self) -> Copy:
-        assert self.pair.lowered is not None
-        copy = Copy(self.pair.lowered)
+    def _make_lowered(self, lowered: ir.Model) -> Runner:
+        copy = Copy(lowered)
         copy.feed([self.roles.scale.name or ""] if self.feeds_scale else [])
         copy.feed(self.pair.states)
         copy.give_seeds(self._seeds)
-        return copy
+        return self._make_runner(copy.model, "the lowered graph")
+
+    def renew(self) -> None:
+        """Run every step in sessions of its own from now on: random operators begin at their seeds again."""
+        for runner in filter(None, (self.original, self.scaled, self._lowered)):
+            runner.fresh = True
 
     def _find_random(self) -> tuple[int | None, dict[str, int], dict[str, int]]:
         """Choose seeds for random operators that have none, in both graphs: how many, None if some cannot get one."""

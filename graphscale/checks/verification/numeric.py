@@ -182,7 +182,7 @@ def _settle_randomness(bench: Bench, feeds: Arrays, found: Measurements) -> bool
         found.notes.append(note)
     if bench.seeds is not None and _same(bench, feeds):
         return True
-    bench.original.fresh = bench.scaled.fresh = True
+    bench.renew()
     if bench.seeds is not None and _same(bench, feeds):
         found.notes.append("the original draws random numbers from seeds: each run is a session of its own")
         return True
