@@ -48,6 +48,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("autocast", "bad.onnx", "-o", "out.onnx"),
     ("autocast", "bad.onnx", "-o", "out.onnx", "--emulate"),
     ("lint", "bad.onnx", "--json"),
+    ("lower", "bad.onnx", "-o", "out.onnx"),
     ("strip", "bad.onnx", "-o", "out.onnx"),
     ("diff", GOOD, "bad.onnx", "--json"),
     ("diff", "bad.onnx", GOOD, "--html=page.html"),

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from graphscale.checks.diffing import DiffReport, diff
     from graphscale.checks.linting import Finding, LintReport, lint
     from graphscale.checks.verification import VerifyReport, verify
-    from graphscale.lowered_files import lower
     from graphscale.mixed_precision import AutocastModel, autocast
     from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
     from graphscale.ort.fusing import export_weights, fuse
     from graphscale.passes.bound import BoundLossScale
-    from graphscale.pipeline import ScaledModel, inspect, roles, scale
+    from graphscale.pipeline import ScaledModel, inspect, lower, roles, scale
     from graphscale.replicas import ReplicatedSession, split
     from graphscale.session import Session, StepResult
     from graphscale.stripping import strip
@@ -75,9 +74,8 @@ _MODULES = {
     "checks.diffing": ("DiffReport", "diff"),
     "ort.fusing": ("export_weights", "fuse"),
     "checks.linting": ("Finding", "LintReport", "lint"),
-    "lowered_files": ("lower",),
     "mixed_precision": ("AutocastModel", "autocast"),
-    "pipeline": ("ScaledModel", "inspect", "roles", "scale"),
+    "pipeline": ("ScaledModel", "inspect", "lower", "roles", "scale"),
     "replicas": ("ReplicatedSession", "split"),
     "analysis.report": ("Report",),
     "session": ("Session", "StepResult"),

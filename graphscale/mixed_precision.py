@@ -20,10 +20,10 @@ from graphscale.files.training_info import drop_training_info, to_proto, trainin
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import ROLES_KEY, is_scaled, refuse_scaled
-from graphscale.passes import Autocast
+from graphscale.passes import Autocast, run_passes
 from graphscale.passes.casting.cast_report import AutocastReport
 from graphscale.passes.casting.settings import make_settings
-from graphscale.pipeline import LEFT_OUT, Model, open_copy_with_proto, prepare, run_passes, scale
+from graphscale.pipeline import LEFT_OUT, Model, open_copy_with_proto, prepare, scale
 from graphscale.targets import check_versions, get_target
 
 __all__ = ["AutocastModel", "autocast"]

@@ -1,4 +1,4 @@
-"""From a training graph to a scaled one: clone, analyse, run the passes in order, prove, stamp."""
+"""From a training graph to a scaled one: clone, analyse, run the passes in order, prove, stamp; to a lowered one."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import PassError
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.proof import prove
-from graphscale.analysis.report import TELEMETRY, GradientReport, PlaceReport, Report, StateReport, make_report
+from graphscale.analysis.report import TELEMETRY, Report, StateReport, make_report, read_report
 from graphscale.analysis.roles.answers import Answers
-from graphscale.analysis.roles.role_table import RoleEntry, RoleTable
+from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
-from graphscale.errors import AutocastError, ModelFileError, ProofError
+from graphscale.errors import AutocastError, ProofError, TargetError
 from graphscale.files import model_files
 from graphscale.files.model_files import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
 from graphscale.graph.builder import PASS_KEY, count_inserted
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
-from graphscale.graph.stamp import Stamp, is_scaled, read_stamp, refuse_scaled
+from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.graph.types import complete_types
 from graphscale.graph.values import inner_nodes, node_name, subgraphs
 from graphscale.lowering.lower_model import lower_model
@@ -38,11 +37,12 @@ from graphscale.passes import (
     LowerOptimizers,
     Rewrite,
     ScaleLoss,
+    run_passes,
     scale_nodes,
     standard_passes,
 )
 from graphscale.policy.loss_scale import LossScale, get_policy
-from graphscale.targets import advise, check_versions, get_target
+from graphscale.targets import advise, check_versions, get_target, target_names
 
 __all__ = [
     "LEFT_OUT",
@@ -50,13 +50,13 @@ __all__ = [
     "ScaledModel",
     "complete_report",
     "inspect",
+    "lower",
     "needs_preparation",
     "open_copy",
     "open_copy_with_proto",
     "prepare",
     "prove_rewrite",
     "roles",
-    "run_passes",
     "scale",
 ]
 
@@ -161,6 +161,42 @@ def scale(
 
 @name_damage
 @paused_collector()
+def lower(scaled: Model | ScaledModel, target: str = "ort-cpu") -> ScaledModel:
+    """Lower a scaled step: the same step, as one runtime runs it fastest. The model given is not changed.
+
+    The state goes through inputs and outputs as before, under the same names, and all operators are standard ones.
+    Outputs and states keep every bit, except where a number is subnormal on the way. `graphscale.in_place` in the
+    metadata names the carried inputs that may share one buffer with their next value. `scale(..., target="ort-cpu")`
+    gives the same model.
+
+    Args:
+        scaled: a path, an onnx_ir model or a ModelProto, scaled for target "onnx"; or the result of `scale`.
+        target: the target, "ort-cpu".
+
+    Raises:
+        TargetError: the target is none to lower for, or the step was scaled for another one.
+        ModelFileError: the model carries no loss scale, or is damaged.
+    """
+    chosen = get_target(target)
+    if not chosen.plain:
+        names = target_names(lambda each: bool(each.plain))
+        raise TargetError(f"graphs are not lowered for target {target!r}, but for {names}")
+    model = scaled.model if isinstance(scaled, ScaledModel) else scaled
+    work, name = open_copy(model)
+    stamp = read_stamp(work, name)
+    if SPLIT_KEY in work.metadata_props or "window_finite" in stamp.names or "loss" not in stamp.names:
+        raise TargetError(f"{name} is a part of a step; whole steps are lowered, in one file each")
+    if stamp.target != chosen.plain:
+        raise TargetError(
+            f"{name} was scaled for target {stamp.target!r}; for {target!r} scale its original with --target {target}"
+        )
+    lower_model(work, chosen)
+    report = read_report(read_stamp(work, name), name)
+    return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
+
+
+@name_damage
+@paused_collector()
 def inspect(
     model: Model,
     *,
@@ -232,21 +268,6 @@ def prepare(model: ir.Model) -> list[str]:
         warnings.append("the ai.onnx.preview.training optimizers, which no runtime executes, were spelled out")
     complete_types(model)
     return warnings
-
-
-def run_passes(model: ir.Model, *passes: ir.passes.PassBase) -> None:
-    """Run passes in order.
-
-    Raises:
-        GraphscaleError: what a pass raised, out of the error that onnx_ir wraps it in.
-    """
-    try:
-        ir.passes.Sequential(*passes)(model)
-    except PassError as error:
-        cause: BaseException = error
-        while isinstance(cause, PassError) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise cause from error
 
 
 def _autocast_pass(autocast: Any, options: Mapping[str, Any]) -> Autocast | None:
@@ -359,32 +380,3 @@ def _checked_names(rewrite: Rewrite) -> list[str]:
     """Return the names of the checked values, as they are in the original graph."""
     names = {gradient.unscaled: gradient.name for gradient in rewrite.gradients}
     return [names.get(value, value.name or "") for value in rewrite.checked]
-
-
-def read_report(stamp: Stamp, name: str) -> Report:
-    """Read the report of a scaling from a model's metadata.
-
-    Args:
-        stamp: the metadata.
-        name: the model's name in messages.
-
-    Raises:
-        ModelFileError: it is damaged.
-    """
-    values = dict(stamp.report)
-    try:
-        for key, kind in (("places", PlaceReport), ("gradients", GradientReport), ("state", StateReport)):
-            values[key] = tuple(kind(**item) for item in values[key])
-        values["roles"] = tuple(RoleEntry(**item) for item in values.get("roles", ()))
-        for key in ("missed", "accumulators", "warnings"):
-            values[key] = tuple(values[key])
-        report = Report(**values)
-        texts = [report.loss_found, *report.warnings, *(state.how for state in report.state)]
-        texts += [text for row in report.roles for text in (row.name, row.kind, row.role, row.evidence)]
-        if not all(isinstance(text, str) for text in texts) or any(
-            type(row.certain) is not bool for row in report.roles
-        ):
-            raise TypeError("evidence is text")
-        return report
-    except (KeyError, TypeError) as error:
-        raise ModelFileError(f"{name} has damaged graphscale metadata: its report is not one") from error

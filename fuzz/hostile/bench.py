@@ -33,6 +33,7 @@ CALLS: dict[str, str] = {
     "inspect --check-gradients": "inspect original.onnx --check-gradients --feeds feeds.npz",
     "autocast": "autocast original.onnx -o out.onnx --lists lists.json --roles roles.json --loss-scale scale.json",
     "autocast FOLDER": "autocast artifacts -o outfolder",
+    "lower": "lower step.onnx -o out.onnx",
     "strip": "strip step.onnx -o out.onnx",
     "strip FOLDER": "strip scaled -o outfolder",
     "split": "split step.onnx -o out.onnx out2.onnx --stages 2",

@@ -129,6 +129,7 @@ _WRITERS = {
     "scale FOLDER": "scale artifacts -o outfolder",
     "scale external": "scale external/model.onnx -o out.onnx",
     "autocast": "autocast original.onnx -o out.onnx",
+    "lower": "lower step.onnx -o out.onnx",
     "strip": "strip step.onnx -o out.onnx",
     "strip external": "strip external/step.onnx -o out.onnx",
     "split": "split step.onnx -o out.onnx out2.onnx --stages 2",

@@ -10,6 +10,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.roles.role_table import RoleEntry
 from graphscale.analysis.training_graph import TrainingGraph
+from graphscale.errors import ModelFileError
+from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import node_name
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Report",
     "StateReport",
     "make_report",
+    "read_report",
 ]
 
 # The origins of carried state that is no update of the original graph.
@@ -155,3 +158,32 @@ def _gradient(value: ir.Value) -> GradientReport:
     dtype = "?" if value.dtype is None else value.dtype.name
     shape = "?" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
     return GradientReport(value.name or "", dtype, shape, value.is_graph_output())
+
+
+def read_report(stamp: Stamp, name: str) -> Report:
+    """Read the report of a scaling from a model's metadata.
+
+    Args:
+        stamp: the metadata.
+        name: the model's name in messages.
+
+    Raises:
+        ModelFileError: it is damaged.
+    """
+    values = dict(stamp.report)
+    try:
+        for key, kind in (("places", PlaceReport), ("gradients", GradientReport), ("state", StateReport)):
+            values[key] = tuple(kind(**item) for item in values[key])
+        values["roles"] = tuple(RoleEntry(**item) for item in values.get("roles", ()))
+        for key in ("missed", "accumulators", "warnings"):
+            values[key] = tuple(values[key])
+        report = Report(**values)
+        texts = [report.loss_found, *report.warnings, *(state.how for state in report.state)]
+        texts += [text for row in report.roles for text in (row.name, row.kind, row.role, row.evidence)]
+        if not all(isinstance(text, str) for text in texts) or any(
+            type(row.certain) is not bool for row in report.roles
+        ):
+            raise TypeError("evidence is text")
+        return report
+    except (KeyError, TypeError) as error:
+        raise ModelFileError(f"{name} has damaged graphscale metadata: its report is not one") from error

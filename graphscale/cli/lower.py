@@ -24,10 +24,10 @@ def lower(
 
     `graphscale scale --target ort-cpu` does both at once, and `graphscale strip` undoes both.
     """
+    from graphscale import pipeline
     from graphscale.files import writing
-    from graphscale.lowered_files import lower as lower_file
 
     writing.check_new_output(output)
-    result = lower_file(scaled, target)
+    result = pipeline.lower(scaled, target)
     result.save(output)
     show_report(result.report, json, f"{scaled} lowered -> {output}")

@@ -19,6 +19,7 @@ from graphscale.lowering.merge_probes import MergeProbes
 from graphscale.lowering.multiply_first import MultiplyFirst
 from graphscale.lowering.select_update import SelectUpdate
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
+from graphscale.passes import run_passes
 from graphscale.targets import TARGETS, Target
 
 __all__ = ["ORDER", "find_states_in_place", "is_lowered", "lower_model", "lower_step", "plain_form"]
@@ -36,7 +37,7 @@ def lower_step(model: ir.Model, provider: str, thresholds: Thresholds = PRODUCTI
     Raises:
         ModelFileError: it carries no loss scale, or its metadata are damaged.
     """
-    ir.passes.Sequential(*(kind(thresholds) for kind in ORDER[provider]))(model)
+    run_passes(model, *(kind(thresholds) for kind in ORDER[provider]))
 
 
 def lower_model(model: ir.Model, target: Target) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from graphscale.passes.check_finite import CheckFinite
-from graphscale.passes.graph_pass import GraphPass
+from graphscale.passes.graph_pass import GraphPass, run_passes
 from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.inline_functions import InlineFunctions
 from graphscale.passes.lower_optimizers import LowerOptimizers
@@ -36,6 +36,7 @@ __all__ = [
     "ScaleLoss",
     "UnscaleGradients",
     "UpdateLossScale",
+    "run_passes",
     "scale_nodes",
     "standard_passes",
 ]

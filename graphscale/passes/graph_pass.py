@@ -1,16 +1,16 @@
-"""The facts that every pass carries."""
+"""The facts that every pass carries, and a run of passes."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass
+from onnx_ir.passes import InPlacePass, PassError
 
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.marks import PASS_KEY
 
-__all__ = ["GraphPass"]
+__all__ = ["GraphPass", "run_passes"]
 
 
 class GraphPass(InPlacePass):
@@ -37,3 +37,18 @@ class GraphPass(InPlacePass):
     def inserted(cls, node: ir.Node) -> bool:
         """Return whether this pass inserted a node."""
         return node.metadata_props.get(PASS_KEY) == cls.name
+
+
+def run_passes(model: ir.Model, *passes: ir.passes.PassBase) -> None:
+    """Run passes in order.
+
+    Raises:
+        GraphscaleError: what a pass raised, out of the error that onnx_ir wraps it in.
+    """
+    try:
+        ir.passes.Sequential(*passes)(model)
+    except PassError as error:
+        cause: BaseException = error
+        while isinstance(cause, PassError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise cause from error

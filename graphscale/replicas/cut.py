@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY
+from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY, read_report
 from graphscale.errors import SplitError
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import is_float, is_scalar, is_source, main_node, main_nodes, node_name, operands_of
 from graphscale.graph.walks import ancestors, descendants, nodes_above, producers_of, reach
 from graphscale.operators import Trait, has_trait
 from graphscale.passes import CheckFinite, OrderWrites, UnscaleGradients
-from graphscale.pipeline import read_report
 
 __all__ = ["Cut", "find_cut"]
 

@@ -175,7 +175,7 @@ def test_bad_folders(tmp_path: Path) -> None:
 
 BAD_OPTIONS = {
     "bfloat16 on a CPU": (["--dtype=bfloat16"], ("'onnx'", "ort-cuda", "--emulate")),
-    "an unknown target": (["--target=tpu"], ("'tpu'", "onnx, ort-cuda")),
+    "an unknown target": (["--target=tpu"], ("'tpu'", "onnx, ort-cpu, ort-cuda")),
     "an unknown scale": (["--loss-scale=dynamite"], ("dynamite", "dynamic")),
     "a malformed update": (["--update=a"], ("--update a", "OUT=IN")),
     "a missing file": (["--lists=missing.json"], ("missing.json", "No such file")),

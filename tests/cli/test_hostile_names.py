@@ -31,6 +31,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", MODEL, "--html", PAGE, "--roles-out", f"{FILE}out.json", *CHECK),
     "autocast": ("autocast", MODEL, "-o", OUT),
     "demo": ("demo", "-o", PICTURE, "--steps=100"),
+    "lower": ("lower", SCALED, "-o", f"{FILE}lowered.onnx"),
     "strip": ("strip", SCALED, "-o", f"{FILE}stripped.onnx"),
     "split": ("split", SCALED, "-o", f"{FILE}grads.onnx", f"{FILE}update.onnx"),
     "fuse": ("fuse", f"{FILE}artifacts", "-o", OUT),

@@ -21,6 +21,7 @@ CALLS = {
     "inspect": ("inspect", "step.onnx"),
     "autocast": ("autocast", ORIGINAL, "-o", "out.onnx", "--json"),
     "demo": ("demo", "--steps=0"),
+    "lower": ("lower", "step.onnx", "-o", "out.onnx"),
     "strip": ("strip", "step.onnx", "-o", "out.onnx"),
     "split": ("split", "step.onnx", "-o", "halves"),
     "fuse": ("fuse", ARTIFACTS, "-o", "out.onnx", "--loss-scale=dynamic"),

@@ -122,6 +122,7 @@ def spell(folder: Path, name: str, spelling: str) -> str:
 OWN = {
     "scale": ("plain.onnx", ("scale", "plain.onnx", "-o")),
     "autocast": ("plain.onnx", ("autocast", "plain.onnx", "-o")),
+    "lower": ("step.onnx", ("lower", "step.onnx", "-o")),
     "strip": ("step.onnx", ("strip", "step.onnx", "-o")),
     "split": ("step.onnx", ("split", "step.onnx", "-o", "grads.onnx")),
     "fuse": ("artifacts/eval_model.onnx", ("fuse", "artifacts", "-o")),

@@ -22,6 +22,7 @@ CALLS = {
     "inspect": ("inspect", "step.onnx"),
     "autocast": ("autocast", ORIGINAL, "-o", "out.onnx"),
     "demo": ("demo", "--steps=100", "-o", "out.png"),
+    "lower": ("lower", "step.onnx", "-o", "out.onnx"),
     "strip": ("strip", "step.onnx", "-o", "out.onnx"),
     "split": ("split", "step.onnx", "-o", "grads.onnx", "update.onnx"),
     "fuse": ("fuse", ARTIFACTS, "-o", "out.onnx"),

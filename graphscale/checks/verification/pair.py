@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
+from graphscale.analysis.report import read_report
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
@@ -31,8 +32,9 @@ from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.graph.values import is_source, value_label
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import written_inputs
+from graphscale.passes import run_passes
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION, initial_values
-from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare, read_report, run_passes
+from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
 
 __all__ = ["Pair", "Roles", "find_roles", "open_pair", "open_scaled"]

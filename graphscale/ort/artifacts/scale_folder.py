@@ -28,8 +28,8 @@ from graphscale.graph.stamp import Stamp
 from graphscale.ort.artifacts.folder import CHECKPOINT, OPTIMIZER_MODEL, ArtifactFolder, read_folder, watched_outputs
 from graphscale.ort.artifacts.optimizer_guard import GuardOptimizer
 from graphscale.ort.artifacts.training_scaling import scale_training_model
-from graphscale.passes import Autocast
-from graphscale.pipeline import prepare, run_passes
+from graphscale.passes import Autocast, run_passes
+from graphscale.pipeline import prepare
 from graphscale.policy.loss_scale import DynamicLossScale, get_policy
 from graphscale.targets import Target, check_versions, get_training_target
 
