@@ -1,4 +1,4 @@
-"""The graphs of models/, scaled in all ways that kinds of damage need."""
+"""The graphs of models/, and a wide one, scaled in all ways that kinds of damage need."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import numpy as np
 import onnx_ir as ir
 
 import graphscale as gs
+from benchmarks.mutation.wide_step import wide_step
 from graphscale.passes import Autocast
 from graphscale.policy import presets
 
-__all__ = ["INSIDE", "MODELS", "SCALINGS", "TARGETS", "Scaled"]
+__all__ = ["INSIDE", "MODELS", "SCALINGS", "TARGETS", "WIDE", "Scaled"]
 
 _FOLDER = Path(__file__).resolve().parents[2] / "models"
-MODELS = tuple(sorted(p.relative_to(_FOLDER).with_suffix("").as_posix() for p in _FOLDER.glob("*/*.onnx")))
+WIDE = "wide step"
+MODELS = (*sorted(p.relative_to(_FOLDER).with_suffix("").as_posix() for p in _FOLDER.glob("*/*.onnx")), WIDE)
 INSIDE = "ort-training, state inside"
-TARGETS = ("onnx", "ort-training", "ort-training-cuda", INSIDE)
+TARGETS = ("onnx", "ort-training", "ort-training-cuda", INSIDE, "ort-cpu")
 
 SCALINGS: dict[str, Mapping[str, Any]] = {
     "plain": {},
@@ -76,6 +78,8 @@ class Scaled:
 
 def _original(name: str, inside: bool) -> ir.Model | None:
     """A graph of models/; with its state inside, and a metric that reads a weight late, or None if it carries none."""
+    if name == WIDE:
+        return None if inside else wide_step()
     model = ir.load(_FOLDER / f"{name}.onnx")
     if not inside:
         return model

@@ -45,9 +45,14 @@ def _find_longest(model: ir.Model) -> int:
     return max(lengths.values(), default=0)
 
 
-def complete_types(model: ir.Model) -> None:
-    """Add the dtypes and shapes that ONNX infers, where an output of the model lacks one; what is declared stays."""
-    if all(value.dtype is not None and value.shape is not None for value in model.graph.outputs):
+def complete_types(model: ir.Model, wanted: Iterable[ir.Value] | None = None) -> None:
+    """Add the dtypes and shapes that ONNX infers, where a wanted value lacks one; what is declared stays.
+
+    Args:
+        model: the model.
+        wanted: some of its values; None for its outputs.
+    """
+    if all(v.dtype is not None and v.shape is not None for v in (model.graph.outputs if wanted is None else wanted)):
         return
     # A model that cannot be inferred is refused where a type is needed, in one line rather than by a traceback.
     log = logging.getLogger(ShapeInferencePass.__module__)

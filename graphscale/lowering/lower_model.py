@@ -12,6 +12,7 @@ from graphscale.errors import ModelFileError
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.original import ORIGINAL_KEY, record_original, restore_original
 from graphscale.graph.stamp import is_scaled, read_stamp
+from graphscale.graph.types import complete_types
 from graphscale.lowering.bound_gradients import BoundGradients
 from graphscale.lowering.delay_update import DelayUpdate
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep, is_inserted
@@ -19,7 +20,7 @@ from graphscale.lowering.merge_probes import MergeProbes
 from graphscale.lowering.multiply_first import MultiplyFirst
 from graphscale.lowering.select_update import SelectUpdate
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
-from graphscale.passes import run_passes
+from graphscale.passes import UnscaleGradients, run_passes
 from graphscale.targets import TARGETS, Target
 
 __all__ = ["ORDER", "find_states_in_place", "is_lowered", "lower_model", "lower_step", "plain_form"]
@@ -32,11 +33,12 @@ ORDER: Mapping[str, tuple[type[LoweringPass], ...]] = {
 
 
 def lower_step(model: ir.Model, provider: str, thresholds: Thresholds = PRODUCTION) -> None:
-    """Lower the graph of a scaled model in place, for one execution provider.
+    """Lower the graph of a scaled model in place, for one execution provider; shapes that gradients lack are inferred.
 
     Raises:
         ModelFileError: it carries no loss scale, or its metadata are damaged.
     """
+    complete_types(model, [node.outputs[0] for node in model.graph if UnscaleGradients.inserted(node)])
     run_passes(model, *(kind(thresholds) for kind in ORDER[provider]))
 
 

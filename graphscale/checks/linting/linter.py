@@ -19,12 +19,14 @@ from graphscale.checks.linting import (  # noqa: F401 - importing them fills RUL
 from graphscale.checks.linting.codes import CODES
 from graphscale.checks.linting.keeping import UNSEEN
 from graphscale.checks.linting.lint_context import RULES, LintContext
-from graphscale.checks.linting.lint_report import LintReport
+from graphscale.checks.linting.lint_report import Finding, LintReport
+from graphscale.checks.linting.lowered import read_lowered
 from graphscale.checks.linting.survival import is_empty
 from graphscale.collector import paused_collector
 from graphscale.errors import LintError
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.values import node_name
+from graphscale.lowering.lower_model import is_lowered
 from graphscale.pipeline import Model, needs_preparation, open_copy, prepare
 
 __all__ = ["RULES", "lint"]
@@ -58,12 +60,15 @@ def lint(
     if not isinstance(work, ir.Model) or needs_preparation(work):
         work, name = open_copy(model)
     nodes = len(work.graph)
+    found: list[Finding] = []
+    if is_lowered(work):
+        work, found = read_lowered(work, name)
     if needs_preparation(work):
         prepare(work)
     is_empty.cache_clear()  # the graph may have changed since
     context = LintContext(work, name, scale)
     chosen -= {code for prefix in UNSEEN.get(context.half or "", ()) for code in _matching(prefix)}
-    found = [finding for rule in RULES if chosen.intersection(rule.codes) for finding in rule.find(context)]
+    found += [finding for rule in RULES if chosen.intersection(rule.codes) for finding in rule.find(context)]
     is_empty.cache_clear()
     order = {node_name(node): i for i, node in enumerate(context.view.nodes)}
     unique = {finding for finding in found if finding.code in chosen}
