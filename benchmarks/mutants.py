@@ -3,9 +3,10 @@
     python benchmarks/mutants.py [--models NAME ...] [--kinds TEXT ...] [--targets T ...] [--sites N] [--every-target]
         [--measure NAME ...] [--output FILE.md]
 
-Each graph of models/ is scaled and damaged in one place at a time, in every way of `mutation/`; then `verify` (the
-match with the graph that the original gives, its other proofs, and its runs) and `lint` look at it. A mutant that
-verify accepts is a survivor, unless it is shown to change nothing: the command lists them and ends with exit code 1.
+Each graph of models/, and a step with wide layers, is scaled and damaged in one place at a time, in every way of
+`mutation/`; then `verify` (the match with the graph that the original gives, its other proofs, and its runs) and `lint`
+look at it. A mutant that verify accepts is a survivor, unless it is shown to change nothing: the command lists them and
+ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 import graphscale as gs  # noqa: E402
 from benchmarks.mutation import KINDS, SAME, Kind  # noqa: E402
 from benchmarks.mutation.damaged import Damaged  # noqa: E402
-from benchmarks.mutation.scalings import MODELS, TARGETS, Scaled  # noqa: E402
+from benchmarks.mutation.scalings import MODELS, TARGETS, WIDE, Scaled  # noqa: E402
 
 __all__ = ["Mutant", "Verdict", "judge", "mutants"]
 
@@ -46,6 +47,7 @@ MEASURED = (
     "pytorch/mlp_momentum",
     "pytorch/mse_tanh",
     "pytorch/two_losses",
+    *WIDE,
 )
 # The checks of translation validation, the first of which alone is left out by `--numeric`.
 MATCH = ("translation", "initial values", "metadata of the scaling")

@@ -1,6 +1,18 @@
 """Kinds of damage to a scaled graph, and of changes that are none."""
 
-from benchmarks.mutation import claims, harmless, inserted, interface, operations, options, ranges
+from benchmarks.mutation import claims, harmless, inserted, interface, lowered, operations, options, ranges
 from benchmarks.mutation.kinds import KINDS, SAME, Kind
 
-__all__ = ["KINDS", "SAME", "Kind", "claims", "harmless", "inserted", "interface", "operations", "options", "ranges"]
+__all__ = [
+    "KINDS",
+    "SAME",
+    "Kind",
+    "claims",
+    "harmless",
+    "inserted",
+    "interface",
+    "lowered",
+    "operations",
+    "options",
+    "ranges",
+]

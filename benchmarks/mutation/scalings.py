@@ -1,4 +1,4 @@
-"""The graphs of models/, and a wide one, scaled in all ways that kinds of damage need."""
+"""The graphs of models/, and wide ones, scaled in all ways that kinds of damage need."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from graphscale.policy import presets
 __all__ = ["INSIDE", "MODELS", "SCALINGS", "TARGETS", "WIDE", "Scaled"]
 
 _FOLDER = Path(__file__).resolve().parents[2] / "models"
-WIDE = "wide step"
-MODELS = (*sorted(p.relative_to(_FOLDER).with_suffix("").as_posix() for p in _FOLDER.glob("*/*.onnx")), WIDE)
+WIDE = {"a wide step": 512, "a narrow step": 96}  # by the width of their hidden layer
+MODELS = (*sorted(p.relative_to(_FOLDER).with_suffix("").as_posix() for p in _FOLDER.glob("*/*.onnx")), *WIDE)
 INSIDE = "ort-training, state inside"
 TARGETS = ("onnx", "ort-training", "ort-training-cuda", INSIDE, "ort-cpu")
 
@@ -78,8 +78,8 @@ class Scaled:
 
 def _original(name: str, inside: bool) -> ir.Model | None:
     """A graph of models/; with its state inside, and a metric that reads a weight late, or None if it carries none."""
-    if name == WIDE:
-        return None if inside else wide_step()
+    if name in WIDE:
+        return None if inside else wide_step(WIDE[name])
     model = ir.load(_FOLDER / f"{name}.onnx")
     if not inside:
         return model

@@ -1,4 +1,4 @@
-"""A step whose weights are wide enough for every lowering pass, written down without shapes of its values."""
+"""A step whose weights are large enough for every lowering pass, written down without shapes of its values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import onnx_ir as ir
 
 __all__ = ["wide_step"]
 
-# SGD on one layer, momentum on the other, with an intermediate metric aside.
+# SGD on one layer, momentum on the other, and a metric aside.
 _TEXT = """
 <ir_version: 8, opset_import: ["": 17]>
-step (float[8, 128] x, float[8, 10] y, float[128, 512] w1, float[512] b1, float[512, 10] w2, float[10] b2,
-      float[512, 10] m2)
-  => (float loss, float largest, float[128, 512] w1_new, float[512] b1_new, float[512, 10] w2_new, float[10] b2_new,
-      float[512, 10] m2_new)
-  <float rate = {0.1}, float beta = {0.9}, float share = {0.025}, int64[1] rows = {0}, float zero = {0.0}>
+step (float[8, 128] x, float[8, 20] y, float[128, WIDTH] w1, float[WIDTH] b1, float[WIDTH, 20] w2, float[20] b2,
+      float[WIDTH, 20] m2)
+  => (float loss, float largest, float[128, WIDTH] w1_new, float[WIDTH] b1_new, float[WIDTH, 20] w2_new,
+      float[20] b2_new, float[WIDTH, 20] m2_new)
+  <float rate = {0.1}, float beta = {0.9}, float share = {0.0125}, int64[1] rows = {0}, float zero = {0.0}>
 {
   hidden = MatMul(x, w1)
   shifted = Add(hidden, b1)
@@ -52,6 +52,6 @@ step (float[8, 128] x, float[8, 10] y, float[128, 512] w1, float[512] b1, float[
 """
 
 
-def wide_step() -> ir.Model:
-    """Return the step."""
-    return ir.from_proto(onnx.parser.parse_model(_TEXT))
+def wide_step(width: int = 512) -> ir.Model:
+    """Return the step, with a hidden layer of some width; with 96, its states are too small for a branch."""
+    return ir.from_proto(onnx.parser.parse_model(_TEXT.replace("WIDTH", str(width))))

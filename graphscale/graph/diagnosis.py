@@ -22,8 +22,10 @@ from google.protobuf.message import DecodeError, Message
 from onnx_ir.passes.common import InlinePass
 
 from graphscale.errors import GraphscaleError, ModelFileError, one_line
+from graphscale.files.model_files import from_proto
 from graphscale.files.model_size import parse_model
 from graphscale.files.reading import read_file
+from graphscale.graph.original import ORIGINAL_KEY, restore_original
 from graphscale.graph.stamp import read_stamp
 from graphscale.operators import OPERATORS
 
@@ -74,6 +76,19 @@ def find_damage(arguments: Iterable[Any]) -> str | None:
         damage = find_model_damage(model)
         if damage is not None:
             return f"{name} is damaged: {damage}"
+        recorded = _find_recorded(model)
+        damage = None if recorded is None else find_damage([recorded])
+        if damage is not None:
+            return f"{name} has damaged graphscale metadata: of what it was before, {damage}"
+    return None
+
+
+def _find_recorded(model: onnx.ModelProto) -> ir.Model | None:
+    """Return the model that another one was made from, by its metadata; None if they name none, or are unreadable."""
+    if not any(entry.key == ORIGINAL_KEY for entry in model.metadata_props):
+        return None
+    with contextlib.suppress(GraphscaleError):
+        return restore_original(from_proto(model))
     return None
 
 

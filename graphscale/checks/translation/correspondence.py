@@ -94,7 +94,8 @@ class Correspondence:
             for one, other in pairs:
                 what = f"the {kind[:-1]} {one.name!r} of {where}"
                 if kind == "inputs":
-                    self._pair_values(one, other)
+                    # A file keeps no type of a function's input.
+                    self._pair_values(one, other, is_typed=isinstance(found, ir.Graph))
                 else:
                     self._pending.append((one, other, what))
                 if isinstance(found, ir.Graph) and one.type is None and other.type is not None:
@@ -107,8 +108,7 @@ class Correspondence:
             labels = [f"{value.type}, shape {value.shape}" for value in (found, expected)]
             self.differences.append(f"{found.name!r} is {labels[0]}, and should be {labels[1]}")
 
-    def _pair_values(self, found: ir.Value, expected: ir.Value) -> None:
-        self.values[found], self.back[expected] = expected, found
+    def _compare_types(self, found: ir.Value, expected: ir.Value) -> None:
         problem = type_difference(found, expected)
         if problem is not None:
             self.differences.append(f"{found.name!r} {problem}")
@@ -116,9 +116,15 @@ class Correspondence:
             self.declared.append((found, expected))
         if found.type is None and expected.type is not None and not _is_inferred(found):
             self.differences.append(f"{found.name!r} lacks its type, {expected.type}: no runtime infers it")
+
+    def _pair_values(self, found: ir.Value, expected: ir.Value, is_typed: bool = True) -> None:
+        self.values[found], self.back[expected] = expected, found
+        if is_typed:
+            self._compare_types(found, expected)
         one, other = found.const_value, expected.const_value
         if one is None and other is None:
             return
+        problem: str | None
         if one is None or other is None:
             problem = "has no initial value" if one is None else "has an initial value, and should have none"
         else:

@@ -30,6 +30,8 @@ GRAPHS = (
     ("ort/activations", "onnx"),
     ("pytorch/attention_adamw_clip", "onnx"),
     ("ort/transformer", "onnx"),
+    ("a wide step", "ort-cpu"),
+    ("a narrow step", "ort-cpu"),
 )
 
 pytestmark = pytest.mark.training

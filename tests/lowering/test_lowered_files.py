@@ -1,0 +1,128 @@
+"""Lowered files: every command takes them, and each step that they run is that of the plain form, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+import graphscale as gs
+from benchmarks.mutants import mutants
+from benchmarks.mutation import KINDS, Kind, lowered
+from benchmarks.mutation.scalings import WIDE, Scaled
+from benchmarks.mutation.wide_step import wide_step
+from graphscale.graph.original import ORIGINAL_KEY
+from graphscale.lowering.lower_model import ORDER
+from tests.cli.command import refuse, succeed
+from tests.conftest import MODEL_NAMES, Arrays, assert_all_same_bits, load_example
+from tests.session.plain import options
+
+BAD = (np.nan, np.inf, -np.inf, 3e38, 1e-42)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a step, the step scaled, and the step lowered."""
+    folder = tmp_path_factory.mktemp("lowered")
+    ir.save(wide_step(), folder / "step.onnx")
+    gs.scale(folder / "step.onnx").save(folder / "scaled.onnx")
+    succeed(folder, "lower", "scaled.onnx", "-o", "lowered.onnx", "--target", "ort-cpu")
+    return folder
+
+
+def run(path: Path, batches: list[Arrays], threads: int) -> list[Arrays]:
+    """Run a file in a plain loop, and return the outputs of each step."""
+    properties = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    states, chosen = json.loads(properties["graphscale.state"]), options(None)
+    chosen.intra_op_num_threads = threads
+    session = ort.InferenceSession(path, chosen, providers=["CPUExecutionProvider"])
+    names, generator, found = [v.name for v in session.get_outputs()], np.random.default_rng(5), list[Arrays]()
+    carried = {v.name: generator.standard_normal(v.shape).astype(np.float32) for v in session.get_inputs()}
+    for batch in batches:
+        outputs = dict(zip(names, session.run(None, {**carried, **batch}), strict=True))
+        carried |= {name: outputs[output] for name, output in states.items()}
+        found.append(outputs)
+    return found
+
+
+def make_batches() -> list[Arrays]:
+    """Batches of the step, each second one with a number that overflows or underflows somewhere."""
+    generator, made = np.random.default_rng(6), list[Arrays]()
+    for number in BAD:
+        for is_bad in (False, True):
+            batch = {name: generator.standard_normal((8, n), np.float32) for name, n in (("x", 128), ("y", 20))}
+            if is_bad:
+                batch["x"][generator.integers(8), generator.integers(128)] = number
+            made.append(batch)
+    return made
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_plain_form_bit_for_bit(folder: Path, threads: int) -> None:
+    batches = make_batches()
+    plain, fast = (run(folder / f"{name}.onnx", batches, threads) for name in ("scaled", "lowered"))
+    for one, other in zip(plain, fast, strict=True):
+        assert_all_same_bits(one, other)
+    scales = [float(outputs["current_loss_scale.next"]) for outputs in plain]
+    assert len({*scales}) > 1, "no step was skipped"
+
+
+def test_every_pass_had_work(folder: Path) -> None:
+    inserted = gs.inspect(folder / "lowered.onnx").inserted
+    silent = {"multiply-first", "delay-update"}  # the first moves nodes, the second finds none that can fail
+    assert {kind.name for kind in ORDER["cpu"]} - silent <= {*inserted}
+
+
+def test_scaling_for_the_target_is_the_same(folder: Path) -> None:
+    succeed(folder, "scale", "step.onnx", "-o", "at_once.onnx", "--target", "ort-cpu")
+    assert (folder / "at_once.onnx").read_bytes() == (folder / "lowered.onnx").read_bytes()
+
+
+def test_every_command_takes_it(folder: Path) -> None:
+    assert "\nverified (" in succeed(folder, "verify", "step.onnx", "lowered.onnx")
+    assert "nothing found (" in succeed(folder, "lint", "lowered.onnx")
+    succeed(folder, "strip", "lowered.onnx", "-o", "stripped.onnx")
+    assert onnx.load(folder / "stripped.onnx").graph == onnx.load(folder / "step.onnx").graph
+    assert gs.inspect(folder / "lowered.onnx").target == "ort-cpu"
+    succeed(folder, "inspect", "lowered.onnx", "--html", "page.html")
+    assert "bound-gradients" in succeed(folder, "diff", "step.onnx", "lowered.onnx")
+    succeed(folder, "split", "lowered.onnx", "-o", "grads.onnx", "update.onnx")
+    refuse(folder, "lower", "lowered.onnx", "-o", "twice.onnx", words=["ort-cpu"])
+
+
+def test_a_lost_or_forged_record(folder: Path) -> None:
+    model = ir.load(folder / "lowered.onnx")
+    record = model.metadata_props.pop(ORIGINAL_KEY)
+    ir.save(model, folder / "lost.onnx")
+    refuse(folder, "lint", "lost.onnx", words=["lost its plain form"])
+    # The record of the scaled file holds the step itself: no plain form.
+    model.metadata_props[ORIGINAL_KEY] = ir.load(folder / "scaled.onnx").metadata_props[ORIGINAL_KEY]
+    assert model.metadata_props[ORIGINAL_KEY] != record
+    ir.save(model, folder / "forged.onnx")
+    refuse(folder, "lint", "forged.onnx", words=["carries no loss scale"])
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_models(name: str) -> None:
+    path = load_example(name).path
+    model = gs.scale(path, target="ort-cpu").model
+    own = {finding.code for finding in gs.lint(path).findings}
+    assert [f for f in gs.lint(model).findings if f.severity != "note" and f.code not in own] == []
+    assert gs.verify(path, model, runs=1).ok
+
+
+OWN = [kind for kind in KINDS if kind.damage.__module__ == lowered.__name__]
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.name)
+def test_lint_notices_damage(kind: Kind) -> None:
+    found = [mutant for mutant, _ in mutants([*WIDE, "pytorch/mlp_momentum"], ["ort-cpu"], [kind], find=Scaled)]
+    assert found
+    assert all("GS503" in {finding.code for finding in gs.lint(mutant.damaged).findings} for mutant in found)
