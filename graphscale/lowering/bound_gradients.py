@@ -1,8 +1,7 @@
 """bound-gradients: know that gradients are finite without reading them, and unscale them where that costs nothing.
 
-Where the scale is a power of two, the number that the step multiplies dw by can be divided by it instead of dw; or dy.
-Without an overflow the results are the same, bit for bit, unless a number is subnormal on the way. Otherwise dw is
-divided.
+Where the scale is a power of two, dy can be divided by it instead of dw. Without an overflow the results are the same,
+bit for bit, unless a number is subnormal on the way. Otherwise dw is divided.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.graph.builder import Editor, replace_reads
-from graphscale.graph.values import operand_at, uses_of
+from graphscale.graph.values import Use, operand_at, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
 from graphscale.lowering.multiply_first import has_powers_of_two
 from graphscale.lowering.nodes.bounds import ScalarBuilder, add_tests
@@ -41,12 +40,6 @@ class BoundGradients(LoweringPass):
     After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); dw = Div(MatMul(x, dy), scale)`
             `finite, w.next = If <then: True, f(dw);`
             `                     else: ok = ...(dw); ok, If <then: f(dw); else: w> (ok)> (fits)`
-
-    If it is one, and f(dw) begins with `Mul(dw, rate)` (a small dw is probed before it is unscaled):
-    After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); raw = MatMul(x, dy); step = Mul(rate, 1 / scale)`
-            `finite, w.next = If <then: True, f'(Mul(raw, step));`
-            `                     else: dw = Div(raw, scale); ok = ...(dw);`
-            `                           ok, If <then: f(dw); else: w> (ok)> (fits)`
     """
 
     name = "bound-gradients"
@@ -61,7 +54,7 @@ class BoundGradients(LoweringPass):
         if update is None or scale is None or check is None:
             return False
         tests = plan_tests(graph, check, scale, update, self.thresholds, exact=has_powers_of_two(step.policy))
-        is_bound = any(test.terms or test.summed for test in tests) and graph.opset_imports.get("", 0) >= _OPSET
+        is_bound = bool(tests) and graph.opset_imports.get("", 0) >= _OPSET
         if is_bound:
             make = ScalarBuilder(Editor(graph), self.name, "bound", dtype=ir.DataType.FLOAT, shape=())
             self._bound(make, check, scale, update, tests)
@@ -71,19 +64,15 @@ class BoundGradients(LoweringPass):
         self, make: ScalarBuilder, check: FiniteCheck, scale: ir.Value, step: ir.Node, tests: Sequence[GradientTest]
     ) -> None:
         graph = make.editor.graph
-        fit, factors, rates = add_tests(make, scale, tests, self.thresholds)
+        fit, factors = add_tests(make, scale, tests, self.thresholds)
         check.remove_probes(tests, make.zero)
         at_once = make.flag("And", [fit, check.decision])
         then, keep = (step.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
         apply = then.clone(allow_outer_scope_values=True)
         otherwise = _make_exact_branch(make, check, scale, tests, factors, apply, keep)
-        undivided = [test for test in tests if test.early or test.rate]
-        for test in undivided:
-            unscaled = test.division.outputs[0]
-            replace_reads(unscaled, test.scaled, uses_of(unscaled))
-            if test.rate is not None:
-                node, index = test.rate
-                node.replace_input_with(index, rates[operand_at(test.rate)])
+        for division in factors:
+            unscaled = division.outputs[0]
+            replace_reads(unscaled, operand_at(Use(division, 0)), uses_of(unscaled))
         then.outputs.insert(0, dataclasses.replace(make, body=then).flag("Identity", [at_once]))
         outputs = [("finite", ir.DataType.BOOL, ()), *((f"{v.name}.bound", v.dtype, v.shape) for v in step.outputs)]
         node = make.node("If", [at_once], outputs, attributes={"then_branch": then, "else_branch": otherwise})
@@ -91,7 +80,7 @@ class BoundGradients(LoweringPass):
             make.editor.replace(old, new, uses_of(old), "selected")
         graph.remove(step, safe=True)
         check.redirect_readers(make.editor, node.outputs[0], otherwise)
-        graph.remove([test.division for test in undivided], safe=True)
+        graph.remove(list(factors), safe=True)
         graph.sort()
 
 
@@ -108,10 +97,9 @@ def _make_exact_branch(
     make, probes = main.within(f"{main.mark}.exact"), []
     for test in tests:
         old = unscaled = test.division.outputs[0]
-        if test.early or test.rate:
-            factor = factors.get(test.division)
-            rest = scale if factor is None else make.op("Mul", [scale, factor])
-            unscaled = make.op("Div", [test.scaled, rest], like=test.scaled)
+        if test.division in factors:
+            scaled, rest = operand_at(Use(test.division, 0)), make.op("Mul", [scale, factors[test.division]])
+            unscaled = make.op("Div", [scaled, rest], like=scaled)
             replace_reads(old, unscaled, [use for use in uses_of(old) if use.node.graph is apply])
         probes.append(make.op("ReduceSum", [make.op("Mul", [unscaled, make.zero], like=unscaled)], keepdims=0))
     bad = make.flag("IsNaN", [make.total(probes)])

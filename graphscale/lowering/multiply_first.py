@@ -9,17 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.builder import replace_reads
-from graphscale.graph.values import Use, constant_tensor, operand_at, uses_of
+from graphscale.graph.values import Use, constant_number, operand_at, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
 from graphscale.lowering.sizes import skip_views
 from graphscale.passes import CheckFinite, UnscaleGradients
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 
-__all__ = ["MultiplyFirst", "has_powers_of_two"]
+__all__ = ["MultiplyFirst", "has_powers_of_two", "is_number_up_to_one"]
 
 
 def has_powers_of_two(policy: LossScale | None) -> bool:
@@ -80,10 +79,15 @@ def _find_only_factor(division: ir.Node) -> Use | None:
     if node.op_type != "Mul" or node.domain != "" or node.graph is not division.graph:
         return None
     other, step = node.inputs[1 - uses[0].idx], node.outputs[0]
-    tensor = constant_tensor(other)
-    if tensor is None or tensor.size != 1 or step.is_graph_output() or step.shape != gradient.shape:
+    if not is_number_up_to_one(other) or step.is_graph_output() or step.shape != gradient.shape:
         return None
     product = skip_views(operand_at(Use(division, 0))).producer()
     if product is None or (product.domain, product.op_type) != ("", "MatMul"):
         return None
-    return uses[0] if 0 < abs(float(np.ravel(tensor.numpy())[0])) <= 1 else None
+    return uses[0]
+
+
+def is_number_up_to_one(value: ir.Value | None) -> bool:
+    """Return whether a value is a constant number, not 0, and from -1 to 1."""
+    number = constant_number(value)
+    return number is not None and 0 < abs(number) <= 1

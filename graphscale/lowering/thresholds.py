@@ -23,8 +23,6 @@ class Thresholds:
             summing up the gradient by rows on all threads.
         row_sum_elements: elements of a gradient; below, one thread sums it up as fast as all threads do by rows.
         row_elements: elements per row; below, the sums by rows are as long as the gradient itself.
-        narrow_ratio: elements of a product per element of its operands; below, a bound by the operands saves nothing
-            over one by the product.
     """
 
     branch_elements: int = 2**16
@@ -34,7 +32,6 @@ class Thresholds:
     bound_share: float = 0.75
     row_sum_elements: int = 2**19
     row_elements: int = 2**6
-    narrow_ratio: float = 8
 
 
 PRODUCTION = Thresholds()

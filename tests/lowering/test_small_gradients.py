@@ -1,10 +1,9 @@
-"""Gradients whose sizes matter: small ones are tested together, and narrow products are bounded by their operands."""
+"""Small gradients beside large ones, gradients that lose a part, and cotangents that wait for other gradients."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -16,9 +15,9 @@ from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.walks import nodes_above
 from tests.build import feeds_for, linear_step, step
 from tests.conftest import Arrays
-from tests.lowering import test_terms as terms
+from tests.lowering import test_products as products
+from tests.lowering.test_products import EXACT, POLICIES, Kind, spoiled
 from tests.lowering.test_same_steps import F32_MAX, assert_same_runs, assert_same_steps, plain_and_lowered
-from tests.lowering.test_terms import POLICIES, Kind, spoiled
 from tests.session.plain import BY_ROWS, lowered_graph
 
 pytestmark = pytest.mark.sample(1)
@@ -86,10 +85,10 @@ def test_the_same_steps(scale: float, rate: str) -> None:
     model = model_of(SGD.format(rate="rate"), rate)
     state, batch = prepared(model)
     plain, lowered, nodes = both(model, gs.DynamicLossScale(scale, 3), state)
-    assert nodes["unscale-gradients", "Div"] == 0
+    assert nodes["unscale-gradients", "Div"] == 2
     assert nodes["merge-probes", "Concat"] == 1
-    # Of 1 and 1 / scale, for the cotangents of a product that a constant multiplies.
-    assert nodes["bound-gradients", "Where"] == (rate == "constant")
+    # Of 1 and 1 / scale, for the cotangent of the product.
+    assert nodes["bound-gradients", "Where"] == 1
     assert_same_steps(plain, lowered, [batch] * 4)
     applied = assert_same_runs(plain, lowered, ([wrong, batch] for wrong in spoiled(batch)))
     assert not all(applied) and any(applied)
@@ -112,29 +111,9 @@ def test_a_scale_that_was_loaded(scale: float, rate: str) -> None:
     assert_same_runs(plain, lowered, ([large, large, batch] for large in batches), loaded)
 
 
-@pytest.mark.parametrize("rate", [0.0, 1e-30, 1.1 * 2.0**-126, 1e-45, -0.3, 1e30, F32_MAX, np.inf, np.nan])
-def test_a_rate_whose_quotient_may_be_inexact(rate: float) -> None:
+@pytest.mark.parametrize(("multiplier", "divided"), [(2.0, 2), (3.0, 3)], ids=["a power of two", "another scale"])
+def test_what_is_divided(multiplier: float, divided: int) -> None:
     model = model_of(SGD.format(rate="rate"), "fed")
-    state, batch = prepared(model)
-    plain, lowered, _ = both(model, gs.DynamicLossScale(2.0**15, 3), {**state, "b": np.zeros(3, np.float32)})
-    assert_same_steps(plain, lowered, [{**batch, "rate": np.array(rate, np.float32)}, batch])
-
-
-NOT_LINEAR = SGD.format(rate="rate").replace("c_next = Sub(c, s)", "e = Mul(dc, dc) f = Add(e, s) c_next = Sub(c, f)")
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "outputs", "multiplier", "divided"),
-    [
-        (NOT_LINEAR, "", 2.0, 1),
-        (SGD.format(rate="rate"), ", float[3] db", 2.0, 1),
-        (SGD.format(rate="b"), "", 2.0, 2),
-        (SGD.format(rate="rate"), "", 3.0, 3),
-    ],
-    ids=["another reader", "an output", "no number", "a scale that is no power of two"],
-)
-def test_what_is_divided(optimizer: str, outputs: str, multiplier: float, divided: int) -> None:
-    model = model_of(optimizer, "fed", outputs)
     state, batch = prepared(model)
     plain, lowered, nodes = both(model, gs.DynamicLossScale(multiplier**9, 3, multiplier), state)
     assert nodes["unscale-gradients", "Div"] == divided
@@ -155,7 +134,7 @@ def test_an_opset_whose_sums_take_their_axes_as_an_attribute() -> None:
     assert_same_steps(plain, lowered, [batch, *spoiled(batch), batch])
 
 
-# --- non-finite parts of an operand that the gradient drops must not hide an overflow beside them ---------------------
+# --- non-finite parts of an operand that the gradient drops: it is read itself ----------------------------------------
 
 # Drops the last row of MatMul(zt, dy), at least, but not the second one.
 DROPPING = {
@@ -181,10 +160,10 @@ def dropped_feeds(model: onnx.ModelProto, value: float) -> Arrays:
 def test_what_is_dropped(name: str, value: float) -> None:
     nodes = "zt = Transpose <perm = [1, 0]> (z) " + DROPPING[name]
     inputs = "float[8,4] z" + (", bool[4,3] b" if "b, " in nodes else "")
-    model = terms.model_of(Kind(nodes, inputs), optimizer="w_next = Sub(w, dw)")
+    model = products.model_of(Kind(nodes, inputs), optimizer="w_next = Sub(w, dw)")
     feeds = dropped_feeds(model, value)
-    plain, lowered, found = terms.both(model, gs.DynamicLossScale(2.0**100, 5), np.zeros_like(feeds.pop("w")))
-    assert found["unscale-gradients", "Div"] == 0
+    plain, lowered, found = products.both(model, gs.DynamicLossScale(2.0**100, 5), np.zeros_like(feeds.pop("w")))
+    assert (found["unscale-gradients", "Div"], found["bound-gradients", "ReduceSum"]) == (1, 2)
     assert assert_same_steps(plain, lowered, [{key: feeds[key] for key in plain.inputs}]) == [False]
 
 
@@ -211,7 +190,7 @@ def test_gradients_that_are_multiplied_with_each_other() -> None:
     assert assert_same_steps(plain, lowered, [feeds, feeds]) == [True, True]
 
 
-# --- cotangents that are products of narrow matrices: they are bounded by these, which are read in their place --------
+# --- cotangents of a hidden layer -------------------------------------------------------------------------------------
 
 HIDDEN_SGD = "u = Mul(rate, dw1) w1_next = Sub(w1, u)"
 HIDDEN_BACKWARD = """
@@ -220,44 +199,21 @@ HIDDEN_BACKWARD = """
 """
 
 
-class Cotangent(NamedTuple):
-    """A computation of the cotangent of a hidden layer.
-
-    Attributes:
-        nodes: from dy and w2 to dh [8, 5].
-        inputs: more inputs of the graph.
-        read: what is read for the bound, beside x: dh itself, or what it is a product of.
-    """
-
-    nodes: str
-    inputs: str = ""
-    read: tuple[str, ...] = ("dy", "w2")
-
-
-MASK, CONDITION = "float[8,5] m", "bool[8,5] b"
 COTANGENTS = {
-    "a product": Cotangent("dh = MatMul(dy, w2t)"),
-    "a part of a product": Cotangent("g = MatMul(dy, w2t) dh = Where(b, g, zero)", CONDITION),
-    "what is not dropped": Cotangent("g = MatMul(dy, w2t) dh = Where(b, zero, g)", CONDITION),
-    "a mask that is cast": Cotangent("g = MatMul(dy, w2t) c = Cast <to = 1> (b) dh = Mul(g, c)", CONDITION),
-    "a mask that is fed": Cotangent("g = MatMul(dy, w2t) dh = Mul(g, m)", MASK, ("dh",)),
-    "a large factor": Cotangent("g = MatMul(dy, w2t) k = Mul(g, huge) dh = Mul(k, tiny)"),
-    "Gemm": Cotangent("dh = Gemm <alpha = -3.0, transB = 1> (dy, w2)"),
-    "transposed": Cotangent(
-        "dyt = Transpose <perm = [1, 0]> (dy) g = MatMul(w2, dyt) dh = Transpose <perm = [1, 0]> (g)"
-    ),
-    "a sum of products": Cotangent("g = MatMul(dy, w2t) k = Gemm <transB = 1> (dy, w2) dh = Add(g, k)", read=("dh",)),
-    "something else": Cotangent("g = MatMul(dy, w2t) dh = Max(g, g)", read=("dh",)),
+    "a product": "dh = MatMul(dy, w2t)",
+    "a part of a product": "g = MatMul(dy, w2t) dh = Where(b, g, zero)",
+    "something else": "g = MatMul(dy, w2t) dh = Max(g, g)",
 }
 
 
-def hidden_model(kind: Cotangent, optimizer: str = HIDDEN_SGD, outputs: str = "float[4,5] w1_next") -> onnx.ModelProto:
+def hidden_model(nodes: str, optimizer: str = HIDDEN_SGD, outputs: str = "float[4,5] w1_next") -> onnx.ModelProto:
+    """A step of two layers; `nodes` compute dh [8, 5] from dy and w2."""
     model = step(
         optimizer,
-        inputs=kind.inputs,
+        inputs="bool[8,5] b" if "b," in nodes else "",
         outputs=outputs,
-        constants="float rate = {0.125}, float zero = {0}, float huge = {1e30}, float tiny = {1e-30}",
-        backward=HIDDEN_BACKWARD.format(nodes=kind.nodes),
+        constants="float rate = {0.125}, float zero = {0}",
+        backward=HIDDEN_BACKWARD.format(nodes=nodes),
     )
     return onnx.shape_inference.infer_shapes(model, strict_mode=True)
 
@@ -267,30 +223,10 @@ def hidden_feeds(model: onnx.ModelProto) -> Arrays:
     return feeds_for(model, **({"b": np.arange(40).reshape(8, 5) % 3 != 1} if is_masked else {}))
 
 
-# Every cotangent counts as much larger than the operands of the product that it is.
-NARROW = dataclasses.replace(BY_ROWS, narrow_ratio=1)
-
-
 def inserted(graph: ir.Graph, op_type: str) -> list[ir.Node]:
     return [
         node for node in graph if node.op_type == op_type and node.metadata_props.get(PASS_KEY) == "bound-gradients"
     ]
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", COTANGENTS)
-def test_the_same_steps_with_each_cotangent(name: str, policy: str) -> None:
-    kind = COTANGENTS[name]
-    model = hidden_model(kind)
-    feeds = hidden_feeds(model)
-    result = gs.scale(model, POLICIES[policy], updates={"w1_next": "w1"}, gradients=["dw1"])
-    plain, lowered, _ = plain_and_lowered(result, {"w1": feeds.pop("w1")}, NARROW)
-    graph = lowered_graph(result, NARROW)
-    read = {value.name for node in inserted(graph, "ReduceL1") for value in node.inputs if value is not None}
-    assert read == {"x", *kind.read}
-    applied = assert_same_runs(plain, lowered, ([batch, feeds] for batch in (feeds, *spoiled(feeds))))
-    assert any(applied) and not all(applied)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -301,18 +237,9 @@ def test_a_part_of_a_cotangent_must_not_hide_what_overflows(value: float) -> Non
     feeds["t"][7, 1] = value
     feeds["x"][0] = 1e12  # too much for a cotangent that is scaled
     result = gs.scale(model, gs.DynamicLossScale(2.0**100, 5), updates={"w1_next": "w1"}, gradients=["dw1"])
-    plain, lowered, nodes = plain_and_lowered(result, {"w1": feeds.pop("w1")}, NARROW)
+    plain, lowered, nodes = plain_and_lowered(result, {"w1": feeds.pop("w1")})
     assert nodes["unscale-gradients", "Div"] == 0
     assert assert_same_steps(plain, lowered, [feeds]) == [False]
-
-
-def test_a_product_that_is_not_much_smaller() -> None:
-    """39 numbers in place of the 40 of the cotangent, which is read itself in production."""
-    model = hidden_model(COTANGENTS["a product"])
-    feeds = hidden_feeds(model)
-    result = gs.scale(model, gs.DynamicLossScale(1024.0, 2), updates={"w1_next": "w1"}, gradients=["dw1"])
-    _, _, nodes = plain_and_lowered(result, {"w1": feeds.pop("w1")})
-    assert nodes["bound-gradients", "ReduceL1"] == 2
 
 
 BOTH = HIDDEN_SGD + " u2 = Mul(rate, dw2) w2_next = Sub(w2, u2)"
@@ -321,20 +248,19 @@ LAST = "at = Transpose <perm = [1, 0]> (a) g2 = MatMul(at, dy) dw2 = Max(g2, g2)
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["a product", "a part of a product", "something else"])
+@pytest.mark.parametrize("name", COTANGENTS)
 def test_a_cotangent_waits_for_the_gradients_before_it(name: str, policy: str) -> None:
     """One gradient is read itself, and comes first."""
-    kind = COTANGENTS[name]._replace(nodes=LAST + COTANGENTS[name].nodes)
-    model = hidden_model(kind, BOTH, "float[4,5] w1_next, float[5,3] w2_next")
+    model = hidden_model(LAST + COTANGENTS[name], BOTH, "float[4,5] w1_next, float[5,3] w2_next")
     feeds = hidden_feeds(model)
     state = {name: feeds.pop(name) for name in ("w1", "w2")}
     result = gs.scale(
         model, POLICIES[policy], updates={f"{name}_next": name for name in state}, gradients=["dw1", "dw2"]
     )
-    plain, lowered, _ = plain_and_lowered(result, state, NARROW)
-    graph = lowered_graph(result, NARROW)
+    plain, lowered, _ = plain_and_lowered(result, state)
+    graph = lowered_graph(result, BY_ROWS)
     products = [node for node in inserted(graph, "Mul") if node.outputs[0].shape == ir.Shape([8, 5])]
-    assert len(products) == (policy in ("powers of two", "2**126"))
+    assert len(products) == (policy in EXACT)
     sums = set(inserted(graph, "ReduceSum"))
     assert sums
     for product in products:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import random
 from collections.abc import Iterator
@@ -176,7 +175,7 @@ def test_a_session_does_what_a_loop_by_hand_does(choices: random.Random) -> None
         if "two nodes with same node name (/GatherSliceToSplitFusion/)" not in str(error):
             raise
         reject()
-    lowering = choices.choice([dataclasses.replace(ALWAYS, narrow_ratio=0), Thresholds()])
+    lowering = choices.choice([ALWAYS, Thresholds()])
     session = gs.Session(result, session_options=options(level), state=state, lowering=lowering)
 
     applied = []

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.graph.builder import Editor, replace_inputs
-from graphscale.graph.values import Use, captured_values, is_scalar, operand_at, uses_of
+from graphscale.graph.values import captured_values, operand_at, uses_of
 from graphscale.graph.walks import descendants
 from graphscale.lowering.delay_update import DelayUpdate
 from graphscale.lowering.merge_probes import MergeProbes
-from graphscale.lowering.nodes.terms import Term, find_terms
+from graphscale.lowering.nodes.products import Product, find_product
 from graphscale.lowering.sizes import count_elements
 from graphscale.lowering.thresholds import Thresholds
 from graphscale.passes import CheckFinite, UnscaleGradients
@@ -23,31 +23,19 @@ __all__ = ["FiniteCheck", "GradientTest", "find_check", "plan_tests"]
 
 @dataclasses.dataclass(frozen=True)
 class GradientTest:
-    """A gradient, by what it is tested for finiteness, and where it is unscaled.
-
-    It is tested by a bound of its terms, or by its own sum; with neither, it is small and keeps its probe.
+    """The test of a large gradient: by a bound of its product, or else by its own sum.
 
     Attributes:
-        terms: the products that its bound is computed from.
-        summed: the value to sum up: the gradient, scaled or unscaled.
-        early: True: each term is unscaled where it reads its cotangent.
-        rate: the place where the step reads the only number that it multiplies the gradient by, which is unscaled in
-            its place. With neither `early` nor `rate` the gradient is divided.
-        division: the node that unscales it.
-        probe: the nodes that test it alone, in execution order, which the bound or the sum replaces.
+        division: the node that unscales the gradient.
+        probe: the nodes of its finite check, in execution order, to be replaced.
+        product: the product that the bound is computed from.
+        early: whether the product is unscaled where it reads its cotangent.
     """
 
     division: ir.Node
-    terms: tuple[Term, ...] = ()
-    summed: ir.Value | None = None
+    probe: tuple[ir.Node, ...]
+    product: Product | None = None
     early: bool = False
-    rate: Use | None = None
-    probe: tuple[ir.Node, ...] = ()
-
-    @property
-    def scaled(self) -> ir.Value:
-        """The gradient before it is unscaled."""
-        return operand_at(Use(self.division, 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +56,7 @@ class FiniteCheck:
         """Take the probes of gradients out of the sum, and out of the graph; `zero` stands for an empty sum."""
         graph = self.total.graph
         assert isinstance(graph, ir.Graph)
-        probes = {test.probe[-1].outputs[0] for test in tests if test.probe}
+        probes = {test.probe[-1].outputs[0] for test in tests}
         kept = [value for value in self.total.inputs if value is not None and value not in probes]
         replace_inputs(self.total, kept or [zero])
         graph.remove([node for test in tests for node in test.probe], safe=True)
@@ -107,9 +95,9 @@ def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> FiniteChec
 def plan_tests(
     graph: ir.Graph, check: FiniteCheck, scale: ir.Value, step: ir.Node, thresholds: Thresholds, *, exact: bool
 ) -> list[GradientTest]:
-    """Plan tests of large float32 gradients, and of small ones that the step, an If, only multiplies by a number.
+    """Plan tests of large float32 gradients.
 
-    Where the scale is `exact`, a power of two, gradients that the step alone reads may be unscaled early.
+    Where the scale is `exact`, a power of two, gradients that the step, an If, alone reads may be unscaled early.
     """
     divisions = [node for node in graph if UnscaleGradients.inserted(node)]
     scaled = descendants((node for node in graph if not UnscaleGradients.inserted(node)), [scale])
@@ -120,46 +108,31 @@ def plan_tests(
 def _plan_test(
     division: ir.Node, check: FiniteCheck, scaled: set[ir.Value], step: ir.Node, thresholds: Thresholds, *, exact: bool
 ) -> GradientTest | None:
-    gradient, dividend = division.outputs[0], division.inputs[0]
-    if division.op_type != "Div" or dividend is None or gradient.dtype is not ir.DataType.FLOAT:
+    gradient = division.outputs[0]
+    if division.op_type != "Div" or gradient.dtype is not ir.DataType.FLOAT:
         return None
     if gradient.shape is None or not gradient.shape.is_static():
+        return None
+    if math.prod(gradient.shape.numpy()) < thresholds.bound_elements:
         return None
     then = step.attributes["then_branch"].as_graph()
     readers = [use.node for use in uses_of(gradient) if use.node.graph is not then]
     only_step = exact and len(readers) == 1 and not gradient.is_graph_output()
-    rate = _find_rate(gradient, then) if only_step else None
     probes = [probe for node in readers if (probe := _find_probe(node, check)) is not None]
     if len(probes) != 1:
         return None
-    if math.prod(gradient.shape.numpy()) < thresholds.bound_elements:
-        return None if rate is None else GradientTest(division, rate=rate)
     if any(node.op_type == "Concat" for node in probes[0]):
         return None
-    size, (terms, is_exclusive) = count_elements(gradient), find_terms(division, scaled, thresholds.narrow_ratio)
-    read_once = sum(map(count_elements, {value for term in terms for value in (*term.operands, *term.factors)}))
-    # An early cotangent is read once more, and written.
-    early = sum(2 * count_elements(operand_at(use)) for use in {term.cotangent for term in terms} if use is not None)
-    is_early = rate is None and only_step and is_exclusive
-    if terms and is_early and read_once + early <= thresholds.unbounded_passes * size:
-        return GradientTest(division, terms, early=True, probe=probes[0])
-    if terms and read_once <= thresholds.bound_share * size:
-        return GradientTest(division, terms, rate=rate, probe=probes[0])
-    return GradientTest(division, summed=gradient if rate is None else dividend, rate=rate, probe=probes[0])
-
-
-def _find_rate(gradient: ir.Value, then: ir.Graph) -> Use | None:
-    """Return the place where a branch reads the number by which it multiplies a gradient, its only use of it.
-
-    A number that is a gradient itself is none: it may be unscaled elsewhere.
-    """
-    uses = [use for use in uses_of(gradient) if use.node.graph is then]
-    if len(uses) != 1 or uses[0].node.op_type != "Mul":
-        return None
-    use = Use(uses[0].node, 1 - uses[0].idx)
-    rate, node = operand_at(use), operand_at(use).producer()
-    is_outer = node is None or (node.graph is not then and not UnscaleGradients.inserted(node))
-    return use if is_outer and is_scalar(rate) and rate.dtype is ir.DataType.FLOAT else None
+    size, product = count_elements(gradient), find_product(division, scaled)
+    if product is not None:
+        read_once = sum(map(count_elements, {*product.operands}))
+        # An early cotangent is read once more, and written.
+        early = read_once + 2 * count_elements(operand_at(product.cotangent))
+        if only_step and product.is_exclusive and early <= thresholds.unbounded_passes * size:
+            return GradientTest(division, probes[0], product, early=True)
+        if read_once <= thresholds.bound_share * size:
+            return GradientTest(division, probes[0], product)
+    return GradientTest(division, probes[0])
 
 
 def _find_probe(node: ir.Node, check: FiniteCheck) -> tuple[ir.Node, ...] | None:
