@@ -7,7 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from graphscale.graph.builder import Editor, replace_reads
-from graphscale.graph.values import cannot_fail, is_scalar, operands_of, uses_of
+from graphscale.graph.values import cannot_fail, operands_of, uses_of
 from graphscale.graph.walks import descendants, nodes_above, producers_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep, is_inserted
 from graphscale.passes import OrderWrites
@@ -35,7 +35,9 @@ class DelayUpdate(LoweringPass):
         graph, decision, loss = step.graph, step.decision, step.loss
         assert decision is not None
         late = _find_late(graph, decision)
-        values = [] if loss is None or not is_scalar(loss) or not late & nodes_above(loss) else [loss]
+        # A flag of one axis or more would give that axis to all states.
+        is_fit = loss is not None and loss.shape is not None and not loss.shape.dims
+        values = [loss] if loss is not None and is_fit and late & nodes_above(loss) else []
         remaining = late.difference(*(nodes_above(value) for value in values))
         last = _find_last(graph, remaining)
         if not (values or last) or len(last) > _MOST_WAITS:

@@ -18,6 +18,7 @@ from benchmarks.mutation.scalings import WIDE, Scaled
 from benchmarks.mutation.wide_step import wide_step
 from graphscale.graph.original import ORIGINAL_KEY
 from graphscale.lowering.lower_model import ORDER
+from tests.build import feeds_for, linear_step
 from tests.cli.command import refuse, succeed
 from tests.conftest import MODEL_NAMES, Arrays, assert_all_same_bits, load_example
 from tests.session.plain import options
@@ -105,6 +106,26 @@ def test_a_lost_or_forged_record(folder: Path) -> None:
     assert model.metadata_props[ORIGINAL_KEY] != record
     ir.save(model, folder / "forged.onnx")
     refuse(folder, "lint", "forged.onnx", words=["carries no loss scale"])
+
+
+def test_a_loss_that_is_no_scalar(tmp_path: Path) -> None:
+    """No state gets the axes of the loss that the update waits for."""
+    model = linear_step("u = Mul(dw, two_over_n) w_next = Sub(w, u)", outputs="float[4,3] w_next")
+    one, shape = "loss_one", onnx.numpy_helper.from_array(np.array([1, 1]), "ones")
+    model.graph.initializer.append(shape)
+    model.graph.node.append(onnx.helper.make_node("Reshape", ["loss", "ones"], [one]))
+    output = next(value for value in model.graph.output if value.name == "loss")
+    output.CopyFrom(onnx.helper.make_tensor_value_info(one, onnx.TensorProto.FLOAT, [1, 1]))
+    lowered = gs.scale(model, target="ort-cpu", updates={"w_next": "w"})
+    assert lowered.report.inserted["delay-update"]
+    (tmp_path / "lowered.onnx").write_bytes(lowered.model.SerializeToString())
+    feeds = feeds_for(model)
+    session = ort.InferenceSession(tmp_path / "lowered.onnx", options(None), providers=["CPUExecutionProvider"])
+    found = dict(zip([v.name for v in session.get_outputs()], session.run(None, feeds), strict=True))
+    assert {name: found[name].shape for name in ("w_next", "current_loss_scale.next")} == {
+        "w_next": (4, 3),
+        "current_loss_scale.next": (),
+    }
 
 
 @pytest.mark.sample(4)
