@@ -104,10 +104,37 @@ def _uncheck(d: Damaged, site: str) -> None:
     probe = d.nodes[site].outputs[0].uses()[0].node.outputs[0]
     while probe.uses()[0].node.op_type == "Cast":
         probe = probe.uses()[0].node.outputs[0]
+    _leave_out(d, probe)
+
+
+@kind("leave a product out of a sum of the check", at.summed_rows)
+def _unsum(d: Damaged, site: str) -> None:
+    _leave_out(d, d.nodes[site].outputs[0])
+
+
+def _leave_out(d: Damaged, probe: ir.Value) -> None:
     total = probe.uses()[0].node
     kept = [value for value in total.inputs if value is not probe]
     new = d.make("Sum", kept, total)  # type: ignore[arg-type]
     d.replace(total.outputs[0], new)
+
+
+@kind("a one among the zeros of a product", at.rows)
+def _one(d: Damaged, site: str) -> None:
+    zeros = d.nodes[site].inputs[0]
+    assert zeros is not None and zeros.const_value is not None
+    array = zeros.const_value.numpy().copy()
+    array[-1] = 1
+    d.nodes[site].replace_input_with(0, d.constant(array))
+
+
+@kind("check products after clipping", at.rows)
+def _rows_clipped(d: Damaged, site: str) -> None:
+    node = d.nodes[site]
+    gradient = node.inputs[1]
+    assert gradient is not None
+    bounds = [d.number(bound) for bound in (-1e4, 1e4)]
+    node.replace_input_with(1, d.make("Clip", [gradient, *bounds], gradient.producer(), gradient.dtype))
 
 
 @kind("leave a gradient out of IsAllFinite", at.kernels)

@@ -20,7 +20,7 @@ _FOLDER = Path(__file__).resolve().parents[2] / "models"
 WIDE = {"a wide step": 512, "a narrow step": 96}  # by the width of their hidden layer
 MODELS = (*sorted(p.relative_to(_FOLDER).with_suffix("").as_posix() for p in _FOLDER.glob("*/*.onnx")), *WIDE)
 INSIDE = "ort-training, state inside"
-TARGETS = ("onnx", "ort-training", "ort-training-cuda", INSIDE, "ort-cpu")
+TARGETS = ("onnx", "ort-cuda", "ort-training", "ort-training-cuda", INSIDE, "ort-cpu")
 
 SCALINGS: dict[str, Mapping[str, Any]] = {
     "plain": {},

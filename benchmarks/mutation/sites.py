@@ -98,6 +98,14 @@ def several_probes(d: Damaged) -> Iterator[str]:
     return iter(found if len(found) > 1 else [])
 
 
+def rows(d: Damaged) -> Iterator[str]:
+    return _names(d.by("check-finite", "MatMul"))
+
+
+def summed_rows(d: Damaged) -> Iterator[str]:
+    return _names([n for n in d.by("check-finite", "MatMul") if n.outputs[0].uses()[0].node.op_type == "Sum"])
+
+
 def flag(d: Damaged) -> Iterator[str]:
     if d.role("all_finite") is not None:
         yield "all_finite"

@@ -76,7 +76,7 @@ class Kernel:
 KERNELS: dict[tuple[str, str], Kernel] = {
     **{("", name): Kernel((BOOL,)) for name in ("And", "Not", "Or")},
     **{("", name): Kernel((NUMBERS,)) for name in ("Add", "Div", "Mul", "ReduceSum", "Sub")},
-    **{("", name): Kernel((FLOATS,)) for name in ("Max", "Min", "Pow", "Sqrt", "Sum")},
+    **{("", name): Kernel((FLOATS,)) for name in ("MatMul", "Max", "Min", "Pow", "Sqrt", "Sum")},
     **{("", name): Kernel((NUMBERS,), ir.DataType.BOOL) for name in ("Greater", "Less")},
     **{("", name): Kernel((ANY,)) for name in ("Cast", "Concat")},
     ("", "ArgMax"): Kernel((FLOATS,), ir.DataType.INT64, until={Release.TRAINING: 11}),

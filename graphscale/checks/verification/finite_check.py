@@ -1,10 +1,11 @@
 """The values that a finite check is proved to notice.
 
 From the flag `all_finite` back: `IsAllFinite(x)` notices every element of x that is not finite; `Not(IsNaN(t))` notices
-a NaN in t. An element that is not finite makes a NaN of its product with 0. Sums, products, casts and moves hand on
-what is not finite (infinity minus infinity is NaN, infinity times 0 too), so what is noticed of their result is noticed
-of their operands, where no other operand is empty. So do products that sum over an axis. Nothing is claimed of any
-other operator: ReduceMax may lose a NaN, and Clip makes a number of an infinity.
+a NaN in t. An element that is not finite makes a NaN of its product with 0, and of any sum that has this product in it.
+Sums, products, casts and moves hand on what is not finite (infinity minus infinity is NaN, infinity times 0 too), so
+what is noticed of their result is noticed of their operands, where no other operand is empty. So do products that sum
+over an axis. Nothing is claimed of any other operator: ReduceMax may lose a NaN, and Clip makes a number of an
+infinity.
 """
 
 from __future__ import annotations
@@ -74,14 +75,15 @@ def _operands(value: ir.Value, noticed: int) -> list[tuple[ir.Value, int]]:
     operands = [operand for operand in node.inputs if operand is not None]
     if any(_is_empty(operand) for operand in operands) or _repeats_nothing(node):
         return []
-    if node.op_type == "Mul" and noticed & _NAN:
+    sums = _sums_every_product(node)
+    if (node.op_type == "Mul" or sums) and noticed & _NAN:
         zero = [is_known_zero(operand) for operand in operands]
         if any(zero):
             return [(operand, _BOTH) for operand, other in zip(operands, reversed(zero), strict=True) if other]
     if noticed != _BOTH and not has_trait(node, Trait.EXACT):
         # An infinite operand may give NaN as well as infinity: only what is certain of a NaN is handed on.
         noticed &= _NAN
-    if noticed and (has_trait(node, Trait.NONFINITE_OF_ALL) or _sums_every_product(node)):
+    if noticed and (has_trait(node, Trait.NONFINITE_OF_ALL) or sums):
         return [(operand, noticed) for operand in operands]
     return [(operands[0], noticed)] if noticed and has_trait(node, Trait.NONFINITE_OF_FIRST) else []
 

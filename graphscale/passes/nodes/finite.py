@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +12,7 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
+from graphscale.passes.nodes.row_widths import row_widths
 from graphscale.targets import Target
 
 __all__ = ["all_finite"]
@@ -27,25 +30,75 @@ def all_finite(build: Builder, gradients: Sequence[ir.Value], target: Target) ->
     if not gradients:
         truth = ir.tensor(np.asarray(True))
         return build.op("Constant", [], name="all_finite", dtype=ir.DataType.BOOL, value=truth)
-    return _by_kernel(build, gradients) if target.is_all_finite else _by_standard_ops(build, gradients)
+    return (
+        _by_kernel(build, gradients) if target.is_all_finite else _by_standard_ops(build, gradients, cuda=target.cuda)
+    )
 
 
-def _by_standard_ops(build: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
-    """IEEE 754: 0*x is 0 for a finite x and NaN otherwise, so the sum of all 0*x is NaN if any x is not finite."""
-    probes = []
-    for gradient in gradients:
-        dtype, value = dtype_of(gradient), gradient
-        if dtype is not ir.DataType.DOUBLE and dtype is not ir.DataType.FLOAT:
+def _by_standard_ops(build: Builder, gradients: Sequence[ir.Value], *, cuda: bool) -> ir.Value:
+    """Test the sum of all probes, one scalar for each gradient, or one for all of a width.
+
+    IEEE 754: 0*x is 0 for a finite x and NaN otherwise, and so is the sum of all 0*x, in any order of summation.
+    """
+    probes, rows = [], dict[int, list[ir.Value]]()
+    sizes = [_size(gradient) for gradient in gradients]
+    widths = row_widths(filter(None, sizes)) if cuda else {}
+    for gradient, size in zip(gradients, sizes, strict=True):
+        value, name = gradient, gradient.name or ""
+        if value.dtype not in (ir.DataType.DOUBLE, ir.DataType.FLOAT):
             # Small types have few kernels on the CPU; finite numbers stay finite in float32.
-            value = build.cast(value, ir.DataType.FLOAT, name=f"{gradient.name}.wide")
-            dtype = ir.DataType.FLOAT
-        zero = build.editor.shared_constant(f"graphscale/zero.{dtype.name.lower()}", np.zeros((), dtype=dtype.numpy()))
-        probe = build.op("Mul", [value, zero], name=f"{gradient.name}.zeroed", like=gradient, dtype=dtype)
-        probe = build.op("ReduceSum", [probe], name=f"{gradient.name}.probe", dtype=dtype, keepdims=0)
-        probes.append(build.cast(probe, ir.DataType.FLOAT, name="probe") if dtype is ir.DataType.DOUBLE else probe)
-    total = build.op("Sum", probes, name="probes", dtype=ir.DataType.FLOAT)
+            value = build.cast(value, ir.DataType.FLOAT, name=f"{name}.wide")
+        if size in widths and value.dtype is ir.DataType.FLOAT:
+            product = _product(build, value, size // widths[size], widths[size], name)
+            rows.setdefault(widths[size], []).append(product)
+        else:
+            probes.append(_probe(build, value, name))
+    for width, products in rows.items():
+        if width == 1:
+            probes += products
+        else:
+            total = _sum_up(build, products, f"rows.{width}")
+            probes.append(build.op("ReduceSum", [total], name="probe", dtype=ir.DataType.FLOAT, keepdims=0))
+    if cuda:
+        total = _sum_up(build, probes, "probes")
+    else:
+        total = build.op("Sum", probes, name="probes", dtype=ir.DataType.FLOAT)
     nonfinite = build.op("IsNaN", [total], name="any_nonfinite", dtype=ir.DataType.BOOL)
     return build.op("Not", [nonfinite], name="all_finite", dtype=ir.DataType.BOOL)
+
+
+def _size(value: ir.Value) -> int:
+    """Return the number of elements, 0 if it is not known."""
+    return math.prod(value.shape.numpy()) if value.shape is not None and value.shape.is_static() else 0
+
+
+def _probe(build: Builder, value: ir.Value, name: str) -> ir.Value:
+    """Add a probe of any shape: products with zero, written down and summed up."""
+    dtype = dtype_of(value)
+    zero = build.editor.shared_constant(f"graphscale/zero.{dtype.name.lower()}", np.zeros((), dtype=dtype.numpy()))
+    zeroed = build.op("Mul", [value, zero], name=f"{name}.zeroed", like=value, dtype=dtype)
+    probe = build.op("ReduceSum", [zeroed], name=f"{name}.probe", dtype=dtype, keepdims=0)
+    return build.cast(probe, ir.DataType.FLOAT, name="probe") if dtype is ir.DataType.DOUBLE else probe
+
+
+def _product(build: Builder, value: ir.Value, rows: int, width: int, name: str) -> ir.Value:
+    """Add the product of zeros with a float32 value in rows: `[width]`, or a scalar for width 1."""
+    matrix = [rows] if width == 1 else [rows, width]
+    if value.shape != matrix:
+        shape = f"graphscale/shape.{'x'.join(map(str, matrix))}"
+        wanted = build.editor.shared_constant(shape, np.asarray(matrix, dtype=np.int64))
+        value = build.op("Reshape", [value, wanted], name=f"{name}.rows", dtype=value.dtype, shape=matrix)
+    zeros = build.editor.shared_constant(f"graphscale/zeros.{rows}", np.zeros(rows, np.float32))
+    return build.op("MatMul", [zeros, value], name=f"{name}.probe", dtype=ir.DataType.FLOAT, shape=matrix[1:])
+
+
+def _sum_up(build: Builder, values: Sequence[ir.Value], name: str) -> ir.Value:
+    """Add sums of at most eight float32 values of one shape, up to a single one: CUDA adds up so many in one kernel."""
+    left = deque(values)
+    while len(left) > 1:
+        terms = [left.popleft() for _ in range(min(8, len(left)))]
+        left.append(build.op("Sum", terms, name=name, like=terms[0], dtype=ir.DataType.FLOAT))
+    return left[0]
 
 
 def _by_kernel(build: Builder, gradients: Sequence[ir.Value]) -> ir.Value:

@@ -65,10 +65,14 @@ CHECKS = {
         False,
     ),
     "matrix-product": (f"c = MatMul(g, ones) z = Mul(c, zero) {ZEROED}", True),
+    "matrix-product-with-zeros": ("z = MatMul(zeros, g) n = IsNaN(z) ok = Not(n)", True),
+    "matrix-product-with-zeros-on-the-right": ("z = MatMul(g, zeros) n = IsNaN(z) ok = Not(n)", True),
+    "dot-product-with-zeros": ('z = Einsum<equation = "i,i->">(g, zeros) n = IsNaN(z) ok = Not(n)', True),
+    "matrix-product-with-some-zeros": ("z = MatMul(some, g) n = IsNaN(z) ok = Not(n)", False),
     "positive-part": (f"c = Relu(g) z = Mul(c, zero) {ZEROED}", False),
 }
 CONSTANTS = (
-    "float[3] ones = {1, 1, 1}, int64[1] axis = {1}, "
+    "float[3] ones = {1, 1, 1}, float[3] zeros = {0, 0, 0}, float[3] some = {0, 1, 0}, int64[1] axis = {1}, "
     "float zero = {0}, double wide = {0}, float one = {1}, float low = {-9}, float high = {9}, int64[1] at = {0}, "
     "int64[1] to = {1}"
 )

@@ -17,6 +17,7 @@ GRAPHS = (
     ("pytorch/mlp_momentum", INSIDE),
     ("pytorch/clip_by_value", "onnx"),
     ("pytorch/two_losses", "ort-training-cuda"),
+    ("pytorch/two_losses", "ort-cuda"),
     ("pytorch/two_losses", "onnx"),
     ("ort/digits_mlp", "ort-training"),
     ("ort/gradbuilder_regression", "onnx"),
