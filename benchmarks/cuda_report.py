@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from step_cost import table
-from training_steps.device_graphs import HOST, SESSION
+from training_steps.device_graphs import HOST, LOOP, PORTABLE, SESSION
 from training_steps.sides import PLAIN
 
 __all__ = ["FRAMEWORKS", "report"]
@@ -17,6 +17,8 @@ NOTHING = "—"
 # The cost of loss scaling: a way, and the same without.
 ADDED = {
     "gs.Session, float32": ("onnx", SESSION, PLAIN),
+    "loop, float32": ("onnx", LOOP, PLAIN),
+    "loop, check of `onnx`": ("onnx", PORTABLE, PLAIN),
     "on the host, float32": ("onnx", HOST, PLAIN),
     "GradScaler, float32": ("torch", "GradScaler", PLAIN),
     "gs.Session, float16": ("onnx", f"float16-{SESSION}", "float16"),
@@ -27,9 +29,10 @@ COUNTED = """Memcpy: MemcpyToHost and MemcpyFromHost nodes in the graphs that ON
 that it placed on its CPU provider, by the profile of a step, and how many of them graphscale inserted. Copies: tensors
 that come to the host in a step whose loss is not fetched, by such nodes or by the loop. Syncs: of ONNX Runtime these
 copies, and one for each run of a session, at whose end it waits for its streams (a condition of an If that is made on
-the GPU comes by a Memcpy node, and is counted there); of PyTorch what its debug mode warns of. GB: of ONNX Runtime what
-the driver has less after some steps, kernels and libraries included; of PyTorch the most that its allocator has held.
-Distance: that of the weights from the plain ones after the first steps, over the way that these have gone."""
+the GPU comes by a Memcpy node, and is counted there); of PyTorch what its debug mode warns of. Check: CUDA kernels of
+the finite check, counted in the graph that ONNX Runtime executes. GB: of ONNX Runtime what the driver has less after
+some steps, kernels and libraries included; of PyTorch the most that its allocator has held. Distance: that of the
+weights from the plain ones after the first steps, over the way that these have gone."""
 
 Found = Mapping[str, Mapping[str, Any]]
 
@@ -45,7 +48,7 @@ def report(found: Found) -> str:
     added = [title for title, (framework, *_) in ADDED.items() if framework in first["seconds"]]
     rows = [[name, *(_added(found[name]["seconds"], *ADDED[title]) for title in added)] for name in found]
     parts.append(f"What loss scaling adds:\n\n{table(['workload', *added], rows)}")
-    header = ["step", "Memcpy", "in branches", "on the CPU", "inserted", "copies", "syncs", "GB", "distance"]
+    header = ["step", "Memcpy", "in branches", "on the CPU", "inserted", "copies", "syncs", "check", "GB", "distance"]
     rows = [
         [f"{name}, {FRAMEWORKS[framework]}, {side}", *_facts(facts), f"{checks[framework][side]['distance']:.1e}"]
         for name, checks in ((name, each["checks"]) for name, each in found.items())
@@ -110,6 +113,8 @@ def _facts(facts: Mapping[str, Any]) -> list[str]:
         more = f", {len(kinds) - 4} other operators" if len(kinds) > 4 else ""
         on_host = f"{sum(nodes.values())} ({listed}{more})" if nodes else "0"
     memory = NOTHING if facts["memory"] is None else f"{facts['memory'] / 1e9:.1f}"
-    counts = [facts[key] for key in ("memcpy_nodes", "memcpy_in_branches", "inserted_on_host", "copies", "syncs")]
-    memcpy, branches, inserted, copies, syncs = (NOTHING if count is None else str(count) for count in counts)
-    return [memcpy, branches, on_host, inserted, copies, syncs, memory]
+    counts = [
+        facts[key] for key in ("memcpy_nodes", "memcpy_in_branches", "inserted_on_host", "copies", "syncs", "launches")
+    ]
+    memcpy, branches, inserted, *rest = (NOTHING if count is None else str(count) for count in counts)
+    return [memcpy, branches, on_host, inserted, *rest, memory]

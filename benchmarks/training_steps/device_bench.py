@@ -61,6 +61,7 @@ class Facts:
         copies: tensors that came to the host in a step.
         syncs: how often the host waited for the device in a step.
         memory: bytes of the device's memory that the side took.
+        launches: CUDA kernels of the finite check in a step, by the graph that ONNX Runtime executes.
     """
 
     memcpy_nodes: int | None = None
@@ -70,6 +71,7 @@ class Facts:
     copies: int | None = None
     syncs: int | None = None
     memory: int | None = None
+    launches: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

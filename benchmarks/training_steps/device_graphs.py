@@ -22,14 +22,16 @@ import graphscale as gs
 from training_steps.device_bench import FLOAT16, DeviceSide, Facts, Ways
 from training_steps.device_onnx import InSession, Loop, Machine, OnHost
 from training_steps.gpu import Gpu
+from training_steps.launches import launches
 from training_steps.placement import TO_HOST, memcpy_nodes, nodes_of_a_run
 from training_steps.sides import PLAIN
 from training_steps.workloads import INCREMENT_PERIOD, INITIAL_LOSS_SCALE, RATES, Arrays, Workload
 
-__all__ = ["HOST", "LOOP", "NAMES", "SESSION", "Graphs", "check_room", "facts_of", "opener"]
+__all__ = ["HOST", "LOOP", "NAMES", "PORTABLE", "SESSION", "Graphs", "check_room", "facts_of", "opener"]
 
 SESSION, LOOP, HOST = "session", "loop", "host"
-NAMES = (PLAIN, SESSION, LOOP, HOST, FLOAT16, f"{FLOAT16}-{SESSION}", f"{FLOAT16}-{HOST}")
+PORTABLE = f"{LOOP}-onnx"  # scaled for `onnx`: the finite check writes its products
+NAMES = (PLAIN, SESSION, LOOP, PORTABLE, HOST, FLOAT16, f"{FLOAT16}-{SESSION}", f"{FLOAT16}-{HOST}")
 _GRAPHS = ("step", "gradients", "update")
 _PROFILED_STEPS = 3
 
@@ -79,21 +81,21 @@ class Graphs:
             loop = self._loop(update, self._carried, made())
             fed = frozenset(value.name for value in update.graph.input)
             return OnHost(self._cast(gradients) if low else gradients, loop, fed, made(), self._machine)
-        scaled = self.scaled(low=low)
+        scaled = self.scaled(low=low, target="onnx" if way == PORTABLE else self._machine.target if low else "ort-cuda")
         if way == SESSION:
             return InSession(gs.Session(scaled, self._machine.providers, made(), self._state))
         carried = {s.input: s.output for s in scaled.report.state if s.output is not None}
         return Loop(self._loop(scaled.model, carried, made(), first_values(scaled, self._state)))
 
-    def scaled(self, *, low: bool) -> gs.ScaledModel:
-        """The step with a dynamic loss scale in it.
+    def scaled(self, *, low: bool, target: str) -> gs.ScaledModel:
+        """The step with a dynamic loss scale in it, for a target of graphscale.
 
         Raises:
             ValueError: some contraction of the backward pass computes on unscaled values.
         """
         policy = gs.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD)
         cast = FLOAT16 if low else None
-        made = gs.scale(self._step, policy, target=self._machine.target, autocast=cast)
+        made = gs.scale(self._step, policy, target=target, autocast=cast)
         if made.report.coverage != 1.0 or not made.report.proved:
             raise ValueError(f"coverage is {made.report.coverage}, proved: {made.report.proved}")
         return made
@@ -141,7 +143,8 @@ def facts_of(folder: Path, workload: Workload, machine: Machine, name: str) -> F
         memory = free - gpu.free_memory() if gpu else None
         side.close()
         gc.collect()  # a session writes its profile when it ends
-        memcpy = [memcpy_nodes(onnx.load(f"{path}.onnx", load_external_data=False)) for path in made]
+        executed = [onnx.load(f"{path}.onnx", load_external_data=False) for path in made]
+        memcpy = [memcpy_nodes(model) for model in executed]
         ran = [node for path in made for node in nodes_of_a_run(profile_in(path.parent, f"{path.name}.profile"))]
     copies = side.copies + sum(node.op_type == TO_HOST for node in ran)
     on_host = [node for node in ran if node.on_host]
@@ -153,6 +156,8 @@ def facts_of(folder: Path, workload: Workload, machine: Machine, name: str) -> F
         copies=copies if gpu else None,
         syncs=copies + side.runs if gpu else None,
         memory=memory,
+        # A session lowers the check for the CPU.
+        launches=launches(executed[-1]) if gpu or name.startswith(LOOP) else None,
     )
 
 

@@ -17,14 +17,14 @@ _ONE = frozenset(("Cast", "IsNaN", "MatMul", "Mul", "Not", "ReduceSum"))
 _MOST = 8
 
 
-def launches(model: onnx.ModelProto) -> int:
-    """Count the kernels of a model's finite check by standard operators.
+def launches(model: onnx.ModelProto) -> int | None:
+    """Count the kernels of a model's finite check by standard operators; return None without a check.
 
     Args:
-        model: a scaled graph, as ONNX Runtime's optimizers leave it.
+        model: a graph, as ONNX Runtime's optimizers leave it.
 
     Raises:
-        LookupError: it has an operator without known kernels, or none that counts.
+        LookupError: the check has an operator without known kernels.
     """
     tensors = {value.name: value.type.tensor_type for value in model.graph.value_info}
     shapes = {name: tensor.shape.dim for name, tensor in tensors.items() if tensor.HasField("shape")}
@@ -34,9 +34,7 @@ def launches(model: onnx.ModelProto) -> int:
         if all(dim.HasField("dim_value") for dim in dims)
     }
     nodes = [node for node in model.graph.node if node.name.startswith(_MARK)]
-    if not nodes:
-        raise LookupError("the graph has no finite check of graphscale")
-    return sum(_launches(node, known) for node in nodes)
+    return sum(_launches(node, known) for node in nodes) if nodes else None
 
 
 def _launches(node: onnx.NodeProto, shapes: dict[str, list[int]]) -> int:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.full
 
 GRAPHS = Path(__file__).with_name("step_graphs")
 STEPS = ("--graphs", str(GRAPHS), "--only", "mlp-8-sgd", "transformer-4-adamw")
-WAYS = ("plain", "session", "loop", "host", "float16", "float16-session", "float16-host")
+WAYS = ("plain", "session", "loop", "loop-onnx", "host", "float16", "float16-session", "float16-host")
 
 
 def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -73,10 +73,12 @@ def test_cuda_step_on_a_cpu(tmp_path: Path) -> None:
         checks, facts = found["checks"]["onnx"], found["facts"]["onnx"]
         assert list(found["seconds"]["onnx"]) == list(checks) == list(WAYS)
         assert all(len(check["losses"]) == 5 and check["skipped"] == 0 for check in checks.values())
-        assert checks["session"]["distance"] == checks["loop"]["distance"] == checks["host"]["distance"] == 0
+        assert [checks[way]["distance"] for way in WAYS[:5]] == [0] * 5
         assert 0 < checks["float16-session"]["distance"] < 0.1
         assert facts["plain"]["inserted_on_host"] == 0 < facts["session"]["inserted_on_host"]
         assert facts["plain"]["host_nodes"]["Sub"] == facts["session"]["host_nodes"]["Sub"]
+        assert facts["plain"]["launches"] is facts["host"]["launches"] is facts["session"]["launches"] is None
+        assert facts["loop"]["launches"] < facts["loop-onnx"]["launches"]
 
 
 @pytest.mark.pytorch
@@ -106,6 +108,7 @@ def test_cuda_step_on_a_gpu(tmp_path: Path) -> None:
             assert facts[way]["inserted_on_host"] == 0
             assert facts[way]["syncs"] <= facts[plain]["syncs"]
         assert facts["host"]["copies"] > facts["plain"]["copies"]
+        assert facts["loop"]["launches"] == facts["session"]["launches"] < facts["loop-onnx"]["launches"]
         assert all(each["memory"] > 0 for each in facts.values())
 
 

@@ -223,6 +223,7 @@ CASES = (
     Case("unscale-gradients/accumulator", UnscaleGradients, accumulator),
     Case("check-finite/standard-ops", CheckFinite, linear_step),
     Case("check-finite/float16", CheckFinite, lambda: float16(optimizer=True)),
+    Case("check-finite/products", CheckFinite, step, {"target": "ort-cuda"}),
     Case("check-finite/kernel", CheckFinite, linear_step, {"target": "ort-training-cuda"}),
     Case("check-finite/fixed", CheckFinite, linear_step, {"loss_scale": 128, "skip_nonfinite": True}),
     Case("update-loss-scale/function", UpdateLossScale, linear_step),

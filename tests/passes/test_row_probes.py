@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 import graphscale as gs
@@ -110,6 +111,29 @@ def test_elements_of_large_gradients_are_seen(shape: list[int]) -> None:
         flat[place] = kept
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("tf32", ["0", "1"])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_elements_of_large_gradients_are_seen_by_a_gpu(shape: list[int], tf32: str) -> None:
+    """With TF32, numbers next to the largest ones are left out: they may be rounded to infinity."""
+    random = np.random.default_rng(1)
+    options = ort.SessionOptions()
+    providers = [("CUDAExecutionProvider", {"device_id": "0", "use_tf32": tf32})]
+    model = ir.to_proto(check_of([shape, [32, 512]]))
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+    feeds = {"g0": finite_numbers(random, shape), "g1": finite_numbers(random, [32, 512])}
+    if tf32 == "1":
+        feeds = {name: np.clip(array, -3.4e38, 3.4e38) for name, array in feeds.items()}
+    assert session.run(None, feeds)[0]
+    flat = feeds["g0"].reshape(-1)
+    for place in {0, 1, flat.size - 2, flat.size - 1, *random.integers(0, flat.size, 60).tolist()}:
+        kept = flat[place]
+        for number in BAD:
+            flat[place] = number
+            assert not session.run(None, feeds)[0], (place, number)
+        flat[place] = kept
+
+
 def test_infinities_of_both_signs_do_not_cancel() -> None:
     session = make_session(ir.to_proto(check_of([[16, 512], [3], [5]])))
     feeds = {"g0": np.ones([16, 512], np.float32), "g1": np.ones(3, np.float32), "g2": np.ones(5, np.float32)}
@@ -177,7 +201,8 @@ def count_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
 
     def count(model: onnx.ModelProto) -> int:
         make_session(model, optimized=tmp_path / "optimized.onnx")
-        found: int = launches(onnx.load(tmp_path / "optimized.onnx"))
+        found = launches(onnx.load(tmp_path / "optimized.onnx"))
+        assert isinstance(found, int)
         return found
 
     return count
@@ -212,6 +237,15 @@ SETS = {
 }
 
 
+TEXT = (ROOT / "docs" / "targets.md").read_text(encoding="utf-8")
+
+
+def count_in_rows(shapes: Sequence[Sequence[int]]) -> int:
+    elements = [math.prod(shape) for shape in shapes]
+    widths = row_widths(elements)
+    return sum(widths[size] > 1 for size in elements)
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_kernels_of_a_check(name: str, count_kernels: Callable[[onnx.ModelProto], int]) -> None:
     """Without control flow, and without a shape that is computed."""
@@ -219,7 +253,7 @@ def test_kernels_of_a_check(name: str, count_kernels: Callable[[onnx.ModelProto]
     assert str(count) == name.partition("-")[0]
     model = check_of(shapes)
     assert operators(model).keys() <= {"IsNaN", "MatMul", "Not", "ReduceSum", "Reshape", "Sum"}
-    in_rows = sum(width > 1 for width in map(row_widths(map(math.prod, shapes)).get, map(math.prod, shapes)))
+    in_rows = count_in_rows(shapes)
     found = count_kernels(ir.to_proto(model))
     rows = math.ceil((in_rows - 1) / 7) + 1 if in_rows else 0
     scalars = count - in_rows + (in_rows > 0)
@@ -229,19 +263,23 @@ def test_kernels_of_a_check(name: str, count_kernels: Callable[[onnx.ModelProto]
     assert written == (3 * count + 3 if count > 8 else 2 * count + 3)
 
 
-@pytest.mark.parametrize(("name", "kernels", "before"), [("13", 18, 42), ("148", 172, 447), ("600", 690, 1803)])
+@pytest.mark.parametrize(
+    ("name", "rows", "kernels", "before"), [("13", 6, 18, 42), ("148", 50, 172, 447), ("600", 200, 690, 1803)]
+)
 def test_numbers_of_the_docs(
-    name: str, kernels: int, before: int, count_kernels: Callable[[onnx.ModelProto], int]
+    name: str, rows: int, kernels: int, before: int, count_kernels: Callable[[onnx.ModelProto], int]
 ) -> None:
+    assert count_in_rows(SETS[name]) == rows
     assert count_kernels(ir.to_proto(check_of(SETS[name]))) == kernels
     assert count_kernels(ir.to_proto(check_of(SETS[name], target="onnx"))) == before
-    assert f"| {name} | {kernels} | {before:,} |" in (ROOT / "docs" / "targets.md").read_text(encoding="utf-8")
+    [line] = [line for line in TEXT.splitlines() if line.startswith(f"| {name} | {kernels} | {before:,} | ")]
+    assert line.endswith(f", r = {rows} |")
 
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_kernels_of_a_step(name: str, count_kernels: Callable[[onnx.ModelProto], int]) -> None:
-    """The check within the bound; one Where for each state that is guarded, and no branch."""
+    """The check within the bound, one Where for each state or accumulator, and no branch."""
     result = gs.scale(load_example(name).model(), target="ort-cuda")
     graph = ir.from_proto(result.model).graph
     inserted = {node: node.metadata_props[PASS_KEY] for node in graph if PASS_KEY in node.metadata_props}
@@ -251,8 +289,10 @@ def test_kernels_of_a_step(name: str, count_kernels: Callable[[onnx.ModelProto],
     assert count >= 1
     # A product that is written is one kernel more, and so is each cast of a small type.
     assert count_kernels(result.model) <= count + written + check["Cast"] + math.ceil(count / 7) + 4
-    wheres = [node for node in inserted if GuardUpdates.inserted(node) and node.op_type == "Where"]
-    assert len(wheres) <= sum(pair.how != "state of the loss scale" for pair in result.report.state)
+    guards = sum(GuardUpdates.inserted(node) and node.op_type == "Where" for node in inserted)
+    carried = sum(pair.how != "state of the loss scale" for pair in result.report.state)
+    added_up = sum(node.op_type.startswith("InPlaceAccumulator") and node not in inserted for node in graph)
+    assert guards == carried + added_up
 
 
 def test_shapes_that_are_not_known_keep_the_written_products(count_kernels: Callable[[onnx.ModelProto], int]) -> None:
@@ -267,10 +307,9 @@ def test_gradients_without_elements() -> None:
     assert not session.run(None, {"g0": np.ones([0, 5], np.float32), "g1": np.full(3, np.nan, np.float32)})[0]
 
 
-def test_an_operator_without_known_kernels(count_kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_without_known_kernels(count_kernels: Any) -> None:
     launches = importlib.import_module("training_steps.launches").launches
-    with pytest.raises(LookupError, match="no finite check"):
-        launches(step())
+    assert launches(step()) is None
     scaled = ir.to_proto(check_of([[3]]))
     scaled.graph.node[0].op_type = "Erf"
     with pytest.raises(LookupError, match="kernels of Erf"):
