@@ -17,8 +17,9 @@ class CheckFinite(RewritePass):
     """Test all elements of all unscaled gradients for finiteness: one scalar bool value, `all_finite`.
 
     Before: `dw = Div(dw.scaled, current_loss_scale)`
-    After:  the same, and `all_finite = Not(IsNaN(Sum(ReduceSum(Mul(dw, 0)), ...)))`, or `IsAllFinite(dw, ...)` where
-    the target has that kernel.
+    After:  the same, and `all_finite = Not(IsNaN(Sum(ReduceSum(Mul(dw, 0)), ...)))`
+    On CUDA `all_finite = Not(IsNaN(ReduceSum(Sum(MatMul(zeros, Reshape(dw)), ...))))`: fewer kernels, and one read; or
+    `IsAllFinite(dw, ...)` where the target has that kernel.
 
     A fixed loss scale is not checked, as in TensorFlow, unless `skip_nonfinite` was asked for.
     """

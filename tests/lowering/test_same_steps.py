@@ -102,6 +102,26 @@ def test_the_same_steps(name: str, scale: float) -> None:
     assert_same_steps(plain, lowered, [batch, batch, bad[0], batch, bad[1], bad[2], batch, batch])
 
 
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("name", UPDATED)
+def test_the_same_steps_of_a_file_for_a_gpu(name: str) -> None:
+    """Plain and lowered for a CPU, as those of target onnx: its finite check has other nodes."""
+    example = load_example(name)
+    policy = gs.DynamicLossScale(1024.0, 3)
+    result = gs.scale(example.model(), policy, target="ort-cuda")
+    state = {s.input: example.feeds[s.input] for s in result.report.state if s.input in example.feeds}
+    plain, lowered, _ = plain_and_lowered(result, state, ALWAYS)
+    portable = gs.Session(gs.scale(example.model(), policy), None, options(EXACT), state, lowering=None)
+    batch = {name: example.feeds[name] for name in plain.inputs}
+    bad = [poisoned(batch, value) for value in (np.nan, np.inf, -np.inf, F32_MAX)]
+    batches = [batch, batch, bad[0], batch, bad[1], batch, bad[2], bad[3], batch, batch]
+    first = plain.state_dict()
+    applied = assert_same_steps(plain, lowered, batches)
+    plain.load_state_dict(first)
+    assert assert_same_steps(portable, plain, batches) == applied
+    assert True in applied
+
+
 @pytest.mark.parametrize("name", UPDATED)
 def test_no_constant_is_left_behind(name: str) -> None:
     """ONNX Runtime would warn of each."""

@@ -16,6 +16,7 @@ import onnxruntime as ort
 import pytest
 
 import graphscale as gs
+from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.graph.builder import PASS_KEY, Editor
 from graphscale.passes import CheckFinite, GuardUpdates
 from graphscale.passes.nodes import row_widths as sizes
@@ -237,6 +238,15 @@ SETS = {
 }
 
 
+def test_the_bound_holds_for_any_mixture() -> None:
+    for count in range(1, 25):
+        for rows in range(count + 1):
+            found = operators(check_of([*rows * [[16, 512]], *(count - rows) * [[7]]]))
+            kernels = found.total() - found["Reshape"]
+            assert found["MatMul"] == count
+            assert kernels <= count + math.ceil(count / 7) + 4
+
+
 TEXT = (ROOT / "docs" / "targets.md").read_text(encoding="utf-8")
 
 
@@ -293,6 +303,12 @@ def test_kernels_of_a_step(name: str, count_kernels: Callable[[onnx.ModelProto],
     carried = sum(pair.how != "state of the loss scale" for pair in result.report.state)
     added_up = sum(node.op_type.startswith("InPlaceAccumulator") and node not in inserted for node in graph)
     assert guards == carried + added_up
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_check_is_proved_to_see_each_gradient(name: str) -> None:
+    graph = check_of(SETS[name]).graph
+    assert find_tested_values(graph.outputs[0], frozenset()) >= {*graph.inputs}
 
 
 def test_shapes_that_are_not_known_keep_the_written_products(count_kernels: Callable[[onnx.ModelProto], int]) -> None:
