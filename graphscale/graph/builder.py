@@ -216,6 +216,14 @@ class Builder:
         """Add a cast of a value, of the value's shape if not said otherwise; the options are those of `op`."""
         return self.op("Cast", [value], **{"like": value, **options}, dtype=to, to=to)
 
+    def reshape(self, value: ir.Value, shape: Sequence[int], **options: Any) -> ir.Value:
+        """Add a reshaping to known sizes, or return the value if it has this shape; the options are those of `op`."""
+        if value.shape == shape:
+            return value
+        name = f"graphscale/{self.mark}.shape.{'x'.join(map(str, shape))}"
+        wanted = self.editor.shared_constant(name, np.asarray(shape, dtype=np.int64))
+        return self.op("Reshape", [value, wanted], dtype=value.dtype, shape=shape, **options)
+
     def number(self, number: float, dtype: ir.DataType) -> ir.Value:
         """Add a Constant node that gives a scalar."""
         tensor = ir.tensor(np.asarray(number, dtype=dtype.numpy()))

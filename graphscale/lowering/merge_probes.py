@@ -84,7 +84,7 @@ def _probe(build: Builder, product: ir.Node, total: ir.Node) -> None:
         size = count_elements(gradient)
         columns = next(c for c in range(min(_COLUMNS, size), 0, -1) if size % c == 0)
         rows = size // columns
-        gradient = _reshape(build, gradient, [rows, columns])
+        gradient = build.reshape(gradient, [rows, columns], name=f"{gradient.name}.reshaped")
     name = f"graphscale/{build.mark}.zeros.{dtype.name.lower()}.{rows}"
     zeros = build.editor.shared_constant(name, np.zeros((1, rows), dtype.numpy()))
     sums = build.op("MatMul", [zeros, gradient], name=f"{gradient.name}.sums", dtype=dtype, shape=[1, columns])
@@ -96,7 +96,7 @@ def _probe_together(build: Builder, small: Sequence[tuple[ir.Node, ir.Node]]) ->
     """Probe small gradients as one vector."""
     product, total = small[-1]
     gradients = [_gradient(other) for other, _ in small]
-    flat = [_reshape(build, value, [count_elements(value)]) for value in gradients]
+    flat = [build.reshape(value, [count_elements(value)], name=f"{value.name}.reshaped") for value in gradients]
     count = sum(map(count_elements, gradients))
     joined = build.op("Concat", flat, name="small_gradients", dtype=ir.DataType.FLOAT, shape=[count], axis=0)
     product.replace_input_with(0, joined)
@@ -105,12 +105,3 @@ def _probe_together(build: Builder, small: Sequence[tuple[ir.Node, ir.Node]]) ->
     reader = uses_of(total.outputs[0])[0].node
     replace_inputs(reader, [value for value in reader.inputs if value is not None and value.producer() not in others])
     build.editor.graph.remove(others, safe=True)
-
-
-def _reshape(build: Builder, value: ir.Value, shape: Sequence[int]) -> ir.Value:
-    """Reshape a value, if it is not of this shape."""
-    if value.shape == shape:
-        return value
-    name = f"graphscale/{build.mark}.shape.{'x'.join(map(str, shape))}"
-    wanted = build.editor.shared_constant(name, np.asarray(shape, dtype=np.int64))
-    return build.op("Reshape", [value, wanted], name=f"{value.name}.reshaped", dtype=value.dtype, shape=shape)

@@ -84,10 +84,7 @@ def _probe(build: Builder, value: ir.Value, name: str) -> ir.Value:
 def _product(build: Builder, value: ir.Value, rows: int, width: int, name: str) -> ir.Value:
     """Add the product of zeros with a float32 value in rows: `[width]`, or a scalar for width 1."""
     matrix = [rows] if width == 1 else [rows, width]
-    if value.shape != matrix:
-        shape = f"graphscale/shape.{'x'.join(map(str, matrix))}"
-        wanted = build.editor.shared_constant(shape, np.asarray(matrix, dtype=np.int64))
-        value = build.op("Reshape", [value, wanted], name=f"{name}.rows", dtype=value.dtype, shape=matrix)
+    value = build.reshape(value, matrix, name=f"{name}.rows")
     zeros = build.editor.shared_constant(f"graphscale/zeros.{rows}", np.zeros(rows, np.float32))
     return build.op("MatMul", [zeros, value], name=f"{name}.probe", dtype=ir.DataType.FLOAT, shape=matrix[1:])
 
