@@ -36,7 +36,7 @@ def all_finite(build: Builder, gradients: Sequence[ir.Value], target: Target) ->
 
 
 def _by_standard_ops(build: Builder, gradients: Sequence[ir.Value], *, cuda: bool) -> ir.Value:
-    """Test the sum of all probes, one scalar for each gradient, or one for all of a width.
+    """Test the sum of all probes: a scalar for each gradient, or on CUDA one for all gradients in rows of a width.
 
     IEEE 754: 0*x is 0 for a finite x and NaN otherwise, and so is the sum of all 0*x, in any order of summation.
     """
@@ -45,10 +45,10 @@ def _by_standard_ops(build: Builder, gradients: Sequence[ir.Value], *, cuda: boo
     widths = row_widths(filter(None, sizes)) if cuda else {}
     for gradient, size in zip(gradients, sizes, strict=True):
         value, name = gradient, gradient.name or ""
-        if value.dtype not in (ir.DataType.DOUBLE, ir.DataType.FLOAT):
+        if dtype_of(gradient) not in (ir.DataType.DOUBLE, ir.DataType.FLOAT):
             # Small types have few kernels on the CPU; finite numbers stay finite in float32.
             value = build.cast(value, ir.DataType.FLOAT, name=f"{name}.wide")
-        if size in widths and value.dtype is ir.DataType.FLOAT:
+        if size in widths and dtype_of(value) is ir.DataType.FLOAT:
             product = _product(build, value, size // widths[size], widths[size], name)
             rows.setdefault(widths[size], []).append(product)
         else:
