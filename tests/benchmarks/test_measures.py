@@ -181,7 +181,7 @@ def test_all_ways_on_a_device_follow_the_rule(
     made = benchmarks("training_steps.device_graphs").Graphs(GRAPHS, workload, device)
     sides = {way: made.side(way, device.session_options) for way in WAYS}
     scaled = {way: side for way, side in sides.items() if side.loss_scale() is not None}
-    assert list(scaled) == ["session", "loop", "host", "float16-session", "float16-host"]
+    assert list(scaled) == ["session", "loop", "loop-onnx", "host", "float16-session", "float16-host"]
     batches = [*made.batches(), *made.batches()]
     batches.insert(4, {**batches[0], "x": device.value(np.full((8, 16), np.inf, np.float32))})
     for batch in batches:
@@ -192,7 +192,7 @@ def test_all_ways_on_a_device_follow_the_rule(
     for batch in (*made.batches(), *made.batches()):
         sides["plain"].step(batch, fetch=False)
     plain = sides["plain"].weights()
-    for way in ("session", "loop", "host"):
+    for way in ("session", "loop", "loop-onnx", "host"):
         assert_all_same_bits(sides[way].weights(), plain)
     for side in sides.values():
         side.close()
