@@ -16,10 +16,11 @@ import onnx_ir as ir
 from graphscale.graph.builder import Builder
 from graphscale.graph.values import operand_at
 from graphscale.lowering.nodes.gradient_tests import GradientTest
+from graphscale.lowering.nodes.products import Product
 from graphscale.lowering.sizes import count_elements
 from graphscale.lowering.thresholds import Thresholds
 
-__all__ = ["ScalarBuilder", "add_sum", "add_tests"]
+__all__ = ["ScalarBuilder", "add_bound", "add_inverse", "add_sum", "add_tests", "unscale_early"]
 
 _SAFE = 1e36  # far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 terms
 _LARGEST = 126  # the power of two that is the largest one with a normal reciprocal
@@ -69,17 +70,13 @@ def add_tests(
     bounds, unseen, before = list[ir.Value](), list[ir.Value](), list[ir.Value]()
     is_moved = any(test.early for test in tests)
     if is_moved:
-        exact = _add_exactness(make, scale)
-        inverse = make.op("Where", [exact, make.op("Reciprocal", [scale]), make.one])
+        exact, inverse = add_inverse(make, scale)
     for test in tests:
         if test.product is None:
             unseen.append(add_sum(make, test.division.outputs[0], thresholds))
             bounds.append(unseen[-1])
             continue
-        for value in test.product.operands:
-            if value not in sums:
-                sums[value] = make.op("ReduceL1", [value], keepdims=0)
-        bounds.append(make.op("Mul", [sums[value] for value in test.product.operands]))
+        bounds.append(add_bound(make, test.product, sums))
         if not test.early:
             continue
         # A factor waits for the sums of gradients before it. Nothing else does until the step is decided: ONNX Runtime
@@ -87,12 +84,7 @@ def add_tests(
         if unseen:
             before = [make.total([*before, *map(make.excess, unseen)])]
             unseen = []
-        # A bound that is NaN comes from zeros times a sum that has overflowed, and the gradient is 0 then, in any order
-        # of summation; or from an operand that is not finite, and neither is the gradient then. So NaN counts for 0.
-        excess = make.total([make.excess(bounds[-1]), *before])
-        factors[test.division] = factor = make.op("Clip", [excess, inverse, make.one])
-        (node, index), cotangent = test.product.cotangent, operand_at(test.product.cotangent)
-        node.replace_input_with(index, make.op("Mul", [cotangent, factor], like=cotangent))
+        factors[test.division] = unscale_early(make, test.product, inverse, [bounds[-1], *before])
     # A sum below the limit has only terms below it; NaN is below nothing.
     if is_moved:
         return make.flag("And", [make.flag("Less", [make.total(bounds), make.limit]), exact]), factors
@@ -102,8 +94,8 @@ def add_tests(
     return make.flag("Less", [make.total(bounds), limit]), factors
 
 
-def _add_exactness(make: ScalarBuilder, scale: ir.Value) -> ir.Value:
-    """Add a flag that is true if the place where a gradient is unscaled makes no difference, unless it overflows.
+def add_inverse(make: ScalarBuilder, scale: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Add a flag and a number: 1 / scale, and true, if gradients may be unscaled anywhere; otherwise 1, and false.
 
     The scale must be a power of two, for any other one can be loaded; at least 1, for a smaller one makes numbers
     larger; and not so large that 1 / scale is subnormal. The largest such power of two divided by it leaves 0 then, and
@@ -111,7 +103,29 @@ def _add_exactness(make: ScalarBuilder, scale: ir.Value) -> ir.Value:
     """
     remainder = make.op("Mod", [make.constant("largest_scale", 2.0**_LARGEST), scale], fmod=1)
     is_power = make.flag("Less", [remainder, make.constant("no_remainder", 2.0**-24)])
-    return make.flag("And", [is_power, make.flag("Less", [make.constant("half", 0.5), scale])])
+    exact = make.flag("And", [is_power, make.flag("Less", [make.constant("half", 0.5), scale])])
+    return exact, make.op("Where", [exact, make.op("Reciprocal", [scale]), make.one])
+
+
+def add_bound(make: ScalarBuilder, product: Product, sums: dict[ir.Value, ir.Value]) -> ir.Value:
+    """Add a bound of the absolute values of a product; `sums` are those of operands, known ones and new ones."""
+    for value in product.operands:
+        if value not in sums:
+            sums[value] = make.op("ReduceL1", [value], keepdims=0)
+    return make.op("Mul", [sums[value] for value in product.operands])
+
+
+def unscale_early(make: ScalarBuilder, product: Product, inverse: ir.Value, numbers: Sequence[ir.Value]) -> ir.Value:
+    """Multiply the cotangent of a product by a factor, and return this: `inverse` if all numbers fit, otherwise 1.
+
+    A bound that is NaN comes from zeros times a sum that has overflowed, and the gradient is 0 then, in any order of
+    summation; or from an operand that is not finite, and neither is the gradient then. So NaN counts for 0.
+    """
+    excess = make.total([make.excess(number) for number in numbers])
+    factor = make.op("Clip", [excess, inverse, make.one])
+    (node, index), cotangent = product.cotangent, operand_at(product.cotangent)
+    node.replace_input_with(index, make.op("Mul", [cotangent, factor], like=cotangent))
+    return factor
 
 
 def add_sum(make: ScalarBuilder, value: ir.Value, thresholds: Thresholds) -> ir.Value:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.graph.builder import Editor, replace_inputs
-from graphscale.graph.values import captured_values, operand_at, uses_of
+from graphscale.graph.values import captured_values, uses_of
 from graphscale.graph.walks import descendants
 from graphscale.lowering.delay_update import DelayUpdate
 from graphscale.lowering.merge_probes import MergeProbes
@@ -18,7 +18,7 @@ from graphscale.lowering.sizes import count_elements
 from graphscale.lowering.thresholds import Thresholds
 from graphscale.passes import CheckFinite, UnscaleGradients
 
-__all__ = ["FiniteCheck", "GradientTest", "find_check", "plan_tests"]
+__all__ = ["FiniteCheck", "GradientTest", "find_check", "find_probe", "plan_tests"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,31 +118,28 @@ def _plan_test(
     then = step.attributes["then_branch"].as_graph()
     readers = [use.node for use in uses_of(gradient) if use.node.graph is not then]
     only_step = exact and len(readers) == 1 and not gradient.is_graph_output()
-    probes = [probe for node in readers if (probe := _find_probe(node, check)) is not None]
+    probes = [probe for node in readers if (probe := find_probe(node, check.total)) is not None]
     if len(probes) != 1:
         return None
     if any(node.op_type == "Concat" for node in probes[0]):
         return None
     size, product = count_elements(gradient), find_product(division, scaled)
     if product is not None:
-        read_once = sum(map(count_elements, {*product.operands}))
-        # An early cotangent is read once more, and written.
-        early = read_once + 2 * count_elements(operand_at(product.cotangent))
-        if only_step and product.is_exclusive and early <= thresholds.unbounded_passes * size:
+        if only_step and product.is_exclusive and product.count_early() <= thresholds.unbounded_passes * size:
             return GradientTest(division, probes[0], product, early=True)
-        if read_once <= thresholds.bound_share * size:
+        if product.count_reads() <= thresholds.bound_share * size:
             return GradientTest(division, probes[0], product)
     return GradientTest(division, probes[0])
 
 
-def _find_probe(node: ir.Node, check: FiniteCheck) -> tuple[ir.Node, ...] | None:
+def find_probe(node: ir.Node, total: ir.Node) -> tuple[ir.Node, ...] | None:
     """Return the nodes from a reader of a gradient to the sum of all probes, if they are a probe and nothing else."""
     path = [node]
     while (MergeProbes.inserted(path[-1]) or CheckFinite.inserted(path[-1])) and len(path) < 5:
         uses = uses_of(path[-1].outputs[0])
         if len(uses) != 1:
             return None
-        if uses[0].node is check.total:
+        if uses[0].node is total:
             return tuple(path)
         path.append(uses[0].node)
     return None

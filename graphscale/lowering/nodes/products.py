@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.graph.values import Use, operand_at, uses_of
 from graphscale.lowering.multiply_first import is_number_up_to_one
-from graphscale.lowering.sizes import VIEWS, skip_views
+from graphscale.lowering.sizes import VIEWS, count_elements, skip_views
 from graphscale.operators import attribute, has_trait
 
 __all__ = ["Product", "find_product"]
@@ -28,6 +28,14 @@ class Product(NamedTuple):
     operands: tuple[ir.Value, ...]
     cotangent: Use
     is_exclusive: bool
+
+    def count_reads(self) -> int:
+        """Return the number of elements that a bound reads."""
+        return sum(map(count_elements, {*self.operands}))
+
+    def count_early(self) -> int:
+        """Return the number of elements that a bound and early unscaling read and write."""
+        return self.count_reads() + 2 * count_elements(operand_at(self.cotangent))
 
 
 def find_product(division: ir.Node, scaled: set[ir.Value]) -> Product | None:
@@ -50,7 +58,9 @@ def find_product(division: ir.Node, scaled: set[ir.Value]) -> Product | None:
         return None
     operands = [operand_at(Use(node, i)) for i in (0, 1)]
     places = [i for i in (0, 1) if operands[i] in scaled]
-    if len(places) != 1 or any(operand.dtype is not ir.DataType.FLOAT for operand in operands):
+    # Operands and result have one type; some exporters declare that of the gradient alone.
+    dtypes = {operand.dtype or value.dtype for operand in operands}
+    if len(places) != 1 or dtypes != {ir.DataType.FLOAT}:
         return None
     [place] = places
     use, transposition = Use(node, place), operands[place].producer()
