@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from step_cost import table
+from step_report import table
 from training_steps.device_graphs import HOST, LOOP, PORTABLE, SESSION
 from training_steps.sides import PLAIN
 

@@ -6,10 +6,10 @@
 Steps are generated whose gradients are 16 MB (one weight) and 256 MB (16 weights), with plain SGD and batches of 8; and
 the transformer of step_cost.py is taken, which PyTorch exports (`--torch`) or has exported to a folder (`--graphs`).
 
-In each round a plain loop and a gs.Session run a step each; a second gs.Session, and a loop by hand on the file as it
-was scaled, run one with ONNX Runtime's profiler; and NumPy copies as many bytes as the gradients have (`np.copyto`, on
-one thread, whatever ONNX Runtime has), in turns. Inserted work is the sum of the kernel times of all nodes that
-graphscale inserted, in a run. See benchmarks/README.md.
+In each round a plain loop, a gs.Session and a loop on the file for `ort-cpu` run a step each; a second gs.Session,
+and loops on that file and on the file as it was scaled, run one with ONNX Runtime's profiler; and NumPy copies as many
+bytes as the gradients have (`np.copyto`, on one thread, whatever ONNX Runtime has), in turns. Inserted work is the sum
+of the kernel times of all nodes that graphscale inserted, in a run. See benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from floor_variants import CHECKS, UNSCALES, variant_times
 from gradient_sets import KINDS, GradientSet
 from kernel_times import Kernel, inserted_kernels, least, parts, profile_in, profiled, runs_of
 from loops import ByBinding, first_values, options
-from step_cost import SAME_FRAMEWORK, export, lacking, machine, table
+from step_cost import SAME_FRAMEWORK, export, lacking, machine
+from step_report import table
 from training_steps.workloads import BATCHES, INCREMENT_PERIOD, INITIAL_LOSS_SCALE, RATES, Arrays, workloads
 
 import graphscale as gs
@@ -44,6 +45,7 @@ WIDTH = 2048
 TRANSFORMERS = ("transformer-4-sgd", "transformer-4-adamw")
 WARM_UP = 2
 PLAIN, SESSION, LOWERED, SCALED = "plain", "session", "lowered", "scaled"
+FILE, FILE_KERNELS = "file", "file-kernels"  # the file of target `ort-cpu`, without and with the profiler
 MOST, MOST_OF_A_STEP = 1.5, 0.03  # what is asked for: of the floor; of the unscaled step
 
 
@@ -77,8 +79,8 @@ class Found:
 
     Attributes:
         copies: of a copy of as many bytes as each gradient has, by numpy.
-        steps: of a whole step without a profiler, PLAIN and SESSION: (wall time, CPU time of all threads).
-        kernels: of inserted nodes, LOWERED and SCALED.
+        steps: of a whole step without a profiler, PLAIN, SESSION and FILE: (wall time, CPU time of all threads).
+        kernels: of inserted nodes, LOWERED (in a session), FILE_KERNELS and SCALED.
     """
 
     copies: list[list[float]]
@@ -102,9 +104,9 @@ class Found:
         """The wall time of a side."""
         return [wall for wall, _ in self.steps[side]]
 
-    def added(self, *, cpu: bool) -> list[float]:
-        """Return the time of a step of gs.Session above the plain one."""
-        return [one[cpu] - other[cpu] for one, other in zip(self.steps[SESSION], self.steps[PLAIN], strict=True)]
+    def added(self, *, side: str = SESSION, cpu: bool) -> list[float]:
+        """Return the time of a step of a side above the plain one."""
+        return [one[cpu] - other[cpu] for one, other in zip(self.steps[side], self.steps[PLAIN], strict=True)]
 
 
 def generated(names: Sequence[str], *, constant_rate: bool, quick: bool) -> Iterator[Case]:
@@ -148,12 +150,14 @@ def measure(case: Case, rounds: int, threads: int, *, spinning: bool) -> Found:
     Raises:
         ValueError: the step is not scaled as a whole, or the sides did not do the same.
     """
-    result = gs.scale(case.model, gs.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD, case.multiplier))
+    policy = gs.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD, case.multiplier)
+    result, lowered = gs.scale(case.model, policy), gs.scale(case.model, policy, target="ort-cpu")
     if result.report.coverage != 1.0 or not result.report.proved:
         raise ValueError(f"{case.name}: coverage is {result.report.coverage}, proved: {result.report.proved}")
     state = case.weights | _zeros(result, case.weights)
     carried = {s.input: s.output for s in result.report.state}
     bare = {name: output for name, output in carried.items() if name in state}
+    first = first_values(result, state)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
 
@@ -164,15 +168,18 @@ def measure(case: Case, rounds: int, threads: int, *, spinning: bool) -> Found:
         runners: dict[str, ByBinding | gs.Session] = {
             PLAIN: ByBinding(case.model, bare, state, made()),
             SESSION: gs.Session(result, state=state, session_options=made()),
+            FILE: ByBinding(lowered.model, carried, first, made()),
             LOWERED: gs.Session(result, state=state, session_options=made(LOWERED)),
-            SCALED: ByBinding(result.model, carried, first_values(result, state), made(SCALED)),
+            FILE_KERNELS: ByBinding(lowered.model, carried, first, made(FILE_KERNELS)),
+            SCALED: ByBinding(result.model, carried, first, made(SCALED)),
         }
         copies, steps = _run(case, {side: runner.step for side, runner in runners.items()}, rounds)
         _check(case, {side: runner.state_dict() for side, runner in runners.items()}, WARM_UP + rounds)
         del runners  # a session writes its profile when it ends
         gc.collect()
-        kernels = {side: inserted_kernels(runs_of(profile_in(folder, side))[WARM_UP:]) for side in (LOWERED, SCALED)}
-    return Found(copies, {side: steps[side] for side in (PLAIN, SESSION)}, kernels)
+        profiles = {side: runs_of(profile_in(folder, side))[WARM_UP:] for side in (LOWERED, FILE_KERNELS, SCALED)}
+    kernels = {side: inserted_kernels(runs) for side, runs in profiles.items()}
+    return Found(copies, {side: steps[side] for side in (PLAIN, SESSION, FILE)}, kernels)
 
 
 def _zeros(result: gs.ScaledModel, weights: Arrays) -> Arrays:
@@ -241,9 +248,11 @@ def floor_row(case: Case, threads: int, found: Found) -> list[str]:
         spread(low, ".2f"),
         "yes" if statistics.median(low) <= MOST else "no",
         f"{found.least(LOWERED):.2f}",
+        spread(ratios(found.work(FILE_KERNELS), found.floor), ".2f"),
         spread(scaled, ".2f"),
         spread(ratios(found.added(cpu=False), found.floor), ".2f"),
         spread(ratios(found.added(cpu=True), found.floor), ".2f"),
+        spread(ratios(found.added(side=FILE, cpu=True), found.floor), ".2f"),
     ]
 
 
@@ -258,9 +267,11 @@ def step_row(case: Case, threads: int, found: Found) -> list[str]:
         milliseconds(found.work(LOWERED)),
         spread(share, ".1%"),
         "yes" if statistics.median(share) <= MOST_OF_A_STEP else "no",
+        spread(ratios(found.work(FILE_KERNELS), plain), ".1%"),
         spread(ratios(found.work(SCALED), plain), ".1%"),
         spread(ratios(found.added(cpu=False), plain), ".1%"),
         spread(ratios(found.added(cpu=True), cpu), ".1%"),
+        spread(ratios(found.added(side=FILE, cpu=True), cpu), ".1%"),
     ]
 
 
@@ -278,9 +289,11 @@ FLOOR_HEADER = (
     "inserted / floor",
     f"<= {MOST}",
     "least / least",
+    "file / floor",
     "as scaled / floor",
     "(session - plain) / floor",
     "the same, CPU time",
+    "(file - plain) / floor, CPU time",
 )
 STEP_HEADER = (
     "step",
@@ -289,9 +302,11 @@ STEP_HEADER = (
     "inserted, ms",
     "inserted / plain",
     f"<= {MOST_OF_A_STEP:.0%}",
+    "file / plain",
     "as scaled / plain",
     "session / plain - 1",
     "the same, CPU time",
+    "file / plain - 1, CPU time",
 )
 
 

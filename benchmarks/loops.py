@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,13 @@ def first_values(result: gs.ScaledModel, state: Arrays) -> Arrays:
     """All carried state: what is given, and the initial values of the loss scale's own."""
     initial = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in result.model.graph.initializer}
     return {s.input: state[s.input] if s.input in state else initial[s.input] for s in result.report.state}
+
+
+def states_in_place(model: onnx.ModelProto) -> list[str]:
+    """Return the states of a lowered model whose next value may be written over the present one."""
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    found: list[str] = json.loads(metadata.get("graphscale.in_place", "[]"))
+    return found
 
 
 def opened(model: onnx.ModelProto, made: ort.SessionOptions, providers: Sequence[Any] | None) -> ort.InferenceSession:
@@ -56,6 +64,7 @@ class ByBinding:
         made: options of the session; None for `options()`.
         providers: of the session, each of which must start; None for ONNX Runtime's default.
         device: where the state is: `cpu`, or `cuda` for the first GPU.
+        shared: the states with one buffer for the present and the next value. Every other state has two.
 
     Raises:
         RuntimeError: a provider did not start.
@@ -69,6 +78,7 @@ class ByBinding:
         made: ort.SessionOptions | None = None,
         providers: Sequence[Any] | None = None,
         device: str = "cpu",
+        shared: Collection[str] = (),
     ) -> None:
         self._session = opened(model, made or options(), providers)
         self._device = device
@@ -78,6 +88,7 @@ class ByBinding:
             {name: ort.OrtValue.ortvalue_from_numpy(first[name].copy(), device, 0) for name in carried}
             for _ in range(2)
         ]
+        self._buffers[1] |= {name: self._buffers[0][name] for name in shared}
         self._bindings = [self._bound(now, then) for now, then in (self._buffers, self._buffers[::-1])]
         self._turn = 0
 

@@ -1,12 +1,13 @@
 """The cost of loss scaling in a training step on the CPU: graphscale, a rule on the host, and other frameworks.
 
-    python benchmarks/step_cost.py --torch PYTHON [--tensorflow PYTHON] [--rounds 15] [--threads 2]
-        [--only mlp-8-sgd ...] [--sides onnx torch tensorflow keras] [--graphs FOLDER] [--rate constant]
+    python benchmarks/step_cost.py --torch PYTHON [--tensorflow PYTHON] [--artifacts PYTHON] [--rounds 15] [--threads 2]
+        [--only mlp-8-sgd ...] [--sides onnx folder torch tensorflow keras] [--graphs FOLDER] [--rate constant]
         [--processes 15] [--times FILE] [--spinning] [--quick]
 
 This interpreter has graphscale and ONNX Runtime; `--torch` and `--tensorflow` (with Keras) name interpreters that have
-these. PyTorch also exports the graphs that ONNX Runtime runs; `--graphs` keeps them in a folder, and takes them from
-there.
+these. PyTorch also exports the graphs that ONNX Runtime runs. Artifact folders are made of some of them by the
+interpreter of `--artifacts`, one with onnxruntime-training and PyTorch, and run in this one, if it has
+onnxruntime-training. `--graphs` keeps both in a folder, and takes them from there.
 
 Every framework trains the same model from the same weights on the same batches with the same optimizer, unscaled and
 with a dynamic loss scale. In each round each framework runs all its ways, one after the other and once more in reverse
@@ -31,15 +32,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training_steps.onnx_sides import HOST, SESSION, maker
+from onnxruntime.capi import _pybind_state as runtime
+from step_report import FRAMEWORKS, cells, report
+from training_steps import folder_sides, onnx_sides
 from training_steps.remote import Remote
 from training_steps.sides import PLAIN, Bench, Time
 from training_steps.workloads import workloads
 
-FRAMEWORKS = {"onnx": "ONNX Runtime", "torch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras"}
 INTERPRETERS = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}  # the options that name them
 GRAPHS = ("step", "gradients", "update")
-EXPORT = Path(__file__).parent / "training_steps" / "export_graphs.py"
+SCRIPTS = Path(__file__).parent / "training_steps"
+EXPORT = SCRIPTS / "export_graphs.py"
 # Seconds of the unscaled step: a turn of a way, and its turns of one direction in a round. The shorter turns are, the
 # less of what the machine does besides falls on one way alone; but each begins with the caches that another one left.
 TURN, ROUND = 0.05, 0.25
@@ -145,57 +148,6 @@ def check(benches: Benches, name: str) -> None:
                 raise ValueError(f"{name}: losses of {first} and {other} differ: {losses[first]}, {losses[other]}")
 
 
-def ratio(times: dict[str, list[Time]], side: str, what: str) -> tuple[float, float, float]:
-    """The quartiles of the ratio to the unscaled step, the median in the middle."""
-    pairs = zip(times[side], times[PLAIN], strict=True)
-    low, middle, high = statistics.quantiles([getattr(one, what) / getattr(two, what) for one, two in pairs], n=4)
-    return low, middle, high
-
-
-def cells(times: dict[str, list[Time]], what: str) -> list[str]:
-    """The milliseconds of the unscaled step, and the ratio of each other way."""
-    plain = 1e3 * statistics.median(getattr(time, what) for time in times[PLAIN])
-    found = [f"{plain:,.2f}" if plain < 100 else f"{plain:,.0f}"]
-    for side in times:
-        if side != PLAIN:
-            low, middle, high = ratio(times, side, what)
-            found.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
-    return found
-
-
-def verdict(times: Times, what: str) -> list[str]:
-    """Compare the cost of `gs.Session` with that of each peer, and with half of that of the rule on the host."""
-    ours = ratio(times["onnx"], SESSION, what)[1]
-    found = [f"{100 * (ours - 1):.1f} %"]
-    host = ratio(times["onnx"], HOST, what)[1]
-    found.append("yes" if ours - 1 < (host - 1) / 2 else "no")
-    for framework in times:
-        if framework in INTERPRETERS:
-            [peer] = [ratio(times[framework], side, what)[1] for side in times[framework] if side != PLAIN]
-            found.append("yes" if ours < peer else "no")
-    return found
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def report(found: Mapping[str, Times], what: str) -> str:
-    """The tables of all workloads in one measure, `wall` or `cpu`."""
-    first = next(iter(found.values()))
-    parts = []
-    for framework, times in first.items():
-        header = ["workload", f"{FRAMEWORKS[framework]}, plain, ms", *(side for side in times if side != PLAIN)]
-        parts.append(table(header, [[name, *cells(times[framework], what)] for name, times in found.items()]))
-    if "onnx" in first:
-        asked = [f"below {FRAMEWORKS[framework]}" for framework in first if framework in INTERPRETERS]
-        header = ["workload", "gs.Session adds", "below half of host", *asked]
-        parts.append(table(header, [[name, *verdict(times, what)] for name, times in found.items()]))
-    return "\n\n".join(parts)
-
-
 def machine(benches: Benches, threads: int) -> str:
     """Describe the machine."""
     info = Path("/proc/cpuinfo")
@@ -210,11 +162,11 @@ def machine(benches: Benches, threads: int) -> str:
     return f"{len(names)} cores of {names[0]}, {threads} threads; {', '.join(versions)}."
 
 
-def lacking(folder: Path | None, names: Sequence[str]) -> list[str]:
-    """The workloads without all of their graphs in a folder."""
+def lacking(folder: Path | None, names: Sequence[str], parts: Sequence[str] = GRAPHS) -> list[str]:
+    """The workloads without all of these graphs in a folder."""
     if folder is None:
         return list(names)
-    return [name for name in names if any(not (folder / f"{name}.{part}.onnx").exists() for part in GRAPHS)]
+    return [name for name in names if any(not (folder / f"{name}.{part}.onnx").exists() for part in parts)]
 
 
 def export(python: Path, folder: Path, missing: Sequence[str], rate: str, *, quick: bool) -> None:
@@ -223,16 +175,25 @@ def export(python: Path, folder: Path, missing: Sequence[str], rate: str, *, qui
     Raises:
         RuntimeError: it could not.
     """
-    command = [str(python), str(EXPORT), str(folder), *missing, "--rate", rate, *(["--quick"] if quick else [])]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    _make(python, EXPORT, str(folder), *missing, "--rate", rate, *(["--quick"] if quick else []))
+
+
+def _make(python: Path, script: Path, *arguments: str) -> None:
+    done = subprocess.run([str(python), str(script), *arguments], check=False, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"the export failed:\n{done.stderr}")
+        raise RuntimeError(f"{script.name} failed:\n{done.stderr}")
+
+
+def has_artifacts(folder: Path | None, name: str) -> bool:
+    """Return whether the artifact folder of a workload is in a folder."""
+    return folder is not None and (folder / f"{name}.artifacts" / "checkpoint").exists()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", type=Path, metavar="PYTHON")
     parser.add_argument("--tensorflow", type=Path, metavar="PYTHON")
+    parser.add_argument("--artifacts", type=Path, metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=workloads(True), default=list(workloads(True)), metavar="WORKLOAD")
@@ -255,15 +216,16 @@ def main() -> None:
         parser.error("--rounds: quartiles need 2 or more")
     if options.processes < 1:
         parser.error("--processes: there is 1 at least")
-    missing = lacking(options.graphs, options.only) if "onnx" in options.sides else []
-    if missing and options.torch is None:
-        parser.error(
-            f"no graphs of {', '.join(missing)}: --torch names an interpreter with PyTorch, which exports them"
-        )
+    graphs, folders = absent(options)
+    if graphs and options.torch is None:
+        parser.error(f"no graphs of {', '.join(graphs)}: --torch names an interpreter with PyTorch, which exports them")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.graphs or Path(temporary)
-        if missing:
-            export(options.torch, folder, missing, options.rate, quick=options.quick)
+        if graphs:
+            export(options.torch, folder, graphs, options.rate, quick=options.quick)
+        if folders:
+            quick = ["--quick"] if options.quick else []
+            _make(options.artifacts, SCRIPTS / "make_artifacts.py", str(folder), *folders, *quick)
         benches = start(options, folder)
         print(machine(benches, options.threads), flush=True)
         try:
@@ -280,8 +242,17 @@ def main() -> None:
     if options.times is not None:
         options.times.write_text(json.dumps(found, default=dataclasses.asdict))
     many = f"{options.processes} processes" if options.processes > 1 else f"{options.rounds} rounds"
-    for what, title in {"cpu": "CPU time of all threads", "wall": "Wall time"}.items():
-        print(f"\n{title}; medians of {many}, with quartiles:\n\n{report(found, what)}")
+    print(f"\n{report(found, many)}")
+
+
+def absent(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The workloads whose graphs are to be exported, and those whose artifact folders are to be made."""
+    graphs = lacking(options.graphs, options.only) if "onnx" in options.sides else []
+    folders: list[str] = []
+    if "folder" in options.sides and options.artifacts is not None:
+        folders = [name for name in options.only if not has_artifacts(options.graphs, name)]
+    graphs += [name for name in lacking(options.graphs, folders, ["forward"]) if name not in graphs]
+    return graphs, folders
 
 
 def again(options: argparse.Namespace, folder: Path) -> list[str]:
@@ -297,7 +268,16 @@ def start(options: argparse.Namespace, folder: Path) -> dict[str, Bench | Remote
     """The frameworks that are asked for and there."""
     benches: dict[str, Bench | Remote] = {}
     if "onnx" in options.sides:
-        benches["onnx"] = Bench(maker(folder, options.threads, spinning=options.spinning), options.quick)
+        make = onnx_sides.maker(folder, options.threads, spinning=options.spinning)
+        benches["onnx"] = Bench(make, options.quick)
+    if "folder" in options.sides:
+        if not hasattr(runtime, "Module"):
+            print("Without artifact folders: this interpreter has no onnxruntime-training.\n", flush=True)
+        elif not all(has_artifacts(folder, name) for name in options.only):
+            print("Without artifact folders: --artifacts names no interpreter.\n", flush=True)
+        else:
+            make = folder_sides.maker(folder, options.threads, spinning=options.spinning)
+            benches["folder"] = Bench(make, options.quick)
     for framework, option in INTERPRETERS.items():
         python = getattr(options, option)
         if framework not in options.sides:

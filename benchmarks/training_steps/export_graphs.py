@@ -3,10 +3,10 @@
     python benchmarks/training_steps/export_graphs.py FOLDER [--quick] [--rate constant] NAME ...
     python benchmarks/training_steps/export_graphs.py FOLDER --large BATCH LENGTH NAME ...
 
-For each workload, three graphs whose weights are inputs: NAME.step.onnx is the whole step, optimizer inside. The two
-others are for the loss scale on the host: NAME.gradients.onnx gives the gradients of the scaled loss, and
-NAME.update.onnx unscales gradients and is the optimizer. The learning rate is an input, as a schedule needs it, or a
-constant of the graph.
+For each workload, four graphs whose weights are inputs: NAME.step.onnx is the whole step, optimizer inside. Two are for
+the loss scale on the host: NAME.gradients.onnx gives the gradients of the scaled loss, and NAME.update.onnx unscales
+gradients and is the optimizer. NAME.forward.onnx gives the logits, for `make_artifacts.py`. The learning rate is an
+input, as a schedule needs it, or a constant of the graph.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "models" / "pytorch")]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "models" / "pytorch"), str(ROOT)]
 
+import export as exporter  # noqa: E402
 from export import export  # noqa: E402
 from steps import Step, Tensors, differentiate, weights_of, zeros_like  # noqa: E402
 
+from models.zoo.pytorch.decompositions import DECOMPOSITIONS  # noqa: E402
 from training_steps.torch_networks import loss_of, network  # noqa: E402
 from training_steps.workloads import (  # noqa: E402
     ADAMW_RATE,
@@ -70,7 +72,7 @@ OPTIMIZERS: dict[str, Update] = {"sgd": sgd, "adamw": adamw}
 
 
 def steps_of(workload: Workload, *, constant_rate: bool) -> dict[str, Step]:
-    """The three graphs of a workload, by the suffix of the file."""
+    """The four graphs of a workload, by the suffix of the file."""
     net, update = network(workload), OPTIMIZERS[workload.optimizer]
     batch = {name: torch.from_numpy(array) for name, array in workload.batches()[0].items()}
     weights, scale = weights_of(net), {"loss_scale": torch.tensor(1.0)}
@@ -95,7 +97,14 @@ def steps_of(workload: Workload, *, constant_rate: bool) -> dict[str, Step]:
     def optimizer(values: Tensors) -> Tensors:
         return update(values, {name: values[f"grad.{name}"] / values["loss_scale"] for name in weights})
 
+    def forward(values: Tensors) -> Tensors:
+        data = values["tokens"] if "tokens" in values else values["x"]
+        logits = torch.func.functional_call(net, {name: values[name] for name in weights}, data)
+        return {"logits": logits.flatten(0, -2)}
+
+    data = {name: value for name, value in batch.items() if name != "target"}
     return {
+        "forward": Step(forward, data | weights),
         "step": Step(whole, batch | rate | weights | moments),
         "gradients": Step(gradients_only, batch | weights | scale),
         "update": Step(optimizer, weights | zeros | moments | scale | rate),
@@ -113,6 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     known = large_workloads(options.quick, *options.large) if options.large else workloads(options.quick)
     options.folder.mkdir(parents=True, exist_ok=True)
+    exporter.DECOMPOSITIONS.update(DECOMPOSITIONS)  # the backward pass of a convolution too
     # The fused attention kernels have no ONNX counterpart for their backward pass.
     with sdpa_kernel(SDPBackend.MATH):
         for name in options.names:

@@ -1,4 +1,4 @@
-"""The sides of ONNX Runtime: unscaled, scaled by graphscale, and scaled by a rule on the host."""
+"""The sides of ONNX Runtime: unscaled, scaled by graphscale in three ways, and scaled by a rule on the host."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from loops import ByBinding, first_values, options
+from loops import ByBinding, first_values, options, states_in_place
 
 import graphscale as gs
 from training_steps.sides import PLAIN, Side, Sides
 from training_steps.workloads import INCREMENT_PERIOD, INITIAL_LOSS_SCALE, RATES, Arrays, Workload
 
-__all__ = ["HOST", "LOOP", "SESSION", "maker"]
+__all__ = ["FILE", "HOST", "LOOP", "ONE_BUFFER", "SESSION", "maker"]
 
-SESSION, LOOP, HOST = "session", "loop", "host"
+FILE, ONE_BUFFER, SESSION, LOOP, HOST = "file", "one buffer", "session", "loop", "host"
 
 
 class Loop:
@@ -138,7 +138,9 @@ def maker(folder: Path, threads: int, *, spinning: bool) -> Callable[[Workload],
         models = {
             part: _load(folder / f"{workload.name}.{part}.onnx", workload) for part in ("step", "gradients", "update")
         }
-        scaled = gs.scale(models["step"], gs.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD))
+        policy = gs.DynamicLossScale(INITIAL_LOSS_SCALE, INCREMENT_PERIOD)
+        scaled = gs.scale(models["step"], policy)
+        lowered = gs.scale(models["step"], policy, target="ort-cpu")
         if scaled.report.coverage != 1.0:
             raise ValueError(f"{workload.name}: coverage is {scaled.report.coverage}")
         state = workload.weights()
@@ -147,14 +149,17 @@ def maker(folder: Path, threads: int, *, spinning: bool) -> Callable[[Workload],
                 state[value.name] = np.zeros([d.dim_value for d in value.type.tensor_type.shape.dim], np.float32)
         carried = {s.input: s.output for s in scaled.report.state}
         bare = {name: output for name, output in carried.items() if name in state}
+        first = first_values(scaled, state)
 
         def made() -> ort.SessionOptions:
             return options(threads, spinning=spinning)
 
         sides: dict[str, Side] = {
             PLAIN: Loop(ByBinding(models["step"], bare, state, made())),
+            FILE: Loop(ByBinding(lowered.model, carried, first, made())),
+            ONE_BUFFER: Loop(ByBinding(lowered.model, carried, first, made(), shared=states_in_place(lowered.model))),
             SESSION: InSession(gs.Session(scaled, state=state, session_options=made())),
-            LOOP: Loop(ByBinding(scaled.model, carried, first_values(scaled, state), made())),
+            LOOP: Loop(ByBinding(scaled.model, carried, first, made())),
             HOST: OnHost(models["gradients"], models["update"], bare, state, made()),
         }
         rate = {"learning_rate": np.array(RATES[workload.optimizer], np.float32)}

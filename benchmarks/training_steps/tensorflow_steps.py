@@ -62,15 +62,43 @@ def decoder(model: workloads.Decoder, weights: Weights, tokens: tf.Tensor) -> tf
     return linear(weights, "head", normalise(weights, "norm", x))
 
 
+def convnet(model: workloads.Convnet, weights: Weights, x: tf.Tensor) -> tf.Tensor:
+    """Convolutions with batch norm, on images with the channels last: TensorFlow has no other kernels on the CPU."""
+    x = tf.transpose(x, [0, 2, 3, 1])
+    for index in range(1, len(model.channels) + 1):
+        kernel = tf.transpose(weights[f"conv{index}.weight"], [2, 3, 1, 0])
+        x = tf.nn.conv2d(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), kernel, 1 if index == 1 else 2, "VALID")
+        mean, variance = tf.nn.moments(x, axes=[0, 1, 2])
+        scale, bias = weights[f"norm{index}.weight"], weights[f"norm{index}.bias"]
+        x = tf.nn.relu(tf.nn.batch_normalization(x, mean, variance, bias, scale, variance_epsilon=1e-5))
+    return linear(weights, "head", tf.reduce_mean(x, axis=[1, 2]))
+
+
+def lstm(model: workloads.Lstm, weights: Weights, x: tf.Tensor) -> tf.Tensor:
+    """An LSTM, unrolled."""
+    hidden = cell = tf.zeros([x.shape[0], model.width])
+    for element in tf.unstack(x, axis=1):
+        gates = linear(weights, "input", element) + linear(weights, "hidden", hidden)
+        enter, keep, new, show = tf.split(gates, 4, axis=1)
+        cell = tf.sigmoid(keep) * cell + tf.sigmoid(enter) * tf.tanh(new)
+        hidden = tf.sigmoid(show) * tf.tanh(cell)
+    return linear(weights, "head", hidden)
+
+
+_NETWORKS: Mapping[type, Callable[..., tf.Tensor]] = {
+    workloads.Mlp: perceptron,
+    workloads.Decoder: decoder,
+    workloads.Convnet: convnet,
+    workloads.Lstm: lstm,
+}
+
+
 def loss_of(workload: Workload) -> Callable[[Weights, Batch], tf.Tensor]:
     """The mean cross-entropy of a batch, as a function of weights and batch."""
     model = workload.model
 
     def loss(weights: Weights, batch: Batch) -> tf.Tensor:
-        if isinstance(model, workloads.Mlp):
-            logits = perceptron(model, weights, batch["x"])
-        else:
-            logits = decoder(model, weights, batch["tokens"])
+        logits = _NETWORKS[type(model)](model, weights, batch["tokens"] if "tokens" in batch else batch["x"])
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch["target"], logits=logits)
         return tf.reduce_mean(losses)
 

@@ -76,10 +76,55 @@ class Decoder(nn.Module):
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions)))
 
 
+class Convnet(nn.Module):
+    """Convolutions with batch norm: conv1, norm1, conv2, ..."""
+
+    def __init__(self, model: workloads.Convnet) -> None:
+        super().__init__()
+        before = 3
+        for index, channels in enumerate(model.channels, start=1):
+            stride = 1 if index == 1 else 2
+            self.add_module(f"conv{index}", nn.Conv2d(before, channels, 3, stride, padding=1, bias=False))
+            self.add_module(f"norm{index}", nn.BatchNorm2d(channels, track_running_stats=False))
+            before = channels
+        self.head = nn.Linear(before, model.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = dict(self.named_children())
+        for index in range(1, len(layers) // 2 + 1):
+            x = functional.relu(layers[f"norm{index}"](layers[f"conv{index}"](x)))
+        return self.head(x.mean((2, 3)))
+
+
+class Lstm(nn.Module):
+    """An LSTM of two linear layers, one for the elements of the sequence and one for the hidden state."""
+
+    def __init__(self, model: workloads.Lstm) -> None:
+        super().__init__()
+        self.input = nn.Linear(model.features, 4 * model.width)
+        self.hidden = nn.Linear(model.width, 4 * model.width, bias=False)
+        self.head = nn.Linear(model.width, model.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = cell = x.new_zeros(len(x), self.hidden.in_features)
+        for element in x.unbind(1):
+            enter, keep, new, show = (self.input(element) + self.hidden(hidden)).chunk(4, 1)
+            cell = keep.sigmoid() * cell + enter.sigmoid() * new.tanh()
+            hidden = show.sigmoid() * cell.tanh()
+        return self.head(hidden)
+
+
+_NETWORKS: dict[type, Callable[..., nn.Module]] = {
+    workloads.Mlp: Perceptron,
+    workloads.Decoder: Decoder,
+    workloads.Convnet: Convnet,
+    workloads.Lstm: Lstm,
+}
+
+
 def network(workload: Workload) -> nn.Module:
     """The network, with the first weights of the workload."""
-    model = workload.model
-    made: nn.Module = Perceptron(model) if isinstance(model, workloads.Mlp) else Decoder(model)
+    made = _NETWORKS[type(workload.model)](workload.model)
     made.load_state_dict({name: torch.from_numpy(array) for name, array in workload.weights().items()})
     return made
 

@@ -93,11 +93,79 @@ class Decoder:
 
 
 @dataclasses.dataclass(frozen=True)
+class Convnet:
+    """3 x 3 convolutions without bias, each with batch norm and ReLU; the mean over the image; a linear layer.
+
+    Every convolution but the first halves the image. The norm is by the batch alone: without running statistics.
+
+    Attributes:
+        size: of the square images, which have three channels.
+        channels: of each convolution.
+        classes: of the images.
+    """
+
+    size: int = 32
+    channels: tuple[int, ...] = (32, 64, 128)
+    classes: int = 10
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The weights, as PyTorch names and lays them out."""
+        found: dict[str, tuple[int, ...]] = {}
+        before = 3
+        for index, channels in enumerate(self.channels, start=1):
+            found |= {f"conv{index}.weight": (channels, before, 3, 3)}
+            found |= {f"norm{index}.weight": (channels,), f"norm{index}.bias": (channels,)}
+            before = channels
+        return found | {"head.weight": (self.classes, before), "head.bias": (self.classes,)}
+
+    def batch(self, random: np.random.Generator, size: int) -> Arrays:
+        """Images float32 [size, 3, self.size, self.size] and classes int64 [size]."""
+        return {
+            "x": random.standard_normal((size, 3, self.size, self.size)).astype(np.float32),
+            "target": random.integers(self.classes, size=size),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Lstm:
+    """An LSTM, unrolled over a sequence, and a linear layer on its last hidden state.
+
+    Attributes:
+        length: of a sequence.
+        features: of each of its elements.
+        width: of the hidden state.
+        classes: of the sequences.
+    """
+
+    length: int = 16
+    features: int = 128
+    width: int = 256
+    classes: int = 10
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The weights, as PyTorch lays them out: the input, forget, cell and output gates one below the other."""
+        return {
+            "input.weight": (4 * self.width, self.features),
+            "input.bias": (4 * self.width,),
+            "hidden.weight": (4 * self.width, self.width),
+            "head.weight": (self.classes, self.width),
+            "head.bias": (self.classes,),
+        }
+
+    def batch(self, random: np.random.Generator, size: int) -> Arrays:
+        """Sequences float32 [size, length, features] and classes int64 [size]."""
+        return {
+            "x": random.standard_normal((size, self.length, self.features)).astype(np.float32),
+            "target": random.integers(self.classes, size=size),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
 class Workload:
     """A model, a batch size and an optimizer, `sgd` or `adamw`."""
 
     name: str
-    model: Mlp | Decoder
+    model: Mlp | Decoder | Convnet | Lstm
     batch: int
     optimizer: str
 
@@ -110,7 +178,7 @@ class Workload:
             elif name.endswith("bias"):
                 made[name] = np.zeros(shape, np.float32)
             else:
-                made[name] = (random.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32)
+                made[name] = (random.standard_normal(shape) * np.prod(shape[1:]) ** -0.5).astype(np.float32)
         return made
 
     def batches(self) -> list[Arrays]:
@@ -127,13 +195,19 @@ def workloads(quick: bool) -> dict[str, Workload]:
     """All workloads by name; `quick` makes the models tiny, for a smoke test."""
     mlp = Mlp((16, 32, 32, 10)) if quick else Mlp()
     decoder = Decoder(vocabulary=64, length=8, width=16, heads=2, layers=1) if quick else Decoder()
+    convnet = Convnet(size=8, channels=(4, 8)) if quick else Convnet()
+    lstm = Lstm(length=3, features=8, width=8) if quick else Lstm()
     made = {}
-    for optimizer in ("sgd", "adamw"):
-        for size in (8, 64, 256):
-            made[f"mlp-{size}-{optimizer}"] = Workload(f"mlp-{size}-{optimizer}", mlp, size, optimizer)
-    for optimizer in ("sgd", "adamw"):
-        name = f"transformer-4-{optimizer}"
-        made[name] = Workload(name, decoder, 4, optimizer)
+    for kind, model, sizes in (
+        ("mlp", mlp, (8, 64, 256)),
+        ("transformer", decoder, (4,)),
+        ("convnet", convnet, (32,)),
+        ("lstm", lstm, (16,)),
+    ):
+        for optimizer in ("sgd", "adamw"):
+            for size in sizes:
+                name = f"{kind}-{size}-{optimizer}"
+                made[name] = Workload(name, model, size, optimizer)
     return made
 
 

@@ -19,7 +19,7 @@ import pytest
 import graphscale as gs
 from tests.benchmarks.test_programs import GRAPHS, WAYS
 from tests.build import EXACT
-from tests.conftest import ROOT, assert_all_same_bits, run_once
+from tests.conftest import HAS_TRAINING, NEEDS_TRAINING, ROOT, assert_all_same_bits, run_once
 
 pytestmark = pytest.mark.full
 
@@ -157,7 +157,7 @@ def test_all_ways_on_a_cpu_follow_the_rule(benchmarks: Callable[[str], Any], mon
     )
     overflow = {**made.batches[0], "x": np.full_like(made.batches[0]["x"], np.inf)}
     scaled = {name: side for name, side in made.sides.items() if side.loss_scale() is not None}
-    assert list(scaled) == ["session", "loop", "host"]
+    assert list(scaled) == ["file", "one buffer", "session", "loop", "host"]
     for batch in (*made.batches, overflow, *made.batches):
         for side in scaled.values():
             side.step(batch)
@@ -168,6 +168,64 @@ def test_all_ways_on_a_cpu_follow_the_rule(benchmarks: Callable[[str], Any], mon
         made.sides["plain"].step(batch)
     for side in scaled.values():
         assert_all_same_bits(side.weights(), made.sides["plain"].weights())
+
+
+@pytest.mark.skipif(not HAS_TRAINING, reason=NEEDS_TRAINING)
+def test_a_folder_follows_the_rule(benchmarks: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Growth and a skipped step."""
+    for module in ("folder_sides", "device_bench"):
+        monkeypatch.setattr(benchmarks(f"training_steps.{module}"), "INCREMENT_PERIOD", 3)
+    workload = benchmarks("training_steps.workloads").workloads(True)["mlp-8-sgd"]
+    made = benchmarks("training_steps.folder_sides").maker(GRAPHS, 1, spinning=False)(workload)
+    plain, scaled = made.sides.values()
+    assert plain.loss_scale() is None
+    overflow = {**made.batches[0], "x": np.full_like(made.batches[0]["x"], np.inf)}
+    states = []
+    for batch in (*made.batches, overflow, *made.batches):
+        scaled.step(batch)
+        states.append(scaled.loss_scale())
+    counts = [(2.0**15, 1), (2.0**15, 2), (2.0**16, 0), (2.0**16, 1), (2.0**15, 0)]
+    assert states == [*counts, (2.0**15, 1), (2.0**15, 2), (2.0**16, 0), (2.0**16, 1)]
+    for batch in (*made.batches, *made.batches):
+        plain.step(batch)
+    names = workload.weights()
+    ours, theirs = ({name: side.weights()[name] for name in names} for side in (scaled, plain))
+    assert_all_same_bits(ours, theirs)
+
+
+def test_what_loss_scaling_costs(benchmarks: Callable[[str], Any]) -> None:
+    """The tables of step_cost.py, of times that are known."""
+    report, time = benchmarks("step_report"), benchmarks("training_steps.sides").Time
+
+    def times(**ratios: list[float]) -> dict[str, list[Any]]:
+        plain = [time(1e-3, 2e-3)] * 3
+        return {"plain": plain} | {
+            side: [time(1e-3, 2e-3 * value) for value in found] for side, found in ratios.items()
+        }
+
+    onnx_times = times(file=[1.02, 1.04, 1.03], session=[1.0] * 3, host=[1.5] * 3)
+    onnx_times["one buffer"] = onnx_times["session"]
+    found = {
+        "onnx": onnx_times,
+        "folder": times(scaled=[1.07] * 3),
+        "torch": times(GradScaler=[1.10, 1.11, 1.12]),
+        "tensorflow": times(MixedPrecisionLossScaleOptimizer=[1.02, 1.00, 1.05]),
+    }
+    assert report.costs(found, "wall") == [
+        "+3.0 % (+2.0 to +4.0)",
+        "+0.0 % (+0.0 to +0.0)",
+        "+7.0 % (+7.0 to +7.0)",
+        "+0.0 % (+0.0 to +0.0)",
+        "+11.0 % (+10.0 to +12.0)",
+        "+2.0 % (+0.0 to +5.0)",
+        "+50.0 % (+50.0 to +50.0)",
+    ]
+    assert report.costs(found, "cpu") == ["+0.0 % (+0.0 to +0.0)"] * 7
+    expected = ["yes", "yes", "no, within the noise", "yes", "no"]
+    assert report.verdict("mlp-8-sgd", found, "wall") == expected
+    slow = {**found, "onnx": {**onnx_times, "file": times(file=[1.04] * 3)["file"]}}
+    assert report.verdict("mlp-8-sgd", slow, "wall")[0] == "yes"
+    assert report.verdict("transformer-4-sgd", slow, "wall")[0] == "no"
 
 
 def test_all_ways_on_a_device_follow_the_rule(

@@ -2,7 +2,9 @@
 
 `step_graphs` holds what PyTorch exports for that:
 
-    python benchmarks/training_steps/export_graphs.py tests/benchmarks/step_graphs --quick mlp-8-sgd transformer-4-adamw
+    NAMES="mlp-8-sgd transformer-4-adamw convnet-32-sgd lstm-16-adamw"
+    python benchmarks/training_steps/export_graphs.py tests/benchmarks/step_graphs --quick $NAMES
+    python benchmarks/training_steps/make_artifacts.py tests/benchmarks/step_graphs --quick $NAMES
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.conftest import ROOT, has_cuda
+from tests.conftest import HAS_TRAINING, NEEDS_TRAINING, ROOT, has_cuda
 
 pytestmark = pytest.mark.full
 
 GRAPHS = Path(__file__).with_name("step_graphs")
+MODELS = ("mlp-8-sgd", "transformer-4-adamw", "convnet-32-sgd", "lstm-16-adamw")
+FOLDER = "| file, one buffer | folder | `gs.Session` |" if HAS_TRAINING else "Without artifact folders: "
 STEPS = ("--graphs", str(GRAPHS), "--only", "mlp-8-sgd", "transformer-4-adamw")
 WAYS = ("plain", "session", "loop", "loop-onnx", "host", "float16", "float16-session", "float16-host")
 
@@ -38,7 +42,12 @@ def quick(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize(
     ("program", "arguments", "texts"),
     [
-        ("step_cost.py", STEPS, ["| mlp-8-sgd | ", "| transformer-4-adamw | ", "Without PyTorch: ", "Without Keras: "]),
+        (
+            "step_cost.py",
+            (*STEPS[:3], *MODELS),
+            ["Without PyTorch: ", "Without Keras: ", FOLDER, "| file | one buffer |"]
+            + [f"| {name} | " for name in MODELS],
+        ),
         ("step_cost.py", (*STEPS[:4], "--sides", "onnx", "--processes", "3"), ["medians of 3 processes"]),
         (
             "floor.py",
@@ -53,6 +62,30 @@ def test_it_runs(program: str, arguments: tuple[str, ...], texts: list[str]) -> 
     done = quick(program, *arguments)
     assert done.returncode == 0, done.stderr
     assert [text for text in texts if text not in done.stdout] == []
+
+
+def test_the_first_table_has_a_cost_of_every_model() -> None:
+    done = quick("step_cost.py", *STEPS[:3], *MODELS)
+    head, *rows = [line for line in done.stdout.splitlines() if line.startswith("|")][: 2 + len(MODELS)]
+    ways = ["file", "file, one buffer", *(["folder"] if HAS_TRAINING else []), "`gs.Session`", "a rule on the host"]
+    assert head == f"| workload | {' | '.join(ways)} |"
+    assert [row.split(" | ")[0] for row in rows[1:]] == [f"| {name}" for name in MODELS]
+    assert all(row.count(" % (") == len(ways) for row in rows[1:])
+
+
+@pytest.mark.skipif(not HAS_TRAINING, reason=NEEDS_TRAINING)
+def test_a_folder_that_trains_another_model_is_told(tmp_path: Path) -> None:
+    graphs = shutil.copytree(GRAPHS, tmp_path / "graphs")
+    path = graphs / "mlp-8-sgd.artifacts" / "training_model.onnx"
+    model = onnx.load(path)
+    [node] = [node for node in model.graph.node if node.op_type == "SoftmaxCrossEntropyLoss"]
+    [reduction] = [attribute for attribute in node.attribute if attribute.name == "reduction"]
+    reduction.s = b"sum"
+    onnx.save(model, path)
+    done = quick("step_cost.py", "--graphs", graphs, "--only", "mlp-8-sgd")
+    assert done.returncode == 1
+    assert "mlp-8-sgd: losses of onnx and folder differ: " in done.stderr
+    assert "|" not in done.stdout
 
 
 def test_pass_cost(tmp_path: Path) -> None:
