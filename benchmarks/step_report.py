@@ -58,7 +58,8 @@ def costs(times: Times, what: str) -> list[str]:
     found = []
     for framework, side in COSTS.values():
         if framework in times:
-            low, middle, high = (100 * (value - 1) for value in ratio(times[framework], side, what))
+            # 0.0 makes +0.0 of -0.0
+            low, middle, high = (round(100 * (value - 1), 1) + 0.0 for value in ratio(times[framework], side, what))
             found.append(f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})")
     return found
 
