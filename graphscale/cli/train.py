@@ -163,10 +163,12 @@ def _run(options: Options, run: Run, console: Console) -> None:
 
 
 def _stuck(record: StepRecord, trainer: Trainer) -> str:
-    why = f" ({record.cause} in the gradient {record.offender})" if record.offender else ""
+    why, hint = f" ({record.cause} in the gradient {record.offender})", ""
+    if record.offender is None:
+        why, hint = "", "; scaled with --telemetry, the step would name the gradient"
     return (
         f"stopped at step {record.step}: the loss scale is stuck at {record.next_loss_scale:g}, since gradients stay "
-        f"non-finite{why}; look for NaN and Inf in the data and the weights, or lower the learning rate"
+        f"non-finite{why}; look for NaN and Inf in the data and the weights, or lower the learning rate{hint}"
         + (f"; the checkpoint is {trainer.checkpoint}" if trainer.checkpoint else "")
     )
 

@@ -25,7 +25,7 @@ MAX_COUNT = 2**24
 _CHOICES = {
     "growth_delay": ("none", "always", "first"),
     "hysteresis_refill": ("growth", "good", "decrease"),
-    "on_stuck": ("hold", "flag", "reset", "accept"),
+    "on_stuck": ("hold", "flag", "stop", "reset", "accept"),
     "arithmetic": ("float32", "float64"),
 }
 

@@ -180,7 +180,8 @@ class DynamicLossScale(LossScale):
         max_consecutive_skips: the scale is stuck from this many non-finite steps in a row on; None for no limit.
         on_stuck: the reaction to a stuck scale: at a non-finite step that should lower it while it is
             `min_loss_scale` already, or by `max_consecutive_skips`. "hold" skips as always; "flag" also tells
-            (`stuck`, in a graph the output `stuck`); "reset" goes back to the beginning; "accept" applies the step.
+            (`stuck`, in a graph the output `stuck`); "stop" is "flag" for a run that should end there; "reset" goes
+            back to the beginning; "accept" applies the step. `graphscale train` ends at "flag" and "stop".
         arithmetic: "float32", or "float64": the scale times or over the factor is computed in float64 and rounded.
 
     Attributes:

@@ -40,7 +40,7 @@ class PolicyOptions(TypedDict, total=False):
     hysteresis: int
     hysteresis_refill: Literal["growth", "good", "decrease"]
     max_consecutive_skips: int | None
-    on_stuck: Literal["hold", "flag", "reset", "accept"]
+    on_stuck: Literal["hold", "flag", "stop", "reset", "accept"]
     arithmetic: Literal["float32", "float64"]
 
 

@@ -65,6 +65,7 @@ class Trainer:
         self.checkpoint: Path | None = None
         self._scale = session.loss_scale
         self._fetch: list[str] | None = None
+        self._ends_stuck = session.stamp.policy.get("config", {}).get("on_stuck") in ("flag", "stop")
 
     def run(self, total: int, stop: Callable[[], bool] = lambda: False) -> Iterator[StepRecord]:
         """Train until `total` steps are done, those before a resume included.
@@ -130,7 +131,7 @@ class Trainer:
             cause=result.cause,
             offender=result.offender,
             zero_fraction=result.zero_fraction,
-            stuck=bool(result.stuck),
+            stuck=self._ends_stuck and result.stuck,
             outputs=scalars,
         )
 

@@ -30,7 +30,7 @@ class StepRecord:
         cause: "nan" or "inf" where a gradient was not finite; None otherwise, and without telemetry.
         offender: the name of the first gradient that was not finite; None otherwise, and without telemetry.
         zero_fraction: the share of the gradients' elements that were zero, 0 to 1; None without telemetry.
-        stuck: True if the loss scale is stuck, for a policy with `on_stuck="flag"`.
+        stuck: True if the run ends since the loss scale is stuck, for a policy with `on_stuck` "flag" or "stop".
         outputs: the other outputs of the step that are single numbers, by name.
     """
 

@@ -281,7 +281,8 @@ def test_int32_state_is_not_written_in_place() -> None:
 
 
 POLICIES = {name: getattr(gs.presets, name)() for name in gs.presets.NAMES} | {
-    how: gs.DynamicLossScale(1024, 3, on_stuck=how, max_consecutive_skips=3) for how in ("flag", "reset", "accept")
+    how: gs.DynamicLossScale(1024, 3, on_stuck=how, max_consecutive_skips=3)
+    for how in ("flag", "stop", "reset", "accept")
 }
 
 

@@ -73,7 +73,7 @@ def test_a_fixed_scale_that_skips(name: str, telemetry: bool) -> None:
 @each_telemetry
 @pytest.mark.parametrize("name", gs.presets.NAMES)
 def test_the_policy_of_each_peer(name: str, telemetry: bool) -> None:
-    for on_stuck in ("hold", "flag", "reset", "accept"):
+    for on_stuck in ("hold", "flag", "stop", "reset", "accept"):
         policy = getattr(gs.presets, name)(on_stuck=on_stuck, max_consecutive_skips=3)
         for model in (step(), load_example("pytorch/mlp_momentum").model()):
             assert found(model, policy, telemetry=telemetry) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import numpy as np
 import onnx
@@ -127,6 +129,33 @@ def test_stuck_stops_with_one_line(folder: Path) -> None:
         done.stderr,
     )
     assert (folder / "kept" / "step-00000002.safetensors").is_file()
+
+
+def train_on_infinite_images(folder: Path, on_stuck: str, **options: Any) -> CompletedProcess[str]:
+    make_digits(folder, gs.DynamicLossScale(2.0, on_stuck=on_stuck), **options)
+    np.savez(folder / "data.npz", images=np.full((64, 64), np.inf, np.float32), labels=np.zeros(64, np.int64))
+    return graphscale(*DIGITS_COMMAND, "--metrics", "run.jsonl", folder=folder)
+
+
+def test_a_policy_that_stops_names_the_gradient_or_says_how_to_get_it(folder: Path) -> None:
+    told = train_on_infinite_images(folder, "stop", telemetry=True)
+    *_, last = read_metrics(folder / "run.jsonl")
+    assert (told.returncode, last.step, last.applied) == (1, 2, False)
+    assert f"({last.cause} in the gradient {last.offender})" in told.stderr
+    assert "--telemetry" not in told.stderr
+    silent = train_on_infinite_images(folder, "stop")
+    assert silent.returncode == 1
+    assert silent.stderr.count("\n") == 1
+    assert silent.stderr.endswith("; scaled with --telemetry, the step would name the gradient\n")
+
+
+@pytest.mark.parametrize("on_stuck", ["hold", "reset", "accept"])
+def test_a_policy_that_goes_on_does_not_stop(folder: Path, on_stuck: str) -> None:
+    done = train_on_infinite_images(folder, on_stuck)
+    assert done.returncode == 0, done.stderr
+    records = read_metrics(folder / "run.jsonl")
+    assert [record.applied for record in records] == [False, *[on_stuck == "accept"] * 3]
+    assert records[-1].next_loss_scale == {"hold": 1, "reset": 2, "accept": 1}[on_stuck]
 
 
 @pytest.mark.cuda

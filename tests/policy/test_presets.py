@@ -243,7 +243,7 @@ def test_a_preset_is_not_changed_by_its_use() -> None:
 
 def combinations() -> Iterator[dict[str, Any]]:
     kinds = itertools.product(
-        ("none", "always", "first"), ("growth", "good", "decrease"), ("hold", "flag", "reset", "accept")
+        ("none", "always", "first"), ("growth", "good", "decrease"), ("hold", "flag", "stop", "reset", "accept")
     )
     rng = np.random.default_rng(0)
     for i, (delay, refill, on_stuck) in enumerate(kinds):
@@ -318,7 +318,7 @@ def test_the_options_at_their_defaults_are_not_in_the_config() -> None:
         ({"max_consecutive_skips": 0}, "max_consecutive_skips must be from 1 to 2**24 steps; got 0"),
         ({"growth_delay": "late"}, "growth_delay must be one of 'none', 'always', 'first'; got 'late'"),
         ({"hysteresis_refill": 1}, "hysteresis_refill must be one of 'growth', 'good', 'decrease'; got 1"),
-        ({"on_stuck": None}, "on_stuck must be one of 'hold', 'flag', 'reset', 'accept'; got None"),
+        ({"on_stuck": None}, "on_stuck must be one of 'hold', 'flag', 'stop', 'reset', 'accept'; got None"),
         ({"arithmetic": "float16"}, "arithmetic must be one of 'float32', 'float64'; got 'float16'"),
         (
             {"min_loss_scale": 0, "initial_loss_scale": 0},

@@ -195,7 +195,7 @@ def weights(session: gs.Session) -> Arrays:
     return {name: value for name, value in session.state_dict().items() if name.startswith("fc")}
 
 
-@pytest.mark.parametrize("on_stuck", ["hold", "flag", "reset", "accept"])
+@pytest.mark.parametrize("on_stuck", ["hold", "flag", "stop", "reset", "accept"])
 @pytest.mark.parametrize("stuck_by", [MINIMUM, IN_A_ROW], ids=["minimum", "in a row"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_step_is_what_the_eager_policy_says(on_stuck: Any, stuck_by: dict[str, Any], target: str) -> None:
