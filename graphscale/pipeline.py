@@ -95,7 +95,7 @@ def scale(
     force_roles: bool = False,
     skip_nonfinite: bool = False,
     expose_scaled_loss: bool = False,
-    telemetry: bool = False,
+    telemetry: bool | str | AddTelemetry = False,
     autocast: str | Autocast | None = None,
 ) -> ScaledModel:
     """Put loss scaling into a training graph. The model given is not changed.
@@ -114,14 +114,16 @@ def scale(
         skip_nonfinite: check and guard the step for a fixed loss scale as well, which TensorFlow does not.
         expose_scaled_loss: append the output `scaled_loss`.
         telemetry: count steps and skips in the carried state, and tell the cause of a skip, the first gradient that was
-            not finite, and the share of gradient elements that are zero.
+            not finite, and the share of gradient elements that are zero. "ranges" also measures each gradient in every
+            100th step: its largest magnitude, and its shares of zeros and of elements that are not finite;
+            `AddTelemetry(ranges=True, every=N)` in every N-th.
         autocast: put the graph into mixed precision first: "float16", "bfloat16", or an `Autocast` pass; see
             `graphscale.autocast`.
 
     Raises:
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
     """
-    policy = get_policy(loss_scale)
+    policy, counting = get_policy(loss_scale), AddTelemetry.of(telemetry)
     chosen = get_target(target)
     work, name, proto = open_copy_with_proto(model)
     refuse_scaled(work, name)
@@ -134,7 +136,7 @@ def scale(
         warnings = [*prepare(work), *advise(work, chosen)]
         scale_loss = ScaleLoss(policy, **options, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss)
         mixed = _autocast_pass(autocast, options)
-        passes = filter(None, (mixed, scale_loss, AddTelemetry() if telemetry else None))
+        passes = filter(None, (mixed, scale_loss, counting))
         marked = frozenset(_marked_nodes(work.graph))
         outputs = {value.name for value in work.graph.outputs}
         run_passes(work, *standard_passes(*passes))
@@ -152,7 +154,7 @@ def scale(
             complete_report(rewrite, with_mark, nodes_before, warnings),
             autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
         )
-        _stamp(work, rewrite, policy, report)
+        _stamp(work, rewrite, policy, report, counting)
     if chosen.plain:
         lower_model(work, chosen)
         report = read_report(read_stamp(work, name), name)
@@ -360,7 +362,7 @@ def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
     )
 
 
-def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report) -> None:
+def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report, counting: AddTelemetry | None) -> None:
     bound = rewrite.bound
     stuck = None if bound.updated is None else bound.updated.stuck
     names: dict[str, ir.Value | None] = {"loss": rewrite.training_graph.loss, "loss_scale": bound(), **bound.states}
@@ -372,7 +374,7 @@ def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report)
         target=bound.target.name,
         names={key: value.name or "" for key, value in names.items() if value is not None},
         report=report.to_dict(),
-        telemetry={"gradients": _checked_names(rewrite)} if rewrite.telemetry else {},
+        telemetry={} if counting is None else {"gradients": _checked_names(rewrite), **counting.to_stamp()},
     ).write(model)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import typer.main
 
+from graphscale.cli.options import complete_telemetry
 from graphscale.cli.protection import protect
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.process.command import run
@@ -70,7 +71,7 @@ def _run() -> int:
     # The checks of graphscale report the causes of onnx_ir's warnings.
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"onnx_ir\.")
-    words = sys.argv[1:] or ["--help"]
+    words = complete_telemetry(sys.argv[1:]) or ["--help"]
     group = make_group((words[0],)) if words[0] in COMMANDS else make_group()
     try:
         return group(words, "graphscale", standalone_mode=False) or 0

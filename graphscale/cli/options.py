@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ from graphscale.targets import target_names
 
 if TYPE_CHECKING:
     from graphscale.analysis.roles.answers import Answers
+    from graphscale.passes import AddTelemetry
 
 __all__ = [
     "BUCKET_SIZE",
@@ -41,10 +44,12 @@ __all__ = [
     "Target",
     "Update",
     "argument",
+    "complete_telemetry",
     "is_folder",
     "option",
     "parse_dims",
     "parse_loss_scale",
+    "parse_telemetry",
     "parse_updates",
     "read_roles",
 ]
@@ -148,6 +153,33 @@ def parse_dims(options: list[str] | None) -> dict[str, int]:
             raise typer.BadParameter(f"--dim {given}: expected NAME=SIZE, the name of an axis and a whole number")
         sizes[name] = int(size)
     return sizes
+
+
+def complete_telemetry(words: Sequence[str]) -> list[str]:
+    """Give `--telemetry` an empty value where no name of a form follows it: it may stand alone."""
+    followers = [*words[1:], ""]
+    is_alone = [
+        word == "--telemetry" and not re.fullmatch("(ranges|activations)(,.*)?", follower)
+        for word, follower in zip(words, followers, strict=True)
+    ]
+    return [f"{word}=" if alone else word for word, alone in zip(words, is_alone, strict=True)]
+
+
+def parse_telemetry(form: str | None, every: int | None) -> AddTelemetry | None:
+    """Turn `--telemetry` and `--telemetry-every` into the pass; None without the first.
+
+    Raises:
+        BadParameter: the second goes with ranges alone.
+        InvalidLossScaleError: there is no such form, or the number of steps is out of range.
+    """
+    from graphscale.passes import AddTelemetry
+
+    counting = None if form is None else AddTelemetry.of(form or True)
+    if every is None:
+        return counting
+    if counting is None or not counting.ranges:
+        raise typer.BadParameter("--telemetry-every goes with --telemetry ranges")
+    return dataclasses.replace(counting, every=every)
 
 
 def read_roles(path: Path | None) -> Answers | None:

@@ -33,8 +33,15 @@ def scale(
     expose_scaled_loss: Annotated[bool, option("Append the output scaled_loss.", "--expose-scaled-loss")] = False,
     autocast: Annotated[str | None, option("Put it into mixed precision first.", metavar="float16|bfloat16")] = None,
     telemetry: Annotated[
-        bool, option("Count skips, and tell their cause and the zeros in the gradients.", "--telemetry")
-    ] = False,
+        str | None,
+        option(
+            "Count skips, and tell their cause and the zeros in the gradients; with ranges also measure each gradient.",
+            metavar="[ranges]",
+        ),
+    ] = None,
+    telemetry_every: Annotated[
+        int | None, option("Measure the gradients every N-th step. Default: 100.", metavar="N")
+    ] = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -47,7 +54,8 @@ def scale(
     from graphscale.ort.artifacts.scale_folder import scale_artifacts
 
     hints = {"--seed": seed, "--gradient": gradient, "--update": update, "--roles": roles, "--keep": keep}
-    more = {"--expose-scaled-loss": expose_scaled_loss, "--telemetry": telemetry}
+    more = {"--expose-scaled-loss": expose_scaled_loss, "--telemetry": telemetry is not None}
+    counting = options.parse_telemetry(telemetry, telemetry_every)
     folder = options.is_folder(model, output, dry_run, {**hints, **more})
     policy = options.parse_loss_scale(loss_scale, initial_loss_scale, increment_period, multiplier)
     if folder:
@@ -75,7 +83,7 @@ def scale(
             target=target or "onnx",
             skip_nonfinite=skip_nonfinite,
             expose_scaled_loss=expose_scaled_loss,
-            telemetry=telemetry,
+            telemetry=counting or False,
             autocast=autocast,
         )
         report = result.report

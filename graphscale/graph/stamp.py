@@ -54,7 +54,7 @@ class Stamp:
             `all_finite`, where there are any.
         report: the report of the scaling.
         telemetry: with telemetry, `gradients`: the names of the gradients that are checked, in the order of the index
-            of an offender; else empty.
+            of an offender; `ranges`, where they are measured: `{"every": steps}`; else empty.
         in_place: the carried inputs whose next value a host may write over the present one: both in one buffer.
     """
 
@@ -187,6 +187,10 @@ def _wrong_field(stamp: Stamp) -> str | None:
         isinstance(row, dict) and isinstance(row.get("input"), str) for row in rows
     ):
         return "report"
+    ranges = stamp.telemetry.get("ranges", {"every": 1})
+    every = ranges.get("every") if isinstance(ranges, dict) and len(ranges) == 1 else None
+    if type(every) is not int or not 1 <= every <= 2**24:
+        return "telemetry"
     for field, names in (("telemetry", stamp.telemetry.get("gradients", [])), ("in_place", stamp.in_place)):
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             return field

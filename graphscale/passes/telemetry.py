@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.report import TELEMETRY
-from graphscale.errors import InvalidLossScaleError
+from graphscale.errors import InvalidLossScaleError, TargetError
 from graphscale.graph.builder import Builder
+from graphscale.passes.nodes.gradient_ranges import ROWS, add_ranges, read_zero_fraction
 from graphscale.passes.nodes.gradient_statistics import find_offender, zero_fraction
 from graphscale.passes.rewrite import Rewrite, RewritePass, StatePair
 from graphscale.passes.update_loss_scale import UpdateLossScale
+from graphscale.policy.dynamic_rule import MAX_COUNT
+from graphscale.targets import target_names
 
-__all__ = ["AddTelemetry"]
+__all__ = ["FORMS", "AddTelemetry"]
+
+# The names of its forms beside the plain one.
+FORMS = ("ranges",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,15 +34,57 @@ class AddTelemetry(RewritePass):
             `last_skip_step.next = Where(all_finite, last_skip_step, steps.next)`
             `skip_cause, first_offender = If <then: 0, -1; else: ...> (all_finite)`
             `zero_fraction = 1 - nonzero elements / elements`, over all gradients that are checked
+            with ranges: `gradient_ranges.next = If <then: measured; else: gradient_ranges> (steps.next % every == 1)`,
+            and the zero fraction is the one in the ranges
 
     `steps` counts every step, applied or not. Counters are int64; float32 where the target writes them in place, exact
     to 2**24 steps. The cause is 0 for none, 1 for NaN, 2 for infinity; the offender is an index into the gradients.
+
+    Attributes:
+        ranges: measure the largest magnitude and the shares of zeros and overflow of each gradient in the first step,
+            and in every `every`-th after it. They are carried state, float32 of the shape [3, gradients + 1].
+        every: steps from one measurement of the ranges to the next, from 1 to 2**24.
+
+    Raises:
+        InvalidLossScaleError: (a ValueError) `every` is out of its range.
     """
+
+    ranges: bool = False
+    every: int = 100
 
     name = "telemetry"
     sign = "#"
     optional = True
     after = UpdateLossScale
+
+    def __post_init__(self) -> None:
+        if type(self.every) is not int or not 1 <= self.every <= MAX_COUNT:
+            raise InvalidLossScaleError(f"telemetry measures ranges every 1 to 2**24 steps; got every={self.every!r}")
+
+    @classmethod
+    def of(cls, telemetry: Any) -> AddTelemetry | None:
+        """Return the pass for a form of telemetry: None for False, itself for a pass; True and names make one.
+
+        Raises:
+            InvalidLossScaleError: (a ValueError) there is no such form.
+        """
+        if isinstance(telemetry, cls) or telemetry is False:
+            return telemetry or None
+        if telemetry is True:
+            return cls()
+        if telemetry not in FORMS:
+            forms = ", ".join(map(repr, FORMS))
+            raise InvalidLossScaleError(f"telemetry is a bool, one of {forms}, or an AddTelemetry; got {telemetry!r}")
+        return cls(**dict.fromkeys(telemetry.split(","), True))
+
+    def to_stamp(self) -> dict[str, Any]:
+        """Return the options for the metadata."""
+        return {"ranges": {"every": self.every}} if self.ranges else {}
+
+    @classmethod
+    def from_stamp(cls, telemetry: Mapping[str, Any]) -> AddTelemetry | None:
+        """Return the pass with the options of the metadata, None where these have no telemetry."""
+        return cls(ranges="ranges" in telemetry, **telemetry.get("ranges", {})) if telemetry else None
 
     def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
         finite, applies, gradients = rewrite.all_finite, rewrite.applies, rewrite.checked
@@ -43,17 +93,34 @@ class AddTelemetry(RewritePass):
                 "telemetry describes skipped steps, and a fixed loss scale skips none; add skip_nonfinite "
                 "(--skip-nonfinite), or choose a dynamic one"
             )
-        _count(rewrite, build, applies)
+        target = rewrite.bound.target
+        if self.ranges and target.cuda:
+            raise TargetError(
+                f"telemetry measures ranges in a branch, and target {target.name!r} has no control flow; choose "
+                f"{target_names(lambda each: not each.cuda)}, or telemetry without ranges"
+            )
+        steps = _count(rewrite, build, applies)
         if gradients:
-            cause, offender = find_offender(build, gradients, finite, rewrite.bound.target)
-            values = {"cause": cause, "offender": offender, "zero_fraction": zero_fraction(build, gradients)}
+            cause, offender = find_offender(build, gradients, finite, target)
+            zeros = self._measure(rewrite, build, steps) if self.ranges else zero_fraction(build, gradients)
+            values = {"cause": cause, "offender": offender, "zero_fraction": zeros}
             for role, value in values.items():
                 build.editor.output(value, value.name or role)
             rewrite.telemetry.update(values)
         return True
 
+    def _measure(self, rewrite: Rewrite, build: Builder, steps: ir.Value) -> ir.Value:
+        """Carry the ranges of the gradients, and return the share of zeros."""
+        gradients = rewrite.checked
+        first = np.zeros((len(ROWS), len(gradients) + 1), dtype=np.float32)
+        state = build.editor.state("gradient_ranges", first)
+        ranges = add_ranges(build, gradients, steps, self.every, state)
+        _carry(rewrite, build, "ranges", state, ranges)
+        return read_zero_fraction(build, ranges, len(gradients))
 
-def _count(rewrite: Rewrite, build: Builder, applies: ir.Value) -> None:
+
+def _count(rewrite: Rewrite, build: Builder, applies: ir.Value) -> ir.Value:
+    """Carry the counters, and return the number of this step, from 1."""
     bound, editor = rewrite.bound, build.editor
     kind = ir.DataType.FLOAT if bound.target.in_place else ir.DataType.INT64
     dtype = kind.numpy()
@@ -71,8 +138,14 @@ def _count(rewrite: Rewrite, build: Builder, applies: ir.Value) -> None:
     in_a_row = build.op("Where", [applies, zero, more], name="consecutive_skips.next")
     last = build.op("Where", [applies, states["last_skip_step"], steps], name="last_skip_step.next")
     for (role, state), value in zip(states.items(), (steps, all_skipped, in_a_row, last), strict=True):
-        editor.output(value, f"{state.name}.next")
-        if bound.target.in_place:
-            bound.write_in_place(build, state, value)
-        rewrite.carried.append(StatePair(state, value, bound.target.in_place, TELEMETRY, guarded=False))
-        rewrite.telemetry[role] = state
+        _carry(rewrite, build, role, state, value)
+    return steps
+
+
+def _carry(rewrite: Rewrite, build: Builder, role: str, state: ir.Value, value: ir.Value) -> None:
+    bound = rewrite.bound
+    build.editor.output(value, f"{state.name}.next")
+    if bound.target.in_place:
+        bound.write_in_place(build, state, value)
+    rewrite.carried.append(StatePair(state, value, bound.target.in_place, TELEMETRY, guarded=False))
+    rewrite.telemetry[role] = state

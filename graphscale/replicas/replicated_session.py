@@ -26,7 +26,7 @@ from graphscale.replicas.whole_update import ReplicaSetup, WholeUpdate
 from graphscale.session.access import Access, Uncopyable
 from graphscale.session.interface import InputSpec, check_names, convert_feed, fingerprint
 from graphscale.session.loading import make_quiet_options
-from graphscale.session.result import StepResult
+from graphscale.session.result import GradientRange, StepResult
 from graphscale.session.state_file import drop_state, export_step, read_state_file, write_state_file
 
 if TYPE_CHECKING:
@@ -158,6 +158,11 @@ class ReplicatedSession(Uncopyable):
     def counters(self) -> dict[str, int]:
         """Telemetry, as of `Session`."""
         return self._update.session.counters
+
+    @property
+    def ranges(self) -> dict[str, GradientRange]:
+        """The ranges of the reduced gradients, as of `Session`."""
+        return self._update.session.ranges
 
     @property
     def traffic(self) -> Traffic:

@@ -2,7 +2,7 @@
 
 from graphscale.lowering.thresholds import Thresholds
 from graphscale.session.interface import InputSpec
-from graphscale.session.result import StepResult
+from graphscale.session.result import GradientRange, StepResult
 from graphscale.session.session import Session
 
-__all__ = ["InputSpec", "Session", "StepResult", "Thresholds"]
+__all__ = ["GradientRange", "InputSpec", "Session", "StepResult", "Thresholds"]

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["StepResult"]
+__all__ = ["GradientRange", "StepResult"]
 
 _CAUSES = (None, "nan", "inf")
+
+
+class GradientRange(NamedTuple):
+    """The range of a gradient in one step.
+
+    Attributes:
+        largest: the largest magnitude among its finite elements, without the loss scale; 0 if there are none.
+        zeros: the share of its elements that are zero, from 0 to 1.
+        overflow: the share of its elements that are infinite or NaN, from 0 to 1.
+    """
+
+    largest: float
+    zeros: float
+    overflow: float
 
 
 class StepResult(dict[str, np.ndarray[Any, Any]]):

@@ -23,7 +23,7 @@ from graphscale.session.access import Access, Uncopyable
 from graphscale.session.carried import CarriedState, check_state, first_values, read_values
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
 from graphscale.session.loading import choose_device, create, make_quiet_options, maps_files, open_model
-from graphscale.session.result import StepResult
+from graphscale.session.result import GradientRange, StepResult
 from graphscale.session.state_file import copy_without_state, export_step, read_state_file, write_state_file
 from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
 
@@ -159,6 +159,20 @@ class Session(Uncopyable):
         names = self.stamp.names
         with self._access:
             return {role: int(self._scalar(names[role])) for role in _COUNTERS if role in names}
+
+    @property
+    def ranges(self) -> dict[str, GradientRange]:
+        """Telemetry: the ranges of the gradients by name, as measured last.
+
+        Empty before the first step, and where the step was scaled without them.
+        """
+        names = self.stamp.names
+        with self._access:
+            if "ranges" not in names or not self.counters["steps"]:
+                return {}
+            rows = self._scalar(names["ranges"]).tolist()
+        # The last column is of all gradients together.
+        return {name: GradientRange(*column) for name, *column in zip(self._gradients, *rows, strict=False)}
 
     def step(self, feeds: Mapping[str, Any], *, fetch: Sequence[str] | None = None) -> StepResult:
         """Run one training step.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import SessionError
+from graphscale.session import GradientRange
 from graphscale.training.checkpoints import Checkpoints, Position
 from graphscale.training.data import Arrays, Batches
 from graphscale.training.metrics import MetricsFile
@@ -65,6 +66,7 @@ class Trainer:
         self.checkpoint: Path | None = None
         self._scale = session.loss_scale
         self._fetch: list[str] | None = None
+        self._measures_every = session.stamp.telemetry.get("ranges", {}).get("every")
         self._ends_stuck = session.stamp.policy.get("config", {}).get("on_stuck") in ("flag", "stop")
 
     def run(self, total: int, stop: Callable[[], bool] = lambda: False) -> Iterator[StepRecord]:
@@ -131,9 +133,17 @@ class Trainer:
             cause=result.cause,
             offender=result.offender,
             zero_fraction=result.zero_fraction,
+            ranges=self._ranges(),
             stuck=self._ends_stuck and result.stuck,
             outputs=scalars,
         )
+
+    def _ranges(self) -> Mapping[str, GradientRange] | None:
+        """Return the ranges that the last step measured, empty for none; None where no step measures them."""
+        if self._measures_every is None:
+            return None
+        is_due = (self.session.counters["steps"] - 1) % self._measures_every == 0
+        return self.session.ranges if is_due else {}
 
     def _scalars(self, result: Mapping[str, Any]) -> dict[str, float]:
         """Return the outputs that are single numbers, but those that the record has in its own columns."""

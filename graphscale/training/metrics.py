@@ -1,7 +1,8 @@
 """Metrics files: one row a step, as JSON lines or CSV, the same bytes for the same run, interrupted or not.
 
 Numbers that JSON does not have are the texts "NaN", "Infinity" and "-Infinity" in JSON lines (as in Protocol Buffers'
-JSON), and nan, inf and -inf in CSV. A missing value is null, or an empty cell.
+JSON), and nan, inf and -inf in CSV. A missing value is null, or an empty cell. Ranges are an object by gradient, in CSV
+a text of it.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class MetricsFile:
 
     def _format(self, row: dict[str, Any]) -> str:
         if not self._csv:
-            return json.dumps({name: _json_value(value) for name, value in row.items()}, allow_nan=False) + "\n"
+            return json.dumps(_json_value(row), allow_nan=False) + "\n"
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if self._columns is None:
@@ -115,11 +116,19 @@ class MetricsFile:
             writer.writerow(row)
         if self._columns != list(row):
             raise TrainingError(f"{self._path} has the columns {', '.join(self._columns)}, not {', '.join(row)}")
-        writer.writerow(str(value).lower() if isinstance(value, bool) else value for value in row.values())
+        writer.writerow(map(_csv_cell, row.values()))
         return text.getvalue()
 
 
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, dict):
+        return json.dumps(_json_value(value), allow_nan=False)
+    return str(value).lower() if isinstance(value, bool) else value
+
+
 def _json_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _json_value(each) for name, each in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

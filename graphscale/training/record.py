@@ -7,10 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
+from graphscale.files.reading import parse_json
+from graphscale.session import GradientRange
+
 __all__ = ["StepRecord"]
 
 _TELEMETRY = ("cause", "offender", "zero_fraction")
 _SCALES, _NUMBERS = ("loss_scale", "next_loss_scale"), ("step", "epoch", "good_steps")
+_RANGES = "ranges"
 _PREFIX = "output."  # for an output with the name of one of the record's own columns
 
 
@@ -30,6 +34,8 @@ class StepRecord:
         cause: "nan" or "inf" where a gradient was not finite; None otherwise, and without telemetry.
         offender: the name of the first gradient that was not finite; None otherwise, and without telemetry.
         zero_fraction: the share of the gradients' elements that were zero, 0 to 1; None without telemetry.
+        ranges: the ranges of the gradients by name, if the step measured them, else empty; None without telemetry of
+            ranges.
         stuck: True if the run ends since the loss scale is stuck, for a policy with `on_stuck` "flag" or "stop".
         outputs: the other outputs of the step that are single numbers, by name.
     """
@@ -45,6 +51,7 @@ class StepRecord:
     cause: str | None = None
     offender: str | None = None
     zero_fraction: float | None = None
+    ranges: Mapping[str, GradientRange] | None = None
     stuck: bool = False
     outputs: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -53,7 +60,9 @@ class StepRecord:
         row = {name: getattr(self, name) for name in _COLUMNS if name not in _TELEMETRY}
         if self.zero_fraction is not None:
             row |= {name: getattr(self, name) for name in _TELEMETRY}
-        return row | {_PREFIX + name if name in _COLUMNS else name: value for name, value in self.outputs.items()}
+        if self.ranges is not None:
+            row[_RANGES] = {name: each._asdict() for name, each in self.ranges.items()} or None
+        return row | {_PREFIX + name if name in _OWN else name: value for name, value in self.outputs.items()}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> StepRecord:
@@ -73,11 +82,13 @@ class StepRecord:
         wrong = wrong or next((name for name in _NUMBERS if not 0 <= known.get(name, 0) < 2**63), None)
         if wrong is not None:
             raise ValueError(f"{wrong} is {row[wrong]!r:.40}")
-        prefixed = {_PREFIX + name: name for name in _COLUMNS}
+        if _RANGES in row:
+            known[_RANGES] = _read_ranges(row[_RANGES])
+        prefixed = {_PREFIX + name: name for name in _OWN}
         others = {
             prefixed.get(name, name): _read(name, value, float)
             for name, value in row.items()
-            if name not in _COLUMNS and value not in (None, "")
+            if name not in _OWN and value not in (None, "")
         }
         return cls(**known, outputs=others)
 
@@ -95,9 +106,21 @@ def _read(name: str, value: Any, kind: type) -> Any:
     return value
 
 
+def _read_ranges(value: Any) -> dict[str, GradientRange]:
+    """Read ranges, which are a text of JSON in a CSV file."""
+    try:
+        if isinstance(value, str) and value:
+            value = parse_json(value.encode())
+        items = value.items() if value else ()
+        return {name: GradientRange(**{k: _read(k, v, float) for k, v in each.items()}) for name, each in items}
+    except (AttributeError, TypeError, RecursionError):
+        raise ValueError(f"{_RANGES} is {value!r:.40}") from None
+
+
 # The type of each column, and whether it may be missing or empty.
 _COLUMNS: dict[str, tuple[type, bool]] = {
     name: (next(iter(get_args(kind)), kind), bool(get_args(kind)))
     for name, kind in get_type_hints(StepRecord).items()
-    if name not in ("stuck", "outputs")
+    if name not in (_RANGES, "stuck", "outputs")
 }
+_OWN = (*_COLUMNS, _RANGES)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from graphscale.graph.stamp import Stamp
-from graphscale.session import InputSpec, StepResult
+from graphscale.session import GradientRange, InputSpec, StepResult
 
 __all__ = ["StepSession"]
 
@@ -25,6 +25,14 @@ class StepSession(Protocol):
     @property
     def good_steps(self) -> int:
         """Good steps in a row since the loss scale changed last."""
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The counters of telemetry."""
+
+    @property
+    def ranges(self) -> dict[str, GradientRange]:
+        """The ranges of the gradients by name, as telemetry measured them last."""
 
     def step(self, feeds: Mapping[str, Any], *, fetch: Sequence[str] | None = None) -> StepResult:
         """Run one training step."""

@@ -72,9 +72,12 @@ class TensorBoard:
         """Log the numbers of one step."""
         from tensorboardX.proto.summary_pb2 import Summary
 
+        numbers = record.to_row()
+        for gradient, measured in (record.ranges or {}).items():
+            numbers |= {f"{kind}/{gradient}": number for kind, number in measured._asdict().items()}
         values = [
             Summary.Value(tag=name, simple_value=float(value))
-            for name, value in record.to_row().items()
+            for name, value in numbers.items()
             if name not in ("step", "epoch") and isinstance(value, bool | int | float)
         ]
         with self._reported():

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphscale.errors import OutputError, TrainingError
+from graphscale.session import GradientRange
 from graphscale.training.metrics import MetricsFile, check_metrics, read_metrics
 from graphscale.training.record import StepRecord
 from graphscale.training.run import Run
@@ -29,12 +30,16 @@ SUFFIXES = ("jsonl", "csv")
 
 NUMBERS, COUNTS = st.floats(width=64) | st.floats(width=32), st.integers(1, 10**9)
 SCALES = st.floats(0, exclude_min=True, allow_infinity=False)
-OUTPUTS = st.lists(st.sampled_from(["accuracy", "norm", "step", "loss", 'a "b", c', "onnx::loss::2"]), unique=True)
+OUTPUTS = st.lists(
+    st.sampled_from(["accuracy", "norm", "step", "loss", "ranges", 'a "b", c', "onnx::loss::2"]), unique=True
+)
 TELEMETRY = {
     "cause": st.sampled_from([None, "nan", "inf"]),
     "offender": st.sampled_from([None, "grad.fc1.weight", 'an, "odd" name']),
     "zero_fraction": st.floats(0, 1),
 }
+RANGE = st.builds(GradientRange, st.floats(0), st.floats(0, 1), st.floats(0, 1))
+RANGES = {"ranges": st.dictionaries(st.sampled_from(["grad.fc1.weight", 'an, "odd" name', "steps"]), RANGE)}
 
 
 @pytest.fixture(params=SUFFIXES)
@@ -66,6 +71,7 @@ def runs(draw: st.DrawFn) -> list[StepRecord]:
         learning_rate=st.just(draw(st.none() | NUMBERS)),
         outputs=st.tuples(*[NUMBERS] * len(names)).map(lambda numbers: dict(zip(names, numbers, strict=True))),
         **(TELEMETRY if draw(st.booleans()) else {}),
+        **(RANGES if draw(st.booleans()) else {}),
     )
     return draw(st.lists(record, min_size=1, max_size=4))
 

@@ -13,7 +13,7 @@ from graphscale.errors import AutocastError, VerifyError, one_line
 from graphscale.files.reading import parse_json
 from graphscale.graph.stamp import Stamp
 from graphscale.mixed_precision import autocast
-from graphscale.passes import Autocast
+from graphscale.passes import AddTelemetry, Autocast
 from graphscale.passes.casting.settings import make_settings
 from graphscale.passes.lower_precision import AUTOCAST_KEY
 from graphscale.pipeline import scale
@@ -29,7 +29,7 @@ class Claims:
     Attributes:
         policy: the loss scale.
         target: the target.
-        telemetry: whether steps and skips are counted.
+        telemetry: the pass that counts steps and skips; None without it.
         expose_scaled_loss: whether the scaled loss is an output.
         skip_nonfinite: whether the steps of a fixed loss scale are checked.
         autocast: type, emulation and lists of mixed precision, as `graphscale.autocast` takes them; None without it.
@@ -38,7 +38,7 @@ class Claims:
 
     policy: LossScale
     target: str
-    telemetry: bool = False
+    telemetry: AddTelemetry | None = None
     expose_scaled_loss: bool = False
     skip_nonfinite: bool = False
     autocast: dict[str, Any] | None = None
@@ -61,7 +61,7 @@ def read_claims(scaled: ir.Model, stamp: Stamp, policy: LossScale, original: ir.
     return Claims(
         policy,
         stamp.target,
-        telemetry=bool(stamp.telemetry),
+        telemetry=AddTelemetry.from_stamp(stamp.telemetry),
         expose_scaled_loss=find_scaled_loss(scaled.graph, original.graph) is not None,
         skip_nonfinite=isinstance(policy, FixedLossScale) and "all_finite" in stamp.names,
         autocast=_read_autocast(scaled.metadata_props[AUTOCAST_KEY]) if cast else None,
@@ -99,7 +99,7 @@ def expect_model(original: ir.Model, claims: Claims, hints: Hints) -> ir.Model:
         original,
         claims.policy,
         **named,
-        telemetry=claims.telemetry,
+        telemetry=claims.telemetry or False,
         expose_scaled_loss=claims.expose_scaled_loss,
         skip_nonfinite=claims.skip_nonfinite,
         autocast=mixed,

@@ -230,16 +230,16 @@ class Bench:
         yield from self._compare_step(case, expected, got, gradients, finite)
         yield from self._evaluate_effects(case, got, finite, gradients)
 
-    def _evaluate_effects(
-        self, case: Case, got: Results, finite: bool, gradients: Mapping[str, Any]
-    ) -> Iterator[Difference]:
+    def _evaluate_effects(self, case: Case, got: Results, finite: bool, gradients: Arrays) -> Iterator[Difference]:
         """Compare the state where a step is not applied, the state of the loss scale, and telemetry."""
         kept = self.pair.states.keys() if self.oracle.applies(case.feeds, finite) else self.pair.kept
         for name in self.pair.states.keys() - kept:
             yield from compare_bits(name, np.asarray(case.feeds[name]), self._next(name, got), OLD)
         for name, value in self.oracle.after(case.feeds, finite).items():
             yield from compare_bits(f"{name}.next", value, self._next(name, got), RULE)
-        for name, value in self.oracle.telemetry(finite, gradients):
+        for name, value in self.oracle.ranges(case.feeds, gradients).items():
+            yield from compare_values(f"{name}.next", value, self._next(name, got), TELEMETRY, 1e-6)
+        for name, value in self.oracle.telemetry(case.feeds, finite, gradients):
             yield from compare_values(name, value, got.outputs[name], TELEMETRY, 1e-6)
 
     def _unscaled(self, got: Results) -> Arrays:

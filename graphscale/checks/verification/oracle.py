@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.checks.scaled_graph import RANGES
 from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.checks.verification.verify_report import Arrays
 from graphscale.errors import VerifyError
+from graphscale.passes.nodes.gradient_ranges import ROWS
 from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
 from graphscale.passes.nodes.update_rule import initial_values
 from graphscale.policy.dynamic_rule import DynamicRule, ScaleState
@@ -36,6 +38,7 @@ class Oracle:
         self.initial = float(pair.policy())
         self._names = pair.stamp.names
         self.gradients = tuple(pair.stamp.telemetry.get("gradients", ()))
+        self._every = int(pair.stamp.telemetry.get(RANGES, {}).get("every", 0))
 
     def starts(self) -> list[Arrays]:
         """Return states to start a step from, by input name; the first is that of the beginning."""
@@ -65,9 +68,15 @@ class Oracle:
         return {**start, name: np.asarray(scale, dtype=np.float32)}
 
     def _feeds(self, values: Mapping[str, float], count: int) -> Arrays:
-        counters = {"steps": 7 + count, "skipped_steps": 3 + count, "consecutive_skips": count, "last_skip_step": 5}
+        # In every other step ranges are measured.
+        steps = count * self._every if self._every and count % 2 == 0 else 7 + count
+        counters = {"steps": steps, "skipped_steps": 3 + count, "consecutive_skips": count, "last_skip_step": 5}
         states = self.roles.scale_states or {LOSS_SCALE: self.roles.scale}
-        return _arrays(states, values) | _arrays(self.roles.counters, counters)
+        feeds = _arrays(states, values) | _arrays(self.roles.counters, counters)
+        if self.roles.ranges is not None:
+            numbers = np.linspace(0, 1, len(ROWS) * (len(self.gradients) + 1), dtype=np.float32)
+            feeds[self.roles.ranges.name or ""] = numbers.reshape(len(ROWS), -1)
+        return feeds
 
     def applies(self, feeds: Mapping[str, Any], finite: bool) -> bool:
         """Return whether a step is applied."""
@@ -90,7 +99,20 @@ class Oracle:
         found = {role: np.asarray(getattr(state, role), dtype=_dtype(value)) for role, value in states}
         return found if self.roles.stuck is None else {**found, "stuck": np.asarray(stuck)}
 
-    def telemetry(self, finite: bool, gradients: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[tuple[str, Any]]:
+    def ranges(self, feeds: Mapping[str, Any], gradients: Arrays) -> Arrays:
+        """Return `{state: next value}` of the ranges of a step's unscaled gradients, if these are known."""
+        if self.roles.ranges is None or any(name not in gradients for name in self.gradients):
+            return {}
+        name, steps = self.roles.ranges.name or "", self.roles.counters["steps"]
+        if (int(self._counted(feeds, True)[steps.name or ""]) - 1) % self._every:
+            return {name: np.asarray(feeds[name])}
+        arrays = [gradients[each].ravel() for each in self.gradients]
+        with np.errstate(over="ignore"):
+            columns = [*arrays, np.concatenate([array.astype(np.float64) for array in arrays])]
+            found = [_range(array) for array in columns]
+            return {name: np.asarray(found, dtype=np.float32).T}
+
+    def telemetry(self, feeds: Mapping[str, Any], finite: bool, gradients: Arrays) -> Iterator[tuple[str, Any]]:
         """Yield the known names and values of the outputs that report on a step, from its unscaled gradients."""
         if self.roles.all_finite is not None:
             yield self._names["all_finite"], np.asarray(finite)
@@ -101,6 +123,9 @@ class Oracle:
         cause = 0 if not bad else 1 if np.isnan(arrays[bad[0]]).any() else 2
         yield self._names["cause"], np.asarray(cause, dtype=np.int64)
         yield self._names["offender"], np.asarray(bad[0] if bad else -1, dtype=np.int64)
+        for ranges in self.ranges(feeds, gradients).values():
+            yield self._names["zero_fraction"], ranges[ROWS.index("zeros"), -1]
+            return
         nonzero, total = sum(np.count_nonzero(a) for a in arrays), max(1, sum(a.size for a in arrays))
         yield self._names["zero_fraction"], np.float32(1) - np.float32(nonzero) / np.float32(total)
 
@@ -124,6 +149,13 @@ class Oracle:
             "last_skip_step": before["last_skip_step"] if applied else steps,
         }
         return _arrays(self.roles.counters, following)
+
+
+def _range(array: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    """Return the largest magnitude of finite elements, the share of zeros and the share of those not finite."""
+    finite, size = array[np.isfinite(array)], max(1, array.size)
+    largest = np.abs(finite.astype(np.float64)).max(initial=0.0)
+    return float(largest), np.count_nonzero(array == 0) / size, (array.size - finite.size) / size
 
 
 def _arrays(states: Mapping[str, ir.Value], numbers: Mapping[str, float]) -> Arrays:

@@ -14,7 +14,7 @@ from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import find_accumulators, input_at
-from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, ScaledGraph, find_scaled_loss, read_scaled_graph
+from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, RANGES, ScaledGraph, find_scaled_loss, read_scaled_graph
 from graphscale.checks.translation import Claims, Translation, validate_translation
 from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.errors import (
@@ -273,6 +273,7 @@ class Roles:
         stuck: the flag of a scale that is stuck, where the policy has one.
         scale_states: the state of the loss scale by role, `loss_scale` among it; empty for a fixed one.
         counters: the counters of telemetry by role.
+        ranges: the ranges of the gradients, where telemetry measures them.
         next_values: the next values of these by role, as they are written or leave the graph.
         following: `{state: output}` for everything carried, None where it is written in place.
         written: the states that are written in place.
@@ -285,6 +286,7 @@ class Roles:
     stuck: ir.Value | None
     scale_states: dict[str, ir.Value]
     counters: dict[str, ir.Value]
+    ranges: ir.Value | None
     next_values: dict[str, ir.Value]
     following: dict[str, str | None]
     written: frozenset[str]
@@ -308,7 +310,8 @@ def find_roles(pair: Pair) -> Roles:
         # Another tool may have folded the constant.
         found.setdefault("loss_scale", ir.val(names["loss_scale"], ir.DataType.FLOAT, ()))
     counters = COUNTERS if any(role in names for role in COUNTERS) else ()
-    for role in (*wanted, *counters, *(role for role in OUTPUTS if role in names)):
+    measured = [RANGES] if RANGES in pair.stamp.telemetry and pair.stamp.telemetry.get("gradients") else []
+    for role in (*wanted, *counters, *measured, *(role for role in OUTPUTS if role in names)):
         if role not in names:
             raise VerifyError(f"the metadata name no value for the {role.replace('_', ' ')}")
         if role not in found:
@@ -322,7 +325,7 @@ def find_roles(pair: Pair) -> Roles:
     for role in OUTPUTS:
         if role in names and names[role] not in outputs:
             raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")
-    carried = {role: found[role] for role in (*states, *COUNTERS) if role in found}
+    carried = {role: found[role] for role in (*states, *COUNTERS, *measured) if role in found}
     in_place = {n.inputs[0].name or "": n.inputs[1] for n in find_accumulators(graph) if n.inputs[0] is not None}
     fed = {state.name or "": pair.stamp.state.get(state.name or "") for state in carried.values()}
     nexts = {
@@ -337,6 +340,7 @@ def find_roles(pair: Pair) -> Roles:
         stuck=found.get("stuck"),
         scale_states={role: found[role] for role in states},
         counters={role: found[role] for role in COUNTERS if role in found},
+        ranges=found[RANGES] if measured else None,
         next_values={role: value for role, value in nexts.items() if value is not None},
         following={name: None if name in in_place else output for name, output in fed.items()},
         written=frozenset(in_place),

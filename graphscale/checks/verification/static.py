@@ -98,7 +98,8 @@ def _metadata(pair: Pair, roles: Roles) -> Iterator[str]:
     for value in pair.analysis.graph.outputs:
         if value.name not in outputs | moved:
             yield f"the output {value.name!r} of the original is gone"
-    for value in (*roles.scale_states.values(), *roles.counters.values()):
+    ranges = () if roles.ranges is None else (roles.ranges,)
+    for value in (*roles.scale_states.values(), *roles.counters.values(), *ranges):
         if not value.is_graph_input() or value.const_value is None:
             yield f"the state {value.name!r} is not an input with an initial value"
     known = {value.name for value in pair.analysis.graph.outputs} | set(roles.following.values()) | roles.reports
