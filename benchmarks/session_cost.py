@@ -1,11 +1,11 @@
 """The costs of `gs.Session`, against loops by hand on ONNX Runtime, and of telemetry in the graph.
 
-    python benchmarks/session_cost.py [--rounds 21] [--graphs small medium large]
+    python benchmarks/session_cost.py [--rounds 21] [--graphs small medium large] [--only c]
 
     (a) Session.step against a loop on run_with_iobinding as an expert writes it: two prepared bindings that take turns,
         the state on the device; only the batch and what comes back are bound anew in each step
     (b) Session.step against session.run with the state as numpy arrays in and out
-    (c) Session.step on a step scaled with telemetry against one without
+    (c) Session.step on a step scaled with telemetry, in each form, against one without
 
 Both jobs of a ratio run in one process on the same scaled graph with the same batches, in turns, many rounds of many
 steps each; whoever begins a round changes. A ratio is the median over the rounds' ratios of CPU times (one thread:
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gc
 import statistics
 import time
@@ -39,6 +40,7 @@ Step = Callable[[Mapping[str, Any]], Arrays]
 MODELS = Path(__file__).resolve().parents[1] / "models"
 LAYERS, WIDTH, BATCH = 6, 2048, 16  # 25 million weights, and as many moments
 BATCHES = 4
+FORMS: tuple[bool | str, ...] = (True, "ranges")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,23 +211,28 @@ def by_binding(result: gs.ScaledModel, state: Arrays) -> ByBinding:
     return ByBinding(result.model, carried, first_values(result, state))
 
 
-def measure(workload: Workload, count: int) -> None:
+def with_telemetry(workload: Workload, form: bool | str) -> gs.Session:
+    return session_on(gs.scale(workload.model, telemetry=form), workload.state)
+
+
+def measure(workload: Workload, count: int, only: str) -> None:
     """Print the rows of one graph."""
     result = gs.scale(workload.model)
     assert result.report.coverage == 1.0
-    told = gs.scale(workload.model, telemetry=True)
     comparisons = {
         "(a) run_with_iobinding by hand": lambda: (
             session_on(result, workload.state),
             by_binding(result, workload.state),
         ),
         "(b) session.run, state in numpy": lambda: (session_on(result, workload.state), ByRun(result, workload.state)),
-        "(c) with telemetry against without": lambda: (
-            session_on(told, workload.state),
-            session_on(result, workload.state),
-        ),
     }
+    for form in FORMS:
+        what = "telemetry" if form is True else f"telemetry of {form}"
+        make = functools.partial(with_telemetry, workload, form)
+        comparisons[f"(c) with {what} against without"] = lambda make=make: (make(), session_on(result, workload.state))
     for what, make in comparisons.items():
+        if only not in what[:3]:
+            continue
         one, other = make()
         row = compared(workload, one, other, count)
         assert_same_state(one, other)
@@ -236,11 +243,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--graphs", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--only", default="", choices=["a", "b", "c"])
     arguments = parser.parse_args()
     print("| graph | against | Session.step | the other | ratio | quartiles |")
     print("|---|---|---:|---:|---:|---:|")
     for name in arguments.graphs:
-        measure(WORKLOADS[name](), arguments.rounds)
+        measure(WORKLOADS[name](), arguments.rounds, arguments.only)
 
 
 if __name__ == "__main__":

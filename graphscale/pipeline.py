@@ -116,7 +116,8 @@ def scale(
         telemetry: count steps and skips in the carried state, and tell the cause of a skip, the first gradient that was
             not finite, and the share of gradient elements that are zero. "ranges" also measures each gradient in every
             100th step: its largest magnitude, and its shares of zeros and of elements that are not finite;
-            `AddTelemetry(ranges=True, every=N)` in every N-th.
+            `AddTelemetry(ranges=True, every=N)` in every N-th. "activations" also tells the first value of the forward
+            pass that was not finite; "ranges,activations" does both.
         autocast: put the graph into mixed precision first: "float16", "bfloat16", or an `Autocast` pass; see
             `graphscale.autocast`.
 
@@ -374,7 +375,7 @@ def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report,
         target=bound.target.name,
         names={key: value.name or "" for key, value in names.items() if value is not None},
         report=report.to_dict(),
-        telemetry={} if counting is None else {"gradients": _checked_names(rewrite), **counting.to_stamp()},
+        telemetry={} if counting is None else counting.to_stamp(rewrite, _checked_names(rewrite)),
     ).write(model)
 
 

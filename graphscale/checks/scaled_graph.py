@@ -17,7 +17,7 @@ _SCALED_LOSS = re.compile(r"scaled_loss(_\d+)?")
 # The counters of telemetry, the role of its ranges, and the roles of the outputs that report on a step.
 COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
 RANGES = "ranges"
-OUTPUTS = ("all_finite", "stuck", "cause", "offender", "zero_fraction")
+OUTPUTS = ("all_finite", "stuck", "cause", "offender", "activation", "zero_fraction")
 
 
 @dataclasses.dataclass(frozen=True)

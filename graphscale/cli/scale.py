@@ -35,8 +35,9 @@ def scale(
     telemetry: Annotated[
         str | None,
         option(
-            "Count skips, and tell their cause and the zeros in the gradients; with ranges also measure each gradient.",
-            metavar="[ranges]",
+            "Count skips, and tell their cause and the zeros in the gradients; with ranges also measure each gradient, "
+            "with activations also name the first forward value that is not finite.",
+            metavar="[ranges|activations|ranges,activations]",
         ),
     ] = None,
     telemetry_every: Annotated[

@@ -163,7 +163,8 @@ def _run(options: Options, run: Run, console: Console) -> None:
 
 
 def _stuck(record: StepRecord, trainer: Trainer) -> str:
-    why, hint = f" ({record.cause} in the gradient {record.offender})", ""
+    first = f"; the first value of the forward pass is {record.activation}" if record.activation else ""
+    why, hint = f" ({record.cause} in the gradient {record.offender}{first})", ""
     if record.offender is None:
         why, hint = "", "; scaled with --telemetry, the step would name the gradient"
     return (

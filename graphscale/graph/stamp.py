@@ -54,7 +54,8 @@ class Stamp:
             `all_finite`, where there are any.
         report: the report of the scaling.
         telemetry: with telemetry, `gradients`: the names of the gradients that are checked, in the order of the index
-            of an offender; `ranges`, where they are measured: `{"every": steps}`; else empty.
+            of an offender; `ranges`, where they are measured: `{"every": steps}`; `activations`, where they are
+            looked at: the names of values of the forward pass, in the order of the index; else empty.
         in_place: the carried inputs whose next value a host may write over the present one: both in one buffer.
     """
 
@@ -191,7 +192,8 @@ def _wrong_field(stamp: Stamp) -> str | None:
     every = ranges.get("every") if isinstance(ranges, dict) and len(ranges) == 1 else None
     if type(every) is not int or not 1 <= every <= 2**24:
         return "telemetry"
-    for field, names in (("telemetry", stamp.telemetry.get("gradients", [])), ("in_place", stamp.in_place)):
+    told = [("telemetry", stamp.telemetry.get(kind, [])) for kind in ("gradients", "activations")]
+    for field, names in (*told, ("in_place", stamp.in_place)):
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             return field
     return None

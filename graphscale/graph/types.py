@@ -14,7 +14,7 @@ from graphscale.graph.values import constant_tensor, own_dtype, subgraphs
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["complete_types", "dtype_of", "dtypes_of", "infer_types"]
+__all__ = ["complete_types", "dtype_of", "dtypes_by_name", "dtypes_of", "infer_types"]
 
 _LONGEST = 2**16  # numbers of a followed shape; ONNX's inference copies them at every node
 _RANK = 64  # more than any value has
@@ -54,6 +54,18 @@ def complete_types(model: ir.Model, wanted: Iterable[ir.Value] | None = None) ->
     """
     if all(v.dtype is not None and v.shape is not None for v in (model.graph.outputs if wanted is None else wanted)):
         return
+    inferred = _inferred(model)
+    for graph, twin in zip(model.graphs(), inferred.graphs(), strict=True):
+        types = create_value_mapping(twin, include_subgraphs=False)
+        for name, value in create_value_mapping(graph, include_subgraphs=False).items():
+            if value.shape is None:
+                value.shape = types[name].shape
+            if value.dtype is None and (dtype := types[name].dtype) is not None:
+                value.dtype = dtype
+
+
+def _inferred(model: ir.Model) -> ir.Model:
+    """Return a copy with inferred types."""
     # A model that cannot be inferred is refused where a type is needed, in one line rather than by a traceback.
     log = logging.getLogger(ShapeInferencePass.__module__)
     silent, log.disabled = log.disabled, True
@@ -62,13 +74,19 @@ def complete_types(model: ir.Model, wanted: Iterable[ir.Value] | None = None) ->
         infer_types(inferred)
     finally:
         log.disabled = silent
-    for graph, twin in zip(model.graphs(), inferred.graphs(), strict=True):
-        types = create_value_mapping(twin, include_subgraphs=False)
-        for name, value in create_value_mapping(graph, include_subgraphs=False).items():
-            if value.shape is None:
-                value.shape = types[name].shape
-            if value.dtype is None and (dtype := types[name].dtype) is not None:
-                value.dtype = dtype
+    return inferred
+
+
+def dtypes_by_name(model: ir.Model) -> dict[str, ir.DataType]:
+    """Return the dtypes of the main graph's results, by the operators or by ONNX's inference, as far as they are known.
+
+    A model beyond inference has those that it declares, or that follow from its operators.
+    """
+    known = {value.name or "": dtype for value, dtype in dtypes_of(model.graph.all_nodes()).items()}
+    if any(value.name not in known for node in model.graph for value in node.outputs if value.name):
+        results = (value for node in _inferred(model).graph for value in node.outputs)
+        known = {v.name or "": v.dtype for v in results if v.dtype is not None} | known
+    return known
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:

@@ -73,6 +73,7 @@ class Rewrite:
             that is not; set by `UpdateLossScale`.
         carried: filled by `UpdateLossScale`, `AddTelemetry` and `GuardUpdates`.
         telemetry: counters and outputs by their role; filled by `AddTelemetry`.
+        activations: the values of the forward pass that telemetry looks at, with dtypes; filled by `AddTelemetry`.
         done: the passes that ran.
     """
 
@@ -87,6 +88,7 @@ class Rewrite:
     applies: ir.Value | None = None
     carried: list[StatePair] = dataclasses.field(default_factory=list)
     telemetry: dict[str, ir.Value] = dataclasses.field(default_factory=dict)
+    activations: dict[ir.Value, ir.DataType] = dataclasses.field(default_factory=dict)
     done: set[type[GraphPass]] = dataclasses.field(default_factory=set)
 
     @property

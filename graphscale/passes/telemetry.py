@@ -12,6 +12,7 @@ import onnx_ir as ir
 from graphscale.analysis.report import TELEMETRY
 from graphscale.errors import InvalidLossScaleError, TargetError
 from graphscale.graph.builder import Builder
+from graphscale.passes.nodes.forward_values import find_forward_values
 from graphscale.passes.nodes.gradient_ranges import ROWS, add_ranges, read_zero_fraction
 from graphscale.passes.nodes.gradient_statistics import find_offender, zero_fraction
 from graphscale.passes.rewrite import Rewrite, RewritePass, StatePair
@@ -22,7 +23,7 @@ from graphscale.targets import target_names
 __all__ = ["FORMS", "AddTelemetry"]
 
 # The names of its forms beside the plain one.
-FORMS = ("ranges",)
+FORMS = ("ranges", "activations", "ranges,activations")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,8 @@ class AddTelemetry(RewritePass):
         ranges: measure the largest magnitude and the shares of zeros and overflow of each gradient in the first step,
             and in every `every`-th after it. They are carried state, float32 of the shape [3, gradients + 1].
         every: steps from one measurement of the ranges to the next, from 1 to 2**24.
+        activations: after a step that is not finite, also find the first value of the forward pass that is not finite:
+            inputs first, then results in the order of nodes, -1 for none.
 
     Raises:
         InvalidLossScaleError: (a ValueError) `every` is out of its range.
@@ -51,6 +54,7 @@ class AddTelemetry(RewritePass):
 
     ranges: bool = False
     every: int = 100
+    activations: bool = False
 
     name = "telemetry"
     sign = "#"
@@ -77,14 +81,20 @@ class AddTelemetry(RewritePass):
             raise InvalidLossScaleError(f"telemetry is a bool, one of {forms}, or an AddTelemetry; got {telemetry!r}")
         return cls(**dict.fromkeys(telemetry.split(","), True))
 
-    def to_stamp(self) -> dict[str, Any]:
-        """Return the options for the metadata."""
-        return {"ranges": {"every": self.every}} if self.ranges else {}
+    def to_stamp(self, rewrite: Rewrite, checked: list[str]) -> dict[str, Any]:
+        """Return its options for the metadata, with the names of the checked gradients and of the activations."""
+        return {
+            "gradients": checked,
+            **({"ranges": {"every": self.every}} if self.ranges else {}),
+            **({"activations": [value.name or "" for value in rewrite.activations]} if self.activations else {}),
+        }
 
     @classmethod
     def from_stamp(cls, telemetry: Mapping[str, Any]) -> AddTelemetry | None:
         """Return the pass with the options of the metadata, None where these have no telemetry."""
-        return cls(ranges="ranges" in telemetry, **telemetry.get("ranges", {})) if telemetry else None
+        if not telemetry:
+            return None
+        return cls("ranges" in telemetry, **telemetry.get("ranges", {}), activations="activations" in telemetry)
 
     def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
         finite, applies, gradients = rewrite.all_finite, rewrite.applies, rewrite.checked
@@ -94,16 +104,20 @@ class AddTelemetry(RewritePass):
                 "(--skip-nonfinite), or choose a dynamic one"
             )
         target = rewrite.bound.target
-        if self.ranges and target.cuda:
+        if (self.ranges or self.activations) and target.cuda:
             raise TargetError(
-                f"telemetry measures ranges in a branch, and target {target.name!r} has no control flow; choose "
-                f"{target_names(lambda each: not each.cuda)}, or telemetry without ranges"
+                f"telemetry of ranges and activations needs branches, and target {target.name!r} has no control flow; "
+                f"choose {target_names(lambda each: not each.cuda)}, or telemetry without them"
             )
         steps = _count(rewrite, build, applies)
         if gradients:
-            cause, offender = find_offender(build, gradients, finite, target)
+            if self.activations:
+                graph = rewrite.training_graph
+                carried = {update.input for update in graph.updates}
+                rewrite.activations = find_forward_values(rewrite.model, graph.loss, carried)
+            found = find_offender(build, gradients, finite, target, rewrite.activations)
             zeros = self._measure(rewrite, build, steps) if self.ranges else zero_fraction(build, gradients)
-            values = {"cause": cause, "offender": offender, "zero_fraction": zeros}
+            values = dict(zip(("cause", "offender", "activation"), found, strict=False)) | {"zero_fraction": zeros}
             for role, value in values.items():
                 build.editor.output(value, value.name or role)
             rewrite.telemetry.update(values)

@@ -74,6 +74,11 @@ class _Finder:
         self.next = set(stamp.state.values())
         # Nodes that are there for what they write.
         self.sinks = [node for node in self.nodes if not any(v.is_graph_output() or v.uses() for v in node.outputs)]
+        if "activations" in stamp.telemetry:
+            raise SplitError(
+                f"{name} cannot be split: its telemetry of activations reads the forward pass after the gradients; "
+                "scale it without"
+            )
         rows = read_report(stamp, name).state
         of_scale = {row.input for row in rows if row.how in (STATE_OF_SCALE, TELEMETRY)}
         if not self.states - of_scale - {stamp.names.get("loss_scale")}:

@@ -32,9 +32,11 @@ class StepResult(dict[str, np.ndarray[Any, Any]]):
     Args:
         outputs: the outputs.
         status: the outputs that report on the step, by role, as numbers, or values on a GPU, which are read on demand:
-            `all_finite`, `stuck`, and with telemetry `cause`, `offender` and `zero_fraction`, where the step has them.
+            `all_finite`, `stuck`, and with telemetry `cause`, `offender`, `activation` and `zero_fraction`, where the
+            step has them.
         gradients: the names of the gradients that are checked, in order.
         accepts: True if a step that is not finite is applied where the scale is stuck.
+        activations: the names of the values of the forward pass that telemetry looks at, in order.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class StepResult(dict[str, np.ndarray[Any, Any]]):
         status: Mapping[str, Any],
         gradients: Sequence[str],
         accepts: bool,
+        activations: Sequence[str] = (),
     ) -> None:
         super().__init__(outputs)
         self._status = status
         self._gradients = gradients
         self._accepts = accepts
+        self._activations = activations
 
     @property
     def all_finite(self) -> bool:
@@ -74,6 +78,15 @@ class StepResult(dict[str, np.ndarray[Any, Any]]):
         """The name of the first gradient that was not finite; None if all were, and without telemetry."""
         index = int(self._read("offender", -1))
         return None if index < 0 else self._gradients[index]
+
+    @property
+    def activation(self) -> str | None:
+        """The name of the first value of the forward pass that was not finite, if a gradient was not.
+
+        None if there is no such value, and without telemetry of activations.
+        """
+        index = int(self._read("activation", -1))
+        return None if index < 0 else self._activations[index]
 
     @property
     def zero_fraction(self) -> float | None:

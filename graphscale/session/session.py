@@ -35,7 +35,7 @@ __all__ = ["Session"]
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
-_STATUS = ("all_finite", "stuck", "cause", "offender", "zero_fraction")
+_STATUS = ("all_finite", "stuck", "cause", "offender", "activation", "zero_fraction")
 _PLANS = 16  # of different feeds and outputs, kept ready
 
 
@@ -130,6 +130,7 @@ class Session(Uncopyable):
         self._numbers = {} if on_gpu else allocate_numbers(self._session, self._status.values())
         self._accepts = self.stamp.policy.get("config", {}).get("on_stuck") == "accept"
         self._gradients = tuple(self.stamp.telemetry.get("gradients", ()))
+        self._activations = tuple(self.stamp.telemetry.get("activations", ()))
         self._plans: dict[tuple[Any, ...], StepPlan] = {}
 
     @property
@@ -193,7 +194,7 @@ class Session(Uncopyable):
             self._require_state()
             arrays, values = self._run(self._plan_for(feeds, fetch), feeds)
         status = {role: values[name] for role, name in self._status.items()}
-        return StepResult(arrays, status, self._gradients, self._accepts)
+        return StepResult(arrays, status, self._gradients, self._accepts, self._activations)
 
     def _run(self, plan: StepPlan, feeds: Mapping[str, Any]) -> tuple[Arrays, dict[str, Any]]:
         checked, before = plan.check(feeds), self._carried.position

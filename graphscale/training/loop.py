@@ -67,6 +67,7 @@ class Trainer:
         self._scale = session.loss_scale
         self._fetch: list[str] | None = None
         self._measures_every = session.stamp.telemetry.get("ranges", {}).get("every")
+        self._looks_forward = "activations" in session.stamp.telemetry
         self._ends_stuck = session.stamp.policy.get("config", {}).get("on_stuck") in ("flag", "stop")
 
     def run(self, total: int, stop: Callable[[], bool] = lambda: False) -> Iterator[StepRecord]:
@@ -133,6 +134,7 @@ class Trainer:
             cause=result.cause,
             offender=result.offender,
             zero_fraction=result.zero_fraction,
+            activation=(result.activation or "") if self._looks_forward else None,
             ranges=self._ranges(),
             stuck=self._ends_stuck and result.stuck,
             outputs=scalars,

@@ -14,7 +14,7 @@ __all__ = ["StepRecord"]
 
 _TELEMETRY = ("cause", "offender", "zero_fraction")
 _SCALES, _NUMBERS = ("loss_scale", "next_loss_scale"), ("step", "epoch", "good_steps")
-_RANGES = "ranges"
+_ACTIVATION, _RANGES = "activation", "ranges"
 _PREFIX = "output."  # for an output with the name of one of the record's own columns
 
 
@@ -34,6 +34,8 @@ class StepRecord:
         cause: "nan" or "inf" where a gradient was not finite; None otherwise, and without telemetry.
         offender: the name of the first gradient that was not finite; None otherwise, and without telemetry.
         zero_fraction: the share of the gradients' elements that were zero, 0 to 1; None without telemetry.
+        activation: the name of the first value of the forward pass that was not finite, empty for none; None without
+            telemetry of activations.
         ranges: the ranges of the gradients by name, if the step measured them, else empty; None without telemetry of
             ranges.
         stuck: True if the run ends since the loss scale is stuck, for a policy with `on_stuck` "flag" or "stop".
@@ -51,6 +53,7 @@ class StepRecord:
     cause: str | None = None
     offender: str | None = None
     zero_fraction: float | None = None
+    activation: str | None = None
     ranges: Mapping[str, GradientRange] | None = None
     stuck: bool = False
     outputs: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -60,6 +63,8 @@ class StepRecord:
         row = {name: getattr(self, name) for name in _COLUMNS if name not in _TELEMETRY}
         if self.zero_fraction is not None:
             row |= {name: getattr(self, name) for name in _TELEMETRY}
+        if self.activation is not None:
+            row[_ACTIVATION] = self.activation or None
         if self.ranges is not None:
             row[_RANGES] = {name: each._asdict() for name, each in self.ranges.items()} or None
         return row | {_PREFIX + name if name in _OWN else name: value for name, value in self.outputs.items()}
@@ -82,6 +87,8 @@ class StepRecord:
         wrong = wrong or next((name for name in _NUMBERS if not 0 <= known.get(name, 0) < 2**63), None)
         if wrong is not None:
             raise ValueError(f"{wrong} is {row[wrong]!r:.40}")
+        if _ACTIVATION in row:
+            known[_ACTIVATION] = _read(_ACTIVATION, row[_ACTIVATION] or "", str)
         if _RANGES in row:
             known[_RANGES] = _read_ranges(row[_RANGES])
         prefixed = {_PREFIX + name: name for name in _OWN}
@@ -121,6 +128,6 @@ def _read_ranges(value: Any) -> dict[str, GradientRange]:
 _COLUMNS: dict[str, tuple[type, bool]] = {
     name: (next(iter(get_args(kind)), kind), bool(get_args(kind)))
     for name, kind in get_type_hints(StepRecord).items()
-    if name not in (_RANGES, "stuck", "outputs")
+    if name not in (_ACTIVATION, _RANGES, "stuck", "outputs")
 }
-_OWN = (*_COLUMNS, _RANGES)
+_OWN = (*_COLUMNS, _ACTIVATION, _RANGES)

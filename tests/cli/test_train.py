@@ -143,6 +143,10 @@ def test_a_policy_that_stops_names_the_gradient_or_says_how_to_get_it(folder: Pa
     assert (told.returncode, last.step, last.applied) == (1, 2, False)
     assert f"({last.cause} in the gradient {last.offender})" in told.stderr
     assert "--telemetry" not in told.stderr
+    forward = train_on_infinite_images(folder, "stop", telemetry="activations")
+    assert forward.returncode == 1
+    assert f"in the gradient {last.offender}; the first value of the forward pass is images);" in forward.stderr
+    assert [record.activation for record in read_metrics(folder / "run.jsonl")] == ["images", "images"]
     silent = train_on_infinite_images(folder, "stop")
     assert silent.returncode == 1
     assert silent.stderr.count("\n") == 1

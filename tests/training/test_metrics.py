@@ -31,7 +31,8 @@ SUFFIXES = ("jsonl", "csv")
 NUMBERS, COUNTS = st.floats(width=64) | st.floats(width=32), st.integers(1, 10**9)
 SCALES = st.floats(0, exclude_min=True, allow_infinity=False)
 OUTPUTS = st.lists(
-    st.sampled_from(["accuracy", "norm", "step", "loss", "ranges", 'a "b", c', "onnx::loss::2"]), unique=True
+    st.sampled_from(["accuracy", "norm", "step", "loss", "ranges", "activation", 'a "b", c', "onnx::loss::2"]),
+    unique=True,
 )
 TELEMETRY = {
     "cause": st.sampled_from([None, "nan", "inf"]),
@@ -72,6 +73,7 @@ def runs(draw: st.DrawFn) -> list[StepRecord]:
         outputs=st.tuples(*[NUMBERS] * len(names)).map(lambda numbers: dict(zip(names, numbers, strict=True))),
         **(TELEMETRY if draw(st.booleans()) else {}),
         **(RANGES if draw(st.booleans()) else {}),
+        **({"activation": st.sampled_from(["", "relu", 'an, "odd" name'])} if draw(st.booleans()) else {}),
     )
     return draw(st.lists(record, min_size=1, max_size=4))
 

@@ -19,6 +19,7 @@ from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.checks.verification.verify_report import Arrays, Case, Difference
 from graphscale.errors import VerifyError
+from graphscale.graph.types import dtypes_by_name
 from graphscale.graph.values import uses_of
 from graphscale.passes import CheckFinite
 
@@ -239,7 +240,8 @@ class Bench:
             yield from compare_bits(f"{name}.next", value, self._next(name, got), RULE)
         for name, value in self.oracle.ranges(case.feeds, gradients).items():
             yield from compare_values(f"{name}.next", value, self._next(name, got), TELEMETRY, 1e-6)
-        for name, value in self.oracle.telemetry(case.feeds, finite, gradients):
+        values = {**case.feeds, **got.outputs}
+        for name, value in self.oracle.telemetry(case.feeds, finite, gradients, values):
             yield from compare_values(name, value, got.outputs[name], TELEMETRY, 1e-6)
 
     def _unscaled(self, got: Results) -> Arrays:
@@ -306,8 +308,18 @@ class Bench:
         copy.feed([self.roles.scale.name or ""] if self.feeds_scale else [])
         copy.feed(self.pair.states)
         copy.show(self._quotients.values())
+        self._show_activations(copy)
         copy.give_seeds(self._seeds)
         return copy
+
+    def _show_activations(self, copy: Copy) -> None:
+        """Let the forward values that telemetry looks at be outputs, too, but for inputs."""
+        shown = [copy.values[name] for name in self.oracle.activations if name in copy.values]
+        typed = dtypes_by_name(copy.model) if shown else {}
+        for value in shown:
+            if value.dtype is None and (dtype := typed.get(value.name or "")) is not None:
+                value.dtype = dtype
+        copy.show(value.name or "" for value in shown if not value.is_graph_input())
 
     def _make_lowered(self, lowered: ir.Model) -> Runner:
         copy = Copy(lowered)

@@ -30,6 +30,7 @@ class Oracle:
         rule: the rule; None for a fixed scale.
         initial: the scale at the beginning.
         gradients: the names of the gradients that telemetry reports on.
+        activations: the names of the forward values that telemetry looks at.
     """
 
     def __init__(self, pair: Pair, roles: Roles) -> None:
@@ -38,6 +39,7 @@ class Oracle:
         self.initial = float(pair.policy())
         self._names = pair.stamp.names
         self.gradients = tuple(pair.stamp.telemetry.get("gradients", ()))
+        self.activations = tuple(pair.stamp.telemetry.get("activations", ()))
         self._every = int(pair.stamp.telemetry.get(RANGES, {}).get("every", 0))
 
     def starts(self) -> list[Arrays]:
@@ -112,8 +114,17 @@ class Oracle:
             found = [_range(array) for array in columns]
             return {name: np.asarray(found, dtype=np.float32).T}
 
-    def telemetry(self, feeds: Mapping[str, Any], finite: bool, gradients: Arrays) -> Iterator[tuple[str, Any]]:
-        """Yield the known names and values of the outputs that report on a step, from its unscaled gradients."""
+    def telemetry(
+        self, feeds: Mapping[str, Any], finite: bool, gradients: Arrays, values: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield the known names and values of the outputs that report on a step.
+
+        Args:
+            feeds: the feeds of the step.
+            finite: the result of the finite check.
+            gradients: the unscaled gradients.
+            values: all values by name, the activations that telemetry looks at included.
+        """
         if self.roles.all_finite is not None:
             yield self._names["all_finite"], np.asarray(finite)
         if not self.gradients or any(name not in gradients for name in self.gradients):
@@ -123,6 +134,10 @@ class Oracle:
         cause = 0 if not bad else 1 if np.isnan(arrays[bad[0]]).any() else 2
         yield self._names["cause"], np.asarray(cause, dtype=np.int64)
         yield self._names["offender"], np.asarray(bad[0] if bad else -1, dtype=np.int64)
+        if self.activations and all(name in values for name in self.activations):
+            found = (i for i, name in enumerate(self.activations) if not np.isfinite(values[name]).all())
+            first = -1 if finite else next(found, -1)
+            yield self._names["activation"], np.asarray(first, dtype=np.int64)
         for ranges in self.ranges(feeds, gradients).values():
             yield self._names["zero_fraction"], ranges[ROWS.index("zeros"), -1]
             return

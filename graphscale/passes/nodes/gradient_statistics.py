@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -47,55 +47,87 @@ def _known_total(editor: Editor, gradients: Sequence[ir.Value]) -> ir.Value | No
 
 
 def find_offender(
-    build: Builder, gradients: Sequence[ir.Value], all_finite: ir.Value, target: Target
-) -> tuple[ir.Value, ir.Value]:
-    """Add nodes that find the first gradient that is not finite.
+    build: Builder,
+    gradients: Sequence[ir.Value],
+    all_finite: ir.Value,
+    target: Target,
+    activations: Mapping[ir.Value, ir.DataType] | None = None,
+) -> tuple[ir.Value, ...]:
+    """Add nodes that find the first gradient that is not finite, and the first such value of some others.
 
     On the CPU an `If` looks for it only after a step that is not finite. On CUDA, where an `If` waits for the host,
     every step pays for it.
 
+    Args:
+        build: the builder of the nodes.
+        gradients: the gradients.
+        all_finite: whether they are finite, a scalar bool value.
+        target: decides between an `If` and standard nodes.
+        activations: floating-point values of the forward pass with their dtypes; none on CUDA.
+
     Returns:
-        the cause, an int64 scalar: 0 none, 1 NaN, 2 infinity and no NaN in that gradient; and the gradient's index,
-        an int64 scalar, -1 for none.
+        int64 scalars: the cause, 0 none, 1 NaN, 2 infinity and no NaN in that gradient; the gradient's index, -1 for
+        none; and the index of the first activation that is not finite, -1 for none, where there are activations.
     """
     if target.cuda:
         return _on_device(build, gradients, all_finite)
     finite = dataclasses.replace(build, prefix="finite").within(f"{build.mark}.finite")
     offender = dataclasses.replace(build, prefix="offender", dtype=_REAL, shape=()).within(f"{build.mark}.offender")
+    names = ("skip_cause", "first_offender", "first_activation")[: 3 if activations else 2]
+    found = _search(offender, gradients)
+    found += (_first_bad(offender, activations),) if activations else ()
     branches = {
-        "then_branch": finite.closed([finite.number(0, _INDEX), finite.number(-1, _INDEX)]),
-        "else_branch": offender.closed(_search(offender, gradients)),
+        "then_branch": finite.closed([finite.number(0, _INDEX), *(finite.number(-1, _INDEX) for _ in names[1:])]),
+        "else_branch": offender.closed(found),
     }
-    outputs = [(name, _INDEX, ()) for name in ("skip_cause", "first_offender")]
-    node = build.node("If", [all_finite], outputs, attributes=branches)
-    return node.outputs[0], node.outputs[1]
+    return tuple(build.node("If", [all_finite], [(n, _INDEX, ()) for n in names], attributes=branches).outputs)
 
 
-def _on_device(build: Builder, gradients: Sequence[ir.Value], all_finite: ir.Value) -> tuple[ir.Value, ir.Value]:
+def _on_device(build: Builder, gradients: Sequence[ir.Value], all_finite: ir.Value) -> tuple[ir.Value, ...]:
     build = dataclasses.replace(build, prefix="telemetry", dtype=_REAL, shape=())
     values = _search(build, gradients)
     results = []
     for name, value, nothing in zip(("skip_cause", "first_offender"), values, (0, -1), strict=True):
         constant = build.editor.constant(f"graphscale/telemetry.no_{name}", np.asarray(nothing, dtype=np.int64))
         results.append(build.op("Where", [all_finite, constant, value], name=name, dtype=_INDEX))
-    return results[0], results[1]
+    return tuple(results)
 
 
-def _search(build: Builder, gradients: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value]:
+def _first_bad(build: Builder, values: Mapping[ir.Value, ir.DataType]) -> ir.Value:
+    """Add nodes that give the index of the first value that is not finite, -1 for none."""
+    row, nothing = _row(build), build.number(0, _REAL)
+    flags = [build.op("IsNaN", [_probe(build, value, dtype, row)[1]], dtype=_FLAG) for value, dtype in values.items()]
+    bad = [build.op("Where", [flag, build.number(len(values) - i, _REAL), nothing]) for i, flag in enumerate(flags)]
+    weight = build.op("Max", bad)
+    position = build.cast(build.op("Sub", [build.number(len(values), _REAL), weight]), _INDEX)
+    found = build.op("Greater", [weight, nothing], dtype=_FLAG)
+    return build.op("Where", [found, position, build.number(-1, _INDEX)], dtype=_INDEX)
+
+
+def _row(build: Builder) -> ir.Value:
+    """Add the shape of one axis."""
+    return build.op("Constant", [], dtype=_INDEX, shape=[1], value=ir.tensor(np.asarray([-1], dtype=np.int64)))
+
+
+def _probe(build: Builder, value: ir.Value, dtype: ir.DataType, row: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Add nodes that give a value as a vector of float32 or float64, and a scalar: NaN if the value is not finite."""
+    flat = build.op("Reshape", [value, row], dtype=dtype, shape=[None])
+    # An infinity of float64 stays one; a finite number that float32 cannot hold would become one.
+    wide = dtype if dtype is ir.DataType.DOUBLE else _REAL
+    flat = flat if dtype is wide else build.cast(flat, wide)
+    zero = build.number(0, wide)
+    # 0*x is NaN for an x that is not finite.
+    return flat, build.op("ReduceSum", [build.op("Mul", [flat, zero], like=flat, dtype=wide)], dtype=wide, keepdims=0)
+
+
+def _search(build: Builder, gradients: Sequence[ir.Value]) -> tuple[ir.Value, ...]:
     """Add nodes that give the cause and the index of the first gradient that is not finite, if there is one."""
-    row = build.op("Constant", [], dtype=_INDEX, shape=[1], value=ir.tensor(np.asarray([-1], dtype=np.int64)))
+    row = _row(build)
     count = len(gradients)
     nothing = build.number(0, _REAL)
     bad, nan = [], []
     for i, gradient in enumerate(gradients):
-        dtype = dtype_of(gradient)
-        flat = build.op("Reshape", [gradient, row], dtype=dtype, shape=[None])
-        # An infinity of float64 stays one; a finite number that float32 cannot hold would become one.
-        wide = dtype if dtype is ir.DataType.DOUBLE else _REAL
-        flat = flat if dtype is wide else build.cast(flat, wide)
-        zero = build.number(0, wide)
-        # 0*x is NaN for an x that is not finite.
-        probe = build.op("ReduceSum", [build.op("Mul", [flat, zero], like=flat, dtype=wide)], dtype=wide, keepdims=0)
+        flat, probe = _probe(build, gradient, dtype_of(gradient), row)
         own = build.number(count - i, _REAL)
         bad.append(build.op("Where", [build.op("IsNaN", [probe], dtype=_FLAG), own, nothing]))
         flags = build.cast(build.op("IsNaN", [flat], like=flat, dtype=_FLAG), _REAL)
