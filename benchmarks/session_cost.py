@@ -40,7 +40,7 @@ Step = Callable[[Mapping[str, Any]], Arrays]
 MODELS = Path(__file__).resolve().parents[1] / "models"
 LAYERS, WIDTH, BATCH = 6, 2048, 16  # 25 million weights, and as many moments
 BATCHES = 4
-FORMS: tuple[bool | str, ...] = (True, "ranges")
+FORMS: tuple[bool | str, ...] = (True, "ranges", "activations", "ranges,activations")
 
 
 @dataclasses.dataclass(frozen=True)

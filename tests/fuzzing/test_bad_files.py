@@ -45,7 +45,10 @@ def damaged(model: onnx.ModelProto, other: onnx.ModelProto, choices: random.Rand
 def command(name: str, folder: Path, choices: random.Random) -> list[str]:
     """Put a bad file, and what else the command needs, into a folder; return the command's arguments."""
     options = {
-        "scale": [[], ["--target=ort-training"], ["--loss-scale=1024"], ["--telemetry"], ["--autocast=float16"]],
+        "scale": [
+            *([], ["--target=ort-training"], ["--loss-scale=1024"], ["--autocast=float16"]),
+            *(["--telemetry"], ["--telemetry=ranges,activations"]),
+        ],
         "autocast": [[], ["--emulate"], ["--dtype=bfloat16"], ["--loss-scale=dynamic"]],
         "inspect": [[], ["--json"], ["--html=page.html"]],
         "lint": [[], ["--json"], ["--sarif=out.sarif"]],

@@ -126,7 +126,9 @@ def test_running_statistics_are_means_over_replicas() -> None:
     assert sum("running" in name for name in average) == 4
 
 
-@pytest.mark.parametrize("options", [{"telemetry": True}, {"autocast": "float16"}, {"loss_scale": 1024.0}])
+@pytest.mark.parametrize(
+    "options", [{"telemetry": True}, {"telemetry": "ranges"}, {"autocast": "float16"}, {"loss_scale": 1024.0}]
+)
 def test_steps_scaled_in_other_ways_can_be_split(options: dict[str, object]) -> None:
     name = "pytorch/mlp_momentum"
     arguments = dict(options)

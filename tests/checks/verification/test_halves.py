@@ -71,7 +71,13 @@ def test_what_split_writes_is_verified(name: str, options: dict[str, Any], tmp_p
 
 @pytest.mark.parametrize(
     "options",
-    [{"telemetry": True}, {"autocast": "float16"}, {"loss_scale": 1024.0}, {"target": "ort-training"}],
+    [
+        {"telemetry": True},
+        {"telemetry": "ranges"},
+        {"autocast": "float16"},
+        {"loss_scale": 1024.0},
+        {"target": "ort-training"},
+    ],
     ids=str,
 )
 def test_steps_scaled_in_other_ways(options: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""verify on steps whose telemetry measures ranges: by nodes, and by numbers alone."""
+"""verify on steps whose telemetry measures ranges and looks at activations: by nodes, and by numbers alone."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ pytestmark = pytest.mark.sample(2)
 EXAMPLE = "pytorch/mlp_momentum"
 
 
-def ranges_if(model: onnx.ModelProto) -> onnx.NodeProto:
-    return next(node for node in model.graph.node if "gradient_ranges.next" in node.output)
+def giving(model: onnx.ModelProto, output: str) -> onnx.NodeProto:
+    return next(node for node in model.graph.node if output in node.output)
 
 
 def exchange_branches(model: onnx.ModelProto) -> None:
-    for attribute in ranges_if(model).attribute:
+    for attribute in giving(model, "gradient_ranges.next").attribute:
         attribute.name = {"then_branch": "else_branch", "else_branch": "then_branch"}[attribute.name]
 
 
 def inner(op_type: str, change: Callable[[onnx.NodeProto], None]) -> Callable[[onnx.ModelProto], None]:
     def edit(model: onnx.ModelProto) -> None:
-        (branch,) = (each.g for each in ranges_if(model).attribute if each.name == "then_branch")
+        node = giving(model, "gradient_ranges.next")
+        (branch,) = (each.g for each in node.attribute if each.name == "then_branch")
         change(next(node for node in branch.node if node.op_type == op_type))
 
     return edit
@@ -52,11 +53,31 @@ def another_period(model: onnx.ModelProto) -> None:
 
 def another_fraction(model: onnx.ModelProto) -> None:
     """That of the first gradient, not of all."""
-    node = next(node for node in model.graph.node if "zero_fraction" in node.output)
-    node.input[1] = "graphscale/telemetry.0"
+    giving(model, "zero_fraction").input[1] = "graphscale/telemetry.0"
+
+
+def searching(change: Callable[[onnx.GraphProto], None]) -> Callable[[onnx.ModelProto], None]:
+    def edit(model: onnx.ModelProto) -> None:
+        node = giving(model, "first_activation")
+        (branch,) = (each.g for each in node.attribute if each.name == "else_branch")
+        change(branch)
+
+    return edit
+
+
+def never_find(branch: onnx.GraphProto) -> None:
+    [node for node in branch.node if node.op_type == "Max"][-1].op_type = "Min"
+
+
+def always_find(branch: onnx.GraphProto) -> None:
+    """Where no value is at fault, the last position comes out, not -1."""
+    last = next(node for node in branch.node if branch.output[2].name in node.output)
+    last.input[2] = last.input[1]
 
 
 DAMAGE = {
+    "no activation ever": searching(never_find),
+    "an activation in every skipped step": searching(always_find),
     "exchanged branches": exchange_branches,
     "another period": another_period,
     "the zero fraction of one gradient": another_fraction,
@@ -72,12 +93,14 @@ DAMAGE = {
 def test_damage_is_found(name: str, numeric: bool) -> None:
     example = load_example(EXAMPLE)
     scaled = onnx.ModelProto()
-    scaled.CopyFrom(gs.scale(example.model(), telemetry=AddTelemetry(ranges=True, every=3)).model)
+    told = AddTelemetry(ranges=True, every=3, activations=True)
+    scaled.CopyFrom(gs.scale(example.model(), telemetry=told).model)
     DAMAGE[name](scaled)
     report = gs.verify(example.model(), scaled, runs=1, numeric=numeric)
     assert not report.ok
     details = " ".join(check.detail for check in report.failures)
-    assert not numeric or "gradient_ranges" in details or "zero_fraction" in details
+    words = ("gradient_ranges", "zero_fraction", "first_activation")
+    assert not numeric or any(word in details for word in words)
 
 
 def claiming(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
@@ -105,7 +128,7 @@ def test_metadata_of_another_form_are_refused(text: str) -> None:
 @pytest.mark.parametrize("name", MODEL_NAMES if HAS_TRAINING else PORTABLE)
 def test_every_model_is_verified_and_linted(name: str, target: str) -> None:
     example = load_example(name)
-    scaled = gs.scale(example.model(), gs.DynamicLossScale(1024.0), target=target, telemetry="ranges").model
+    scaled = gs.scale(example.model(), gs.DynamicLossScale(1024.0), target=target, telemetry="ranges,activations").model
     report = gs.verify(example.model(), scaled, runs=1)
     assert report.ok, report.failures
     assert gs.lint(scaled).findings == ()
