@@ -13,8 +13,8 @@ from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.linting.steps import Outcomes
-from graphscale.checks.patterns import input_at, producer, update_signal
-from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, op_name
+from graphscale.checks.patterns import input_at, producer, skip_ordering, update_signal
+from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, op_name, subgraphs, uses_of
 from graphscale.graph.walks import reach, source_by_trait
 from graphscale.operators import Trait, has_trait
 
@@ -124,7 +124,7 @@ class _Guards:
         adam = producer(_viewed(new), _ADAM)
         if adam is not None and update_signal(adam) is not None:
             return report("GS406", f"{name} is updated by AdamOptimizer whatever update_signal says", adam, value)
-        if self._is_own_bookkeeping(state):
+        if self._is_own_bookkeeping(state) or self._is_record(state):
             return None
         if state.carry not in (Carry.ADD, Carry.OPTIMIZER) and self.good.of(new) is value:
             return report("GS403", f"{name} keeps its value if {check} holds, and changes if not", node, value)
@@ -147,6 +147,17 @@ class _Guards:
             return False
         reach = self.context.view.descendants([state.value], stop=self._flags)
         return not any(other.next in reach and not is_scalar(other.value) for other in self.context.states)
+
+    def _is_record(self, state: State) -> bool:
+        """Return whether a state only keeps what an If measures now and then: nothing is computed from it."""
+        new, nodes = skip_ordering(state.next), {use.node for use in uses_of(state.value)}
+        readers = [n for n in nodes if not has_trait(n, Trait.ACCUMULATOR) and skip_ordering(n.outputs[0]) is not new]
+        node = new.producer()
+        is_kept = len(readers) == 1 and readers[0].op_type == "Identity" and readers[0].outputs[0].is_graph_output()
+        if node is None or node.op_type != "If" or not is_kept or readers[0].graph not in subgraphs(node):
+            return False
+        reach = self.context.view.descendants([new])
+        return not any(other.next in reach for other in self.context.states if other is not state)
 
     def _is_counter(self, state: State) -> bool:
         is_number = state.carry in (Carry.OUTPUT, Carry.WRITE) and is_scalar(state.value)

@@ -270,3 +270,17 @@ def test_a_half_with_damaged_metadata() -> None:
         update.metadata_props["graphscale.split"] = text  # type: ignore[index]
         with pytest.raises(gs.GraphscaleError, match=r"damaged property graphscale\.split"):
             gs.lint(update)
+
+
+def test_ranges_that_a_weight_depends_on_are_state_like_all_other() -> None:
+    model = forget(scaled("pytorch/mlp_momentum", "dynamic", {"telemetry": "ranges"}))
+    assert serious(gs.lint(model)) == []
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    guard = next(node for node in model.graph if node.outputs[0].name == "fc1.weight.next")
+    new = guard.inputs[1]
+    moved = ir.node("Add", [new, values["zero_fraction"]])
+    moved.outputs[0].dtype, moved.outputs[0].shape = new.dtype, new.shape
+    model.graph.insert_before(guard, moved)
+    guard.replace_input_with(1, moved.outputs[0])
+    model.graph.sort()
+    assert [(finding.code, finding.value) for finding in serious(gs.lint(model))] == [("GS401", "gradient_ranges")]
