@@ -15,6 +15,7 @@ from graphscale.graph.builder import Builder
 from graphscale.passes.nodes.forward_values import find_forward_values
 from graphscale.passes.nodes.gradient_ranges import ROWS, add_ranges, read_zero_fraction
 from graphscale.passes.nodes.gradient_statistics import find_offender, zero_fraction
+from graphscale.passes.nodes.step_counters import add_counters
 from graphscale.passes.rewrite import Rewrite, RewritePass, StatePair
 from graphscale.passes.update_loss_scale import UpdateLossScale
 from graphscale.policy.dynamic_rule import MAX_COUNT
@@ -109,14 +110,18 @@ class AddTelemetry(RewritePass):
                 f"telemetry of ranges and activations needs branches, and target {target.name!r} has no control flow; "
                 f"choose {target_names(lambda each: not each.cuda)}, or telemetry without them"
             )
-        steps = _count(rewrite, build, applies)
+        counters = add_counters(build, applies, ir.DataType.FLOAT if target.in_place else ir.DataType.INT64)
+        for role, (state, value) in counters.items():
+            _carry(rewrite, build, role, state, value)
         if gradients:
             if self.activations:
                 graph = rewrite.training_graph
                 carried = {update.input for update in graph.updates}
                 rewrite.activations = find_forward_values(rewrite.model, graph.loss, carried)
             found = find_offender(build, gradients, finite, target, rewrite.activations)
-            zeros = self._measure(rewrite, build, steps) if self.ranges else zero_fraction(build, gradients)
+            zeros = (
+                self._measure(rewrite, build, counters["steps"][1]) if self.ranges else zero_fraction(build, gradients)
+            )
             values = dict(zip(("cause", "offender", "activation"), found, strict=False)) | {"zero_fraction": zeros}
             for role, value in values.items():
                 build.editor.output(value, value.name or role)
@@ -131,29 +136,6 @@ class AddTelemetry(RewritePass):
         ranges = add_ranges(build, gradients, steps, self.every, state)
         _carry(rewrite, build, "ranges", state, ranges)
         return read_zero_fraction(build, ranges, len(gradients))
-
-
-def _count(rewrite: Rewrite, build: Builder, applies: ir.Value) -> ir.Value:
-    """Carry the counters, and return the number of this step, from 1."""
-    bound, editor = rewrite.bound, build.editor
-    kind = ir.DataType.FLOAT if bound.target.in_place else ir.DataType.INT64
-    dtype = kind.numpy()
-    roles = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
-    states = {role: editor.state(role, np.asarray(0, dtype=dtype)) for role in roles}
-    one, zero = (editor.constant(f"graphscale/count.{n}", np.asarray(n, dtype=dtype)) for n in (1, 0))
-
-    build = dataclasses.replace(build, dtype=kind, shape=())
-    # Either way it is one, but it waits for the decision, as all other writes do.
-    counted = build.op("Where", [applies, one, one], name="count")
-    steps = build.op("Add", [states["steps"], counted], name="steps.next")
-    skipped = build.op("Where", [applies, zero, one], name="count")
-    all_skipped = build.op("Add", [states["skipped_steps"], skipped], name="skipped_steps.next")
-    more = build.op("Add", [states["consecutive_skips"], one], name="count")
-    in_a_row = build.op("Where", [applies, zero, more], name="consecutive_skips.next")
-    last = build.op("Where", [applies, states["last_skip_step"], steps], name="last_skip_step.next")
-    for (role, state), value in zip(states.items(), (steps, all_skipped, in_a_row, last), strict=True):
-        _carry(rewrite, build, role, state, value)
-    return steps
 
 
 def _carry(rewrite: Rewrite, build: Builder, role: str, state: ir.Value, value: ir.Value) -> None:
