@@ -78,15 +78,18 @@ def _inferred(model: ir.Model) -> ir.Model:
 
 
 def dtypes_by_name(model: ir.Model) -> dict[str, ir.DataType]:
-    """Return the dtypes of the main graph's results, by the operators or by ONNX's inference, as far as they are known.
+    """Return the dtypes of the main graph's results, declared, by ONNX's inference, or by the operators, if known.
 
-    A model beyond inference has those that it declares, or that follow from its operators.
+    Further results of an operator, such as a mask, have no dtype by the operator: it may be another one.
     """
-    known = {value.name or "": dtype for value, dtype in dtypes_of(model.graph.all_nodes()).items()}
-    if any(value.name not in known for node in model.graph for value in node.outputs if value.name):
-        results = (value for node in _inferred(model).graph for value in node.outputs)
-        known = {v.name or "": v.dtype for v in results if v.dtype is not None} | known
-    return known
+    results = [value for node in model.graph for value in node.outputs]
+    if any(value.dtype is None for value in results):
+        by_operator = dtypes_of(model.graph.all_nodes())
+        known = {v.name or "": by_operator[v] for v in results if v in by_operator and not v.index()}
+        results = [value for node in _inferred(model).graph for value in node.outputs]
+    else:
+        known = {}
+    return known | {v.name or "": v.dtype for v in results if v.dtype is not None}
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:

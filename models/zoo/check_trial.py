@@ -36,6 +36,11 @@ Truth = dict[str, Any] | None
 VARIANTS: dict[str, dict[str, Any]] = {
     **{target: {"target": target} for target in TARGETS},
     **{f"{target}-telemetry": {"target": target, "telemetry": True} for target in TARGETS},
+    **{
+        f"{target}-ranges": {"target": target, "telemetry": "ranges,activations"}
+        for target, each in TARGETS.items()
+        if not each.cuda
+    },
     "float16": {"autocast": Autocast("float16", emulate=True), "telemetry": True},
     "scaled-loss": {"expose_scaled_loss": True},
     "fixed": {"loss_scale": 1024.0},

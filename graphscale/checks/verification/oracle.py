@@ -46,7 +46,7 @@ class Oracle:
         """Return states to start a step from, by input name; the first is that of the beginning."""
         rule = self.rule
         if rule is None:
-            return [self._feeds({LOSS_SCALE: self.initial}, 0)]
+            return [self._feeds({LOSS_SCALE: self.initial}, i) for i in range(2 if self._every else 1)]
         first = initial_values(rule, rule.initial_state())
         about_to_grow: dict[str, float] = {GOOD_STEPS: rule.steps_to_growth - 1}
         variants: list[dict[str, float]] = [
