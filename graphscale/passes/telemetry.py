@@ -36,8 +36,8 @@ class AddTelemetry(RewritePass):
             `last_skip_step.next = Where(all_finite, last_skip_step, steps.next)`
             `skip_cause, first_offender = If <then: 0, -1; else: ...> (all_finite)`
             `zero_fraction = 1 - nonzero elements / elements`, over all gradients that are checked
-            with ranges: `gradient_ranges.next = If <then: measured; else: gradient_ranges> (steps.next % every == 1)`,
-            and the zero fraction is the one in the ranges
+            ranges: `gradient_ranges.next = If <measured; gradient_ranges> ((steps.next - 1) % every == 0)`, and the
+            zero fraction is read from it; activations: `first_activation`, a third result of the first If
 
     `steps` counts every step, applied or not. Counters are int64; float32 where the target writes them in place, exact
     to 2**24 steps. The cause is 0 for none, 1 for NaN, 2 for infinity; the offender is an index into the gradients.

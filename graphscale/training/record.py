@@ -114,7 +114,7 @@ def _read(name: str, value: Any, kind: type) -> Any:
 
 
 def _read_ranges(value: Any) -> dict[str, GradientRange]:
-    """Read ranges, which are a text of JSON in a CSV file."""
+    """Read ranges, in a CSV file a text of JSON."""
     try:
         if isinstance(value, str) and value:
             value = parse_json(value.encode())
