@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -157,12 +158,9 @@ def parse_dims(options: list[str] | None) -> dict[str, int]:
 
 def complete_telemetry(words: Sequence[str]) -> list[str]:
     """Give `--telemetry` an empty value where no name of a form follows it: it may stand alone."""
-    followers = [*words[1:], ""]
-    is_alone = [
-        word == "--telemetry" and not re.fullmatch("(ranges|activations)(,.*)?", follower)
-        for word, follower in zip(words, followers, strict=True)
-    ]
-    return [f"{word}=" if alone else word for word, alone in zip(words, is_alone, strict=True)]
+    form = re.compile("(ranges|activations)(,.*)?")
+    pairs = itertools.zip_longest(words, words[1:], fillvalue="")
+    return [f"{word}=" if word == "--telemetry" and not form.fullmatch(after) else word for word, after in pairs]
 
 
 def parse_telemetry(form: str | None, every: int | None) -> AddTelemetry | None:

@@ -16,6 +16,7 @@ import onnx.parser
 import pytest
 
 import graphscale as gs
+from graphscale.passes import AddTelemetry
 from graphscale.targets import TARGETS
 from tests.build import FORWARD, step
 from tests.cli import bad_graphs
@@ -103,6 +104,12 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
         assert contents(tmp_path) == before
 
 
+def test_telemetry_before_the_model_does_not_take_it_for_a_form(tmp_path: Path) -> None:
+    succeed(tmp_path, "scale", "--telemetry", MOMENTUM, "-o", "scaled.onnx")
+    gs.scale(MOMENTUM, telemetry=True).save(tmp_path / "expected.onnx")
+    assert (tmp_path / "scaled.onnx").read_bytes() == (tmp_path / "expected.onnx").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("options", "arguments"),
     [
@@ -117,6 +124,11 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
         (["--loss-scale=fixed.json"], {"loss_scale": 16}),
         (["--loss-scale=64", "--skip-nonfinite"], {"loss_scale": 64, "skip_nonfinite": True}),
         (["--expose-scaled-loss"], {"expose_scaled_loss": True}),
+        (["--telemetry"], {"telemetry": True}),
+        (["--telemetry", "--target=onnx"], {"telemetry": True}),
+        (["--telemetry", "ranges"], {"telemetry": "ranges"}),
+        (["--telemetry=ranges", "--telemetry-every=7"], {"telemetry": AddTelemetry(ranges=True, every=7)}),
+        (["--telemetry", "ranges,activations"], {"telemetry": AddTelemetry(ranges=True, activations=True)}),
         *(([f"--target={target}"], {"target": target}) for target in TARGETS),
     ],
     ids=str,
