@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from graphscale.cli import options
 from graphscale.cli.options import option
 from graphscale.cli.show import show_report
@@ -43,6 +45,9 @@ def scale(
     telemetry_every: Annotated[
         int | None, option("Measure the gradients every N-th step. Default: 100.", metavar="N")
     ] = None,
+    no_lower: Annotated[
+        bool, option("Of a folder: leave the models plain, which costs more on a CPU.", "--no-lower")
+    ] = False,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -58,6 +63,8 @@ def scale(
     more = {"--expose-scaled-loss": expose_scaled_loss, "--telemetry": telemetry is not None}
     counting = options.parse_telemetry(telemetry, telemetry_every)
     folder = options.is_folder(model, output, dry_run, {**hints, **more})
+    if no_lower and not folder:
+        raise typer.BadParameter("--no-lower is for a folder of artifacts; a graph is lowered for ort-cpu alone")
     policy = options.parse_loss_scale(loss_scale, initial_loss_scale, increment_period, multiplier)
     if folder:
         report = scale_artifacts(
@@ -69,6 +76,7 @@ def scale(
             skip_nonfinite=skip_nonfinite,
             force=force,
             autocast=autocast,
+            lower=not no_lower,
         ).report
     else:
         result = pipeline.scale(

@@ -13,22 +13,27 @@ from graphscale.graph.builder import count_inserted
 from graphscale.graph.original import ORIGINAL_KEY, record_original, restore_original
 from graphscale.graph.stamp import is_scaled, read_stamp
 from graphscale.graph.types import complete_types
+from graphscale.lowering.bound_accumulation import BoundAccumulation
 from graphscale.lowering.bound_gradients import BoundGradients
 from graphscale.lowering.delay_update import DelayUpdate
+from graphscale.lowering.flag_window import FlagWindow
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep, is_inserted
 from graphscale.lowering.merge_probes import MergeProbes
 from graphscale.lowering.multiply_first import MultiplyFirst
+from graphscale.lowering.read_flag import ReadFlag
 from graphscale.lowering.select_update import SelectUpdate
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.passes import UnscaleGradients, run_passes
 from graphscale.targets import TARGETS, Target
 
-__all__ = ["ORDER", "find_states_in_place", "is_lowered", "lower_model", "lower_step", "plain_form"]
+__all__ = ["ORDER", "count_lowered", "find_states_in_place", "is_lowered", "lower_model", "lower_step", "plain_form"]
 
-# The passes in the order in which they run, by execution provider.
+# The passes in the order in which they run, by execution provider, and for the models of a training
+# session on a CPU.
 ORDER: Mapping[str, tuple[type[LoweringPass], ...]] = {
     "cpu": (DelayUpdate, MultiplyFirst, MergeProbes, SelectUpdate, BoundGradients),
     "cuda": (DelayUpdate,),
+    "training": (MergeProbes, FlagWindow, BoundAccumulation, ReadFlag),
 }
 
 
@@ -46,22 +51,28 @@ def lower_model(model: ir.Model, target: Target) -> None:
     """Lower a scaled model in place, with its metadata; `plain_form` gives back what it was.
 
     Args:
-        model: a model that was scaled for the target `target.plain`.
+        model: a model that was scaled for the target `target.plain`; or the training model or the optimizer model of a
+            folder that was scaled for this one.
         target: the target.
     """
+    provider = "cpu" if target.plain else "training"
     with record_original(model):
-        lower_step(model, "cpu")
+        lower_step(model, provider)
     stamp = read_stamp(model, "the model")
-    names = {kind.name for kind in ORDER["cpu"]}
-    inserted = {name: counts for name, counts in count_inserted(model.graph.all_nodes()).items() if name in names}
     report = {
         **stamp.report,
         "target": target.name,
         "nodes_after": len(model.graph),
-        "inserted": {**stamp.report["inserted"], **inserted},
+        "inserted": {**stamp.report["inserted"], **count_lowered(model, provider)},
     }
     in_place = sorted(find_states_in_place(model, stamp.state))
     dataclasses.replace(stamp, target=target.name, report=report, in_place=in_place).write(model)
+
+
+def count_lowered(model: ir.Model, provider: str) -> dict[str, dict[str, int]]:
+    """Count the nodes that lowering for one execution provider inserted: `{pass: {operator: count}}`."""
+    names = {kind.name for kind in ORDER[provider]}
+    return {name: counts for name, counts in count_inserted(model.graph.all_nodes()).items() if name in names}
 
 
 def find_states_in_place(model: ir.Model, state: Mapping[str, str]) -> set[str]:
@@ -75,7 +86,9 @@ def find_states_in_place(model: ir.Model, state: Mapping[str, str]) -> set[str]:
 def is_lowered(model: ir.Model) -> bool:
     """Return whether a model is a scaled one that was lowered."""
     target = TARGETS.get(model.metadata_props.get("graphscale.target", ""))
-    return is_scaled(model) and target is not None and bool(target.plain)
+    if not is_scaled(model) or target is None:
+        return False
+    return bool(target.plain) or any(kind.inserted(node) for node in model.graph for kind in (FlagWindow, ReadFlag))
 
 
 def plain_form(model: ir.Model, name: str) -> ir.Model:

@@ -12,9 +12,9 @@ from onnx_ir.passes import PassResult
 from graphscale.analysis.hazards import find_in_place_writes
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.stamp import Stamp, read_stamp
-from graphscale.graph.values import cannot_fail, subgraphs, uses_of, values_by_name
+from graphscale.graph.values import Use, cannot_fail, operand_at, subgraphs, uses_of, values_by_name
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
-from graphscale.passes import GraphPass
+from graphscale.passes import CheckFinite, GraphPass
 from graphscale.policy.loss_scale import LossScale, get
 
 __all__ = ["LoweringPass", "ScaledStep", "is_inserted"]
@@ -32,7 +32,8 @@ class ScaledStep:
         policy: its loss scale.
         loss: the loss; None in a half of a split step.
         scale: the loss scale, where it is an input.
-        decision: whether the step is applied, once the nodes have run that it waits for; None where every step is.
+        decision: whether the step is applied, once the nodes have run that it waits for; None where every step is. Of a
+            window of accumulated gradients: whether they are all finite so far.
         states: the next values of the carried state.
     """
 
@@ -59,13 +60,20 @@ class ScaledStep:
             policy=get(stamp.policy),
             loss=values.get(stamp.names.get("loss", "")),
             scale=scale if scale is not None and scale.is_graph_input() else None,
-            decision=_find_decision(stamp, values),
+            decision=_find_decision(stamp, graph, values),
             states=(*(results[name] for name in stamp.state.values()), *written),
         )
 
 
-def _find_decision(stamp: Stamp, values: dict[str, ir.Value]) -> ir.Value | None:
+def _find_decision(stamp: Stamp, graph: ir.Graph, values: dict[str, ir.Value]) -> ir.Value | None:
+    window = values.get(stamp.names.get("window_finite", ""))
+    for write in find_in_place_writes(graph):
+        if write.inputs[0] is window:
+            number = operand_at(Use(write, 1)).producer()
+            return None if number is None else number.inputs[0]
     decision = values.get(stamp.names.get("all_finite", ""))
+    if decision is None and "window_finite" in stamp.names:  # an optimizer model
+        return next((n.outputs[0] for n in graph if n.op_type == "Not" and CheckFinite.inserted(n)), None)
     for node, _ in () if decision is None else uses_of(decision):
         if node.op_type == "Or" and node.metadata_props.get(PASS_KEY) == _WAITING:
             return node.outputs[0]

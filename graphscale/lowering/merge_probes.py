@@ -37,7 +37,7 @@ class MergeProbes(LoweringPass):
 
     def lower(self, step: ScaledStep) -> bool:
         editor = Editor(step.graph)
-        small: list[tuple[ir.Node, ir.Node]] = []
+        small: dict[ir.Node, list[tuple[ir.Node, ir.Node]]] = {}  # by the sum of all probes of a check
         is_changed = False
         for product in tuple(step.graph):
             total = _find_total(product)
@@ -46,11 +46,12 @@ class MergeProbes(LoweringPass):
             if count_elements(_gradient(product)) >= self.thresholds.probe_elements:
                 _probe(self.builder(editor, at=("before", product)), product, total)
                 is_changed = True
-            elif _is_only_summed(total):
-                small.append((product, total))
-        if len(small) > 1:
-            _probe_together(self.builder(editor, at=("before", small[-1][0])), small)
-        return is_changed or len(small) > 1
+            elif (reader := _only_sum(total)) is not None:
+                small.setdefault(reader, []).append((product, total))
+        several = [group for group in small.values() if len(group) > 1]
+        for group in several:
+            _probe_together(self.builder(editor, at=("before", group[-1][0])), group)
+        return is_changed or bool(several)
 
 
 def _gradient(product: ir.Node) -> ir.Value:
@@ -68,10 +69,11 @@ def _find_total(product: ir.Node) -> ir.Node | None:
     return reader if reader.op_type == "ReduceSum" and len(reader.inputs) == 1 else None
 
 
-def _is_only_summed(total: ir.Node) -> bool:
-    """Return whether only the sum of all probes reads a probe: telemetry may read it, too."""
+def _only_sum(total: ir.Node) -> ir.Node | None:
+    """Return the sum of all probes, if nothing else reads a probe: telemetry may read it, too."""
     uses = uses_of(total.outputs[0])
-    return len(uses) == 1 and uses[0].node.op_type == "Sum" and CheckFinite.inserted(uses[0].node)
+    is_only = len(uses) == 1 and uses[0].node.op_type == "Sum" and CheckFinite.inserted(uses[0].node)
+    return uses[0].node if is_only else None
 
 
 def _probe(build: Builder, product: ir.Node, total: ir.Node) -> None:

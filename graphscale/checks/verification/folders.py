@@ -19,6 +19,7 @@ from graphscale.errors import AlreadyScaledError, GraphscaleError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint
 from graphscale.graph.stamp import is_scaled, read_stamp
+from graphscale.lowering.lower_model import is_lowered
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
 from graphscale.ort.artifacts.folder import CHECKPOINT, MODELS, TRAINING_MODEL, ArtifactFolder, check_complete
 from graphscale.ort.artifacts.scale_folder import scale_artifacts
@@ -61,7 +62,8 @@ def verify_folder(
     claims = dataclasses.replace(claims, skip_nonfinite=isinstance(policy, FixedLossScale) and guarded)
     checks = list[Check]()
     with tempfile.TemporaryDirectory(prefix="graphscale-") as temporary:
-        wanted = _scale_again(first, Path(temporary), claims, loss)
+        lower = is_lowered(found.models[TRAINING_MODEL])
+        wanted = _scale_again(first, Path(temporary), claims, loss, lower)
         models = {name: model_files.load(wanted / name) for name in MODELS}
         for name, model in models.items():
             checks += compare_part(found.models[name], name, opened[name][2], model, stamp.version)
@@ -83,7 +85,7 @@ def verify_folder(
     return VerifyReport(tuple(checks), (_NOTE,), subject="folder")
 
 
-def _scale_again(folder: Path, temporary: Path, claims: Claims, loss: str | None) -> Path:
+def _scale_again(folder: Path, temporary: Path, claims: Claims, loss: str | None, lower: bool) -> Path:
     """Scale the original as the scaled folder claims it was, and return the new folder."""
     mixed = claims.cast_pass()
     if claims.cast_before and claims.autocast is not None:
@@ -100,6 +102,7 @@ def _scale_again(folder: Path, temporary: Path, claims: Claims, loss: str | None
         target=claims.target,
         skip_nonfinite=claims.skip_nonfinite,
         autocast=mixed,
+        lower=lower,
     ).path
     assert written is not None
     return written

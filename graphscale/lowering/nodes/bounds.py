@@ -22,7 +22,8 @@ from graphscale.lowering.thresholds import Thresholds
 
 __all__ = ["ScalarBuilder", "add_bound", "add_inverse", "add_sum", "add_tests", "unscale_early"]
 
-_SAFE = 1e36  # far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 terms
+# Far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 of them; a number that a file can hold.
+_SAFE = float(np.float32(1e36))
 _LARGEST = 126  # the power of two that is the largest one with a normal reciprocal
 
 

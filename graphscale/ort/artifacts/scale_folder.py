@@ -24,8 +24,17 @@ from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
-from graphscale.graph.stamp import Stamp
-from graphscale.ort.artifacts.folder import CHECKPOINT, OPTIMIZER_MODEL, ArtifactFolder, read_folder, watched_outputs
+from graphscale.graph.stamp import Stamp, read_stamp
+from graphscale.lowering.flag_window import can_flag
+from graphscale.lowering.lower_model import count_lowered, lower_model
+from graphscale.ort.artifacts.folder import (
+    CHECKPOINT,
+    OPTIMIZER_MODEL,
+    TRAINING_MODEL,
+    ArtifactFolder,
+    read_folder,
+    watched_outputs,
+)
 from graphscale.ort.artifacts.optimizer_guard import GuardOptimizer
 from graphscale.ort.artifacts.training_scaling import scale_training_model
 from graphscale.passes import Autocast, run_passes
@@ -42,6 +51,9 @@ __all__ = [
     "with_states",
     "write_artifacts",
 ]
+
+
+_OPTIMIZER = "optimizer model: "  # begins the passes of that model in a report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +84,7 @@ def scale_artifacts(
     skip_nonfinite: bool = False,
     force: bool = False,
     autocast: str | Autocast | None = None,
+    lower: bool = True,
 ) -> ScaledArtifacts:
     """Write an artifact folder with loss scaling in it. Scripts that train with it need no other change.
 
@@ -91,6 +104,10 @@ def scale_artifacts(
         skip_nonfinite: skip steps for a fixed loss scale as well, which TensorFlow does not.
         force: replace `out`, even if it is not empty.
         autocast: put the training model into mixed precision first: "float16", "bfloat16", or an `Autocast` pass.
+        lower: rewrite the models so that they cost less on a CPU: the same training, bit for bit, but for numbers that
+            are subnormal on the way. The optimizer model then looks at the smallest gradient alone, where the training
+            model puts NaN if any gradient is not finite. This is for a dynamic scale and target "ort-training"; other
+            folders stay plain.
 
     Raises:
         GraphscaleError: the input is not acceptable; nothing is written.
@@ -115,11 +132,10 @@ def scale_artifacts(
         if isinstance(policy, DynamicLossScale) or skip_nonfinite:
             count = len(artifacts.checkpoint.trainable)
             GuardOptimizer(count, chosen, str(artifacts.path / OPTIMIZER_MODEL))(optimizer)
-        counts = {f"optimizer model: {key}": value for key, value in count_inserted(optimizer.graph).items()}
         others, left_out = sort_others(artifacts, states)
         report = dataclasses.replace(
             report,
-            inserted=report.inserted | counts,
+            inserted=report.inserted | _count_guards(optimizer),
             warnings=(*warnings, *left_out, *report.warnings),
             autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
         )
@@ -133,10 +149,32 @@ def scale_artifacts(
         )
         for model in artifacts.models.values():
             stamp.write(model)
+    if lower and states and not chosen.cuda:
+        report = _lower(artifacts, chosen, report)
     if written is not None:
         with write_folder(written) as temporary:
             write_artifacts(artifacts, states, others, temporary)
     return ScaledArtifacts(written, report)
+
+
+def _lower(artifacts: ArtifactFolder, target: Target, report: Report) -> Report:
+    """Lower the models of a scaled folder in place; return its report then, which all models carry."""
+    training, optimizer = (artifacts.models[name] for name in (TRAINING_MODEL, OPTIMIZER_MODEL))
+    if not can_flag(training.graph):
+        return report
+    lower_model(training, target)
+    lower_model(optimizer, target)
+    plain = {key: counts for key, counts in report.inserted.items() if not key.startswith(_OPTIMIZER)}
+    inserted = plain | count_lowered(training, "training") | _count_guards(optimizer)
+    report = dataclasses.replace(report, inserted=inserted, nodes_after=len(training.graph))
+    for name, model in artifacts.models.items():
+        dataclasses.replace(read_stamp(model, name), report=report.to_dict()).write(model)
+    return report
+
+
+def _count_guards(optimizer: ir.Model) -> dict[str, dict[str, int]]:
+    """Count the inserted nodes of the optimizer model, for the report."""
+    return {f"{_OPTIMIZER}{key}": value for key, value in count_inserted(optimizer.graph).items()}
 
 
 def with_states(checkpoint: Checkpoint, states: Mapping[str, float]) -> Checkpoint:

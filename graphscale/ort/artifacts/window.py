@@ -14,7 +14,7 @@ from graphscale.graph.builder import Builder, Names, replace_reads, shape_like
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import uses_of
 from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD
-from graphscale.passes import Rewrite, RewritePass, UnscaleGradients, UpdateLossScale
+from graphscale.passes import CheckFinite, Rewrite, RewritePass, UnscaleGradients, UpdateLossScale
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.nodes.graph_scale import GraphScale
 from graphscale.passes.nodes.update_nodes import LOSS_SCALE, STUCK
@@ -81,7 +81,7 @@ class AccumulationWindow(RewritePass):
         self.loss_scale = _begin(updating, rewrite, policy.rule, self.states)
         replace_reads(bound.loss_scale, self.loss_scale, reads)
         gradients = [_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators]
-        self.all_finite = all_finite(build, gradients, bound.target)
+        self.all_finite = all_finite(CheckFinite.builder(bound.editor), gradients, bound.target)
         finite = self.states[WINDOW_FINITE]
         _write(updating, rewrite, finite, build.cast(self.all_finite, ir.DataType.FLOAT, name=f"{finite.name}.next"))
         bound.graph.sort()

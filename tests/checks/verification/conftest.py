@@ -14,7 +14,7 @@ from tests.checks.verification.damage import SOURCE
 @pytest.fixture(scope="session")
 def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("folders")
-    gs.scale_artifacts(SOURCE, made / "scaled", gs.DynamicLossScale(1024, 3))
+    gs.scale_artifacts(SOURCE, made / "scaled", gs.DynamicLossScale(1024, 3), lower=False)
     return made / "scaled"
 
 

@@ -68,27 +68,42 @@ def inputs_exchanged(one: int, other: int) -> Edit:
 def rename_inside(model: onnx.ModelProto) -> None:
     graph = model.graph
     kept = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    renamed = {name: f"v{i}" for i, name in enumerate(n for node in graph.node for n in node.output if n not in kept)}
-    for i, node in enumerate(graph.node):
+    results = (name for _, node in all_nodes(graph) for name in node.output if name not in kept)
+    renamed = {name: f"v{i}" for i, name in enumerate(results)}
+    for i, (body, node) in enumerate(all_nodes(graph)):
         node.name = f"n{i}"
         for names in (node.input, node.output):
             found = [renamed.get(name, name) for name in names]
             del names[:]
             names.extend(found)
-    del graph.value_info[:]
+        for value in body.output if body is not graph else ():
+            value.name = renamed.get(value.name, value.name)
+        del body.value_info[:]
+
+
+def all_nodes(graph: onnx.GraphProto) -> list[tuple[onnx.GraphProto, onnx.NodeProto]]:
+    """Return the nodes of a graph and of all bodies, each with the graph that holds it."""
+    found = [(graph, node) for node in graph.node]
+    return found + [pair for node in graph.node for a in node.attribute if a.HasField("g") for pair in all_nodes(a.g)]
 
 
 def reorder(model: onnx.ModelProto) -> None:
     """Put every node as late as its readers allow."""
     nodes, placed = list(model.graph.node), list[onnx.NodeProto]()
     while nodes:
-        read = {name for node in nodes for name in node.input}
+        read = {name for node in nodes for name in (*node.input, *captured(node))}
         free = next(node for node in nodes if not read.intersection(filter(None, node.output)))
         nodes.remove(free)
         placed.insert(0, free)
     assert [node.name for node in placed] != [node.name for node in model.graph.node]
     del model.graph.node[:]
     model.graph.node.extend(placed)
+
+
+def captured(node: onnx.NodeProto) -> set[str]:
+    """Return the names that the bodies of a node read."""
+    bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    return {name for body in bodies for _, inner in all_nodes(body) for name in inner.input}
 
 
 def in_metadata(key: str, change: Callable[[Any], object]) -> Edit:

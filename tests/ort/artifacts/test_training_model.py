@@ -341,6 +341,7 @@ def test_a_signal_that_is_there_already_still_counts(given: bool, tmp_path: Path
 
 
 @pytest.mark.training
+@pytest.mark.parametrize("form", ["plain"], indirect=True)
 @pytest.mark.parametrize("position", range(4))
 def test_any_one_non_finite_gradient_skips_the_step(position: int, scaled: Scaled) -> None:
     """The gradient of one parameter alone: its buffer is set by hand."""

@@ -17,7 +17,7 @@ import graphscale as gs
 from graphscale.errors import InvalidLossScaleError
 from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
 from tests.conftest import Arrays, assert_all_same_bits
-from tests.ort.artifacts.training_session import FOLDERS, TrainingSession, sample, train
+from tests.ort.artifacts.training_session import FOLDERS, TrainingSession, sample, scale_as, train
 
 pytestmark = [pytest.mark.training, pytest.mark.sample(2)]
 
@@ -50,16 +50,15 @@ def calls(window: int) -> Iterator[Call]:
             yield Call({"input": images, "labels": labels}, step, i == window - 1)
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each scaled folder of the digits network."""
-    return scaled(request.param, tmp_path_factory.mktemp(request.param))
+@pytest.fixture(params=NAMES)
+def folder(request: pytest.FixtureRequest, form: str, tmp_path: Path) -> Path:
+    """Each scaled folder of the digits network, in each form."""
+    return scaled(request.param, form, tmp_path)
 
 
-def scaled(name: str, folder: Path) -> Path:
-    out = folder / name
-    scale_artifacts(FOLDERS / name, out, gs.DynamicLossScale(INITIAL, PERIOD))
-    return out
+def scaled(name: str, form: str, folder: Path) -> Path:
+    scale_as(form, FOLDERS / name, folder / name, gs.DynamicLossScale(INITIAL, PERIOD))
+    return folder / name
 
 
 class Expected:
@@ -120,9 +119,11 @@ def test_training_is_that_of_the_original(folder: Path, window: int, tmp_path: P
 
 @pytest.mark.parametrize("overflow", [False, True])
 @pytest.mark.parametrize("calls_before", [1, 2, 3])
-def test_an_interrupted_window_ends_where_it_is_saved(calls_before: int, overflow: bool, tmp_path: Path) -> None:
+def test_an_interrupted_window_ends_where_it_is_saved(
+    calls_before: int, overflow: bool, form: str, tmp_path: Path
+) -> None:
     """The gradients of the window are in no checkpoint: what was seen of them decides, and a new window begins."""
-    folder = scaled("digits_adamw", tmp_path)
+    folder = scaled("digits_adamw", form, tmp_path)
     session, original, expected = TrainingSession(folder), TrainingSession(FOLDERS / folder.name), Expected()
     batches = [call.batch for call in calls(4) if call.step not in SKIPPED]
     bad = next(call.batch for call in calls(4) if call.step in FIRST)
@@ -177,9 +178,9 @@ def value(session: TrainingSession, name: str) -> float:
 
 @pytest.mark.parametrize("window", [1, 2])
 @pytest.mark.parametrize("name", POLICIES)
-def test_one_decision_for_each_window(name: str, window: int, tmp_path: Path) -> None:
+def test_one_decision_for_each_window(name: str, window: int, form: str, tmp_path: Path) -> None:
     eager = gs.DynamicLossScale.from_config(POLICIES[name].get_config())
-    scale_artifacts(FOLDERS / NAME, tmp_path / "scaled", POLICIES[name])
+    scale_as(form, FOLDERS / NAME, tmp_path / "scaled", POLICIES[name])
     session = TrainingSession(tmp_path / "scaled", evaluates=True)
     rng = np.random.default_rng(0)
     states = {"current_loss_scale": eager()}

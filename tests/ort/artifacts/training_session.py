@@ -5,13 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 from onnxruntime.capi import _pybind_state as runtime
 
+from graphscale.lowering.lower_model import lower_step
+from graphscale.ort.artifacts import ScaledArtifacts, scale_artifacts
 from tests.conftest import MODELS, Arrays
+from tests.session.plain import ALWAYS
 
 FOLDERS = MODELS / "ort" / "artifacts"
 # As written by generate_artifacts, the optimizer model of the other one has an IR version that the runtime refuses.
@@ -42,6 +47,18 @@ def edited(name: str, path: Path, **changes: Callable[[onnx.ModelProto], object]
         change(model)
         onnx.save(model, folder / f"{file}.onnx")
     return folder
+
+
+# A scaled folder as it is, lowered, and lowered with bounds and early unscaling for gradients of any size.
+FORMS = ("plain", "lowered", "bounded")
+
+
+def scale_as(form: str, folder: Path, out: Path, loss_scale: Any = "dynamic", **options: Any) -> ScaledArtifacts:
+    """`scale_artifacts` in one of the forms."""
+    with pytest.MonkeyPatch.context() as patch:
+        if form == "bounded":
+            patch.setattr(lower_step, "__defaults__", (ALWAYS,))
+        return scale_artifacts(folder, out, loss_scale, lower=form != "plain", **options)
 
 
 class TrainingSession:
