@@ -96,6 +96,24 @@ def test_every_command_takes_it(folder: Path) -> None:
     refuse(folder, "lower", "lowered.onnx", "-o", "twice.onnx", words=["ort-cpu"])
 
 
+def test_a_session_trains_it_on(folder: Path) -> None:
+    """Its steps are those of the plain form, and its export is a lowered file that verify knows as a trained one."""
+    generator = np.random.default_rng(5)
+    sizes = {"w1": (128, 512), "b1": (512,), "w2": (512, 20), "b2": (20,), "m2": (512, 20)}
+    state = {name: generator.standard_normal(size, np.float32) for name, size in sizes.items()}
+    states = []
+    for name in ("scaled", "lowered"):
+        with gs.Session(folder / f"{name}.onnx", session_options=options(None), state=state) as session:
+            for batch in make_batches():
+                session.step(batch)
+            states.append(session.state_dict())
+            session.export(folder / f"{name}.trained.onnx")
+    assert_all_same_bits(*states)
+    assert gs.verify(folder / "step.onnx", folder / "lowered.trained.onnx", runs=1, trained=True).ok
+    assert not gs.verify(folder / "step.onnx", folder / "lowered.trained.onnx", runs=0).ok
+    assert {finding.code for finding in gs.lint(folder / "lowered.trained.onnx").findings} == {"GS505"}
+
+
 def test_a_lost_or_forged_record(folder: Path) -> None:
     model = ir.load(folder / "lowered.onnx")
     record = model.metadata_props.pop(ORIGINAL_KEY)

@@ -147,8 +147,9 @@ def _expected_plain_form(expected: ir.Model, found: ir.Model) -> ir.Model:
     plain = plain_form(expected, "the expected model")
     for value in plain.graph.inputs:
         own = found.graph.initializers.get(value.name or "")
-        if value.const_value is not None and own is not None and own.const_value is not None:
+        if own is not None and own.const_value is not None:  # a session gives one to all carried inputs
             value.const_value = own.const_value
+            plain.graph.initializers[own.name or ""] = value
     return plain
 
 
