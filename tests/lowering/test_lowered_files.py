@@ -146,7 +146,7 @@ def test_a_loss_that_is_no_scalar(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_models(name: str) -> None:
     path = load_example(name).path
@@ -159,7 +159,7 @@ def test_models(name: str) -> None:
 OWN = [kind for kind in KINDS if kind.damage.__module__ == lowered.__name__]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.name)
 def test_lint_notices_damage(kind: Kind) -> None:
     found = [mutant for mutant, _ in mutants([*WIDE, "pytorch/mlp_momentum"], ["ort-cpu"], [kind], find=Scaled)]

@@ -15,7 +15,7 @@ from tests.conftest import Arrays
 from tests.lowering.test_same_steps import F32_MAX, assert_same_runs, assert_same_steps, plain_and_lowered
 from tests.session.plain import ALWAYS, BY_ROWS
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(1)
 
 BACKWARD = "dy = Mul(d, two_over_n) xt = Transpose <perm = [1, 0]> (x) "
 SGD = "u = Mul(rate, dw) w_next = Sub(w, u)"

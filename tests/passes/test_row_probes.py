@@ -26,6 +26,8 @@ from graphscale.targets import get_target
 from tests.build import step
 from tests.conftest import MODEL_NAMES, ROOT, load_example, make_session
 
+pytestmark = pytest.mark.sample(2)
+
 Shape = Sequence[int | str]
 
 # Each sits in one element, among numbers that are all finite.
@@ -286,7 +288,7 @@ def test_numbers_of_the_docs(
     assert line.endswith(f", r = {rows} |")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_kernels_of_a_step(name: str, count_kernels: Callable[[onnx.ModelProto], int]) -> None:
     """The check within the bound, one Where for each state or accumulator, and no branch."""

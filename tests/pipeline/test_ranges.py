@@ -18,7 +18,7 @@ from tests.conftest import MODEL_NAMES, assert_all_same_bits, load_example, run_
 from tests.pipeline.test_strip import assert_strips, normalized
 from tests.pipeline.test_telemetry import masked_step, random_masks
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(2)
 
 TARGETS = ["onnx", "ort-cpu", pytest.param("ort-training", marks=pytest.mark.training)]
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -245,6 +245,7 @@ def test_a_link_to_a_model_beside_other_weights(place: Path) -> None:
     refuse(place, "scale", "links/step.onnx", "-o", "new.onnx", words=["'own' beside it is another file"])
 
 
+@pytest.mark.full
 def test_a_folder_of_artifacts(place: Path) -> None:
     folder = place / "artifacts"
     shutil.copytree(next(path for path in sorted(FOLDERS.iterdir()) if path.is_dir()), folder)

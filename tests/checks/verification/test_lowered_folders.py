@@ -35,7 +35,7 @@ from tests.checks.verification.damage import (
 from tests.ort.artifacts.test_resume import assert_same_folder
 from tests.session.plain import ALWAYS
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(3)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(1)]
 
 NAMES = sorted(path.name for path in FOLDERS.iterdir())
 

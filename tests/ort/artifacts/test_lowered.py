@@ -16,7 +16,7 @@ from tests.cli.command import contents, refuse, succeed
 from tests.conftest import Arrays, assert_all_same_bits, assert_same_bits
 from tests.ort.artifacts.training_session import FOLDERS, LOADABLE, TrainingSession, sample, scale_as, train
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 # The runtime sums the norm of clipped gradients in an order that differs from session to session.
 NAMES = [name for name in LOADABLE if "clip" not in name]

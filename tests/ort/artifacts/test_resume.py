@@ -21,6 +21,8 @@ from tests.conftest import assert_all_same_bits
 from tests.ort.artifacts.conftest import Scaled
 from tests.ort.artifacts.training_session import FOLDERS, STATES, TrainingSession, batches, edited, train
 
+pytestmark = pytest.mark.sample(3)
+
 NAME = "digits_adamw"
 
 

@@ -21,7 +21,7 @@ from tests.conftest import FLOAT32_MAX, Arrays, assert_all_same_bits, assert_sam
 from tests.ort.artifacts.conftest import Scaled
 from tests.ort.artifacts.training_session import FOLDERS, LOADABLE, STATES, TrainingSession, edited, sample, train
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 BATCHES = ("first", "second") * 4
 STATISTICS = ("norm1.running_mean", "norm1.running_var", "norm2.running_mean", "norm2.running_var")
