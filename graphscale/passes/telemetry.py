@@ -12,8 +12,6 @@ import onnx_ir as ir
 from graphscale.analysis.report import TELEMETRY
 from graphscale.errors import InvalidLossScaleError, TargetError
 from graphscale.graph.builder import Builder
-from graphscale.graph.values import Use, operand_at
-from graphscale.operators import overwritten_inputs, writing_nodes
 from graphscale.passes.nodes.forward_values import find_forward_values
 from graphscale.passes.nodes.gradient_ranges import ROWS, add_ranges, read_zero_fraction
 from graphscale.passes.nodes.gradient_statistics import find_offender, zero_fraction
@@ -119,8 +117,6 @@ class AddTelemetry(RewritePass):
             if self.activations:
                 graph = rewrite.training_graph
                 carried = {update.input for update in graph.updates}
-                for node in writing_nodes(graph.graph):
-                    carried |= {operand_at(Use(node, i)) for i in overwritten_inputs(node)}
                 rewrite.activations = find_forward_values(rewrite.model, graph.loss, carried)
             found = find_offender(build, gradients, finite, target, rewrite.activations)
             zeros = (

@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.types import dtypes_by_name
-from graphscale.graph.values import constant_tensor, is_float, is_tensor, operands_of
+from graphscale.graph.values import Use, constant_tensor, is_float, is_tensor, operand_at, operands_of
 from graphscale.graph.walks import nodes_above
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Trait, has_trait, overwritten_inputs, writing_nodes
 
 __all__ = ["find_forward_values"]
 
@@ -28,13 +28,13 @@ def find_forward_values(model: ir.Model, loss: ir.Value, carried: Collection[ir.
     Smaller types are left out: ONNX Runtime computes them in float32 on a CPU, and a value that is looked at would be
     rounded. The results of casts to float32 are looked at.
 
-    Constants and carried state are left out, and results with the numbers of an operand, such as transposes. So are
-    results of an infinite constant, such as scores plus a mask of -inf: they are infinite in every step.
+    Constants and carried state, running statistics too, are left out, and results with the numbers of an operand, such
+    as transposes. So are results of an infinite constant, such as scores plus a mask of -inf: infinite in every step.
 
     Args:
         model: the model; values whose type neither it nor ONNX's inference tells are left out.
         loss: the loss.
-        carried: the inputs that are carried state.
+        carried: the inputs that are carried state, and no running statistics.
 
     Returns:
         the values with their dtypes, in order.
@@ -43,7 +43,8 @@ def find_forward_values(model: ir.Model, loss: ir.Value, carried: Collection[ir.
     nodes = [node for node in model.graph if node in above]
     read = dict.fromkeys(value for node in nodes for value in operands_of(node))
     typed = dtypes_by_name(model)
-    values = [v for v in read if v.is_graph_input() and not v.is_initializer() and v not in carried]
+    statistics = {operand_at(Use(n, i)) for n in writing_nodes(model.graph) for i in overwritten_inputs(n)}
+    values = [v for v in read if v.is_graph_input() and not v.is_initializer() and v not in {*carried, *statistics}]
     infinite = {value for value in read if _is_infinite_constant(value)}
     for node in nodes:
         if node.op_type not in _BOUNDED and not infinite.isdisjoint(operands_of(node)):
