@@ -10,7 +10,7 @@ from onnx_ir.convenience import create_value_mapping
 from onnx_ir.passes.common import ShapeInferencePass
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.graph.values import constant_tensor, own_dtype, subgraphs
+from graphscale.graph.values import constant_tensor, is_tensor, own_dtype, subgraphs
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, rule_of
 
@@ -58,6 +58,8 @@ def complete_types(model: ir.Model, wanted: Iterable[ir.Value] | None = None) ->
     for graph, twin in zip(model.graphs(), inferred.graphs(), strict=True):
         types = create_value_mapping(twin, include_subgraphs=False)
         for name, value in create_value_mapping(graph, include_subgraphs=False).items():
+            if not is_tensor(value):
+                continue
             if value.shape is None:
                 value.shape = types[name].shape
             if value.dtype is None and (dtype := types[name].dtype) is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_writable_states
+from graphscale.analysis.report import read_report
 from graphscale.errors import ModelFileError
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.original import ORIGINAL_KEY, record_original, restore_original
@@ -43,7 +44,8 @@ def lower_step(model: ir.Model, provider: str, thresholds: Thresholds = PRODUCTI
     Raises:
         ModelFileError: it carries no loss scale, or its metadata are damaged.
     """
-    complete_types(model, [node.outputs[0] for node in model.graph if UnscaleGradients.inserted(node)])
+    if ScaledStep.of(model).decision is not None:
+        complete_types(model, [node.outputs[0] for node in model.graph if UnscaleGradients.inserted(node)])
     run_passes(model, *(kind(thresholds) for kind in ORDER[provider]))
 
 
@@ -54,11 +56,15 @@ def lower_model(model: ir.Model, target: Target) -> None:
         model: a model that was scaled for the target `target.plain`; or the training model or the optimizer model of a
             folder that was scaled for this one.
         target: the target.
+
+    Raises:
+        ModelFileError: its metadata are damaged.
     """
     provider = "cpu" if target.plain else "training"
+    stamp = read_stamp(model, "the model")
+    read_report(stamp, "the model")
     with record_original(model):
         lower_step(model, provider)
-    stamp = read_stamp(model, "the model")
     report = {
         **stamp.report,
         "target": target.name,

@@ -84,7 +84,7 @@ def test_every_file_of_every_command_is_named() -> None:
 @pytest.mark.full
 def test_a_disclosure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_files, "confine_external_data", lambda *_, **__: None)
-    faults = last(disclosure.CATEGORY, 24, "initializers").faults
+    faults = last(disclosure.CATEGORY, 36, "initializers").faults
     assert len(faults) >= 6
     assert not last(disclosure.CATEGORY, 2, "permitted").faults  # where the mark is found
 
