@@ -11,18 +11,15 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import Editor, replace_outputs, replace_reads
 from graphscale.graph.values import Use, operand_at, uses_of
-from graphscale.graph.walks import descendants
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
 from graphscale.lowering.multiply_first import has_powers_of_two
-from graphscale.lowering.nodes.bounds import ScalarBuilder, add_bound, add_inverse, unscale_early
+from graphscale.lowering.nodes.bounds import OPSET, ScalarBuilder, add_bound, add_inverse, rename_nodes, unscale_early
 from graphscale.lowering.nodes.gradient_tests import find_probe
-from graphscale.lowering.nodes.products import Product, find_product
+from graphscale.lowering.nodes.products import Product, find_product, find_scaled
 from graphscale.lowering.sizes import count_elements
 from graphscale.passes import CheckFinite, UnscaleGradients
 
 __all__ = ["BoundAccumulation"]
-
-_OPSET = 13  # since which ReduceSum takes its axes as an input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +67,9 @@ class BoundAccumulation(LoweringPass):
         if total is None or len(scales) != 1 or not has_powers_of_two(step.policy):
             return False
         (scale,) = scales
-        scaled = descendants((node for node in graph if not UnscaleGradients.inserted(node)), [scale])
+        scaled = find_scaled(graph, scale)
         found = [part for node in divisions if (part := self._find(node, total, scaled)) is not None]
-        if not found or graph.opset_imports.get("", 0) < _OPSET:
+        if not found or graph.opset_imports.get("", 0) < OPSET:
             return False
         make = ScalarBuilder(Editor(graph), self.name, "bound", dtype=ir.DataType.FLOAT, shape=())
         exact, inverse = add_inverse(make, scale)
@@ -97,7 +94,7 @@ class BoundAccumulation(LoweringPass):
             return None
         readers = [use.node for use in uses_of(node.outputs[1])] if len(node.outputs) > 1 else []
         probe = find_probe(readers[0], total) if len(readers) == 1 else None
-        if probe is None or any(each.op_type == "Concat" for each in probe):
+        if probe is None:
             return None
         product = find_product(division, scaled)
         limit = self.thresholds.unbounded_passes * count_elements(gradient)
@@ -148,8 +145,5 @@ def _copy_undivided(editor: Editor, body: ir.Graph, raw: ir.Value) -> ir.Graph:
     division = copy[0]
     replace_reads(division.outputs[0], raw, uses_of(division.outputs[0]))
     copy.remove(division, safe=True)
-    for node in copy:
-        node.name = editor.unique(node.name or "node")
-        for value in node.outputs:
-            value.name = editor.unique(value.name or "value")
+    rename_nodes(editor, copy)
     return copy

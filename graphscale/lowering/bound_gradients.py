@@ -15,13 +15,11 @@ from graphscale.graph.builder import Editor, replace_reads
 from graphscale.graph.values import Use, operand_at, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
 from graphscale.lowering.multiply_first import has_powers_of_two
-from graphscale.lowering.nodes.bounds import ScalarBuilder, add_tests
+from graphscale.lowering.nodes.bounds import OPSET, ScalarBuilder, add_tests, rename_nodes
 from graphscale.lowering.nodes.gradient_tests import FiniteCheck, GradientTest, find_check, plan_tests
 from graphscale.lowering.select_update import SelectUpdate
 
 __all__ = ["BoundGradients"]
-
-_OPSET = 13  # since which ReduceSum takes its axes as an input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +52,7 @@ class BoundGradients(LoweringPass):
         if update is None or scale is None or check is None:
             return False
         tests = plan_tests(graph, check, scale, update, self.thresholds, exact=has_powers_of_two(step.policy))
-        is_bound = bool(tests) and graph.opset_imports.get("", 0) >= _OPSET
+        is_bound = bool(tests) and graph.opset_imports.get("", 0) >= OPSET
         if is_bound:
             make = ScalarBuilder(Editor(graph), self.name, "bound", dtype=ir.DataType.FLOAT, shape=())
             self._bound(make, check, scale, update, tests)
@@ -104,10 +102,7 @@ def _make_exact_branch(
         probes.append(make.op("ReduceSum", [make.op("Mul", [unscaled, make.zero], like=unscaled)], keepdims=0))
     bad = make.flag("IsNaN", [make.total(probes)])
     finite = make.flag("And", [check.decision, make.flag("Not", [bad])])
-    for copy in apply:
-        copy.name = make.editor.unique(copy.name or "node")
-        for value in copy.outputs:
-            value.name = make.editor.unique(value.name or "value")
+    rename_nodes(make.editor, apply)
     outputs = [(f"{value.name}.exact", value.dtype, value.shape) for value in apply.outputs]
     node = make.node("If", [finite], outputs, attributes={"then_branch": apply, "else_branch": keep})
     return make.closed([finite, *node.outputs])

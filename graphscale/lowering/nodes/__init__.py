@@ -1,1 +1,1 @@
-"""The pieces that lowering puts together: the terms of gradients, their tests, and the bounds of terms."""
+"""The pieces that lowering puts together: products, bounds, and tests of gradients."""

@@ -13,14 +13,25 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Builder
+from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.values import operand_at
 from graphscale.lowering.nodes.gradient_tests import GradientTest
 from graphscale.lowering.nodes.products import Product
 from graphscale.lowering.sizes import count_elements
 from graphscale.lowering.thresholds import Thresholds
 
-__all__ = ["ScalarBuilder", "add_bound", "add_inverse", "add_sum", "add_tests", "unscale_early"]
+__all__ = [
+    "OPSET",
+    "ScalarBuilder",
+    "add_bound",
+    "add_inverse",
+    "add_sum",
+    "add_tests",
+    "rename_nodes",
+    "unscale_early",
+]
+
+OPSET = 13  # since which ReduceSum takes its axes as an input
 
 # Far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 of them; a number that a file can hold.
 _SAFE = float(np.float32(1e36))
@@ -141,3 +152,11 @@ def add_sum(make: ScalarBuilder, value: ir.Value, thresholds: Thresholds) -> ir.
         axes = make.editor.shared_constant(f"graphscale/{make.mark}.axes.{rank}", np.arange(1, rank, dtype=np.int64))
         value = make.op("ReduceSum", [value, axes], keepdims=0, shape=ir.Shape(shape[:1]))
     return make.op("Abs", [make.op("ReduceSum", [value], keepdims=0)])
+
+
+def rename_nodes(editor: Editor, body: ir.Graph) -> None:
+    """Give the nodes and values of a copied body names of their own."""
+    for node in body:
+        node.name = editor.unique(node.name or "node")
+        for value in node.outputs:
+            value.name = editor.unique(value.name or "value")

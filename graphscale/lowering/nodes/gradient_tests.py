@@ -13,7 +13,7 @@ from graphscale.graph.values import captured_values, uses_of
 from graphscale.graph.walks import descendants
 from graphscale.lowering.delay_update import DelayUpdate
 from graphscale.lowering.merge_probes import MergeProbes
-from graphscale.lowering.nodes.products import Product, find_product
+from graphscale.lowering.nodes.products import Product, find_product, find_scaled
 from graphscale.lowering.sizes import count_elements
 from graphscale.lowering.thresholds import Thresholds
 from graphscale.passes import CheckFinite, UnscaleGradients
@@ -100,7 +100,7 @@ def plan_tests(
     Where the scale is `exact`, a power of two, gradients that the step, an If, alone reads may be unscaled early.
     """
     divisions = [node for node in graph if UnscaleGradients.inserted(node)]
-    scaled = descendants((node for node in graph if not UnscaleGradients.inserted(node)), [scale])
+    scaled = find_scaled(graph, scale)
     tests = (_plan_test(node, check, scaled, step, thresholds, exact=exact) for node in divisions)
     return [test for test in tests if test is not None]
 
@@ -121,8 +121,6 @@ def _plan_test(
     probes = [probe for node in readers if (probe := find_probe(node, check.total)) is not None]
     if len(probes) != 1:
         return None
-    if any(node.op_type == "Concat" for node in probes[0]):
-        return None
     size, product = count_elements(gradient), find_product(division, scaled)
     if product is not None:
         if only_step and product.is_exclusive and product.count_early() <= thresholds.unbounded_passes * size:
@@ -133,13 +131,13 @@ def _plan_test(
 
 
 def find_probe(node: ir.Node, total: ir.Node) -> tuple[ir.Node, ...] | None:
-    """Return the nodes from a reader of a gradient to the sum of all probes, if they are a probe and nothing else."""
+    """Return the nodes from a reader of a gradient to the sum of all probes, if they are a probe of it alone."""
     path = [node]
     while (MergeProbes.inserted(path[-1]) or CheckFinite.inserted(path[-1])) and len(path) < 5:
         uses = uses_of(path[-1].outputs[0])
         if len(uses) != 1:
             return None
         if uses[0].node is total:
-            return tuple(path)
+            return None if any(each.op_type == "Concat" for each in path) else tuple(path)
         path.append(uses[0].node)
     return None

@@ -1,4 +1,4 @@
-"""The product of matrices that a gradient is: where both operands are far from too large, so is the gradient."""
+"""Products of matrices that are gradients: of operands far from too large they are finite."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from graphscale.graph.values import Use, operand_at, uses_of
+from graphscale.graph.walks import descendants
 from graphscale.lowering.multiply_first import is_number_up_to_one
 from graphscale.lowering.sizes import VIEWS, count_elements, skip_views
 from graphscale.operators import attribute, has_trait
+from graphscale.passes import UnscaleGradients
 
-__all__ = ["Product", "find_product"]
+__all__ = ["Product", "find_product", "find_scaled"]
 
 
 class Product(NamedTuple):
@@ -38,12 +40,17 @@ class Product(NamedTuple):
         return self.count_reads() + 2 * count_elements(operand_at(self.cotangent))
 
 
+def find_scaled(graph: ir.Graph, scale: ir.Value) -> set[ir.Value]:
+    """Find all values that depend on the loss scale before they are unscaled."""
+    return descendants((node for node in graph if not UnscaleGradients.inserted(node)), [scale])
+
+
 def find_product(division: ir.Node, scaled: set[ir.Value]) -> Product | None:
-    """Find the product that a gradient is before it is unscaled.
+    """Find the product of matrices behind a gradient.
 
     Args:
         division: the node that unscales it.
-        scaled: all values that depend on the loss scale.
+        scaled: the values of `find_scaled`.
     """
     value, is_exclusive = operand_at(Use(division, 0)), True
     node = value.producer()

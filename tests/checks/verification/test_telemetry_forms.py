@@ -70,7 +70,7 @@ def never_find(branch: onnx.GraphProto) -> None:
 
 
 def always_find(branch: onnx.GraphProto) -> None:
-    """Where no value is at fault, the last position comes out, not -1."""
+    """Give the last position in place of -1, of a step without a fault."""
     last = next(node for node in branch.node if branch.output[2].name in node.output)
     last.input[2] = last.input[1]
 
