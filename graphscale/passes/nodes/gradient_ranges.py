@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
+from graphscale.passes.nodes.flat_values import add_row, flatten
 
 __all__ = ["ROWS", "add_ranges", "read_zero_fraction"]
 
@@ -69,19 +70,13 @@ def _measure(build: Builder, gradients: Sequence[ir.Value], shape: Sequence[int]
     zeros = build.op("Sub", [sizes, nonzero], like=sizes)
     shares = [build.op("Div", [counted, elements], like=sizes) for counted in (zeros, overflow)]
     numbers = build.op("Concat", [largest, *shares], shape=[shape[0] * shape[1]], axis=0)
-    return build.op("Reshape", [numbers, _row(build, *shape)], shape=shape)
+    return build.op("Reshape", [numbers, add_row(build, *shape)], shape=shape)
 
 
 def _measure_one(build: Builder, gradient: ir.Value) -> list[ir.Value]:
     """Add nodes for the largest magnitude, and the numbers of nonzero, of infinite or NaN, and of all elements: [1]."""
-    dtype = dtype_of(gradient)
-    flat = build.op("Reshape", [gradient, _row(build, -1)], dtype=dtype, shape=[None])
-    # An infinity of float64 stays one; a finite number that float32 cannot hold would become one.
-    wide = dtype if dtype is ir.DataType.DOUBLE else _REAL
-    flat = flat if dtype is wide else build.cast(flat, wide)
-    zero = build.number(0, wide)
-    # 0*x is NaN for an x that is not finite.
-    bad = build.op("IsNaN", [build.op("Mul", [flat, zero], like=flat, dtype=wide)], like=flat, dtype=_FLAG)
+    flat, products, zero, wide = flatten(build, gradient, dtype_of(gradient), add_row(build, -1))
+    bad = build.op("IsNaN", [products], like=flat, dtype=_FLAG)
     size = build.op("Abs", [flat], like=flat, dtype=wide)
     finite = build.op("Where", [bad, zero, size], like=flat, dtype=wide)
     # A gradient without elements has a largest one, too.
@@ -92,8 +87,3 @@ def _measure_one(build: Builder, gradient: ir.Value) -> list[ir.Value]:
     counts = [build.op("ReduceSum", [build.cast(flag, _REAL)], shape=[1], keepdims=1) for flag in flags]
     elements = build.op("Shape", [flat], dtype=_INDEX, shape=[1])
     return [build.cast(largest, _REAL), *counts, build.cast(elements, _REAL)]
-
-
-def _row(build: Builder, *numbers: int) -> ir.Value:
-    tensor = ir.tensor(np.asarray(numbers, dtype=np.int64))
-    return build.op("Constant", [], dtype=_INDEX, shape=[len(numbers)], value=tensor)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.types import dtype_of
+from graphscale.passes.nodes.flat_values import add_row, flatten
 from graphscale.targets import Target
 
 __all__ = ["find_offender", "zero_fraction"]
@@ -95,7 +96,7 @@ def _on_device(build: Builder, gradients: Sequence[ir.Value], all_finite: ir.Val
 
 def _first_bad(build: Builder, values: Mapping[ir.Value, ir.DataType]) -> ir.Value:
     """Add nodes that give the index of the first value that is not finite, -1 for none."""
-    row, nothing = _row(build), build.number(0, _REAL)
+    row, nothing = add_row(build, -1), build.number(0, _REAL)
     flags = [build.op("IsNaN", [_probe(build, value, dtype, row)[1]], dtype=_FLAG) for value, dtype in values.items()]
     bad = [build.op("Where", [flag, build.number(len(values) - i, _REAL), nothing]) for i, flag in enumerate(flags)]
     weight = build.op("Max", bad)
@@ -104,25 +105,15 @@ def _first_bad(build: Builder, values: Mapping[ir.Value, ir.DataType]) -> ir.Val
     return build.op("Where", [found, position, build.number(-1, _INDEX)], dtype=_INDEX)
 
 
-def _row(build: Builder) -> ir.Value:
-    """Add the shape of one axis."""
-    return build.op("Constant", [], dtype=_INDEX, shape=[1], value=ir.tensor(np.asarray([-1], dtype=np.int64)))
-
-
 def _probe(build: Builder, value: ir.Value, dtype: ir.DataType, row: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Add nodes that give a value as a vector of float32 or float64, and a scalar: NaN if the value is not finite."""
-    flat = build.op("Reshape", [value, row], dtype=dtype, shape=[None])
-    # An infinity of float64 stays one; a finite number that float32 cannot hold would become one.
-    wide = dtype if dtype is ir.DataType.DOUBLE else _REAL
-    flat = flat if dtype is wide else build.cast(flat, wide)
-    zero = build.number(0, wide)
-    # 0*x is NaN for an x that is not finite.
-    return flat, build.op("ReduceSum", [build.op("Mul", [flat, zero], like=flat, dtype=wide)], dtype=wide, keepdims=0)
+    flat, products, _, wide = flatten(build, value, dtype, row)
+    return flat, build.op("ReduceSum", [products], dtype=wide, keepdims=0)
 
 
 def _search(build: Builder, gradients: Sequence[ir.Value]) -> tuple[ir.Value, ...]:
     """Add nodes that give the cause and the index of the first gradient that is not finite, if there is one."""
-    row = _row(build)
+    row = add_row(build, -1)
     count = len(gradients)
     nothing = build.number(0, _REAL)
     bad, nan = [], []
