@@ -14,14 +14,13 @@ from graphscale.errors import InvalidLossScaleError, TargetError
 from graphscale.passes import AddTelemetry
 from graphscale.session import GradientRange
 from tests.build import EXACT, feeds_for, step
-from tests.conftest import MODEL_NAMES, assert_all_same_bits, load_example, run_once
+from tests.conftest import MODEL_NAMES, Arrays, Level, assert_all_same_bits, load_example, run_once
 from tests.pipeline.test_strip import assert_strips, normalized
 from tests.pipeline.test_telemetry import masked_step, random_masks
 
 pytestmark = pytest.mark.sample(2)
 
 TARGETS = ["onnx", "ort-cpu", pytest.param("ort-training", marks=pytest.mark.training)]
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def range_of(gradient: np.ndarray[Any, Any]) -> tuple[float, float, float]:
@@ -54,14 +53,21 @@ def test_ranges_are_those_of_numpy_in_every_nth_step(target: str, every: int, op
     assert len(kinds) == 2, "with overflow and without"
 
 
+def run_both_forms(
+    name: str, target: str, forms: tuple[Any, Any], level: Level
+) -> tuple[list[gs.ScaledModel], list[Arrays]]:
+    """Scale a graph with two forms of telemetry, run both, and compare all outputs that the first has."""
+    example, policy = load_example(name), gs.DynamicLossScale(1024.0)
+    results = [gs.scale(example.model(), policy, target=target, telemetry=form) for form in forms]
+    outputs = [run_once(result.model, example.feeds, level)[0] for result in results]
+    assert_all_same_bits({key: outputs[1][key] for key in outputs[0]}, outputs[0])
+    return results, outputs
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_ranges_change_nothing_else(name: str, target: str) -> None:
-    example = load_example(name)
-    policy = gs.DynamicLossScale(1024.0)
-    plain, told = (gs.scale(example.model(), policy, target=target, telemetry=each) for each in (False, "ranges"))
-    expected, actual = (run_once(result.model, example.feeds, EXACT)[0] for result in (plain, told))
-    assert_all_same_bits({key: actual[key] for key in expected}, expected)
+    (_, told), (_, actual) = run_both_forms(name, target, (False, "ranges"), EXACT)
     ranges = actual["gradient_ranges.next"]
     assert ranges.shape == (3, len(json.loads(metadata(told.model)["graphscale.telemetry"])["gradients"]) + 1)
     assert (ranges[0] > 0).any() and ranges[0, -1] == ranges[0, :-1].max()
