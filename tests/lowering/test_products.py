@@ -277,3 +277,22 @@ def test_a_gradient_that_others_read(policy: str) -> None:
     plain, lowered, nodes = both(model, POLICIES[policy], feeds.pop("w"))
     assert (nodes["unscale-gradients", "Div"], nodes["bound-gradients", "ReduceL1"]) == (1, 2)
     assert_same_steps(plain, lowered, [feeds, *spoiled(feeds), feeds])
+
+
+def test_a_product_that_two_gradients_share() -> None:
+    """It is unscaled for neither of them: each divides what it reads."""
+    model = linear_step(
+        "w_next = Sub(w, dw) v_next = Sub(v, dv)",
+        inputs="float[4,3] w, float[4,3] v",
+        outputs="float[4,3] w_next, float[4,3] v_next",
+        backward=BACKWARD + PRODUCT + "dw = Neg(g) dv = Mul(g, kept)",
+        constants=NUMBERS,
+    )
+    model = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    feeds = feeds_for(model)
+    state = {name: feeds.pop(name) for name in ("w", "v")}
+    updates = {f"{name}_next": name for name in state}
+    result = gs.scale(model, POLICIES["powers of two"], updates=updates, gradients=["dw", "dv"])
+    plain, lowered, nodes = plain_and_lowered(result, state)
+    assert nodes["unscale-gradients", "Div"] == 2
+    assert not all(assert_same_when_spoiled(plain, lowered, feeds))
