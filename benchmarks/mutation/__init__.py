@@ -1,6 +1,6 @@
 """Kinds of damage to a scaled graph, and of changes that are none."""
 
-from benchmarks.mutation import claims, harmless, inserted, interface, lowered, operations, options, ranges
+from benchmarks.mutation import claims, harmless, inserted, interface, lowered, measured, operations, options, ranges
 from benchmarks.mutation.kinds import KINDS, SAME, Kind
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "inserted",
     "interface",
     "lowered",
+    "measured",
     "operations",
     "options",
     "ranges",

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 import graphscale as gs
 from benchmarks.mutation.wide_step import wide_step
-from graphscale.passes import Autocast
+from graphscale.passes import AddTelemetry, Autocast
 from graphscale.policy import presets
 
 __all__ = ["INSIDE", "MODELS", "SCALINGS", "TARGETS", "WIDE", "Scaled"]
@@ -25,6 +25,7 @@ TARGETS = ("onnx", "ort-cuda", "ort-training", "ort-training-cuda", INSIDE, "ort
 SCALINGS: dict[str, Mapping[str, Any]] = {
     "plain": {},
     "telemetry": {"telemetry": True},
+    "measured": {"telemetry": AddTelemetry(ranges=True, every=3, activations=True)},
     "scaled loss": {"expose_scaled_loss": True},
     "fixed": {"loss_scale": gs.FixedLossScale(1024.0), "skip_nonfinite": True},
     "megatron": {"loss_scale": presets.megatron()},
