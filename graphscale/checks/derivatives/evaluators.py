@@ -38,7 +38,8 @@ class Evaluator:
         self.dtype = dtype.numpy()
         wide = model.clone()
         _widen(wide.graph, dtype)
-        self._runner: Any = (_Reference if dtype is ir.DataType.DOUBLE else _make_runner)(wide)
+        is_double = dtype is ir.DataType.DOUBLE
+        self._runner: Any = _Reference(wide) if is_double else Runner(wide, None, "the graph in float32")
 
     def run(self, feeds: Mapping[str, Any]) -> Results:
         """Run once.
@@ -65,10 +66,6 @@ def find_dtypes(model: ir.Model) -> list[ir.DataType]:
     size = sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None)
     installed = [ir.DataType.FLOAT] if importlib.util.find_spec("onnxruntime") is not None else []
     return [ir.DataType.DOUBLE, *installed] if size <= _MANY else [*installed, ir.DataType.DOUBLE]
-
-
-def _make_runner(model: ir.Model) -> Runner:
-    return Runner(model, None, "the graph in float32")
 
 
 class _Reference:

@@ -10,14 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from graphscale.checks.diffing.diff_report import Change, DiffReport, NodeEntry, OpCount, Rewiring, ValueEntry
-from graphscale.checks.diffing.match import (
-    Graph,
-    Matching,
-    Scope,
-    attribute_text,
-    match_models,
-    tensor_text,
-)
+from graphscale.checks.diffing.match import Graph, Matching, Scope, attribute_text, match_models, tensor_text
 from graphscale.collector import paused_collector
 from graphscale.files.training_info import read_bindings, training_info_of
 from graphscale.graph.builder import PASS_KEY

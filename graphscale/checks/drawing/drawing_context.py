@@ -88,12 +88,7 @@ class DrawingContext:
 
 
 def make_context(
-    model: ir.Model,
-    name: str,
-    *,
-    added: frozenset[ir.Node] = frozenset(),
-    strict: bool = True,
-    hints: Hints = NO_HINTS,
+    model: ir.Model, name: str, *, added: frozenset[ir.Node] = frozenset(), strict: bool = True, hints: Hints = NO_HINTS
 ) -> DrawingContext:
     """Find out what a drawing of a model says.
 

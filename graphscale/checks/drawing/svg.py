@@ -16,11 +16,7 @@ __all__ = ["CHIPS", "draw", "identifier"]
 
 # The text of the chip at a box's left: the colour is not the only sign of a pass.
 CHIPS = {kind.name: kind.sign for kind in ORDER} | {"added": "+"}
-_HEADINGS = {
-    Phase.FORWARD: "Forward pass ↓",
-    Phase.BACKWARD: "Backward pass ↑",
-    Phase.UNKNOWN: "Graph ↓",
-}
+_HEADINGS = {Phase.FORWARD: "Forward pass ↓", Phase.BACKWARD: "Backward pass ↑", Phase.UNKNOWN: "Graph ↓"}
 _MARGIN = 46.0
 
 

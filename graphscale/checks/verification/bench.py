@@ -14,10 +14,16 @@ from graphscale.analysis.degrees import Degrees
 from graphscale.checks.derivatives.evaluators import Evaluator
 from graphscale.checks.patterns import skip_ordering
 from graphscale.checks.running.private import Copy, Results, Runner, extract, find_unseeded
-from graphscale.checks.verification.closeness import compare_bits, compare_values, is_finite
 from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair, Roles
-from graphscale.checks.verification.verify_report import Arrays, Case, Difference
+from graphscale.checks.verification.verify_report import (
+    Arrays,
+    Case,
+    Difference,
+    compare_bits,
+    compare_values,
+    is_finite,
+)
 from graphscale.errors import VerifyError
 from graphscale.graph.types import dtypes_by_name
 from graphscale.graph.values import uses_of

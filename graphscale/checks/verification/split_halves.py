@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.checks.verification.pair import open_scaled
-from graphscale.checks.verification.parts import compare_part
+from graphscale.checks.verification.translated import compare_part
 from graphscale.checks.verification.verify_report import Check, VerifyReport
 from graphscale.errors import VerifyError
 from graphscale.files.reading import parse_json

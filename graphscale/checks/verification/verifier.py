@@ -13,13 +13,15 @@ import numpy as np
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.roles.answers import Answers
+from graphscale.checks.derivatives.differences import DISAGREES
+from graphscale.checks.derivatives.gradient_check import check as check_gradients
+from graphscale.checks.derivatives.gradient_report import count_agreeing
 from graphscale.checks.running.random_feeds import SIZE, Feeder
 from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.counterexample import load_case
 from graphscale.checks.verification.numeric import Measurements, Progress, measure
 from graphscale.checks.verification.numeric import replay as replay_case
 from graphscale.checks.verification.pair import find_roles, open_pair
-from graphscale.checks.verification.slopes import compare_with_slopes
 from graphscale.checks.verification.static import prove_again
 from graphscale.checks.verification.translated import compare_translation
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, VerifyReport
@@ -150,7 +152,7 @@ def verify(
         ]
     if case is None and derivatives:
         progress("comparing gradients with slopes", 0, 0)
-        found.checks.append(compare_with_slopes(original, given, hints, seed, dims or {}))
+        found.checks.append(_compare_with_slopes(original, given, hints, seed, dims or {}))
     if case is None and runs:
         drawn = (pair.original, pair.states, pair.analysis.loss, given, dims or {})
         feeder, others = Feeder(*drawn), None
@@ -213,3 +215,23 @@ def _verify_several(
 
     progress("scaling the original again", 0, 0)
     return verify_folder(str(original), scaled, loss, trained)
+
+
+def _compare_with_slopes(
+    original: Model, feeds: Mapping[str, Any], hints: Hints, seed: int, dims: Mapping[str, int]
+) -> Check:
+    """Compare the gradients of an original with the slopes of its loss: a wrong choice of the loss fails."""
+    name = "gradients are slopes of the loss"
+    try:
+        found = check_gradients(original, feeds, hints, seed=seed, dims=dims)
+    except VerifyError as error:
+        return Check(name, SKIPPED, str(error))
+    wrong = [f"{each.gradient!r} of {each.weight!r}" for each in found.weights if each.verdict == DISAGREES]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
+        return Check(
+            name, FAILS, f"{wrong[0]}{more} is no slope of {found.loss!r}; inspect --check-gradients says more"
+        )
+    agreeing = count_agreeing(found.weights)
+    detail = f"{agreeing} of {len(found.weights)} agree with {found.loss!r} in {found.dtype}"
+    return Check(name, HOLDS if agreeing else SKIPPED, detail)
