@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor, inputs_of
 from graphscale.graph.walks import source_of
-from graphscale.operators import Trait, has_trait, optimizer_of
+from graphscale.operators import optimizer_of
 
-__all__ = ["assigns", "find_accumulators", "input_at", "is_contradiction", "producer", "skip_ordering", "update_signal"]
+__all__ = ["assigns", "input_at", "is_contradiction", "producer", "skip_ordering", "update_signal"]
 
 
 def input_at(node: ir.Node, index: int | None) -> ir.Value | None:
@@ -22,11 +20,6 @@ def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """Return the node of an operator that computes a value, None if none does."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == op_type else None
-
-
-def find_accumulators(nodes: Iterable[ir.Node]) -> list[ir.Node]:
-    """Return the nodes that add to a buffer, or assign to it, in place."""
-    return [node for node in nodes if has_trait(node, Trait.ACCUMULATOR)]
 
 
 def assigns(accumulator: ir.Node) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import permutations
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.survival import (
     BOTH,
     INF,
@@ -22,38 +21,25 @@ from graphscale.checks.linting.survival import (
     survivors,
 )
 from graphscale.checks.linting.view import View, number_of
-from graphscale.checks.patterns import find_accumulators, is_contradiction, update_signal
+from graphscale.checks.patterns import is_contradiction, update_signal
 from graphscale.graph.values import inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Trait, has_trait, nodes_with
 
-__all__ = ["Check", "find_check"]
+__all__ = ["Check", "find_flag"]
 
 
-def find_check(
-    view: View,
-    given: ir.Value | None,
-    sources: Collection[ir.Value],
-    states: Iterable[State],
-    numbers: Collection[ir.Value],
-) -> Check | None:
-    """Find the finite check and its coverage.
+def find_flag(
+    view: View, sources: Collection[ir.Value], states: Collection[ir.Value], numbers: Collection[ir.Value]
+) -> ir.Value | None:
+    """Find the flag that decides about a step: at the root of most conditions, or the last one.
 
     Args:
         view: the graph.
-        given: its result, where the metadata name it.
         sources: the values that gradients consist of: those that the loss scale reaches.
         states: the carried state.
         numbers: the next values of the loss scale's state.
     """
-    value = given if given is not None else _find_flag(view, sources, {state.value for state in states}, numbers)
-    return None if value is None else Check(view, value, sources)
-
-
-def _find_flag(
-    view: View, sources: Collection[ir.Value], states: Collection[ir.Value], numbers: Collection[ir.Value]
-) -> ir.Value | None:
-    """Return the flag that decides about a step: at the root of most conditions, or the last one."""
     flags: set[ir.Value] = set()
     for node in view.nodes:
         operands = view.operands(node)
@@ -143,7 +129,10 @@ class Check:
         self.fails_as = self._polarity()
         # Of a flag, or a number made of flags: the values that mean failure; None where that is not known.
         self._meanings: dict[ir.Value, set[bool | None]] = {value: {self.fails_as}}
-        self.needed = self._needed()
+        # Up from all outputs and in-place updates, and not through the check.
+        ends = [each for each in view.graph.outputs if each is not value]
+        ends += [each for node in nodes_with(view.nodes, Trait.ACCUMULATOR) for each in inputs_of(node)]
+        self.needed = view.ancestors(ends, stop=lambda each: each is value)
         end = self.value.producer()
         for node in reversed(view.nodes[: 0 if end is None else view.nodes.index(end) + 1]):
             meanings = set().union(*(self._meanings.get(value, ()) for value in node.outputs))
@@ -152,18 +141,15 @@ class Check:
                 continue
             kinds = NOTHING.union(*(self.sees.get(value, NOTHING) for value in node.outputs))
             lost = {k: n for output in node.outputs for k, n in self.lost.get(output, {}).items()}
-            if (kinds or lost) and (self.needed.isdisjoint(node.outputs) or _is_exact(node, sources)):
-                self._through_numbers(node, kinds, lost)
+            is_passed = (kinds or lost) and (self.needed.isdisjoint(node.outputs) or _is_exact(node, sources))
+            operands = view.operands(node) if is_passed and not reads_shape(node) else ()
+            for operand in (each for each in dict.fromkeys(operands) if each in sources):
+                passed = survivors(node, operand, kinds)
+                self._see(operand, passed, {**lost, **dict.fromkeys(kinds - passed, node)})
 
     def covers(self, value: ir.Value) -> bool:
         """Return whether a value is tested for NaN and infinity."""
         return self.sees.get(value) == BOTH
-
-    def _needed(self) -> set[ir.Value]:
-        """Return the values above all outputs and in-place updates, not going up through the check."""
-        ends = [value for value in self.view.graph.outputs if value is not self.value]
-        ends += [value for node in find_accumulators(self.view.nodes) for value in inputs_of(node)]
-        return self.view.ancestors(ends, stop=lambda value: value is self.value)
 
     def _made_of_flags(self) -> set[ir.Value]:
         """Return the numbers computed from flags alone, such as the count of those that are true."""
@@ -210,7 +196,9 @@ class Check:
     def _through_flags(self, node: ir.Node, meanings: set[bool | None]) -> None:
         flags = self._flags_of(node)
         if has_trait(node, Trait.FINITENESS_TEST):
-            self._test(node)
+            kinds = kinds_of_test(node)
+            for value in inputs_of(node):
+                self._see(value, kinds, dict.fromkeys(BOTH - kinds, node))
         elif is_comparison(node) and not self._counts(node) and not any(v in self.view.flags for v in flags):
             self._compare(node, meanings)
         elif node.op_type in ("And", "Or") and self._hides(node, meanings):
@@ -238,11 +226,6 @@ class Check:
         above = [self.view.ancestors([value]) for value in set(inputs_of(node))]
         return len(above) == 2 and all(self.value not in a and not a.isdisjoint(self.sources) for a in above)
 
-    def _test(self, node: ir.Node) -> None:
-        kinds = kinds_of_test(node)
-        for value in inputs_of(node):
-            self._see(value, kinds, dict.fromkeys(BOTH - kinds, node))
-
     def _compare(self, node: ir.Node, meanings: set[bool | None]) -> None:
         """Note the coverage of a comparison, which is false for every NaN."""
         first, second = node.inputs[0], node.inputs[1]
@@ -265,12 +248,6 @@ class Check:
         seen = self.sees.get(value, NOTHING) | kinds
         self.sees[value] = seen
         self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
-
-    def _through_numbers(self, node: ir.Node, kinds: Kinds, lost: Mapping[str, ir.Node]) -> None:
-        operands = () if reads_shape(node) else self.view.operands(node)
-        for value in (v for v in dict.fromkeys(operands) if v in self.sources):
-            passed = survivors(node, value, kinds)
-            self._see(value, passed, {**lost, **dict.fromkeys(kinds - passed, node)})
 
 
 def _is_exact(node: ir.Node, sources: Collection[ir.Value]) -> bool:

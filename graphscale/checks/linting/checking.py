@@ -181,21 +181,20 @@ def _hidden(context: LintContext) -> Iterator[Finding]:
             continue
         if any(context.is_bookkeeping(value) for value in node.outputs):
             continue
-        operands = [value for value in context.view.operands(node) if value in context.sources]
         above = BOTH if context.check.dependent.intersection(node.outputs) else NOTHING
-        for value in operands:
+        for value in (each for each in context.view.operands(node) if each in context.sources):
             known = seen.get(value, NOTHING)
             if _adds_none(context, value):
                 known |= excused.get(value, NOTHING)
             above |= known
             result = NOTHING.union(*(seen.get(output, NOTHING) for output in node.outputs))
             lost = result - survivors(node, value, result, of_all=False) - known
-            if lost and is_float(value) and _is_gradient(context, value):
-                kinds = " and ".join(sorted(lost))
-                message = (
-                    f"{op_name(node)} makes {kinds} in {value.name!r} finite, and {context.check.value.name!r} tests"
-                )
-                yield report("GS306", f"{message} the result", node, value)
+            # The scale's own values are no gradients, and neither is a sum over all of a tensor.
+            is_own = context.is_bookkeeping(value) or value in context.roots
+            if lost and is_float(value) and not is_own and not is_scalar(value):
+                what = f"{' and '.join(sorted(lost))} in {value.name!r}"
+                message = f"{op_name(node)} makes {what} finite, and {context.check.value.name!r} tests the result"
+                yield report("GS306", message, node, value)
                 above |= BOTH
         for output in node.outputs:
             excused[output] = excused.get(output, NOTHING) | above
@@ -212,11 +211,6 @@ def _adds_none(context: LintContext, value: ir.Value) -> bool:
     rule = rule_of(node)
     is_norm = rule is not None and rule.kind is Kind.NONLINEAR
     return flow.degree(value) != 1 or is_norm or has_trait(node, Trait.EXACT)
-
-
-def _is_gradient(context: LintContext, value: ir.Value) -> bool:
-    """Return whether a value is computed from the scale and data, and is no sum over all of a tensor."""
-    return not context.is_bookkeeping(value) and value not in context.roots and not is_scalar(value)
 
 
 def _shown(context: LintContext, check: Check) -> dict[ir.Value, Kinds]:

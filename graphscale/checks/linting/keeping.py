@@ -14,14 +14,13 @@ from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, held_state
 from graphscale.checks.linting.view import number_of
-from graphscale.checks.patterns import find_accumulators, input_at, producer
+from graphscale.checks.patterns import input_at, producer
 from graphscale.checks.scaled_graph import COUNTERS
 from graphscale.errors import InvalidLossScaleError
-from graphscale.graph.values import inner_nodes, is_scalar, node_name, op_name
-from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
+from graphscale.graph.values import inner_nodes, is_scalar, is_source, node_name, op_name
+from graphscale.operators import Trait, has_trait, nodes_with, optimizer_of, written_inputs
 from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
 from graphscale.passes.nodes.update_rule import initial_values
-from graphscale.policy.dynamic_rule import DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 
 __all__ = ["UNSEEN"]
@@ -55,14 +54,12 @@ def _hazards(context: LintContext) -> Iterator[Finding]:
 
 @rule("GS503")
 def _metadata(context: LintContext) -> Iterator[Finding]:
-    if context.stamp is None:
-        return
     view, stamp = context.view, context.stamp
+    if stamp is None or _is_other_part(context):
+        return
     outputs = {value.name for value in view.graph.outputs}
     # Of the values that are named, each half has some.
     named = [] if context.half else [name for name in stamp.names.values() if name]
-    if _is_other_part(context):
-        return
     missing = [name for name in [*named, *stamp.state] if name not in view.values]
     missing += [name for name in stamp.state.values() if name not in outputs]
     for name in dict.fromkeys(missing):
@@ -112,7 +109,7 @@ def _unexplained(context: LintContext) -> Iterator[Finding]:
     for main in () if context.check is None else context.view.nodes:
         for node in (main, *inner_nodes(main)):
             for value in _written(node):
-                if value.name not in carried and node_name(node) not in accumulators and _is_leaf(value):
+                if value.name not in carried and node_name(node) not in accumulators and is_source(value):
                     yield _describe_state(context, f"{op_name(node)} writes in place", node.outputs[0], value)
 
 
@@ -132,14 +129,10 @@ def _written(node: ir.Node) -> Iterator[ir.Value]:
     return (value for i in indices if (value := input_at(node, i)) is not None)
 
 
-def _is_leaf(value: ir.Value) -> bool:
-    return value.producer() is None and (value.is_graph_input() or value.is_initializer())
-
-
 def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Value]:
     """Return the state that a graph carries through an output, and that its metadata do not name."""
     check, graph = context.check, context.view.graph
-    in_place = {node.inputs[0] for node in find_accumulators(graph)}
+    in_place = {node.inputs[0] for node in nodes_with(graph, Trait.ACCUMULATOR)}
     own = () if context.scale is None else context.scale.scalars.leaves
     found_values = dict.fromkeys(value for value in graph.inputs if value in own and value.uses())
     for output in graph.outputs:
@@ -159,11 +152,6 @@ def _policy(context: LintContext) -> LossScale | None:
         return None
 
 
-def _rule(context: LintContext) -> DynamicRule | None:
-    policy = _policy(context)
-    return policy.rule if isinstance(policy, DynamicLossScale) else None
-
-
 @rule("GS107")
 def _scale_value(context: LintContext) -> Iterator[Finding]:
     if context.scale is None:
@@ -172,7 +160,8 @@ def _scale_value(context: LintContext) -> Iterator[Finding]:
     number = number_of(value, initial=True)
     if number is None or (context.stamp is None and value is not context.scale.scalars.symbol):
         return
-    dynamic = _rule(context)
+    policy = _policy(context)
+    dynamic = policy.rule if isinstance(policy, DynamicLossScale) else None
     least = 1.0 if dynamic is None else dynamic.min_loss_scale
     most = math.inf if dynamic is None or dynamic.max_loss_scale is None else dynamic.max_loss_scale
     name = f"the loss scale {value.name!r} begins with {number:g}"
@@ -185,7 +174,8 @@ def _scale_value(context: LintContext) -> Iterator[Finding]:
 
 @rule("GS504", "GS505")
 def _counts(context: LintContext) -> Iterator[Finding]:
-    policy, dynamic, is_named = _policy(context), _rule(context), any(_scale_value(context))
+    policy, is_named = _policy(context), any(_scale_value(context))
+    dynamic = policy.rule if isinstance(policy, DynamicLossScale) else None
     values = {role: number_of(value, initial=True) for role, value in context.named.items()}
     numbers = {role: number for role, number in values.items() if number is not None}
     bounds = {role: numbers.get(bound, math.inf) for role, bound in _BOUNDS.items()}

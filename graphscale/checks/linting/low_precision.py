@@ -11,10 +11,9 @@ from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.linting.view import number_of
-from graphscale.checks.patterns import find_accumulators
 from graphscale.graph.values import inputs_of, is_scalar
 from graphscale.graph.walks import source_by_trait, source_of
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Trait, has_trait, nodes_with
 
 __all__: list[str] = []
 
@@ -64,7 +63,7 @@ def _unscaling(context: LintContext) -> Iterator[Finding]:
 
 @rule("GS602")
 def _accumulation(context: LintContext) -> Iterator[Finding]:
-    nodes = find_accumulators(context.view.nodes)
+    nodes = nodes_with(context.view.nodes, Trait.ACCUMULATOR)
     sums = [(node, node.inputs[0]) for node in nodes if _HALF in map(context.dtype, node.inputs[:2])]
     states = [state for state in context.states if context.dtype(state.value) is _HALF]
     more = [(state.next.producer(), state.value) for state in states if _is_sum_of_gradients(context, state)]

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import Conflict, Degree
-from graphscale.checks.linting.flow import Flow
-from graphscale.checks.linting.scalars import Scalars, evaluate_powers
+from graphscale.checks.linting.flow import Flow, Scalars, evaluate_powers
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_contradiction

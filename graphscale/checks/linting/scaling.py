@@ -58,7 +58,8 @@ def _explain(context: LintContext, event: Event) -> tuple[str, str, ir.Value | N
             return "GS206", f"{operator} reads {names}, which carries the loss scale, and has no degree rule", value
     assert node is not None
     carried = f"{names}, which carries the loss scale{_power(event)}"
-    is_forward, is_effect = _is_forward(context, node), has_trait(node, Trait.EFFECT)
+    forward = () if context.topology is None else context.topology.forward
+    is_forward, is_effect = any(value in forward for value in node.outputs), has_trait(node, Trait.EFFECT)
     rule, is_nonlinear = rule_of(node), event.fault is Fault.NONLINEAR
     is_threshold = has_trait(node, Trait.BOUND) or (rule is not None and rule.kind is Kind.COMPARE)
     if is_nonlinear:
@@ -90,10 +91,6 @@ def _explain_output(context: LintContext, event: Event) -> tuple[str, str, ir.Va
     if context.topology is not None and value in context.topology.forward:
         return "GS104", f"output {value.name!r}, of the forward pass, carries the loss scale", value
     return "GS201", f"output {value.name!r} carries the loss scale{_power(event)}", value
-
-
-def _is_forward(context: LintContext, node: ir.Node) -> bool:
-    return context.topology is not None and any(value in context.topology.forward for value in node.outputs)
 
 
 def _misses_scale(context: LintContext, value: ir.Value) -> bool:

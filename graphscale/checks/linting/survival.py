@@ -204,16 +204,12 @@ def _seen_in_bodies(node: ir.Node, value: ir.Value) -> Kinds:
     """Return the kinds of a value that the bodies of a node see, which read it or get it as an input."""
     seen = []
     for body in subgraphs(node):
-        if _reads(body, value):
+        if any(use.node.graph is body for use in value.uses()) or any(value is output for output in body.outputs):
             seen.append(_seen_in(body, value))
         elif value in node.inputs and node.op_type in ("Loop", "Scan"):
             entering = body.inputs[node.inputs.index(value)] if node.inputs.index(value) < len(body.inputs) else None
             seen += [] if entering is None else [_seen_in(body, entering)]
     return BOTH.intersection(*seen)
-
-
-def _reads(body: ir.Graph, value: ir.Value) -> bool:
-    return any(use.node.graph is body for use in value.uses()) or any(value is output for output in body.outputs)
 
 
 def _seen_in(body: ir.Graph, value: ir.Value) -> Kinds:

@@ -95,7 +95,9 @@ class Bench:
                 self._wide = Evaluator(copy.model, ir.DataType.FLOAT)
         self.original = self._make_runner(copy.model, "the original")
         self.scaled = self._make_runner(self._scaled_copy().model, "the scaled graph")
-        self._lowered = None if pair.lowered is None else self._make_lowered(pair.lowered)
+        self._lowered: Runner | None = None
+        if pair.lowered is not None:
+            self._lowered = self._make_runner(self._copy(pair.lowered).model, "the lowered graph")
         self.untold = [n for n in self.oracle.gradients if self._quotients.get(n) not in self.scaled.outputs]
 
     def _make_runner(self, model: ir.Model, what: str) -> Runner:
@@ -307,15 +309,20 @@ class Bench:
 
     # --- preparation ------------------------------------------------------------------------------------------------
 
-    def _scaled_copy(self) -> Copy:
-        copy = Copy(self.pair.scaled)
-        if not self._on_gpu:
-            self.replaced = copy.spell_out_finite_checks()
+    def _copy(self, model: ir.Model) -> Copy:
+        """Return a copy that is fed the scale and the states, with seeds for its random operators."""
+        copy = Copy(model)
         copy.feed([self.roles.scale.name or ""] if self.feeds_scale else [])
         copy.feed(self.pair.states)
+        copy.give_seeds(self._seeds)
+        return copy
+
+    def _scaled_copy(self) -> Copy:
+        copy = self._copy(self.pair.scaled)
+        if not self._on_gpu:
+            self.replaced = copy.spell_out_finite_checks()
         copy.show(self._quotients.values())
         self._show_activations(copy)
-        copy.give_seeds(self._seeds)
         return copy
 
     def _show_activations(self, copy: Copy) -> None:
@@ -326,13 +333,6 @@ class Bench:
             if value.dtype is None and (dtype := typed.get(value.name or "")) is not None:
                 value.dtype = dtype
         copy.show(value.name or "" for value in shown if not value.is_graph_input())
-
-    def _make_lowered(self, lowered: ir.Model) -> Runner:
-        copy = Copy(lowered)
-        copy.feed([self.roles.scale.name or ""] if self.feeds_scale else [])
-        copy.feed(self.pair.states)
-        copy.give_seeds(self._seeds)
-        return self._make_runner(copy.model, "the lowered graph")
 
     def renew(self) -> None:
         """Run every step in sessions of its own from now on: random operators begin at their seeds again."""

@@ -39,7 +39,8 @@ def find_write_fault(node: ir.Node, conditions: Collection[ir.Value]) -> str | N
     state, value = node.inputs[0], node.inputs[1]
     flag = input_at(node, 2)
     assert state is not None and value is not None
-    if assigns(node) or _is_not(flag, conditions):
+    negation = None if flag is None else producer(_behind(flag, "Reshape"), "Not")
+    if assigns(node) or (negation is not None and negation.inputs[0] in conditions):
         # It overwrites the buffer, always or on a skipped step: with what it holds.
         return find_guard_fault(value, state, conditions)
     selected = producer(value, "Where")
@@ -77,8 +78,3 @@ def _holds(value: ir.Value, state: ir.Value) -> bool:
     if value.dtype is None or state.dtype is None or value.dtype is state.dtype:
         return value.dtype is state.dtype
     return np.can_cast(state.dtype.numpy(), value.dtype.numpy(), "safe")
-
-
-def _is_not(flag: ir.Value | None, conditions: Collection[ir.Value]) -> bool:
-    node = None if flag is None else producer(_behind(flag, "Reshape"), "Not")
-    return node is not None and node.inputs[0] in conditions

@@ -55,10 +55,9 @@ class Measurements:
 
     def try_all(self, name: str, cases: Iterable[Case], bench: Bench, what: str) -> None:
         """Run cases until one goes wrong, and add a check."""
-        wanted, count = list(cases), 0
-        for case in wanted:
-            self.progress(name, count, len(wanted))
-            count += 1
+        wanted = list(cases)
+        for i, case in enumerate(wanted):
+            self.progress(name, i, len(wanted))
             found: Sequence[Difference] = ()
             try:
                 found = bench.evaluate(case)
@@ -72,7 +71,8 @@ class Measurements:
                 if self.counterexample is None:
                     self.counterexample, self.differences = case, tuple(found)
                 return
-        self.checks.append(Check(name, HOLDS, f"{count} {what}") if count else Check(name, SKIPPED, "nothing to run"))
+        passed = Check(name, HOLDS, f"{len(wanted)} {what}")
+        self.checks.append(passed if wanted else Check(name, SKIPPED, "nothing to run"))
 
 
 def measure(
@@ -118,16 +118,7 @@ def measure(
 
 
 def replay(found: Measurements, bench: Bench, case: Case) -> None:
-    """Run one case again."""
-    _check_case(bench, case)
-    if case.kind != "rule":
-        _settle_randomness(bench, case.feeds, found)
-    found.try_all("the case again", iter([case]), bench, "run")
-    found.runs = bench.runs
-
-
-def _check_case(bench: Bench, case: Case) -> None:
-    """Refuse a case of other graphs."""
+    """Run one case again; refuse one of other graphs."""
     if case.kind == "skip" and case.gradient not in bench.gradients:
         raise VerifyError(f"the case forces a gradient {case.gradient!r}, which the original does not have")
     wanted = {value.name or "" for value in bench.roles.scale_states.values()}
@@ -139,6 +130,10 @@ def _check_case(bench: Bench, case: Case) -> None:
         raise VerifyError("the case is of the rule of a dynamic loss scale, and this one is fixed")
     if case.kind == "skip" and not 0 <= (case.position or 0) < math.prod(bench.shape(case.gradient or "", case.feeds)):
         raise VerifyError(f"the case forces element {case.position} of {case.gradient!r}, which does not have so many")
+    if case.kind != "rule":
+        _settle_randomness(bench, case.feeds, found)
+    found.try_all("the case again", [case], bench, "run")
+    found.runs = bench.runs
 
 
 def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generator) -> list[Arrays]:

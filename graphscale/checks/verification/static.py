@@ -10,7 +10,7 @@ from onnx_ir.passes.common import InlinePass
 from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers
 from graphscale.analysis.proof import prove, reach_unchecked
-from graphscale.checks.patterns import assigns, find_accumulators, skip_ordering
+from graphscale.checks.patterns import assigns, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.guards import find_guard_fault, find_unprotected_operands, find_write_fault
 from graphscale.checks.verification.pair import Pair, Roles
@@ -18,6 +18,7 @@ from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, 
 from graphscale.errors import ProofError
 from graphscale.graph.values import constant_tensor, inputs_of, node_name, uses_of
 from graphscale.graph.walks import ancestors, producers_of
+from graphscale.operators import Trait, nodes_with
 from graphscale.policy.loss_scale import DynamicLossScale
 
 __all__ = ["NO_CHECK", "prove_again"]
@@ -118,7 +119,7 @@ def _free_of_scale(
             is_open = not pair.proved and (loss is None or not roles.scale.is_graph_input())
             return Check(name, UNPROVED if is_open else FAILS, contradiction, True)
         return Check(name, SKIPPED, "see: in-place writes ordered", True)
-    for node in find_accumulators(graph):
+    for node in nodes_with(graph, Trait.ACCUMULATOR):
         value = node.inputs[1]
         if value is not None and degrees.values.get(skip_ordering(value), 0) not in (0, ZERO):
             return Check(name, FAILS, f"{node_name(node)!r} writes {value.name!r}, which carries the loss scale", True)
@@ -131,7 +132,7 @@ def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:
     results += [] if roles.stuck is None else [roles.stuck]
     found = producers_of(ancestors(results, stop=lambda value: value is roles.all_finite) - {roles.all_finite})
     states = set(roles.scale_states.values())
-    return frozenset(found | {node for node in find_accumulators(graph) if node.inputs[0] in states})
+    return frozenset(found | {node for node in nodes_with(graph, Trait.ACCUMULATOR) if node.inputs[0] in states})
 
 
 def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
@@ -166,7 +167,7 @@ def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested:
     for value in graph.outputs:
         if value in reached and value is not roles.scaled_loss:
             yield f"output {value.name!r} depends on a gradient that the finite check may miss"
-    for node in find_accumulators(graph):
+    for node in nodes_with(graph, Trait.ACCUMULATOR):
         written = node.inputs[1]
         if written is not None and skip_ordering(written) in reached and node not in aside:
             yield f"{node_name(node)!r} writes a gradient that the finite check may miss"
@@ -186,7 +187,7 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> Iterator[str
     graph = pair.scaled.graph
     inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     outputs = {value.name: value for value in graph.outputs}
-    written = {node.inputs[0].name: node for node in find_accumulators(graph) if node.inputs[0] is not None}
+    written = {node.inputs[0].name: node for node in nodes_with(graph, Trait.ACCUMULATOR) if node.inputs[0] is not None}
     for state, output in pair.states.items():
         if state in pair.kept:
             continue
@@ -223,7 +224,7 @@ def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: fro
             if value is not roles.stuck and others:
                 yield f"{node_name(others[0])!r} reads {value.name!r} of the update rule"
     for role, state in roles.scale_states.items():
-        write = next((n for n in find_accumulators(graph) if n.inputs[0] is state), None)
+        write = next((n for n in nodes_with(graph, Trait.ACCUMULATOR) if n.inputs[0] is state), None)
         if role not in roles.next_values:
             yield f"{state.name!r} has no next value"
         elif write is not None and not assigns(write):
