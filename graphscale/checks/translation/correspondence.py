@@ -118,13 +118,11 @@ class Correspondence:
         if is_typed:
             self._compare_types(found, expected)
         one, other = found.const_value, expected.const_value
-        if one is None and other is None:
-            return
-        problem: str | None
-        if one is None or other is None:
-            problem = "has no initial value" if one is None else "has an initial value, and should have none"
-        else:
+        problem: str | None = None
+        if one is not None and other is not None:
             problem = tensor_difference(one, other)
+        elif one is not other:
+            problem = "has no initial value" if one is None else "has an initial value, and should have none"
         if problem is not None and expected.is_graph_input():
             self.starts[found.name or ""] = f"the initial value of {found.name!r} {problem}"
         elif problem is not None:
@@ -145,20 +143,17 @@ class Correspondence:
                 continue
             if is_new and one is None and other is None and not found.is_graph_input() | expected.is_graph_input():
                 self._pair_values(found, expected)
-                continue
-            if one is None or one not in self._strangers:
+            elif one is None or one not in self._strangers:
                 self.differences.append(self._name_stranger(found, expected, reader))
 
     def _name_stranger(self, found: ir.Value, expected: ir.Value, reader: str) -> str:
         node, wanted = found.producer(), self.back.get(expected)
-        origin = expected.producer()
-        other = f"{expected.name!r}" if origin is None else f"{op_name(origin)} {node_name(origin)!r}"
-        if wanted is not None:
-            other = f"{wanted.name!r}"
+        origin = expected.producer() if wanted is None else None
+        other = repr((wanted or expected).name) if origin is None else f"{op_name(origin)} {node_name(origin)!r}"
         if found in self.values or (node is not None and (node.name, node.op_identifier()) in self._known):
             return f"{reader} is {found.name!r}, and should be {other}"
         self._strangers.add(node)
-        what = f"value {found.name!r}" if node is None else f"node {node_name(node)!r} ({op_name(node)})"
+        what = f"value {found.name!r}" if node is None else _label(node)
         return f"{what} is neither the original's nor an inserted piece: {reader} should come from {other}"
 
     def _pair_nodes(self, found: ir.Node, expected: ir.Node, one: ir.Value, other: ir.Value) -> bool:
@@ -167,7 +162,7 @@ class Correspondence:
             return False
         self.nodes[found] = expected
         self.matched.add(expected)
-        name = f"node {node_name(found)!r} ({op_name(found)})"
+        name = _label(found)
         outputs = _trimmed(found.outputs), _trimmed(expected.outputs)
         if [v is not None for v in outputs[0]] != [v is not None for v in outputs[1]]:
             self.differences.append(f"{name} gives other outputs than it should")
@@ -235,19 +230,16 @@ class Correspondence:
         strangers = [node for node in found if node not in self.nodes and node not in self._strangers]
         missing = [node for node in expected if node not in self.matched]
         for node in strangers[:_MOST]:
-            self.differences.append(f"node {_label(node)} is neither the original's nor an inserted piece")
-        for node in missing[:_MOST]:
-            self.differences.append(f"node {_label(node)} is missing")
+            self.differences.append(f"{_label(node)} is neither the original's nor an inserted piece")
+        self.differences += [f"{_label(node)} is missing" for node in missing[:_MOST]]
         ours, theirs = (getattr(graph, "initializers", {}) for graph in (found, expected))
-        for name, value in ours.items():
-            if value not in self.values and name not in theirs:
-                self.differences.append(
-                    f"the constant {name!r} of {where} is neither the original's nor an inserted one"
-                )
+        own = [name for name, value in ours.items() if value not in self.values and name not in theirs]
+        text = f"of {where} is neither the original's nor an inserted one"
+        self.differences += [f"the constant {name!r} {text}" for name in own]
 
 
 def _label(node: ir.Node) -> str:
-    return f"{node_name(node)!r} ({op_name(node)})"
+    return f"node {node_name(node)!r} ({op_name(node)})"
 
 
 def _trimmed(values: Sequence[ir.Value | None]) -> list[ir.Value | None]:

@@ -186,13 +186,7 @@ def _verify_several(
 ) -> VerifyReport | None:
     """Verify a folder of artifacts, or the halves of a step; None if these are single graphs.
 
-    Args:
-        original: as for `verify`.
-        scaled: as for `verify`.
-        loss: as for `verify`.
-        trained: as for `verify`.
-        single: the options that single graphs alone have a use for.
-        progress: as for `verify`.
+    Single graphs alone have a use for the options `single`; all others are those of `verify`.
     """
     folders = [_is_folder(original), _is_folder(scaled)]
     parts = [*scaled.gradients, scaled.update] if hasattr(scaled, "update") else scaled
@@ -206,15 +200,13 @@ def _verify_several(
     given = [name for name, value in unused.items() if value]
     if given:
         raise VerifyError(f"{given[0]} is for a single graph; models of a folder, or of a split step, are not run")
+    from graphscale.checks.verification import several_models
+
     if is_split:
-        from graphscale.checks.verification.split_halves import verify_halves
-
         progress("splitting the step again", 0, 0)
-        return verify_halves(getattr(original, "model", original), *parts)
-    from graphscale.checks.verification.folders import verify_folder
-
+        return several_models.verify_halves(getattr(original, "model", original), *parts)
     progress("scaling the original again", 0, 0)
-    return verify_folder(str(original), scaled, loss, trained)
+    return several_models.verify_folder(str(original), scaled, loss, trained)
 
 
 def _compare_with_slopes(

@@ -1,4 +1,4 @@
-"""The verification of an artifact folder: the original scaled once more, and compared file by file."""
+"""The verification of several models: an artifact folder scaled once more, a step split once more, and compared."""
 
 from __future__ import annotations
 
@@ -19,18 +19,23 @@ from graphscale.checks.verification.pair import open_scaled
 from graphscale.checks.verification.static import NO_CHECK
 from graphscale.checks.verification.translated import compare_part, state_faults
 from graphscale.checks.verification.verify_report import SKIPPED, Check, VerifyReport
-from graphscale.errors import AlreadyScaledError, GraphscaleError
+from graphscale.errors import AlreadyScaledError, GraphscaleError, VerifyError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint
+from graphscale.files.reading import parse_json
+from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.lowering.lower_model import is_lowered
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
 from graphscale.ort.artifacts.folder import CHECKPOINT, MODELS, TRAINING_MODEL, ArtifactFolder, check_complete
 from graphscale.ort.artifacts.scale_folder import scale_artifacts
 from graphscale.ort.artifacts.window import initial_states
+from graphscale.pipeline import Model
 from graphscale.policy.loss_scale import FixedLossScale, LossScale
+from graphscale.replicas.buckets import LEAST_BYTES
+from graphscale.replicas.splitting import SPLIT_KEY, split, stage_path
 
-__all__ = ["verify_folder"]
+__all__ = ["verify_folder", "verify_halves"]
 
 Compare = Callable[[Checkpoint, Checkpoint], Iterator[str]]
 
@@ -39,6 +44,10 @@ _GUARDS = "optimizer model: "  # begins the counts of what a report says was ins
 # ONNX Runtime checks more of a checkpoint than is read here.
 _OTHER_BYTES = "its bytes are not those that scaling writes; --trained accepts the checkpoint of a session"
 _PIECE = 2**24  # bytes that are compared at a time
+_SPLIT = (
+    "no model was run: the step was split once more, as the halves claim it was",
+    "the step itself is taken as it is; hold it against its original: verify ORIGINAL STEP",
+)
 
 
 def verify_folder(
@@ -210,3 +219,52 @@ def _without_values(checkpoint: Checkpoint) -> Checkpoint:
     kinds = (checkpoint.trainable, checkpoint.frozen)
     zeros = [{name: np.zeros_like(array) for name, array in kind.items()} for kind in kinds]
     return dataclasses.replace(checkpoint, trainable=zeros[0], frozen=zeros[1], properties={}, groups={})
+
+
+# --- halves ---------------------------------------------------------------------------------------------------------
+
+
+@name_damage
+def verify_halves(step: Model, *parts: Model) -> VerifyReport:
+    """Verify the halves of a step.
+
+    Args:
+        step: the scaled step.
+        parts: the stages of the first half, and the second half; of paths, the first and the last will do.
+
+    Raises:
+        GraphscaleError: one cannot be read, or the step cannot be split as the halves claim.
+    """
+    given: list[Any] = [*parts]
+    if len(given) < 2:
+        raise VerifyError("a split step has two halves; verify takes both: verify STEP GRADS UPDATE")
+    first, name, _, _ = open_scaled(given[0])
+    expected = split(step, **_read_claims(first, name))
+    wanted = [*expected.gradients, expected.update]
+    if len(given) == 2 and isinstance(given[0], str | os.PathLike):
+        given[:1] = [stage_path(given[0], i) for i in range(len(wanted) - 1)]
+    if len(given) != len(wanted):
+        raise VerifyError(f"{name} is one of {len(wanted) - 1} stages before the update; got {len(given) - 1}")
+    checks = list[Check]()
+    labels = [*(f"stage {i}" for i in range(1, len(wanted))), "the update"]
+    for part, label, other in zip(given, labels, wanted, strict=True):
+        model, path, stamp, _ = open_scaled(part)
+        shown = os.path.basename(path) if isinstance(part, str | os.PathLike) else label
+        made = other if isinstance(other, ir.Model) else ir.from_proto(other)
+        version = read_stamp(made.metadata_props, "the step").version
+        checks += compare_part(model, shown, stamp, made, version)
+    return VerifyReport(tuple(checks), _SPLIT, subject="halves")
+
+
+def _read_claims(half: ir.Model, name: str) -> dict[str, Any]:
+    """Read the options of the splitting. Buckets of the largest one's size are those that were made."""
+    if SPLIT_KEY not in half.metadata_props:
+        raise VerifyError(f"{name} is no half of a split step; verify takes both: verify STEP GRADS UPDATE")
+    try:
+        claimed = parse_json(half.metadata_props[SPLIT_KEY])
+        sizes = {bucket["name"]: bucket["bytes"] for bucket in claimed["buckets"]}
+        largest = max([LEAST_BYTES, *sizes.values()])
+        packed = any(value.name in sizes for value in half.graph.outputs)
+        return {"bucket_bytes": largest, "stages": claimed["stages"], "pack_buckets": packed}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise VerifyError(f"{name} has a damaged property {SPLIT_KEY}") from error
