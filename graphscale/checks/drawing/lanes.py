@@ -133,13 +133,12 @@ class Layout:
         if not members:
             return left
         wishes = {}
-        if phase is Phase.BACKWARD:
-            for i in members:
-                # Gradients leave to the right; what is only read from the forward pass comes from the left.
-                if self._near(self._targets, i, Phase.UPDATE):
-                    wishes[i] = (240.0, 0.5)
-                elif not self._near(self._sources, i, Phase.BACKWARD):
-                    wishes[i] = (-240.0, 0.5)
+        for i in members if phase is Phase.BACKWARD else ():
+            # Gradients leave to the right; what is only read from the forward pass comes from the left.
+            if self._near(self._targets, i, Phase.UPDATE):
+                wishes[i] = (240.0, 0.5)
+            elif not self._near(self._sources, i, Phase.BACKWARD):
+                wishes[i] = (-240.0, 0.5)
         found = self._arrange({i: self._row[i] for i in members}, self.widths, _GAP_X, wishes)
         low = min(found.positions[i] - self.widths[i] / 2 for i in members)
         high = max(found.positions[i] + self.widths[i] / 2 for i in members)

@@ -121,17 +121,16 @@ def make_scene(context: DrawingContext) -> Scene:
 
 def _box(context: DrawingContext, wiring: _Wiring, nodes: tuple[ir.Node, ...]) -> Box:
     first = nodes[0]
-    outputs = [value for node in nodes for value in node.outputs]
     order = sum(wiring.index[node] for node in nodes) / len(nodes)
-    scaled = any(map(context.carries_scale, outputs))
-    badges = _badges(context, nodes)
-    mark, phase = context.passes.get(first), context.phases[first]
+    scaled = any(context.carries_scale(value) for node in nodes for value in node.outputs)
     if len(nodes) > 1:
-        common = ", ".join(f"{count} {op}" for op, count in Counter(node.op_type for node in nodes).most_common(2))
-        return Box(nodes, None, phase, mark, order, f"{len(nodes)} nodes", common, scaled, badges)
-    inner = len(context.nodes_inside(first))
-    subtitle = f"{inner} nodes inside" if inner else _operands(context, first)
-    return Box(nodes, None, phase, mark, order, first.op_type, subtitle, scaled, badges)
+        title, counts = f"{len(nodes)} nodes", Counter(node.op_type for node in nodes).most_common(2)
+        subtitle = ", ".join(f"{count} {op}" for op, count in counts)
+    else:
+        title, inner = first.op_type, len(context.nodes_inside(first))
+        subtitle = f"{inner} nodes inside" if inner else _operands(context, first)
+    mark, badges = context.passes.get(first), _badges(context, nodes)
+    return Box(nodes, None, context.phases[first], mark, order, title, subtitle, scaled, badges)
 
 
 def _output(context: DrawingContext, value: ir.Value, source: Box, order: float) -> Box:

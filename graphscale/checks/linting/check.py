@@ -20,9 +20,9 @@ from graphscale.checks.linting.survival import (
     kinds_of_test,
     survivors,
 )
-from graphscale.checks.linting.view import View, number_of
+from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_contradiction, update_signal
-from graphscale.graph.values import inputs_of, reads_shape, subgraphs
+from graphscale.graph.values import constant_number, inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait, nodes_with
 
@@ -101,7 +101,7 @@ def _is_logic(node: ir.Node, flags: Collection[ir.Value]) -> bool:
     if node.op_type in ("Not", "And", "Or", "Xor") or has_trait(node, Trait.VIEW) or is_comparison(node):
         return True
     if has_trait(node, Trait.REDUCTION) or node.op_type in ("Add", "Sum", "Mul", "Max", "Min", "Concat", "Where"):
-        return all(operand in flags or number_of(operand) is not None for operand in inputs_of(node))
+        return all(operand in flags or constant_number(operand) is not None for operand in inputs_of(node))
     return False
 
 
@@ -156,7 +156,7 @@ class Check:
         found: set[ir.Value] = set()
         for node in self.view.nodes:
             others = [v for v in inputs_of(node) if v not in self.view.flags and v not in found]
-            if len(others) < len(inputs_of(node)) and all(number_of(v) is not None for v in others):
+            if len(others) < len(inputs_of(node)) and all(constant_number(v) is not None for v in others):
                 found.update(value for value in node.outputs if value not in self.view.flags)
         return found
 
@@ -190,7 +190,7 @@ class Check:
         if not is_comparison(node):
             return node.op_type == "Not"
         if node.op_type == "Equal":
-            return next((n for v in node.inputs if (n := number_of(v)) is not None), None) == 0
+            return next((n for v in node.inputs if (n := constant_number(v)) is not None), None) == 0
         return node.op_type.startswith("Less") == (node.inputs[0] in self._numbers)
 
     def _through_flags(self, node: ir.Node, meanings: set[bool | None]) -> None:
@@ -219,7 +219,7 @@ class Check:
 
     def _hides(self, node: ir.Node, meanings: set[bool | None]) -> bool:
         """Return whether a failure never shows (`finite or true`), or only if both operands fail (`one or other`)."""
-        if any(number_of(value) == float(node.op_type == "Or") for value in node.inputs):
+        if any(constant_number(value) == float(node.op_type == "Or") for value in node.inputs):
             return True
         if meanings != {node.op_type == "And"}:
             return False

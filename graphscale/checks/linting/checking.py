@@ -12,9 +12,8 @@ from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry
 from graphscale.checks.linting.steps import Outcomes
 from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, is_empty, is_hiding, survivors
-from graphscale.checks.linting.view import number_of
 from graphscale.checks.patterns import is_contradiction
-from graphscale.graph.values import inputs_of, is_float, is_scalar, op_name, reads_shape
+from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name, reads_shape
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
@@ -113,7 +112,7 @@ def _elements(context: LintContext) -> Iterator[Finding]:
     indices: dict[ir.Value, set[int]] = {}
     for node in context.view.nodes:
         if node.op_type == "SequenceAt" and check.covers(node.outputs[0]):
-            number, sequence = number_of(node.inputs[1]), node.inputs[0]
+            number, sequence = constant_number(node.inputs[1]), node.inputs[0]
             if number is not None and sequence is not None and sequence in context.roots:
                 indices.setdefault(sequence, set()).add(int(number))
     for sequence, present in indices.items():
@@ -152,7 +151,7 @@ def _directions(outcomes: Outcomes, following: ir.Value, scale: ir.Value) -> set
     pending, seen = [following], set[ir.Value]()
     while pending:
         value = outcomes.of(pending.pop())
-        if not isinstance(value, ir.Value) or value in seen or value is scale or number_of(value) is not None:
+        if not isinstance(value, ir.Value) or value in seen or value is scale or constant_number(value) is not None:
             continue
         seen.add(value)
         node = value.producer()
@@ -162,7 +161,7 @@ def _directions(outcomes: Outcomes, following: ir.Value, scale: ir.Value) -> set
             pending += inputs_of(node)[node.op_type == "Where" :]
             continue
         operands = (source_by_trait(v, Trait.CAST) for v in inputs_of(node))
-        factor = next((n for v in operands if (n := number_of(v)) is not None), None)
+        factor = next((n for v in operands if (n := constant_number(v)) is not None), None)
         if node.op_type not in ("Mul", "Div") or factor is None:
             return None
         found_ways.add("up" if (factor > 1) == (node.op_type == "Mul") else "down")

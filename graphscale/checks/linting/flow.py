@@ -14,9 +14,9 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degree, agree, combine
-from graphscale.checks.linting.view import View, is_zero, number_of
+from graphscale.checks.linting.view import View, is_zero
 from graphscale.checks.patterns import input_at
-from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, reads_shape, subgraphs
+from graphscale.graph.values import constant_number, constant_tensor, is_float, is_scalar, reads_shape, subgraphs
 from graphscale.operators import Kind, rule_of
 
 __all__ = ["Event", "Fault", "Flow", "Scalars", "evaluate_powers"]
@@ -159,7 +159,7 @@ class Flow:
         return None
 
     def _other_scale(self, node: ir.Node, degrees: Sequence[Degree]) -> Event | None:
-        bent = tuple(value for value in inputs_of(node) if value in self.scalars.bent)
+        bent = tuple(v for v in node.inputs if v is not None and v in self.scalars.bent)
         data = tuple(v for v, d in zip(node.inputs, degrees, strict=True) if v is not None and d not in (0, ZERO))
         return Event(Fault.OTHER_SCALE, node, data, bent) if bent and data and _multiplies(node) else None
 
@@ -316,7 +316,7 @@ def _power(node: ir.Node, degrees: Mapping[int, Degree], unknown: bool) -> Degre
     if not carrying:
         return 0
     if node.domain == "" and not unknown:
-        exponent = number_of(node.inputs[1]) if node.op_type == "Pow" else _POWERS.get(node.op_type)
+        exponent = constant_number(node.inputs[1]) if node.op_type == "Pow" else _POWERS.get(node.op_type)
         if carrying == (0,) and exponent is not None:
             return (degrees[0] or 0) * exponent
         if node.op_type in ("SequenceConstruct", "SequenceInsert"):

@@ -13,11 +13,10 @@ from graphscale.analysis.updates import is_constant_view, same_type
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, held_state
-from graphscale.checks.linting.view import number_of
 from graphscale.checks.patterns import input_at, producer
 from graphscale.checks.scaled_graph import COUNTERS
 from graphscale.errors import InvalidLossScaleError
-from graphscale.graph.values import inner_nodes, is_scalar, is_source, node_name, op_name
+from graphscale.graph.values import constant_number, is_scalar, is_source, node_name, op_name
 from graphscale.operators import Trait, has_trait, nodes_with, optimizer_of, written_inputs
 from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
 from graphscale.passes.nodes.update_rule import initial_values
@@ -89,8 +88,7 @@ def _unexplained(context: LintContext) -> Iterator[Finding]:
     if context.stamp is None or _is_other_part(context):
         return
     report_of, graph = context.stamp.report, context.view.graph
-    carried = {*context.stamp.state, *context.stamp.names.values()}
-    carried.update(entry["input"] for entry in report_of.get("state", ()))
+    carried = {*context.stamp.carried, *context.stamp.names.values()}
     with_roles = {entry["name"] for entry in report_of.get("roles", ()) if isinstance(entry, dict)}
     known = {*carried, *with_roles, *context.stamp.state.values(), *(f"{name}.next" for name in carried)}
     leaves = (value for value in context.view.leaves() if value.is_graph_input() or not is_scalar(value))
@@ -106,11 +104,10 @@ def _unexplained(context: LintContext) -> Iterator[Finding]:
             yield _describe_state(context, f"output {output.name!r} may be the next value of", output, state)
     accumulators = set(report_of.get("accumulators", ()))
     # Without a check no step is skipped: the statistics that the original writes need no guard.
-    for main in () if context.check is None else context.view.nodes:
-        for node in (main, *inner_nodes(main)):
-            for value in _written(node):
-                if value.name not in carried and node_name(node) not in accumulators and is_source(value):
-                    yield _describe_state(context, f"{op_name(node)} writes in place", node.outputs[0], value)
+    for node in () if context.check is None else graph.all_nodes():
+        for value in _written(node):
+            if value.name not in carried and node_name(node) not in accumulators and is_source(value):
+                yield _describe_state(context, f"{op_name(node)} writes in place", node.outputs[0], value)
 
 
 def _describe_state(context: LintContext, message: str, following: ir.Value, state: ir.Value) -> Finding:
@@ -157,7 +154,7 @@ def _scale_value(context: LintContext) -> Iterator[Finding]:
     if context.scale is None:
         return
     value = context.scale.value
-    number = number_of(value, initial=True)
+    number = constant_number(value, initial=True)
     if number is None or (context.stamp is None and value is not context.scale.scalars.symbol):
         return
     policy = _policy(context)
@@ -176,7 +173,7 @@ def _scale_value(context: LintContext) -> Iterator[Finding]:
 def _counts(context: LintContext) -> Iterator[Finding]:
     policy, is_named = _policy(context), any(_scale_value(context))
     dynamic = policy.rule if isinstance(policy, DynamicLossScale) else None
-    values = {role: number_of(value, initial=True) for role, value in context.named.items()}
+    values = {role: constant_number(value, initial=True) for role, value in context.named.items()}
     numbers = {role: number for role, number in values.items() if number is not None}
     bounds = {role: numbers.get(bound, math.inf) for role, bound in _BOUNDS.items()}
     ranges: dict[str, tuple[float, float]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -28,7 +27,7 @@ from graphscale.graph.stamp import SPLIT_KEY, is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of
 from graphscale.policy.loss_scale import FixedLossScale
 
-__all__ = ["RULES", "LintContext", "Rule", "rule"]
+__all__ = ["RULES", "LintContext", "rule"]
 
 
 class LintContext:
@@ -180,23 +179,15 @@ def _read_half(model: ir.Model, name: str) -> tuple[str | None, tuple[str, ...]]
 
 Find = Callable[[LintContext], Iterable[Finding]]
 
-
-class Rule(NamedTuple):
-    """A rule of lint: the codes of its findings, and the function that gives those on a model."""
-
-    codes: tuple[str, ...]
-    find: Find
-
-
-# The rules, in the order in which their modules are imported.
-RULES: list[Rule] = []
+# The rules, in the order in which their modules are imported: the codes of findings, and the function that finds them.
+RULES: list[tuple[tuple[str, ...], Find]] = []
 
 
 def rule(*codes: str) -> Callable[[Find], Find]:
     """Make a rule of a function, with the codes of its findings."""
 
     def add(find: Find) -> Find:
-        RULES.append(Rule(codes, find))
+        RULES.append((codes, find))
         return find
 
     return add

@@ -68,7 +68,7 @@ def lint(
     is_empty.cache_clear()  # the graph may have changed since
     context = LintContext(work, name, scale)
     chosen -= {code for prefix in UNSEEN.get(context.half or "", ()) for code in _matching(prefix)}
-    found += [finding for rule in RULES if chosen.intersection(rule.codes) for finding in rule.find(context)]
+    found += [finding for codes, find in RULES if chosen.intersection(codes) for finding in find(context)]
     is_empty.cache_clear()
     order = {node_name(node): i for i, node in enumerate(context.view.nodes)}
     unique = {finding for finding in found if finding.code in chosen}

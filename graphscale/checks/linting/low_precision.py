@@ -10,8 +10,7 @@ from graphscale.analysis.updates import find_coefficients
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, State
-from graphscale.checks.linting.view import number_of
-from graphscale.graph.values import inputs_of, is_scalar
+from graphscale.graph.values import constant_number, inputs_of, is_scalar
 from graphscale.graph.walks import source_by_trait, source_of
 from graphscale.operators import Trait, has_trait, nodes_with
 
@@ -26,7 +25,7 @@ _SUM = 0.9999
 
 @rule("GS601", "GS604")
 def _small_scale(context: LintContext) -> Iterator[Finding]:
-    number = None if context.scale is None else number_of(context.scale.value)
+    number = None if context.scale is None else constant_number(context.scale.value)
     # A small constant loses nothing in float16.
     if context.scale is None or (number is not None and number <= _LARGEST):
         return

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from graphscale.checks.linting.flow import Event, Fault
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
-from graphscale.graph.values import inner_nodes, is_scalar, node_name, op_name
+from graphscale.graph.values import is_scalar, node_name, op_name
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
@@ -137,7 +137,7 @@ def _is_covered(context: LintContext) -> bool:
     report = {} if context.stamp is None else context.stamp.report
     if not report.get("contractions"):
         return False
-    nodes = [inner for node in context.view.nodes for inner in (node, *inner_nodes(node))]
+    nodes = context.view.graph.all_nodes()
     of_gradients = [node for node in nodes if (rule := rule_of(node)) and (rule.contraction or rule.gradient)]
     scaled = sum(any(map(context.carries_scale, node.inputs)) for node in of_gradients)
     return scaled >= int(report["contractions"]) - len(report.get("missed", ()))

@@ -6,8 +6,8 @@ import functools
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.view import is_zero, number_of
-from graphscale.graph.values import constant_tensor, inputs_of, reads_shape, subgraphs
+from graphscale.checks.linting.view import is_zero
+from graphscale.graph.values import constant_number, constant_tensor, inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import reach, source_by_trait
 from graphscale.operators import Kind, Trait, attribute, has_trait, operators_of_kind, rule_of
 
@@ -90,7 +90,7 @@ def is_comparison(node: ir.Node) -> bool:
 
 def is_infinite(constant: ir.Value, size: ir.Value) -> bool:
     """Return whether a value is the constant infinity, and another a size that may equal it."""
-    return number_of(constant) == float("inf") and _is_nonnegative(size)
+    return constant_number(constant) == float("inf") and _is_nonnegative(size)
 
 
 @functools.lru_cache(maxsize=64)  # a walk asks for each operand of a node; lint clears it
@@ -147,7 +147,7 @@ def _selected(node: ir.Node, value: ir.Value, kinds: Kinds, of_all: bool) -> Kin
     condition, *branches = node.inputs
     if value is condition or condition is None:
         return kinds
-    decided = number_of(condition)
+    decided = constant_number(condition)
     if decided is not None:
         return kinds if branches[not decided] is value else NOTHING
     source = source_by_trait(value, Trait.VIEW)
@@ -184,12 +184,12 @@ def _is_nonnegative(value: ir.Value) -> bool:
             continue
         seen.add(value)
         if node is None:
-            number = number_of(value)
+            number = constant_number(value)
             if number is None or number < 0:
                 return False
         elif node.op_type in ("Mul", "Pow"):
             first, second = node.inputs[:2]
-            if first is not second and not (node.op_type == "Pow" and number_of(second) == 2):
+            if first is not second and not (node.op_type == "Pow" and constant_number(second) == 2):
                 return False
         elif has_trait(node, Trait.REDUCTION):
             pending.append(inputs_of(node)[0])

@@ -74,7 +74,7 @@ def _name_differences(
 def _facts(stamp: Stamp) -> dict[str, Any]:
     """Return the report without evidence."""
     facts = {key: value for key, value in stamp.report.items() if key not in _PROSE}
-    rows = [row for row in facts.get("state", ()) if isinstance(row, dict)]
+    rows = facts.get("state", ())
     return {**facts, "state": [{**row, "how": row["how"] if row.get("how") in _ORIGINS else ""} for row in rows]}
 
 

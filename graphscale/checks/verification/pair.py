@@ -35,7 +35,7 @@ from graphscale.operators import Trait, nodes_with, written_inputs
 from graphscale.passes import run_passes
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION, initial_values
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare
-from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
+from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 
 __all__ = ["Pair", "Roles", "find_roles", "open_pair", "open_scaled"]
 
@@ -205,21 +205,19 @@ def open_scaled(scaled: Model) -> tuple[ir.Model, str, Stamp, LossScale]:
 def _check_stamp(stamp: Stamp, name: str) -> LossScale:
     """Refuse metadata that are JSON, but not of the form that scaling writes; return the policy."""
     read_report(stamp, name)
-    report, damaged = stamp.report, f"{name} has damaged graphscale metadata"
+    damaged = f"{name} has damaged graphscale metadata"
     try:
-        autocast = report.get("autocast")
+        autocast = stamp.report.get("autocast")
         if autocast is not None:
             tuple(autocast[key] for key in ("dtype", "emulate", "casts", "low_nodes", "kept_nodes"))
-        texts = [*stamp.state.values(), *stamp.names.values()]
-        texts += [*stamp.telemetry.get("gradients", ()), *report.get("missed", ())]
-        policy = get(stamp.policy)
+        policy = get_policy(stamp.policy)
     except (AttributeError, KeyError, TypeError) as error:
         raise VerifyError(f"{damaged}: {one_line(error)}") from error
     except InvalidLossScaleError as error:
         raise VerifyError(f"{damaged}: its policy: {error}") from error
-    wrong = next((text for text in texts if not isinstance(text, str)), None)
-    if wrong is not None or policy is None:
-        raise VerifyError(f"{damaged}: {wrong!r} is no {'policy' if policy is None else 'name'}")
+    wrong = next((text for text in stamp.report["missed"] if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise VerifyError(f"{damaged}: {wrong!r} is no name")
     return policy
 
 

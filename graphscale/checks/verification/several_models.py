@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import filecmp
 import functools
 import os
 import tempfile
@@ -43,7 +44,6 @@ _NOTE = "no model was run: those of a folder work on one state, in a training se
 _GUARDS = "optimizer model: "  # begins the counts of what a report says was inserted there
 # ONNX Runtime checks more of a checkpoint than is read here.
 _OTHER_BYTES = "its bytes are not those that scaling writes; --trained accepts the checkpoint of a session"
-_PIECE = 2**24  # bytes that are compared at a time
 _SPLIT = (
     "no model was run: the step was split once more, as the halves claim it was",
     "the step itself is taken as it is; hold it against its original: verify ORIGINAL STEP",
@@ -87,7 +87,7 @@ def verify_folder(
             wanted_stamp = read_stamp(models[TRAINING_MODEL].metadata_props, TRAINING_MODEL)
             compare = functools.partial(_trained_differences, stamp=wanted_stamp, policy=policy)
         faults = [*compare(found.checkpoint, expected.checkpoint)]
-        if not (faults or trained or _have_equal_bytes(second / CHECKPOINT, wanted / CHECKPOINT)):
+        if not (faults or trained or filecmp.cmp(second / CHECKPOINT, wanted / CHECKPOINT, shallow=False)):
             faults = [_OTHER_BYTES]
         held = f"{len(expected.checkpoint.parameters)} parameters, the state of the loss scale among them"
         checks.append(Check.proved(f"content of {CHECKPOINT}", faults, held))
@@ -135,7 +135,7 @@ def _file_differences(
             yield f"the file {name!r} is neither the original's nor one that scaling writes"
         elif name not in mine:
             yield f"the file {name!r} is missing"
-        elif not _have_equal_bytes(mine[name], expected[name]):
+        elif not filecmp.cmp(mine[name], expected[name], shallow=False):
             if is_checkpoint(mine[name]) and is_checkpoint(expected[name]):
                 try:
                     held = [read_checkpoint(file) for file in (mine[name], expected[name])]
@@ -146,14 +146,6 @@ def _file_differences(
                     yield from (f"{name!r}: {fault}" for fault in faults)
             else:
                 yield f"the file {name!r} has other content than it should"
-
-
-def _have_equal_bytes(found: Path, expected: Path) -> bool:
-    with found.open("rb") as one, expected.open("rb") as other:
-        while (piece := one.read(_PIECE)) == other.read(_PIECE):
-            if not piece:
-                return True
-    return False
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------

@@ -51,9 +51,8 @@ def prove_again(pair: Pair, roles: Roles) -> list[Check]:
         tested = _tested(graph, roles)
         missed = _unchecked(graph, roles, rule | ordering, tested)
         checks.append(Check.proved(names[0], missed, f"{len(tested)} gradients reach {roles.all_finite.name!r}"))
-        checks.append(
-            Check.proved(names[1], _guards(pair, roles, _conditions(pair, roles)), f"{len(pair.states)} states")
-        )
+        unguarded = _guards(pair, roles, _conditions(pair, roles))
+        checks.append(Check.proved(names[1], unguarded, f"{len(pair.states)} states"))
         dynamic = isinstance(pair.policy, DynamicLossScale)
         skipped = Check(names[2], SKIPPED, "a fixed loss scale has none", True)
         what = f"{len(roles.scale_states)} states follow from {roles.all_finite.name!r} and themselves alone"
