@@ -6,9 +6,9 @@ import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor, inputs_of
 from graphscale.graph.walks import source_of
-from graphscale.operators import optimizer_of
+from graphscale.operators import Kind, operators_of_kind, optimizer_of
 
-__all__ = ["assigns", "input_at", "is_contradiction", "producer", "skip_ordering", "update_signal"]
+__all__ = ["assigns", "input_at", "is_comparison", "is_contradiction", "producer", "skip_ordering", "update_signal"]
 
 
 def input_at(node: ir.Node, index: int | None) -> ir.Value | None:
@@ -33,6 +33,11 @@ def update_signal(node: ir.Node) -> ir.Value | None:
     """Return the input that tells an optimizer operator whether to take the step, None where it is left out."""
     optimizer = optimizer_of(node)
     return None if optimizer is None else input_at(node, optimizer.update_signal)
+
+
+def is_comparison(node: ir.Node) -> bool:
+    """Return whether a node compares its operands."""
+    return (node.domain, node.op_type) in operators_of_kind(Kind.COMPARE)
 
 
 def is_contradiction(flag: ir.Value | None) -> bool:

@@ -146,10 +146,8 @@ class GradientBench:
         return float(self._forward.run({**self._feeds, **moved}).outputs[self._loss].item())
 
     def _slopes(self, value: ir.Value, direction: _Array) -> Iterator[Slopes]:
-        name = value.name or ""
-        return slopes(
-            lambda array: self._loss_at({name: array}), self._here, self._center(value), direction, self._limits
-        )
+        name, center = value.name or "", self._center(value)
+        return slopes(lambda array: self._loss_at({name: array}), self._here, center, direction, self._limits)
 
     # --- pairs of a weight and its gradient -------------------------------------------------------------------------
 

@@ -34,9 +34,9 @@ class Lane:
     right: float
 
 
-def short(text: str, longest: int = _LONGEST) -> str:
+def short(text: str) -> str:
     """Shorten a text to fit into a box: the end of a long name tells more than its middle."""
-    return text if len(text) <= longest else f"{text[: longest // 3]}…{text[-(longest - longest // 3 - 1) :]}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 3]}…{text[_LONGEST // 3 + 1 - _LONGEST :]}"
 
 
 def width_of(box: Box) -> float:

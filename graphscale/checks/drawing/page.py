@@ -121,9 +121,8 @@ _NUMBER = ' class="number"'
 def _table(table: Table) -> str:
     count = f'<span class="count">{len(table.rows)}</span>' if table.head else ""
     numeric = {i for row in table.rows for i, cell in enumerate(row) if _is_number(cell)}
-    head = "".join(
-        f'<th scope="col"{_NUMBER * (i in numeric)}>{escape(name)}</th>' for i, name in enumerate(table.head)
-    )
+    names = (f'<th scope="col"{_NUMBER * (i in numeric)}>{escape(name)}</th>' for i, name in enumerate(table.head))
+    head = "".join(names)
     body = "".join(f"<tr>{''.join(_cells(row, bool(table.head)))}</tr>" for row in table.rows)
     return (
         f"<details{' open' if table.is_open else ''}><summary>{escape(table.title)} {count}</summary><table>"

@@ -263,11 +263,7 @@ class _Folding:
         self.wiring = wiring
         self.sections = _sections(context, wiring)
         readers = Counter(value for _, _, value in wiring.links)
-        self.ties = [
-            (source, target)
-            for source, target, value in wiring.links
-            if readers[value] <= _SHARED and len(wiring.sources[target]) <= _SHARED
-        ]
+        self.ties = [(s, t) for s, t, value in wiring.links if max(readers[value], len(wiring.sources[t])) <= _SHARED]
         self.samples = self._samples()
 
     def _samples(self) -> dict[ir.Node, int]:

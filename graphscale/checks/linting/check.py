@@ -9,19 +9,9 @@ from itertools import permutations
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.survival import (
-    BOTH,
-    INF,
-    NAN,
-    NOTHING,
-    Kinds,
-    is_comparison,
-    is_infinite,
-    kinds_of_test,
-    survivors,
-)
+from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, is_infinite, kinds_of_test, survivors
 from graphscale.checks.linting.view import View
-from graphscale.checks.patterns import is_contradiction, update_signal
+from graphscale.checks.patterns import is_comparison, is_contradiction, update_signal
 from graphscale.graph.values import constant_number, inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait, nodes_with
@@ -43,9 +33,8 @@ def find_flag(
     flags: set[ir.Value] = set()
     for node in view.nodes:
         operands = view.operands(node)
-        if (_is_test(node) and any(operand in sources for operand in operands)) or (
-            not flags.isdisjoint(operands) and _is_logic(node, flags)
-        ):
+        tests = _is_test(node) and any(operand in sources for operand in operands)
+        if tests or (not flags.isdisjoint(operands) and _is_logic(node, flags)):
             flags.update(node.outputs)
     root_of = functools.cache(lambda condition: _root(view, flags, condition))
     roots = (root_of(condition) for node in view.nodes for condition in _conditions(node, states))

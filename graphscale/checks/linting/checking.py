@@ -47,9 +47,8 @@ def _covered(context: LintContext, check: Check | None) -> Iterator[Finding]:
 def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
     """Return the gradients that reach an output or state untested: as they are unscaled, or at their ends."""
     unscaled = {} if context.flow is None else context.flow.unscaled
-    origin: dict[ir.Value, ir.Value | None] = {
-        root: root if context.half is not None else None for root in context.roots if not check.covers(root)
-    }
+    roots, is_half = [root for root in context.roots if not check.covers(root)], context.half is not None
+    origin: dict[ir.Value, ir.Value | None] = {root: root if is_half else None for root in roots}
     ends: dict[ir.Value, None] = {}
     for node in context.view.nodes:
         if reads_shape(node):
@@ -67,11 +66,8 @@ def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
         only_scale = all(operand in context.roots and context.carries_scale(operand) for operand in reached)
         is_tested = any(check.covers(operand) for operand in context.view.operands(node))
         for value in node.outputs:
-            if (
-                value is check.value
-                or check.covers(value)
-                or (only_scale and (is_tested or not context.carries_scale(value)))
-            ):
+            is_seen = value is check.value or check.covers(value)
+            if is_seen or (only_scale and (is_tested or not context.carries_scale(value))):
                 continue
             origin[value] = value if value in unscaled or (first is None and value in check.sees) else first
     for value in context.view.graph.outputs:

@@ -207,11 +207,7 @@ class Flow:
                     self._evaluate(inner)
             after = zip(carried, [self.degree(value) for value in body.outputs][given:], strict=False)
             # The first round that adds to zeros tells their degree.
-            changed = {
-                value: degree
-                for value, degree in after
-                if degree not in (ZERO, self.degree(value)) and (degree or self.degree(value) is ZERO)
-            }
+            changed = {v: d for v, d in after if d not in (ZERO, self.degree(v)) and (d or self.degree(v) is ZERO)}
             if not changed:
                 return
             self.degrees.update(changed)

@@ -104,10 +104,8 @@ class _Guards:
 
     def _loses_update(self, state: ir.Value) -> bool:
         """Return whether a value like a state is computed from it, and from gradients, and read by nothing."""
-        return any(
-            same_type(value, state) and value in self.context.sources and state in self.context.view.ancestors([value])
-            for value in self._unread
-        )
+        alike = (value for value in self._unread if same_type(value, state) and value in self.context.sources)
+        return any(state in self.context.view.ancestors([value]) for value in alike)
 
     @functools.cached_property
     def _unread(self) -> list[ir.Value]:

@@ -176,9 +176,8 @@ def _counts(context: LintContext) -> Iterator[Finding]:
     values = {role: constant_number(value, initial=True) for role, value in context.named.items()}
     numbers = {role: number for role, number in values.items() if number is not None}
     bounds = {role: numbers.get(bound, math.inf) for role, bound in _BOUNDS.items()}
-    ranges: dict[str, tuple[float, float]] = {
-        role: (0, bound if (bound := bounds.get(role, math.inf)) >= 0 else math.inf) for role in (*COUNTERS, BAD_STEPS)
-    }
+    most_of = {role: bounds.get(role, math.inf) for role in (*COUNTERS, BAD_STEPS)}
+    ranges: dict[str, tuple[float, float]] = {r: (0, most if most >= 0 else math.inf) for r, most in most_of.items()}
     firsts: dict[str, float] = {} if policy is None else {LOSS_SCALE: float(policy())}
     if dynamic is not None:
         firsts = initial_values(dynamic, dynamic.initial_state())

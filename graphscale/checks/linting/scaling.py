@@ -9,9 +9,10 @@ import onnx_ir as ir
 from graphscale.checks.linting.flow import Event, Fault
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
+from graphscale.checks.patterns import is_comparison
 from graphscale.graph.values import is_scalar, node_name, op_name
 from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Kind, Trait, has_trait, rule_of
+from graphscale.operators import Trait, has_trait, rule_of
 
 __all__: list[str] = []
 
@@ -60,8 +61,7 @@ def _explain(context: LintContext, event: Event) -> tuple[str, str, ir.Value | N
     carried = f"{names}, which carries the loss scale{_power(event)}"
     forward = () if context.topology is None else context.topology.forward
     is_forward, is_effect = any(value in forward for value in node.outputs), has_trait(node, Trait.EFFECT)
-    rule, is_nonlinear = rule_of(node), event.fault is Fault.NONLINEAR
-    is_threshold = has_trait(node, Trait.BOUND) or (rule is not None and rule.kind is Kind.COMPARE)
+    is_nonlinear, is_threshold = event.fault is Fault.NONLINEAR, has_trait(node, Trait.BOUND) or is_comparison(node)
     if is_nonlinear:
         is_leak = is_forward and not is_effect
     else:

@@ -7,9 +7,10 @@ import functools
 import onnx_ir as ir
 
 from graphscale.checks.linting.view import is_zero
+from graphscale.checks.patterns import is_comparison
 from graphscale.graph.values import constant_number, constant_tensor, inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import reach, source_by_trait
-from graphscale.operators import Kind, Trait, attribute, has_trait, operators_of_kind, rule_of
+from graphscale.operators import Kind, Trait, attribute, has_trait, rule_of
 
 __all__ = [
     "BOTH",
@@ -17,7 +18,6 @@ __all__ = [
     "NAN",
     "NOTHING",
     "Kinds",
-    "is_comparison",
     "is_empty",
     "is_hiding",
     "is_infinite",
@@ -81,11 +81,6 @@ def kinds_of_test(node: ir.Node) -> Kinds:
         return frozenset({NAN}) if node.op_type == "IsNaN" else BOTH
     both_signs = attribute(node, "detect_positive", 1) and attribute(node, "detect_negative", 1)
     return frozenset({INF}) if both_signs else NOTHING
-
-
-def is_comparison(node: ir.Node) -> bool:
-    """Return whether a node compares its operands."""
-    return (node.domain, node.op_type) in operators_of_kind(Kind.COMPARE)
 
 
 def is_infinite(constant: ir.Value, size: ir.Value) -> bool:

@@ -77,9 +77,8 @@ class Correspondence:
 
     def _enter(self, found: Graph, expected: Graph, where: str, named: bool) -> None:
         self._scopes.append((found, expected, where))
-        twice = [
-            {name for name, n in Counter(node.name for node in g).items() if name and n > 1} for g in (found, expected)
-        ]
+        counts = [Counter(node.name for node in graph) for graph in (found, expected)]
+        twice = [{name for name, n in each.items() if name and n > 1} for each in counts]
         self.differences += [f"{where} has two nodes named {name!r}" for name in sorted(twice[0] - twice[1])]
         for kind in ("inputs", "outputs"):
             mine, theirs = getattr(found, kind), getattr(expected, kind)
@@ -184,10 +183,7 @@ class Correspondence:
 
     def _compare_marks(self, found: ir.Node, expected: ir.Node, name: str) -> None:
         """Compare what the passes say of a node; a tool may have dropped that of all nodes."""
-        mine, theirs = (
-            {key: mark for key, mark in node.metadata_props.items() if key.startswith(MARKS)}
-            for node in (found, expected)
-        )
+        mine, theirs = ({k: m for k, m in n.metadata_props.items() if k.startswith(MARKS)} for n in (found, expected))
         for key in [key for key, mark in mine.items() if theirs.get(key) != mark]:
             wanted = f"marked {theirs[key]!r}" if key in theirs else "without that mark"
             self.differences.append(f"{name} is marked {mine[key]!r} as {key!r}, and should be {wanted}")

@@ -16,15 +16,9 @@ from graphscale.checks.patterns import skip_ordering
 from graphscale.checks.running.private import Copy, Results, Runner, extract, find_unseeded
 from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair, Roles
-from graphscale.checks.verification.verify_report import (
-    Arrays,
-    Case,
-    Difference,
-    compare_bits,
-    compare_values,
-    is_finite,
-)
+from graphscale.checks.verification.verify_report import Case, Difference, compare_values, is_finite
 from graphscale.errors import VerifyError
+from graphscale.files.tensor_files import Arrays
 from graphscale.graph.types import dtypes_by_name
 from graphscale.graph.values import uses_of
 from graphscale.passes import CheckFinite
@@ -138,7 +132,8 @@ class Bench:
 
     def with_scale(self, start: Arrays, scale: float) -> Arrays:
         """Return the same state with another loss scale, if the scaled graph takes one."""
-        return self.oracle.with_scale(start, scale if self.feeds_scale else self.oracle.initial)
+        scale = scale if self.feeds_scale else self.oracle.initial
+        return {**start, self.roles.scale.name or "": np.asarray(scale, dtype=np.float32)}
 
     # --- one step of both -------------------------------------------------------------------------------------------
 
@@ -206,12 +201,10 @@ class Bench:
         with contextlib.suppress(VerifyError):
             others += [] if self._wide is None else [self._wide.run(case.feeds)]
         for _ in range(_SHAKES):
-            shaken = {
-                name: (array * (1 + 2.0**-11 * random.uniform(-1, 1, np.shape(array)))).astype(array.dtype)
-                if array.dtype.kind == "f"
-                else array
-                for name, array in case.feeds.items()
-            }
+            shaken = dict(case.feeds)
+            for name, array in case.feeds.items():
+                if array.dtype.kind == "f":
+                    shaken[name] = (array * (1 + 2.0**-11 * random.uniform(-1, 1, array.shape))).astype(array.dtype)
             others.append(self.original.run(shaken))
         for results in others:
             for name, array in (*results.outputs.items(), *((n, results.left[n]) for n in self.pair.states)):
@@ -243,9 +236,9 @@ class Bench:
         """Compare the state where a step is not applied, the state of the loss scale, and telemetry."""
         kept = self.pair.states.keys() if self.oracle.applies(case.feeds, finite) else self.pair.kept
         for name in self.pair.states.keys() - kept:
-            yield from compare_bits(name, np.asarray(case.feeds[name]), self._next(name, got), OLD)
+            yield from compare_values(name, np.asarray(case.feeds[name]), self._next(name, got), OLD, None)
         for name, value in self.oracle.after(case.feeds, finite).items():
-            yield from compare_bits(f"{name}.next", value, self._next(name, got), RULE)
+            yield from compare_values(f"{name}.next", value, self._next(name, got), RULE, None)
         for name, value in self.oracle.ranges(case.feeds, gradients).items():
             yield from compare_values(f"{name}.next", value, self._next(name, got), TELEMETRY, 1e-6)
         values = {**case.feeds, **got.outputs}
@@ -293,7 +286,7 @@ class Bench:
         got = runner.run({**case.feeds, given: np.asarray(case.finite)}).outputs
         for role, value in self.oracle.rule_alone(case.feeds, case.finite).items():
             if role in names:  # else it has no next value, which the proof has found
-                yield from compare_bits(names[role], value, got[names[role]], RULE)
+                yield from compare_values(names[role], value, got[names[role]], RULE, None)
 
     @functools.cached_property
     def _rule(self) -> tuple[Runner, str, dict[str, str]]:

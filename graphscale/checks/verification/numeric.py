@@ -12,17 +12,9 @@ import numpy as np
 
 from graphscale.checks.running.random_feeds import STYLES, Feeder
 from graphscale.checks.verification.bench import Bench
-from graphscale.checks.verification.verify_report import (
-    FAILS,
-    HOLDS,
-    SKIPPED,
-    UNPROVED,
-    Arrays,
-    Case,
-    Check,
-    Difference,
-)
+from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, Difference
 from graphscale.errors import VerifyError
+from graphscale.files.tensor_files import Arrays
 
 __all__ = ["Measurements", "measure", "replay"]
 
@@ -235,7 +227,7 @@ def _compare_values(
             yield Case("step", {**feeds, **start}, tolerance=tolerance)
         for i, start in enumerate(starts if is_checked else ()):
             feeds = feeder.without_resets(batches[i % len(batches)])
-            yield Case("step", {**feeds, **bench.oracle.with_scale(start, HUGE)}, tolerance=tolerance)
+            yield Case("step", {**feeds, **bench.with_scale(start, HUGE)}, tolerance=tolerance)
 
     tensors = len(bench.gradients) + len(bench.pair.states)
     bits = f"within {tolerance:g}" if tolerance else "bit for bit"

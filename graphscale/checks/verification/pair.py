@@ -15,8 +15,8 @@ from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import input_at
 from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, RANGES, ScaledGraph, find_scaled_loss, read_scaled_graph
-from graphscale.checks.translation import Translation, validate_translation
 from graphscale.checks.translation.signatures import sign_nodes
+from graphscale.checks.translation.validation import Translation, validate_translation
 from graphscale.errors import (
     AlreadyScaledError,
     InvalidLossScaleError,
@@ -316,9 +316,7 @@ def find_roles(pair: Pair) -> Roles:
     writes = nodes_with(graph, Trait.ACCUMULATOR)
     in_place = {node.inputs[0].name or "": node.inputs[1] for node in writes if node.inputs[0] is not None}
     fed = {state.name or "": pair.stamp.state.get(state.name or "") for state in carried.values()}
-    nexts = {
-        role: in_place.get(value.name or "", outputs.get(fed[value.name or ""])) for role, value in carried.items()
-    }
+    nexts = {role: in_place.get(v.name or "", outputs.get(fed[v.name or ""])) for role, v in carried.items()}
     fed |= pair.states
     # In-place state may also have its next value among the outputs, to be looked at.
     shown = {f"{state.name}.next" for state in carried.values()}

@@ -197,14 +197,13 @@ def _trained_differences(found: Checkpoint, expected: Checkpoint, stamp: Stamp, 
     """
     bare = [_without_values(checkpoint) for checkpoint in (found, expected)]
     yield from _checkpoint_differences(*bare)
-    held = {
-        role: found.frozen[stamp.names[role]] for role in initial_states(policy) if stamp.names[role] in found.frozen
-    }
+    names = {role: stamp.names[role] for role in initial_states(policy)}
+    held = {role: found.frozen[name] for role, name in names.items() if name in found.frozen}
     fault = stamp.find_wrong_number(found.frozen)
     yield from state_faults(policy, held) if fault is None else (fault,)
     for role, numbers in (("window_finite", (-1, 0, 1)), ("stuck", (0, 1))):
         if role in held and not all(number in numbers for number in held[role].reshape(-1)):
-            yield f"{stamp.names[role]!r} is {held[role]}, and should be one of {', '.join(map(str, numbers))}"
+            yield f"{names[role]!r} is {held[role]}, and should be one of {', '.join(map(str, numbers))}"
 
 
 def _without_values(checkpoint: Checkpoint) -> Checkpoint:

@@ -7,9 +7,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.checks.translation import Translation
 from graphscale.checks.translation.metadata import metadata_differences
 from graphscale.checks.translation.models import compare_models
+from graphscale.checks.translation.validation import Translation
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import SKIPPED, TRANSLATION, UNPROVED, Check
 from graphscale.graph.stamp import Stamp, read_stamp

@@ -221,9 +221,8 @@ def _compare_with_slopes(
     wrong = [f"{each.gradient!r} of {each.weight!r}" for each in found.weights if each.verdict == DISAGREES]
     if wrong:
         more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
-        return Check(
-            name, FAILS, f"{wrong[0]}{more} is no slope of {found.loss!r}; inspect --check-gradients says more"
-        )
+        detail = f"{wrong[0]}{more} is no slope of {found.loss!r}; inspect --check-gradients says more"
+        return Check(name, FAILS, detail)
     agreeing = count_agreeing(found.weights)
     detail = f"{agreeing} of {len(found.weights)} agree with {found.loss!r} in {found.dtype}"
     return Check(name, HOLDS if agreeing else SKIPPED, detail)

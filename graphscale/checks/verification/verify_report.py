@@ -16,12 +16,10 @@ __all__ = [
     "SKIPPED",
     "TRANSLATION",
     "UNPROVED",
-    "Arrays",
     "Case",
     "Check",
     "Difference",
     "VerifyReport",
-    "compare_bits",
     "compare_values",
     "is_finite",
 ]
@@ -138,21 +136,12 @@ def is_finite(array: np.ndarray[Any, Any]) -> bool:
     return bool(np.isfinite(wide).all())
 
 
-def compare_bits(
-    name: str, expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any] | None, source: str
-) -> Iterator[Difference]:
-    """Yield the difference between two arrays whose types, shapes or bits differ."""
-    if got is None or _are_alike(expected, got):
-        return
-    yield Difference(name, np.asarray(expected), np.asarray(got), source)
-
-
 def compare_values(
     name: str,
     expected: np.ndarray[Any, Any],
     got: np.ndarray[Any, Any] | None,
     source: str,
-    tolerance: float = 0.0,
+    tolerance: float | None = 0.0,
     lost: float = 0.0,
 ) -> Iterator[Difference]:
     """Yield the difference between two arrays of numbers that are not equal; NaN equals NaN, and -0.0 equals 0.0.
@@ -162,20 +151,17 @@ def compare_values(
         expected: the array that it should be.
         got: the array that it is; None where there is none.
         source: the origin of the expectation.
-        tolerance: the error that is allowed, relative to the largest finite element.
+        tolerance: the error that is allowed, relative to the largest finite element; None where bits must be equal.
         lost: the absolute error that is allowed.
     """
-    if got is None or _are_alike(expected, got):
+    if got is None:
         return
     expected, got = np.asarray(expected), np.asarray(got)
     same = (expected.dtype, expected.shape) == (got.dtype, got.shape)
-    if not (same and _close(expected, got, tolerance, lost)):
+    if same and expected.tobytes() == got.tobytes():
+        return
+    if not same or tolerance is None or not _close(expected, got, tolerance, lost):
         yield Difference(name, expected, got, source)
-
-
-def _are_alike(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> bool:
-    one, other = np.asarray(expected), np.asarray(got)
-    return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
 
 
 def _close(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], tolerance: float, lost: float) -> bool:
