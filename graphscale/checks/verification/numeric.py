@@ -36,7 +36,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclasses.dataclass
 class Measurements:
-    """The results of the measurements; the attributes are those of `VerifyReport`."""
+    """The results of the measurements, with the attributes of `VerifyReport`.
+
+    Attributes:
+        tolerance: as for `verify`, and as large as the types of the graph make it.
+        comparable: whether the original gives the same values in each run.
+    """
 
     checks: list[Check] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -44,6 +49,8 @@ class Measurements:
     differences: tuple[Difference, ...] = ()
     runs: int = 0
     progress: Progress = lambda stage, done, total: None
+    tolerance: float = 0.0
+    comparable: bool = True
 
     def try_all(self, name: str, cases: Iterable[Case], bench: Bench, what: str) -> None:
         """Run cases until one goes wrong, and add a check."""
@@ -67,9 +74,7 @@ class Measurements:
         self.checks.append(passed if wanted else Check(name, SKIPPED, "nothing to run"))
 
 
-def measure(
-    found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | None, *, runs: int, tolerance: float, seed: int
-) -> None:
+def measure(found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | None, *, runs: int, seed: int) -> None:
     """Run both graphs.
 
     Args:
@@ -78,7 +83,6 @@ def measure(
         feeder: draws feeds.
         others: draws feeds with other sizes of symbolic axes; None where there are none to choose.
         runs: the number of random feeds.
-        tolerance: as for `verify`.
         seed: of the random feeds.
 
     Raises:
@@ -91,16 +95,16 @@ def measure(
     random = np.random.default_rng(seed)
     batches = _batches(bench, feeder, runs, random)
     further = [*_other_sizes(bench, others, random, found), *_other_magnitudes(bench, feeder, batches[0])]
-    comparable = _settle_randomness(bench, batches[0], found)
+    found.comparable = _settle_randomness(bench, batches[0], found)
     if bench.pair.small:
-        tolerance = max(tolerance, SMALL_TOLERANCE)
+        found.tolerance = max(found.tolerance, SMALL_TOLERANCE)
         found.notes.append(
-            f"the graph computes in a type smaller than float32: values are compared within {tolerance:g} of the "
+            f"the graph computes in a type smaller than float32: values are compared within {found.tolerance:g} of the "
             f"largest element of each tensor{f' and {bench.lost:.1g}, which may underflow' if bench.lost else ''}"
         )
-    _compare_values(bench, feeder, batches, further, tolerance, comparable, found)
+    _compare_values(bench, feeder, batches, further, found)
     _force(bench, feeder, batches, found)
-    _poison(bench, feeder, batches[0], tolerance, comparable, found)
+    _poison(bench, feeder, batches[0], found)
     _try_rule(bench, found)
     if bench.untold and not bench.pair.proved:
         why = f"the gradient {bench.untold[0]!r} that they are of is not in the scaled graph"
@@ -186,16 +190,10 @@ def _same(bench: Bench, feeds: Arrays) -> bool:
 
 
 def _compare_values(
-    bench: Bench,
-    feeder: Feeder,
-    batches: Sequence[Arrays],
-    further: Sequence[Arrays],
-    tolerance: float,
-    comparable: bool,
-    found: Measurements,
+    bench: Bench, feeder: Feeder, batches: Sequence[Arrays], further: Sequence[Arrays], found: Measurements
 ) -> None:
-    name = "values as in the original"
-    if not comparable:
+    name, tolerance = "values as in the original", found.tolerance
+    if not found.comparable:
         status = SKIPPED if bench.pair.proved else UNPROVED
         found.checks.append(Check(name, status, "they change from run to run"))
         return
@@ -270,12 +268,10 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
     found.try_all(name, cases(), bench, what)
 
 
-def _poison(
-    bench: Bench, feeder: Feeder, batch: Arrays, tolerance: float, comparable: bool, found: Measurements
-) -> None:
+def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) -> None:
     name = "an input that is not finite"
-    if bench.roles.all_finite is None or not comparable:
-        why = "a fixed loss scale is not checked" if comparable else "values change from run to run"
+    if bench.roles.all_finite is None or not found.comparable:
+        why = "a fixed loss scale is not checked" if found.comparable else "values change from run to run"
         found.checks.append(Check(name, SKIPPED, why))
         return
     feeds = feeder.without_resets(batch)
@@ -291,7 +287,7 @@ def _poison(
             for array in poisoned.values():
                 array.reshape(-1)[(0, array.size // 2, array.size - 1)[i % 3]] = number
             start = bench.with_scale(next(starts), POWERS[1])
-            case = Case("poison", {**feeds, **poisoned, **start}, tolerance=max(tolerance, _POISONED))
+            case = Case("poison", {**feeds, **poisoned, **start}, tolerance=max(found.tolerance, _POISONED))
             with contextlib.suppress(VerifyError):  # of the original: an index that follows from it is out of range
                 bench.original.run(case.feeds)
                 yield case

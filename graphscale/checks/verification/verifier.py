@@ -132,7 +132,7 @@ def verify(
     if _is_folder(original):
         original, hints = _fuse(str(original), hints)
     pair, translation = open_pair(original, scaled, hints)
-    found = Measurements(notes=[*pair.notes], progress=progress)
+    found = Measurements(notes=[*pair.notes], progress=progress, tolerance=tolerance)
     if case is None:
         found.checks += compare_translation(translation, pair, numeric=numeric, trained=trained)
     try:
@@ -161,7 +161,7 @@ def verify(
                 others = Feeder(*drawn, size=SIZE + 3)
         try:
             with contextlib.closing(Bench(pair, parts, providers)) as bench:
-                measure(found, bench, feeder, others, runs=runs, tolerance=tolerance, seed=seed)
+                measure(found, bench, feeder, others, runs=runs, seed=seed)
         except VerifyError as error:
             if all(check.status in (HOLDS, SKIPPED) for check in found.checks):
                 raise

@@ -24,6 +24,7 @@ __all__ = [
     "is_finite",
 ]
 
+_Array = np.ndarray[Any, Any]
 HOLDS, FAILS, SKIPPED, UNPROVED = "holds", "fails", "skipped", "not proved"
 TRANSLATION = "translation"  # the name of the check that numbers alone leave out
 _SHOWN = 3  # faults of one proof
@@ -103,11 +104,11 @@ class Difference:
     """
 
     name: str
-    expected: np.ndarray[Any, Any]
-    got: np.ndarray[Any, Any]
+    expected: _Array
+    got: _Array
     source: str
 
-    def places(self) -> np.ndarray[Any, Any]:
+    def places(self) -> _Array:
         """Return the indices of the flattened elements that differ in their bits; both have one shape and dtype."""
         arrays = (np.asarray(self.expected), np.asarray(self.got))
         rows = [np.frombuffer(a.tobytes(), np.uint8).reshape(-1, a.dtype.itemsize) for a in arrays]
@@ -128,7 +129,7 @@ class Difference:
         )
 
 
-def is_finite(array: np.ndarray[Any, Any]) -> bool:
+def is_finite(array: _Array) -> bool:
     """Return whether all elements of an array of numbers are finite."""
     if array.dtype.kind in "biu":
         return True
@@ -137,12 +138,7 @@ def is_finite(array: np.ndarray[Any, Any]) -> bool:
 
 
 def compare_values(
-    name: str,
-    expected: np.ndarray[Any, Any],
-    got: np.ndarray[Any, Any] | None,
-    source: str,
-    tolerance: float | None = 0.0,
-    lost: float = 0.0,
+    name: str, expected: _Array, got: _Array | None, source: str, tolerance: float | None = 0.0, lost: float = 0.0
 ) -> Iterator[Difference]:
     """Yield the difference between two arrays of numbers that are not equal; NaN equals NaN, and -0.0 equals 0.0.
 
@@ -164,7 +160,7 @@ def compare_values(
         yield Difference(name, expected, got, source)
 
 
-def _close(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], tolerance: float, lost: float) -> bool:
+def _close(expected: _Array, got: _Array, tolerance: float, lost: float) -> bool:
     if expected.dtype.kind in "biu":
         return False
     one, other = expected.astype(np.float64), got.astype(np.float64)
