@@ -24,11 +24,7 @@ def find_flag(
 ) -> ir.Value | None:
     """Find the flag that decides about a step: at the root of most conditions, or the last one.
 
-    Args:
-        view: the graph.
-        sources: the values that gradients consist of: those that the loss scale reaches.
-        states: the carried state.
-        numbers: the next values of the loss scale's state.
+    The `sources` are the values that gradients consist of, the `numbers` the next values of the loss scale's state.
     """
     flags: set[ir.Value] = set()
     for node in view.nodes:

@@ -97,10 +97,6 @@ def _matching(prefix: str) -> list[str]:
 def _read_lowered(model: ir.Model, name: str) -> tuple[ir.Model, list[Finding]]:
     """Return the plain form of a lowered model, and the differences between the model and that form lowered again.
 
-    Args:
-        model: a lowered model.
-        name: its name for messages.
-
     Raises:
         ModelFileError: its record of the plain form is missing or damaged.
     """

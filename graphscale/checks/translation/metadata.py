@@ -32,12 +32,7 @@ def metadata_differences(
 ) -> Iterator[str]:
     """Yield the differences between the metadata of two models, a sentence each.
 
-    Args:
-        found: the scaled model that is looked at.
-        stamp: its metadata.
-        expected: the scaled model that it should be.
-        wanted: its metadata.
-        same: the correspondence of their graphs.
+    The metadata are `stamp` and those that are `wanted`; the graphs of the models correspond as in `same`.
     """
     for field in ("policy", "target", "state", "telemetry", "in_place"):
         yield from _differences(f"graphscale.{field}", getattr(stamp, field), getattr(wanted, field))

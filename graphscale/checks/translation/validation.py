@@ -87,12 +87,7 @@ def _read_autocast(text: str) -> dict[str, Any]:
 
 
 def _expect_model(original: ir.Model, claims: Claims, hints: Hints) -> ir.Model:
-    """Scale the original once more.
-
-    Args:
-        original: the model before scaling.
-        claims: the options that the scaled file claims.
-        hints: the hints of the user.
+    """Scale the original once more, with the options that the scaled file claims and the hints of the user.
 
     Raises:
         GraphscaleError: the original is not acceptable with these options, or a role is open.

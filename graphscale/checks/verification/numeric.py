@@ -75,15 +75,7 @@ class Measurements:
 
 
 def measure(found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | None, *, runs: int, seed: int) -> None:
-    """Run both graphs.
-
-    Args:
-        found: gets the results.
-        bench: both graphs.
-        feeder: draws feeds.
-        others: draws feeds with other sizes of symbolic axes; None where there are none to choose.
-        runs: the number of random feeds.
-        seed: of the random feeds.
+    """Run both graphs on random feeds; `others` draws some with other sizes of symbolic axes, if one may choose them.
 
     Raises:
         VerifyError: a graph cannot be run, or the original computes nothing finite on random feeds.

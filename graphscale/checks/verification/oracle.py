@@ -114,11 +114,7 @@ class Oracle:
     ) -> Iterator[tuple[str, Any]]:
         """Yield the known names and values of the outputs that report on a step.
 
-        Args:
-            feeds: the feeds of the step.
-            finite: the result of the finite check.
-            gradients: the unscaled gradients.
-            values: all values by name, the activations that telemetry looks at included.
+        The gradients are unscaled; the activations that telemetry looks at are among all values by name.
         """
         if self.roles.all_finite is not None:
             yield self._names["all_finite"], np.asarray(finite)

@@ -187,13 +187,9 @@ def _difference(found: Any, expected: Any) -> str | None:
 
 
 def _trained_differences(found: Checkpoint, expected: Checkpoint, stamp: Stamp, policy: LossScale) -> Iterator[str]:
-    """Yield what training cannot have made of a checkpoint: other parameters, or a state that no run reaches.
+    """Yield what training cannot have made of the expected checkpoint: other parameters, a state that no run reaches.
 
-    Args:
-        found: the checkpoint.
-        expected: the one that training began with.
-        stamp: the metadata that its models should have.
-        policy: the loss scale.
+    The models of the folder should have the metadata `stamp`.
     """
     bare = [_without_values(checkpoint) for checkpoint in (found, expected)]
     yield from _checkpoint_differences(*bare)

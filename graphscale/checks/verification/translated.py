@@ -65,15 +65,7 @@ def state_faults(policy: LossScale, arrays: Mapping[str, Any]) -> Iterator[str]:
 
 
 def compare_part(found: ir.Model, name: str, stamp: Stamp, expected: ir.Model, version: str) -> list[Check]:
-    """Return the checks of one model: its nodes, initial values and metadata.
-
-    Args:
-        found: the model.
-        name: its name in the report.
-        stamp: its metadata.
-        expected: the model that it should be.
-        version: the version of graphscale that the others name.
-    """
+    """Return the checks of one of several models: nodes, initial values, metadata, and the version that all name."""
     same = compare_models(found, expected, f"the graph of {name}")
     wanted = read_stamp(expected.metadata_props, f"the expected {name}")
     what = f"{len(same.nodes)} nodes, each the original's or an inserted piece"
