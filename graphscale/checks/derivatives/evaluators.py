@@ -26,6 +26,7 @@ class Evaluator:
         model: the model; it is not changed.
         dtype: the type that stands for all floating-point types: DOUBLE runs on ONNX's reference evaluator, FLOAT on
             ONNX Runtime.
+        fresh: whether random numbers begin at their seeds in each run, as they always do in the reference evaluator.
 
     Attributes:
         dtype: the type, as numpy has it.
@@ -34,12 +35,13 @@ class Evaluator:
         VerifyError: it cannot be loaded.
     """
 
-    def __init__(self, model: ir.Model, dtype: ir.DataType) -> None:
+    def __init__(self, model: ir.Model, dtype: ir.DataType, fresh: bool = False) -> None:
         self.dtype = dtype.numpy()
         wide = model.clone()
         _widen(wide.graph, dtype)
         is_double = dtype is ir.DataType.DOUBLE
         self._runner: Any = _Reference(wide) if is_double else Runner(wide, None, "the graph in float32")
+        self._runner.fresh = fresh
 
     def run(self, feeds: Mapping[str, Any]) -> Results:
         """Run once.
@@ -51,10 +53,6 @@ class Evaluator:
         wide = {n: a.astype(self.dtype) if ir.DataType.from_numpy(a.dtype) in _FLOATS else a for n, a in arrays.items()}
         results: Results = self._runner.run(wide)
         return results
-
-    def restart_each_time(self) -> None:
-        """Let random numbers begin at their seeds in each run."""
-        self._runner.fresh = True
 
     def close(self) -> None:
         """Free the session."""
@@ -76,7 +74,6 @@ class _Reference:
 
         self._names = [value.name or "" for value in model.graph.outputs]
         self._inputs = {value.name for value in model.graph.inputs}
-        self.fresh = True
         try:
             self._evaluator = ReferenceEvaluator(ir.to_proto(model))
         except Exception as error:  # of any kind, from the implementation of any operator

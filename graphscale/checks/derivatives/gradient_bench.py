@@ -102,13 +102,12 @@ class GradientBench:
         shown = [form.name or "" for forms in self._forms.values() for form in forms]
         outputs = [copy.values[name] for name in dict.fromkeys((self._loss, *shown))]
         self._copy, self._subject = copy, subject
-        self._everything = Evaluator(extract(copy.model, outputs), dtype)
-        self._forward = Evaluator(extract(copy.model, outputs[:1]), dtype)
+        is_random = any(has_trait(node, Trait.RANDOM) for node in copy.graph.all_nodes())
+        self._everything = Evaluator(extract(copy.model, outputs), dtype, is_random)
+        self._forward = Evaluator(extract(copy.model, outputs[:1]), dtype, is_random)
         feeder = Feeder(subject.model, subject.states, subject.loss, given, dims, lambda part: Evaluator(part, dtype))
         self.notes = list(feeder.notes)
-        if any(has_trait(node, Trait.RANDOM) for node in copy.graph.all_nodes()):
-            self._everything.restart_each_time()
-            self._forward.restart_each_time()
+        if is_random:
             self.notes.append("random numbers, as those of dropout, are drawn from the same seeds in each run")
         self._feeds, values = self._draw(feeder)
         self._arrays = {g: [values[form.name or ""] for form in forms] for g, forms in self._forms.items()}
