@@ -74,6 +74,7 @@ class _Reference:
 
         self._names = [value.name or "" for value in model.graph.outputs]
         self._inputs = {value.name for value in model.graph.inputs}
+        self.fresh = True
         try:
             self._evaluator = ReferenceEvaluator(ir.to_proto(model))
         except Exception as error:  # of any kind, from the implementation of any operator

@@ -17,7 +17,7 @@ from graphscale.checks.patterns import input_at, is_contradiction, update_signal
 from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.values import subgraphs
 
-__all__ = ["Matching", "Scope", "attribute_text", "match_models", "tensor_text"]
+__all__ = ["Graph", "Matching", "Scope", "attribute_text", "match_models", "tensor_text"]
 
 Graph = ir.Graph | ir.Function
 # Tensors up to this many elements are compared by content.
