@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor, inputs_of
 from graphscale.graph.walks import source_of
-from graphscale.operators import Trait, has_trait, optimizer_of
+from graphscale.operators import Kind, operators_of_kind, optimizer_of
 
-__all__ = ["assigns", "find_accumulators", "input_at", "is_contradiction", "producer", "skip_ordering", "update_signal"]
+__all__ = ["assigns", "input_at", "is_comparison", "is_contradiction", "producer", "skip_ordering", "update_signal"]
 
 
 def input_at(node: ir.Node, index: int | None) -> ir.Value | None:
@@ -24,11 +22,6 @@ def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
     return node if node is not None and node.op_type == op_type else None
 
 
-def find_accumulators(nodes: Iterable[ir.Node]) -> list[ir.Node]:
-    """Return the nodes that add to a buffer, or assign to it, in place."""
-    return [node for node in nodes if has_trait(node, Trait.ACCUMULATOR)]
-
-
 def assigns(accumulator: ir.Node) -> bool:
     """Return whether an accumulator overwrites its buffer on every step: its third input is the constant true."""
     flag = input_at(accumulator, 2) if accumulator.op_type == "InPlaceAccumulatorV2" else None
@@ -40,6 +33,11 @@ def update_signal(node: ir.Node) -> ir.Value | None:
     """Return the input that tells an optimizer operator whether to take the step, None where it is left out."""
     optimizer = optimizer_of(node)
     return None if optimizer is None else input_at(node, optimizer.update_signal)
+
+
+def is_comparison(node: ir.Node) -> bool:
+    """Return whether a node compares its operands."""
+    return (node.domain, node.op_type) in operators_of_kind(Kind.COMPARE)
 
 
 def is_contradiction(flag: ir.Value | None) -> bool:

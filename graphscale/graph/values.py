@@ -246,10 +246,11 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     return None
 
 
-def constant_number(value: ir.Value | None) -> float | None:
-    """Return the number that a constant of one element holds, None for others."""
-    tensor = constant_tensor(value)
-    return None if tensor is None or tensor.size != 1 else float(tensor.numpy().flat[0])
+def constant_number(value: ir.Value | None, *, initial: bool = False) -> float | None:
+    """Return the number that a constant of one element, or with `initial` an initial value, holds, None for others."""
+    tensor = value.const_value if initial and value is not None else constant_tensor(value)
+    is_number = tensor is not None and tensor.size == 1 and tensor.dtype is not ir.DataType.STRING
+    return float(tensor.numpy().flat[0]) if tensor is not None and is_number else None
 
 
 def loop_start(value: ir.Value) -> ir.Value | None:

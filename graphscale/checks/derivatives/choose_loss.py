@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.loss_choice import Join, LossCandidate
-from graphscale.checks.derivatives.gradient_bench import Differentiation, open_bench
-from graphscale.checks.derivatives.gradient_forms import find_forms
+from graphscale.checks.derivatives.gradient_bench import Differentiation, find_forms, open_bench
 from graphscale.checks.derivatives.gradient_report import WeightCheck, count_agreeing, is_derivative
 from graphscale.errors import GraphscaleError
 from graphscale.graph.walks import ancestors

@@ -112,13 +112,7 @@ def _root_mean_square(array: _Array) -> float:
     return largest * float(np.sqrt(np.mean(np.square(array / (largest or 1.0)))))
 
 
-def compare(
-    found: Iterable[Slopes],
-    gradient: _Array,
-    direction: _Array,
-    limits: Precision,
-    kind: str,
-) -> Direction:
+def compare(found: Iterable[Slopes], gradient: _Array, direction: _Array, limits: Precision, kind: str) -> Direction:
     """Compare a gradient with the slopes of the loss along a direction, until one agrees."""
     expected = float(np.vdot(gradient, direction))
     usual = float(np.linalg.norm(gradient) * np.linalg.norm(direction)) / np.sqrt(max(1, direction.size))

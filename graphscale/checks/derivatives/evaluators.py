@@ -26,6 +26,7 @@ class Evaluator:
         model: the model; it is not changed.
         dtype: the type that stands for all floating-point types: DOUBLE runs on ONNX's reference evaluator, FLOAT on
             ONNX Runtime.
+        fresh: whether random numbers begin at their seeds in each run, as they always do in the reference evaluator.
 
     Attributes:
         dtype: the type, as numpy has it.
@@ -34,11 +35,13 @@ class Evaluator:
         VerifyError: it cannot be loaded.
     """
 
-    def __init__(self, model: ir.Model, dtype: ir.DataType) -> None:
+    def __init__(self, model: ir.Model, dtype: ir.DataType, fresh: bool = False) -> None:
         self.dtype = dtype.numpy()
         wide = model.clone()
         _widen(wide.graph, dtype)
-        self._runner: Any = (_Reference if dtype is ir.DataType.DOUBLE else _make_runner)(wide)
+        is_double = dtype is ir.DataType.DOUBLE
+        self._runner: Any = _Reference(wide) if is_double else Runner(wide, None, "the graph in float32")
+        self._runner.fresh = fresh
 
     def run(self, feeds: Mapping[str, Any]) -> Results:
         """Run once.
@@ -51,10 +54,6 @@ class Evaluator:
         results: Results = self._runner.run(wide)
         return results
 
-    def restart_each_time(self) -> None:
-        """Let random numbers begin at their seeds in each run."""
-        self._runner.fresh = True
-
     def close(self) -> None:
         """Free the session."""
         self._runner.close()
@@ -65,10 +64,6 @@ def find_dtypes(model: ir.Model) -> list[ir.DataType]:
     size = sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None)
     installed = [ir.DataType.FLOAT] if importlib.util.find_spec("onnxruntime") is not None else []
     return [ir.DataType.DOUBLE, *installed] if size <= _MANY else [*installed, ir.DataType.DOUBLE]
-
-
-def _make_runner(model: ir.Model) -> Runner:
-    return Runner(model, None, "the graph in float32")
 
 
 class _Reference:

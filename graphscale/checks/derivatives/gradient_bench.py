@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,22 @@ from graphscale.analysis.edits import Unscaling
 from graphscale.analysis.roles.names import likeness
 from graphscale.checks.derivatives.differences import AGREES, DISAGREES, UNSURE, Precision, Slopes, compare, slopes
 from graphscale.checks.derivatives.evaluators import Evaluator, find_dtypes
-from graphscale.checks.derivatives.gradient_forms import find_changed, find_forms
 from graphscale.checks.derivatives.gradient_report import UNCHECKED, WeightCheck, judge
 from graphscale.checks.running.private import Copy, extract, find_unseeded, give_seed
 from graphscale.checks.running.random_feeds import STYLES, Feeder
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.values import is_float, is_scalar
-from graphscale.graph.walks import ancestors
+from graphscale.graph.walks import ancestors, reach, source_by_trait
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["Differentiation", "GradientBench", "open_bench"]
+__all__ = ["Differentiation", "GradientBench", "find_forms", "open_bench"]
 
 _Array = np.ndarray[Any, Any]
 # A gradient whose relative distance from a slope is larger is that of another weight, or wrong.
 _FAR = 0.1
+_VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
+_CHANGES = ("Add", "Mul", "Slice", "Split", "Sum", "Where")
 # Feeds drawn in each style: the root of a difference of statistics is real for some alone.
 _DRAWS = 4
 
@@ -74,6 +75,7 @@ class GradientBench:
     """A graph in one floating-point type, ready to be evaluated at any weights.
 
     Attributes:
+        dtype: the name of the type.
         notes: what a user should know.
 
     Raises:
@@ -85,7 +87,7 @@ class GradientBench:
     ) -> None:
         self._random, self._limits = np.random.default_rng(seed), Precision.of(dtype.numpy())
         graph, self._loss = subject.model.graph, subject.loss.name or ""
-        self._dtype = dtype
+        self._dtype, self.dtype = dtype, str(dtype.numpy())
         forward = ancestors([subject.loss])
         sources = dict.fromkeys((*graph.inputs, *graph.initializers.values()))
         reached = [value for value in sources if value in forward]
@@ -100,14 +102,12 @@ class GradientBench:
         shown = [form.name or "" for forms in self._forms.values() for form in forms]
         outputs = [copy.values[name] for name in dict.fromkeys((self._loss, *shown))]
         self._copy, self._subject = copy, subject
-        self._everything = Evaluator(extract(copy.model, outputs), dtype)
-        self._forward = Evaluator(extract(copy.model, outputs[:1]), dtype)
-        make_runner = lambda model: Evaluator(model, dtype)  # noqa: E731
-        feeder = Feeder(subject.model, subject.states, subject.loss, given, dims, make_runner)
+        is_random = any(has_trait(node, Trait.RANDOM) for node in copy.graph.all_nodes())
+        self._everything = Evaluator(extract(copy.model, outputs), dtype, is_random)
+        self._forward = Evaluator(extract(copy.model, outputs[:1]), dtype, is_random)
+        feeder = Feeder(subject.model, subject.states, subject.loss, given, dims, lambda part: Evaluator(part, dtype))
         self.notes = list(feeder.notes)
-        if any(has_trait(node, Trait.RANDOM) for node in copy.graph.all_nodes()):
-            self._everything.restart_each_time()
-            self._forward.restart_each_time()
+        if is_random:
             self.notes.append("random numbers, as those of dropout, are drawn from the same seeds in each run")
         self._feeds, values = self._draw(feeder)
         self._arrays = {g: [values[form.name or ""] for form in forms] for g, forms in self._forms.items()}
@@ -116,11 +116,6 @@ class GradientBench:
         others = [(values[self._loss].item(), self._limits.tolerance), (self._loss_at({}), rounding)]
         if any(abs(self._here - other) > tolerance * abs(self._here) for other, tolerance in others):
             raise VerifyError("the loss is another one in each run on the same feeds")
-
-    @property
-    def dtype(self) -> str:
-        """The name of the type."""
-        return str(self._everything.dtype)
 
     def close(self) -> None:
         """Free what evaluates the graph."""
@@ -150,10 +145,8 @@ class GradientBench:
         return float(self._forward.run({**self._feeds, **moved}).outputs[self._loss].item())
 
     def _slopes(self, value: ir.Value, direction: _Array) -> Iterator[Slopes]:
-        name = value.name or ""
-        return slopes(
-            lambda array: self._loss_at({name: array}), self._here, self._center(value), direction, self._limits
-        )
+        name, center = value.name or "", self._center(value)
+        return slopes(lambda array: self._loss_at({name: array}), self._here, center, direction, self._limits)
 
     # --- pairs of a weight and its gradient -------------------------------------------------------------------------
 
@@ -225,7 +218,7 @@ class GradientBench:
     def _inside(self) -> dict[ir.Value, _Array]:
         """All values that may be gradients by their shapes."""
         shapes = {self._center(value).shape for value in self._sources}
-        values = dict.fromkeys((*self._subject.scaled, *find_changed(self._forms)))
+        values = dict.fromkeys((*self._subject.scaled, *_find_changed(self._forms)))
         fitting = [v for v in values if v.shape is None or not v.shape.is_static() or v.shape.numpy() in shapes]
         outputs = [self._copy.values[v.name or ""] for v in fitting if v.name in self._copy.values]
         evaluator = Evaluator(extract(self._copy.model, outputs), self._dtype)
@@ -244,3 +237,30 @@ class GradientBench:
 def _distance(product: float, slope: Slopes) -> float:
     """Return the relative distance of a product with a gradient from a slope, up to what rounding hides."""
     return float(abs(product - slope.central) / max(abs(product), abs(slope.central), slope.noise, 1e-300))
+
+
+def find_forms(*gradients: ir.Value) -> list[ir.Value]:
+    """Return gradients as they are read: behind nodes that move, cast, sum or negate; whole, not a slice."""
+
+    def below(value: ir.Value) -> list[ir.Value]:
+        results = [node.outputs[0] for node, index in value.uses() if _hands_on(value, node, index)]
+        return [] if len(results) < len(value.uses()) or value.is_graph_output() else results
+
+    read = [value for value in reach(gradients, below) if not below(value)]
+    return [*dict.fromkeys((*read, *(source_by_trait(value, Trait.PART) for value in gradients)))]
+
+
+def _find_changed(gradients: Iterable[ir.Value]) -> Iterator[ir.Value]:
+    """Yield sums and products with gradients, and their parts: the gradient of `t` in `exp(t)` is a product."""
+
+    def below(value: ir.Value) -> list[ir.Value]:
+        found = (node.outputs for node, index in value.uses() if _hands_on(value, node, index, _CHANGES))
+        return [output for outputs in found for output in outputs]
+
+    return reach(gradients, below)
+
+
+def _hands_on(value: ir.Value, node: ir.Node, index: int, others: Collection[str] = ()) -> bool:
+    """Return whether the results of a reader are the value in another form, or made from it by such an operator."""
+    views = not index and (node.op_type in ("Neg", "ReduceSum") or has_trait(node, _VIEWS))
+    return node.graph is value.graph and (views or node.op_type in others)

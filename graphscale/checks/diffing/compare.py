@@ -10,14 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from graphscale.checks.diffing.diff_report import Change, DiffReport, NodeEntry, OpCount, Rewiring, ValueEntry
-from graphscale.checks.diffing.match import (
-    Graph,
-    Matching,
-    Scope,
-    attribute_text,
-    match_models,
-    tensor_text,
-)
+from graphscale.checks.diffing.match import Graph, Matching, Scope, attribute_text, match_models, tensor_text
 from graphscale.collector import paused_collector
 from graphscale.files.training_info import read_bindings, training_info_of
 from graphscale.graph.builder import PASS_KEY
@@ -79,7 +72,8 @@ def _report(before: ir.Model, after: ir.Model, matching: Matching) -> DiffReport
     added = inserted.pop(None, [])
     matched = sum(node in matching.nodes for node in before.graph)
     pairs = list(matching.values.items())
-    ops = [_op_counts(model) for model in (before, after)]
+    graphs: list[tuple[Graph, ...]] = [(model.graph, *model.functions.values()) for model in (before, after)]
+    ops = [Counter(op_name(node) for graph in each for node in graph.all_nodes()) for each in graphs]
     functions = [{"::".join(filter(None, key)) for key in model.functions} for model in (before, after)]
     return DiffReport(
         nodes_before=len(before.graph),
@@ -125,11 +119,6 @@ def _entry(scope: str, node: ir.Node) -> NodeEntry:
     return NodeEntry(
         node_name(node), op_name(node), tuple(map(_name, node.inputs)), tuple(map(_name, node.outputs)), scope
     )
-
-
-def _op_counts(model: ir.Model) -> Counter[str]:
-    graphs: tuple[Graph, ...] = (model.graph, *model.functions.values())
-    return Counter(op_name(node) for graph in graphs for node in graph.all_nodes())
 
 
 def _is_reordered(matching: Matching, after: ir.Model) -> bool:

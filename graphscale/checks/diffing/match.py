@@ -61,11 +61,7 @@ class Matching:
         """Note that two nodes are the same, and so what they give."""
         self.nodes[before], self.back[after] = after, before
         for one, other in zip(before.outputs, after.outputs, strict=False):
-            self.pair_values(one, other)
-
-    def pair_values(self, before: ir.Value, after: ir.Value) -> None:
-        """Note that two values are the same."""
-        self.values[before], self.values_back[after] = after, before
+            self.values[one], self.values_back[other] = other, one
 
 
 def match_models(before: ir.Model, after: ir.Model) -> Matching:
@@ -89,9 +85,8 @@ def match_models(before: ir.Model, after: ir.Model) -> Matching:
 
 def _match_graphs(before: Graph, after: Graph, matching: Matching) -> list[tuple[ir.Node, ir.Node]]:
     for mine, theirs in zip(_named_values(before), _named_values(after), strict=True):
-        for name, value in mine.items():
-            if name in theirs:
-                matching.pair_values(value, theirs[name])
+        for one, other in ((mine[name], theirs[name]) for name in mine if name in theirs):
+            matching.values[one], matching.values_back[other] = other, one
     known = len(matching.nodes)
     _match_by(before, after, matching, _by_name)
     _match_by(before, after, matching, _by_outputs)

@@ -88,12 +88,7 @@ class DrawingContext:
 
 
 def make_context(
-    model: ir.Model,
-    name: str,
-    *,
-    added: frozenset[ir.Node] = frozenset(),
-    strict: bool = True,
-    hints: Hints = NO_HINTS,
+    model: ir.Model, name: str, *, added: frozenset[ir.Node] = frozenset(), strict: bool = True, hints: Hints = NO_HINTS
 ) -> DrawingContext:
     """Find out what a drawing of a model says.
 
@@ -156,7 +151,4 @@ def _phases(
     # A gradient that nothing reads, as that of the batch, belongs to the backward pass as well.
     unread = [v for v, degree in degrees.items() if degree == 1 and (node := v.producer()) and node.graph is graph]
     backward |= nodes_above(*unread) if gradients else set()
-    return {
-        node: Phase.FORWARD if node in forward else Phase.BACKWARD if node in backward else Phase.UPDATE
-        for node in graph
-    }
+    return {n: Phase.FORWARD if n in forward else Phase.BACKWARD if n in backward else Phase.UPDATE for n in graph}

@@ -34,9 +34,9 @@ class Lane:
     right: float
 
 
-def short(text: str, longest: int = _LONGEST) -> str:
+def short(text: str) -> str:
     """Shorten a text to fit into a box: the end of a long name tells more than its middle."""
-    return text if len(text) <= longest else f"{text[: longest // 3]}…{text[-(longest - longest // 3 - 1) :]}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 3]}…{text[_LONGEST // 3 + 1 - _LONGEST :]}"
 
 
 def width_of(box: Box) -> float:
@@ -133,13 +133,12 @@ class Layout:
         if not members:
             return left
         wishes = {}
-        if phase is Phase.BACKWARD:
-            for i in members:
-                # Gradients leave to the right; what is only read from the forward pass comes from the left.
-                if self._near(self._targets, i, Phase.UPDATE):
-                    wishes[i] = (240.0, 0.5)
-                elif not self._near(self._sources, i, Phase.BACKWARD):
-                    wishes[i] = (-240.0, 0.5)
+        for i in members if phase is Phase.BACKWARD else ():
+            # Gradients leave to the right; what is only read from the forward pass comes from the left.
+            if self._near(self._targets, i, Phase.UPDATE):
+                wishes[i] = (240.0, 0.5)
+            elif not self._near(self._sources, i, Phase.BACKWARD):
+                wishes[i] = (-240.0, 0.5)
         found = self._arrange({i: self._row[i] for i in members}, self.widths, _GAP_X, wishes)
         low = min(found.positions[i] - self.widths[i] / 2 for i in members)
         high = max(found.positions[i] + self.widths[i] / 2 for i in members)

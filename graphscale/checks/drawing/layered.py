@@ -60,9 +60,7 @@ class Layering:
             self._sweep(downwards=sweep % 2 == 0, both=sweep >= _SWEEPS // 2)
         for _ in range(4):
             self._settle()
-        self.bends = {
-            link: [(self._layer[bend], self.positions[bend]) for bend in chain] for link, chain in chains.items()
-        }
+        self.bends = {link: [(self._layer[b], self.positions[b]) for b in chain] for link, chain in chains.items()}
 
     def _connect(self, source: int, target: int) -> list[int]:
         """Link two items by bends that all links of one source share; return the bends."""

@@ -136,10 +136,6 @@ def _report_tables(scene: Scene, report: Report) -> Iterator[Table]:
     yield Table("Gradients", gradients, ("value", "type"), is_open=len(gradients) <= 8)
     states = [(find.value(s.input), find.value(s.output) if s.output else "in place", s.how) for s in report.state]
     yield Table("Carried state", states, ("input", "next value", "how it was found"))
-    yield from _inserted(scene)
-
-
-def _inserted(scene: Scene) -> Iterator[Table]:
     passes: dict[str, list[tuple[Cell, ...]]] = {}
     for node, mark in scene.context.passes.items():
         if node in scene.box_of:

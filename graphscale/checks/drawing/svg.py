@@ -16,12 +16,12 @@ __all__ = ["CHIPS", "draw", "identifier"]
 
 # The text of the chip at a box's left: the colour is not the only sign of a pass.
 CHIPS = {kind.name: kind.sign for kind in ORDER} | {"added": "+"}
-_HEADINGS = {
-    Phase.FORWARD: "Forward pass ↓",
-    Phase.BACKWARD: "Backward pass ↑",
-    Phase.UNKNOWN: "Graph ↓",
-}
+_HEADINGS = {Phase.FORWARD: "Forward pass ↓", Phase.BACKWARD: "Backward pass ↑", Phase.UNKNOWN: "Graph ↓"}
 _MARGIN = 46.0
+_ARROW = (
+    '<marker id="arrow-{0}" class="arrow {0}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+    'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.6 L8 4 L0 7.4 z"/></marker>'
+)
 
 
 def identifier(mark: str | None) -> str:
@@ -47,7 +47,7 @@ def draw(scene: Scene, layout: Layout, title: str) -> str:
         f'viewBox="{left:.0f} {top:.0f} {width:.0f} {height:.0f}" xmlns="http://www.w3.org/2000/svg">',
         f"<title>{escape(title)}</title>",
         "<defs>",
-        *(_marker(name) for name in ("plain", "scaled", "marked")),
+        *(_ARROW.format(name) for name in ("plain", "scaled", "marked")),
         "</defs>",
         '<g id="view">',
         *_lanes(scene, layout),
@@ -67,13 +67,6 @@ def _bounds(layout: Layout) -> tuple[float, float, float, float]:
     left, right = min(xs, default=0) - _MARGIN, max(xs, default=0) + _MARGIN
     top, bottom = min(ys, default=0) - _MARGIN - 50, max(ys, default=0) + _MARGIN + 10
     return left, top, right - left, bottom - top
-
-
-def _marker(name: str) -> str:
-    return (
-        f'<marker id="arrow-{name}" class="arrow {name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-        'markerHeight="7" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.6 L8 4 L0 7.4 z"/></marker>'
-    )
 
 
 def _lanes(scene: Scene, layout: Layout) -> Iterator[str]:

@@ -4,62 +4,33 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import permutations
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.state_search import State
-from graphscale.checks.linting.survival import (
-    BOTH,
-    INF,
-    NAN,
-    NOTHING,
-    Kinds,
-    is_comparison,
-    is_infinite,
-    kinds_of_test,
-    survivors,
-)
-from graphscale.checks.linting.view import View, number_of
-from graphscale.checks.patterns import find_accumulators, is_contradiction, update_signal
-from graphscale.graph.values import inputs_of, reads_shape, subgraphs
+from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, is_infinite, kinds_of_test, survivors
+from graphscale.checks.linting.view import View
+from graphscale.checks.patterns import is_comparison, is_contradiction, update_signal
+from graphscale.graph.values import constant_number, inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Trait, has_trait, nodes_with
 
-__all__ = ["Check", "find_check"]
-
-
-def find_check(
-    view: View,
-    given: ir.Value | None,
-    sources: Collection[ir.Value],
-    states: Iterable[State],
-    numbers: Collection[ir.Value],
-) -> Check | None:
-    """Find the finite check and its coverage.
-
-    Args:
-        view: the graph.
-        given: its result, where the metadata name it.
-        sources: the values that gradients consist of: those that the loss scale reaches.
-        states: the carried state.
-        numbers: the next values of the loss scale's state.
-    """
-    value = given if given is not None else _find_flag(view, sources, {state.value for state in states}, numbers)
-    return None if value is None else Check(view, value, sources)
+__all__ = ["Check", "find_flag"]
 
 
-def _find_flag(
+def find_flag(
     view: View, sources: Collection[ir.Value], states: Collection[ir.Value], numbers: Collection[ir.Value]
 ) -> ir.Value | None:
-    """Return the flag that decides about a step: at the root of most conditions, or the last one."""
+    """Find the flag that decides about a step: at the root of most conditions, or the last one.
+
+    The `sources` are the values that gradients consist of, the `numbers` the next values of the loss scale's state.
+    """
     flags: set[ir.Value] = set()
     for node in view.nodes:
         operands = view.operands(node)
-        if (_is_test(node) and any(operand in sources for operand in operands)) or (
-            not flags.isdisjoint(operands) and _is_logic(node, flags)
-        ):
+        tests = _is_test(node) and any(operand in sources for operand in operands)
+        if tests or (not flags.isdisjoint(operands) and _is_logic(node, flags)):
             flags.update(node.outputs)
     root_of = functools.cache(lambda condition: _root(view, flags, condition))
     roots = (root_of(condition) for node in view.nodes for condition in _conditions(node, states))
@@ -115,7 +86,7 @@ def _is_logic(node: ir.Node, flags: Collection[ir.Value]) -> bool:
     if node.op_type in ("Not", "And", "Or", "Xor") or has_trait(node, Trait.VIEW) or is_comparison(node):
         return True
     if has_trait(node, Trait.REDUCTION) or node.op_type in ("Add", "Sum", "Mul", "Max", "Min", "Concat", "Where"):
-        return all(operand in flags or number_of(operand) is not None for operand in inputs_of(node))
+        return all(operand in flags or constant_number(operand) is not None for operand in inputs_of(node))
     return False
 
 
@@ -143,7 +114,10 @@ class Check:
         self.fails_as = self._polarity()
         # Of a flag, or a number made of flags: the values that mean failure; None where that is not known.
         self._meanings: dict[ir.Value, set[bool | None]] = {value: {self.fails_as}}
-        self.needed = self._needed()
+        # Up from all outputs and in-place updates, and not through the check.
+        ends = [each for each in view.graph.outputs if each is not value]
+        ends += [each for node in nodes_with(view.nodes, Trait.ACCUMULATOR) for each in inputs_of(node)]
+        self.needed = view.ancestors(ends, stop=lambda each: each is value)
         end = self.value.producer()
         for node in reversed(view.nodes[: 0 if end is None else view.nodes.index(end) + 1]):
             meanings = set().union(*(self._meanings.get(value, ()) for value in node.outputs))
@@ -152,25 +126,22 @@ class Check:
                 continue
             kinds = NOTHING.union(*(self.sees.get(value, NOTHING) for value in node.outputs))
             lost = {k: n for output in node.outputs for k, n in self.lost.get(output, {}).items()}
-            if (kinds or lost) and (self.needed.isdisjoint(node.outputs) or _is_exact(node, sources)):
-                self._through_numbers(node, kinds, lost)
+            is_passed = (kinds or lost) and (self.needed.isdisjoint(node.outputs) or _is_exact(node, sources))
+            operands = view.operands(node) if is_passed and not reads_shape(node) else ()
+            for operand in (each for each in dict.fromkeys(operands) if each in sources):
+                passed = survivors(node, operand, kinds)
+                self._see(operand, passed, {**lost, **dict.fromkeys(kinds - passed, node)})
 
     def covers(self, value: ir.Value) -> bool:
         """Return whether a value is tested for NaN and infinity."""
         return self.sees.get(value) == BOTH
-
-    def _needed(self) -> set[ir.Value]:
-        """Return the values above all outputs and in-place updates, not going up through the check."""
-        ends = [value for value in self.view.graph.outputs if value is not self.value]
-        ends += [value for node in find_accumulators(self.view.nodes) for value in inputs_of(node)]
-        return self.view.ancestors(ends, stop=lambda value: value is self.value)
 
     def _made_of_flags(self) -> set[ir.Value]:
         """Return the numbers computed from flags alone, such as the count of those that are true."""
         found: set[ir.Value] = set()
         for node in self.view.nodes:
             others = [v for v in inputs_of(node) if v not in self.view.flags and v not in found]
-            if len(others) < len(inputs_of(node)) and all(number_of(v) is not None for v in others):
+            if len(others) < len(inputs_of(node)) and all(constant_number(v) is not None for v in others):
                 found.update(value for value in node.outputs if value not in self.view.flags)
         return found
 
@@ -204,13 +175,15 @@ class Check:
         if not is_comparison(node):
             return node.op_type == "Not"
         if node.op_type == "Equal":
-            return next((n for v in node.inputs if (n := number_of(v)) is not None), None) == 0
+            return next((n for v in node.inputs if (n := constant_number(v)) is not None), None) == 0
         return node.op_type.startswith("Less") == (node.inputs[0] in self._numbers)
 
     def _through_flags(self, node: ir.Node, meanings: set[bool | None]) -> None:
         flags = self._flags_of(node)
         if has_trait(node, Trait.FINITENESS_TEST):
-            self._test(node)
+            kinds = kinds_of_test(node)
+            for value in inputs_of(node):
+                self._see(value, kinds, dict.fromkeys(BOTH - kinds, node))
         elif is_comparison(node) and not self._counts(node) and not any(v in self.view.flags for v in flags):
             self._compare(node, meanings)
         elif node.op_type in ("And", "Or") and self._hides(node, meanings):
@@ -231,17 +204,12 @@ class Check:
 
     def _hides(self, node: ir.Node, meanings: set[bool | None]) -> bool:
         """Return whether a failure never shows (`finite or true`), or only if both operands fail (`one or other`)."""
-        if any(number_of(value) == float(node.op_type == "Or") for value in node.inputs):
+        if any(constant_number(value) == float(node.op_type == "Or") for value in node.inputs):
             return True
         if meanings != {node.op_type == "And"}:
             return False
         above = [self.view.ancestors([value]) for value in set(inputs_of(node))]
         return len(above) == 2 and all(self.value not in a and not a.isdisjoint(self.sources) for a in above)
-
-    def _test(self, node: ir.Node) -> None:
-        kinds = kinds_of_test(node)
-        for value in inputs_of(node):
-            self._see(value, kinds, dict.fromkeys(BOTH - kinds, node))
 
     def _compare(self, node: ir.Node, meanings: set[bool | None]) -> None:
         """Note the coverage of a comparison, which is false for every NaN."""
@@ -265,12 +233,6 @@ class Check:
         seen = self.sees.get(value, NOTHING) | kinds
         self.sees[value] = seen
         self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
-
-    def _through_numbers(self, node: ir.Node, kinds: Kinds, lost: Mapping[str, ir.Node]) -> None:
-        operands = () if reads_shape(node) else self.view.operands(node)
-        for value in (v for v in dict.fromkeys(operands) if v in self.sources):
-            passed = survivors(node, value, kinds)
-            self._see(value, passed, {**lost, **dict.fromkeys(kinds - passed, node)})
 
 
 def _is_exact(node: ir.Node, sources: Collection[ir.Value]) -> bool:

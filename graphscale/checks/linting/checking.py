@@ -1,4 +1,4 @@
-"""Rules on the finite check: GS301 to GS305."""
+"""Rules on the finite check, and on gradients that become finite on their way to it: GS301 to GS306."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry
 from graphscale.checks.linting.steps import Outcomes
-from graphscale.checks.linting.survival import INF, NAN, is_empty, is_hiding
-from graphscale.checks.linting.view import number_of
+from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, is_empty, is_hiding, survivors
 from graphscale.checks.patterns import is_contradiction
-from graphscale.graph.values import inputs_of, op_name, reads_shape
+from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name, reads_shape
 from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__: list[str] = []
 
@@ -48,9 +47,8 @@ def _covered(context: LintContext, check: Check | None) -> Iterator[Finding]:
 def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
     """Return the gradients that reach an output or state untested: as they are unscaled, or at their ends."""
     unscaled = {} if context.flow is None else context.flow.unscaled
-    origin: dict[ir.Value, ir.Value | None] = {
-        root: root if context.half is not None else None for root in context.roots if not check.covers(root)
-    }
+    roots, is_half = [root for root in context.roots if not check.covers(root)], context.half is not None
+    origin: dict[ir.Value, ir.Value | None] = {root: root if is_half else None for root in roots}
     ends: dict[ir.Value, None] = {}
     for node in context.view.nodes:
         if reads_shape(node):
@@ -68,11 +66,8 @@ def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
         only_scale = all(operand in context.roots and context.carries_scale(operand) for operand in reached)
         is_tested = any(check.covers(operand) for operand in context.view.operands(node))
         for value in node.outputs:
-            if (
-                value is check.value
-                or check.covers(value)
-                or (only_scale and (is_tested or not context.carries_scale(value)))
-            ):
+            is_seen = value is check.value or check.covers(value)
+            if is_seen or (only_scale and (is_tested or not context.carries_scale(value))):
                 continue
             origin[value] = value if value in unscaled or (first is None and value in check.sees) else first
     for value in context.view.graph.outputs:
@@ -113,7 +108,7 @@ def _elements(context: LintContext) -> Iterator[Finding]:
     indices: dict[ir.Value, set[int]] = {}
     for node in context.view.nodes:
         if node.op_type == "SequenceAt" and check.covers(node.outputs[0]):
-            number, sequence = number_of(node.inputs[1]), node.inputs[0]
+            number, sequence = constant_number(node.inputs[1]), node.inputs[0]
             if number is not None and sequence is not None and sequence in context.roots:
                 indices.setdefault(sequence, set()).add(int(number))
     for sequence, present in indices.items():
@@ -152,7 +147,7 @@ def _directions(outcomes: Outcomes, following: ir.Value, scale: ir.Value) -> set
     pending, seen = [following], set[ir.Value]()
     while pending:
         value = outcomes.of(pending.pop())
-        if not isinstance(value, ir.Value) or value in seen or value is scale or number_of(value) is not None:
+        if not isinstance(value, ir.Value) or value in seen or value is scale or constant_number(value) is not None:
             continue
         seen.add(value)
         node = value.producer()
@@ -162,8 +157,65 @@ def _directions(outcomes: Outcomes, following: ir.Value, scale: ir.Value) -> set
             pending += inputs_of(node)[node.op_type == "Where" :]
             continue
         operands = (source_by_trait(v, Trait.CAST) for v in inputs_of(node))
-        factor = next((n for v in operands if (n := number_of(v)) is not None), None)
+        factor = next((n for v in operands if (n := constant_number(v)) is not None), None)
         if node.op_type not in ("Mul", "Div") or factor is None:
             return None
         found_ways.add("up" if (factor > 1) == (node.op_type == "Mul") else "down")
     return found_ways
+
+
+@rule("GS306")
+def _hidden(context: LintContext) -> Iterator[Finding]:
+    """Find the nodes that lose NaN or infinity of a gradient before a check sees what they give."""
+    if context.check is None or context.flow is None or context.window_check is not None:
+        return
+    seen = _shown(context, context.check)
+    excused: dict[ir.Value, Kinds] = {}
+    for node in context.view.nodes:
+        if reads_shape(node) or context.check.needed.isdisjoint(node.outputs):
+            continue
+        if any(context.is_bookkeeping(value) for value in node.outputs):
+            continue
+        above = BOTH if context.check.dependent.intersection(node.outputs) else NOTHING
+        for value in (each for each in context.view.operands(node) if each in context.sources):
+            known = seen.get(value, NOTHING)
+            if _adds_none(context, value):
+                known |= excused.get(value, NOTHING)
+            above |= known
+            result = NOTHING.union(*(seen.get(output, NOTHING) for output in node.outputs))
+            lost = result - survivors(node, value, result, of_all=False) - known
+            # The scale's own values are no gradients, and neither is a sum over all of a tensor.
+            is_own = context.is_bookkeeping(value) or value in context.roots
+            if lost and is_float(value) and not is_own and not is_scalar(value):
+                what = f"{' and '.join(sorted(lost))} in {value.name!r}"
+                message = f"{op_name(node)} makes {what} finite, and {context.check.value.name!r} tests the result"
+                yield report("GS306", message, node, value)
+                above |= BOTH
+        for output in node.outputs:
+            excused[output] = excused.get(output, NOTHING) | above
+
+
+def _adds_none(context: LintContext, value: ir.Value) -> bool:
+    """Return whether only numbers of a gradient above are not finite: it is a view, a norm, or an optimizer's own."""
+    node, flow = value.producer(), context.flow
+    if node is None or flow is None:
+        return False
+    is_quotient_of_scale = node.op_type == "Div" and node.inputs[0] in context.roots
+    if value in flow.unscaled and not is_quotient_of_scale:
+        return False
+    rule = rule_of(node)
+    is_norm = rule is not None and rule.kind is Kind.NONLINEAR
+    return flow.degree(value) != 1 or is_norm or has_trait(node, Trait.EXACT)
+
+
+def _shown(context: LintContext, check: Check) -> dict[ir.Value, Kinds]:
+    """Return the kinds of numbers that reach a value that the check tests, from wherever they are."""
+    shown: dict[ir.Value, Kinds] = {}
+    for node in reversed(context.view.nodes):
+        for value in node.outputs:
+            shown[value] = shown.get(value, NOTHING) | check.sees.get(value, NOTHING)
+        # A flag shows nothing by itself: it selects.
+        kinds = NOTHING.union(*(shown[value] for value in node.outputs if value not in context.view.flags))
+        for value in () if reads_shape(node) or not kinds else inputs_of(node):
+            shown[value] = shown.get(value, NOTHING) | survivors(node, value, kinds, of_all=False)
+    return shown

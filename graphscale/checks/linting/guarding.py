@@ -57,7 +57,9 @@ class _Guards:
         """Return whether a skipped step leaves a state unchanged."""
         outcome = self.bad.of(state.next)
         if state.carry is Carry.ADD:
-            return self._adds_nothing(state) or self._is_examined(state) or self._only_accumulates
+            # An accumulator whose buffer itself is tested keeps non-finite numbers.
+            is_examined = state.node is not None and not self._tested_later.isdisjoint(state.node.outputs[1:])
+            return is_examined or self._adds_nothing(state) or self._only_accumulates
         if state.carry is Carry.OPTIMIZER:
             signal = None if state.node is None else update_signal(state.node)
             return signal is not None and self.bad.of(signal) is False
@@ -70,10 +72,6 @@ class _Guards:
             flag = None if node is None else input_at(node, 2)
             return flag is not None and self.bad.of(flag) is True
         return not isinstance(outcome, ir.Value) and outcome == 0
-
-    def _is_examined(self, state: State) -> bool:
-        """Return whether the buffer of an accumulator itself is tested, so that it keeps non-finite numbers."""
-        return state.node is not None and not self._tested_later.isdisjoint(state.node.outputs[1:])
 
     @functools.cached_property
     def _tested_later(self) -> set[ir.Value]:
@@ -106,10 +104,8 @@ class _Guards:
 
     def _loses_update(self, state: ir.Value) -> bool:
         """Return whether a value like a state is computed from it, and from gradients, and read by nothing."""
-        return any(
-            same_type(value, state) and value in self.context.sources and state in self.context.view.ancestors([value])
-            for value in self._unread
-        )
+        alike = (value for value in self._unread if same_type(value, state) and value in self.context.sources)
+        return any(state in self.context.view.ancestors([value]) for value in alike)
 
     @functools.cached_property
     def _unread(self) -> list[ir.Value]:

@@ -1,9 +1,11 @@
-"""Rules on how a graph keeps its state: GS501 to GS503 and GS506; and on state that nothing explains: GS407."""
+"""Rules on how a graph keeps its state, GS501 to GS506; on its first values, GS107; on unexplained state, GS407."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_unordered_readers
@@ -11,15 +13,24 @@ from graphscale.analysis.updates import is_constant_view, same_type
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, held_state
-from graphscale.checks.patterns import find_accumulators, input_at, producer
-from graphscale.graph.values import inner_nodes, is_scalar, node_name, op_name
-from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
+from graphscale.checks.patterns import input_at, producer
+from graphscale.checks.scaled_graph import COUNTERS
+from graphscale.errors import InvalidLossScaleError
+from graphscale.graph.values import constant_number, is_scalar, is_source, node_name, op_name
+from graphscale.operators import Trait, has_trait, nodes_with, optimizer_of, written_inputs
+from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
+from graphscale.passes.nodes.update_rule import initial_values
+from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 
 __all__ = ["UNSEEN"]
 
 # The codes that a half of a split step cannot show. The scale enters in one stage, comes out in another, and what they
 # hand on is no state; which state is a weight is for the forward pass to say.
 UNSEEN = {"gradients": ["GS3"], "stage": ["GS1", "GS2", "GS3", "GS407"], "update": ["GS602"]}
+# Times this, the smallest float16 number above zero is larger than the largest.
+_OVERFLOWS = 2.0**40
+# The counters of telemetry that no other one exceeds, by the one that is not exceeded.
+_BOUNDS = {"skipped_steps": "steps", "last_skip_step": "steps", "consecutive_skips": "skipped_steps"}
 
 
 @rule("GS501")
@@ -42,14 +53,12 @@ def _hazards(context: LintContext) -> Iterator[Finding]:
 
 @rule("GS503")
 def _metadata(context: LintContext) -> Iterator[Finding]:
-    if context.stamp is None:
-        return
     view, stamp = context.view, context.stamp
+    if stamp is None or _is_other_part(context):
+        return
     outputs = {value.name for value in view.graph.outputs}
     # Of the values that are named, each half has some.
     named = [] if context.half else [name for name in stamp.names.values() if name]
-    if _is_other_part(context):
-        return
     missing = [name for name in [*named, *stamp.state] if name not in view.values]
     missing += [name for name in stamp.state.values() if name not in outputs]
     for name in dict.fromkeys(missing):
@@ -79,8 +88,7 @@ def _unexplained(context: LintContext) -> Iterator[Finding]:
     if context.stamp is None or _is_other_part(context):
         return
     report_of, graph = context.stamp.report, context.view.graph
-    carried = {*context.stamp.state, *context.stamp.names.values()}
-    carried.update(entry["input"] for entry in report_of.get("state", ()))
+    carried = {*context.stamp.carried, *context.stamp.names.values()}
     with_roles = {entry["name"] for entry in report_of.get("roles", ()) if isinstance(entry, dict)}
     known = {*carried, *with_roles, *context.stamp.state.values(), *(f"{name}.next" for name in carried)}
     leaves = (value for value in context.view.leaves() if value.is_graph_input() or not is_scalar(value))
@@ -96,11 +104,10 @@ def _unexplained(context: LintContext) -> Iterator[Finding]:
             yield _describe_state(context, f"output {output.name!r} may be the next value of", output, state)
     accumulators = set(report_of.get("accumulators", ()))
     # Without a check no step is skipped: the statistics that the original writes need no guard.
-    for main in () if context.check is None else context.view.nodes:
-        for node in (main, *inner_nodes(main)):
-            for value in _written(node):
-                if value.name not in carried and node_name(node) not in accumulators and _is_leaf(value):
-                    yield _describe_state(context, f"{op_name(node)} writes in place", node.outputs[0], value)
+    for node in () if context.check is None else graph.all_nodes():
+        for value in _written(node):
+            if value.name not in carried and node_name(node) not in accumulators and is_source(value):
+                yield _describe_state(context, f"{op_name(node)} writes in place", node.outputs[0], value)
 
 
 def _describe_state(context: LintContext, message: str, following: ir.Value, state: ir.Value) -> Finding:
@@ -119,14 +126,10 @@ def _written(node: ir.Node) -> Iterator[ir.Value]:
     return (value for i in indices if (value := input_at(node, i)) is not None)
 
 
-def _is_leaf(value: ir.Value) -> bool:
-    return value.producer() is None and (value.is_graph_input() or value.is_initializer())
-
-
 def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Value]:
     """Return the state that a graph carries through an output, and that its metadata do not name."""
     check, graph = context.check, context.view.graph
-    in_place = {node.inputs[0] for node in find_accumulators(graph)}
+    in_place = {node.inputs[0] for node in nodes_with(graph, Trait.ACCUMULATOR)}
     own = () if context.scale is None else context.scale.scalars.leaves
     found_values = dict.fromkeys(value for value in graph.inputs if value in own and value.uses())
     for output in graph.outputs:
@@ -136,3 +139,55 @@ def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Va
             if old is not None and old.is_graph_input() and (old.dtype, old.shape) == (output.dtype, output.shape):
                 found_values[old] = None
     return (value for value in found_values if value.name not in state and value not in in_place)
+
+
+def _policy(context: LintContext) -> LossScale | None:
+    """Return the policy that the metadata name, None without one."""
+    try:
+        return None if context.stamp is None else get_policy(context.stamp.policy)
+    except InvalidLossScaleError:
+        return None
+
+
+@rule("GS107")
+def _scale_value(context: LintContext) -> Iterator[Finding]:
+    if context.scale is None:
+        return
+    value = context.scale.value
+    number = constant_number(value, initial=True)
+    if number is None or (context.stamp is None and value is not context.scale.scalars.symbol):
+        return
+    policy = _policy(context)
+    dynamic = policy.rule if isinstance(policy, DynamicLossScale) else None
+    least = 1.0 if dynamic is None else dynamic.min_loss_scale
+    most = math.inf if dynamic is None or dynamic.max_loss_scale is None else dynamic.max_loss_scale
+    name = f"the loss scale {value.name!r} begins with {number:g}"
+    if not (math.isfinite(number) and number > 0 and np.float32(least) <= number <= np.float32(most)):
+        ends = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        yield report("GS107", name if dynamic is None else f"{name}, and its policy keeps it {ends}", value=value)
+    elif number > _OVERFLOWS and context.has_gradients_in(ir.DataType.FLOAT16):
+        yield report("GS107", f"{name}, times which every number of float16 but zero overflows", value=value)
+
+
+@rule("GS504", "GS505")
+def _counts(context: LintContext) -> Iterator[Finding]:
+    policy, is_named = _policy(context), any(_scale_value(context))
+    dynamic = policy.rule if isinstance(policy, DynamicLossScale) else None
+    values = {role: constant_number(value, initial=True) for role, value in context.named.items()}
+    numbers = {role: number for role, number in values.items() if number is not None}
+    bounds = {role: numbers.get(bound, math.inf) for role, bound in _BOUNDS.items()}
+    most_of = {role: bounds.get(role, math.inf) for role in (*COUNTERS, BAD_STEPS)}
+    ranges: dict[str, tuple[float, float]] = {r: (0, most if most >= 0 else math.inf) for r, most in most_of.items()}
+    firsts: dict[str, float] = {} if policy is None else {LOSS_SCALE: float(policy())}
+    if dynamic is not None:
+        firsts = initial_values(dynamic, dynamic.initial_state())
+        ranges |= {role: dynamic.ranges[role] for role in (GOOD_STEPS, HYSTERESIS_LEFT)}
+    for role, number in numbers.items():
+        name = f"{context.named[role].name!r} begins with {number:g}"
+        least, most = ranges.get(role, (-math.inf, math.inf))
+        if role in ranges and not (least <= number <= most and number.is_integer()):
+            ends = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+            yield report("GS504", f"{name}, and it is a count {ends}", value=context.named[role])
+        elif role in firsts and number != np.float32(firsts[role]) and not (role == LOSS_SCALE and is_named):
+            message = f"{name}, and the policy begins with {firsts[role]:g}"
+            yield report("GS505", message, value=context.named[role])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable
 
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.hints import NO_HINTS
 from graphscale.analysis.loss import find_loss_candidates
-from graphscale.analysis.topology import Topology, contains_contraction
+from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_graph import analyse
-from graphscale.checks.linting.check import find_check
+from graphscale.checks.linting.check import Check, find_flag
 from graphscale.checks.linting.flow import Flow
 from graphscale.checks.linting.lint_report import Finding
 from graphscale.checks.linting.scale_search import find_named_scale, find_scale
@@ -25,10 +24,10 @@ from graphscale.checks.scaled_graph import OUTPUTS, read_scaled_graph
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files.reading import parse_json
 from graphscale.graph.stamp import SPLIT_KEY, is_scaled
-from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
+from graphscale.operators import Trait, has_trait, optimizer_of
 from graphscale.policy.loss_scale import FixedLossScale
 
-__all__ = ["RULES", "LintContext", "Rule", "rule"]
+__all__ = ["RULES", "LintContext", "rule"]
 
 
 class LintContext:
@@ -85,9 +84,13 @@ class LintContext:
         is_fixed = self.stamp is not None and self.stamp.policy["class_name"] == FixedLossScale.__name__
         is_first = self.half in ("gradients", "stage")
         if not is_first and (not is_fixed or "all_finite" in named or "loss" not in named):
-            self.check = find_check(self.view, named.get("all_finite"), self.sources, found, numbers)
+            self.check = self._find_check(named.get("all_finite"), {state.value for state in found})
         if self.check is not None and numbers and self.check.dependent.isdisjoint(numbers):
-            self.window_check = find_check(self.view, None, self.sources, (), numbers)
+            self.window_check = self._find_check(None, ())
+
+    def _find_check(self, given: ir.Value | None, states: Collection[ir.Value]) -> Check | None:
+        flag = given or find_flag(self.view, self.sources, states, self.nexts.values())
+        return None if flag is None else Check(self.view, flag, self.sources)
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """Return the dtype of a value, None if unknown."""
@@ -127,12 +130,8 @@ class LintContext:
         """The nodes of the backward pass that sum products or take an upstream gradient, and read the forward pass."""
         if (topology := self.topology) is None:
             return []
-        return [
-            node
-            for node in topology.nodes
-            if node in topology.backward and (contains_contraction(node) or ((r := rule_of(node)) and r.gradient))
-            if any(operand in topology.activation_dependent for operand in topology.operands(node))
-        ]
+        nodes = (node for node in topology.nodes if node in topology.backward and node in topology.propagating)
+        return [node for node in nodes if any(v in topology.activation_dependent for v in topology.operands(node))]
 
     @functools.cached_property
     def outcomes(self) -> tuple[Outcomes, Outcomes] | None:
@@ -180,23 +179,15 @@ def _read_half(model: ir.Model, name: str) -> tuple[str | None, tuple[str, ...]]
 
 Find = Callable[[LintContext], Iterable[Finding]]
 
-
-class Rule(NamedTuple):
-    """A rule of lint: the codes of its findings, and the function that gives those on a model."""
-
-    codes: tuple[str, ...]
-    find: Find
-
-
-# The rules, in the order in which their modules are imported.
-RULES: list[Rule] = []
+# The rules, in the order in which their modules are imported: the codes of findings, and the function that finds them.
+RULES: list[tuple[tuple[str, ...], Find]] = []
 
 
 def rule(*codes: str) -> Callable[[Find], Find]:
     """Make a rule of a function, with the codes of its findings."""
 
     def add(find: Find) -> Find:
-        RULES.append(Rule(codes, find))
+        RULES.append((codes, find))
         return find
 
     return add

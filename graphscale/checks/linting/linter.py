@@ -10,24 +10,24 @@ import onnx_ir as ir
 from graphscale.checks.linting import (  # noqa: F401 - importing them fills RULES
     checking,
     guarding,
-    hiding,
     keeping,
     low_precision,
     scaling,
-    starting,
 )
 from graphscale.checks.linting.codes import CODES
 from graphscale.checks.linting.keeping import UNSEEN
 from graphscale.checks.linting.lint_context import RULES, LintContext
 from graphscale.checks.linting.lint_report import Finding, LintReport
-from graphscale.checks.linting.lowered import read_lowered
 from graphscale.checks.linting.survival import is_empty
+from graphscale.checks.translation.models import compare_models
 from graphscale.collector import paused_collector
 from graphscale.errors import LintError
 from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.stamp import read_stamp
 from graphscale.graph.values import node_name
-from graphscale.lowering.lower_model import is_lowered
+from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form
 from graphscale.pipeline import Model, needs_preparation, open_copy, prepare
+from graphscale.targets import get_target
 
 __all__ = ["RULES", "lint"]
 
@@ -62,13 +62,13 @@ def lint(
     nodes = len(work.graph)
     found: list[Finding] = []
     if is_lowered(work):
-        work, found = read_lowered(work, name)
+        work, found = _read_lowered(work, name)
     if needs_preparation(work):
         prepare(work)
     is_empty.cache_clear()  # the graph may have changed since
     context = LintContext(work, name, scale)
     chosen -= {code for prefix in UNSEEN.get(context.half or "", ()) for code in _matching(prefix)}
-    found += [finding for rule in RULES if chosen.intersection(rule.codes) for finding in rule.find(context)]
+    found += [finding for codes, find in RULES if chosen.intersection(codes) for finding in find(context)]
     is_empty.cache_clear()
     order = {node_name(node): i for i, node in enumerate(context.view.nodes)}
     unique = {finding for finding in found if finding.code in chosen}
@@ -92,3 +92,18 @@ def _matching(prefix: str) -> list[str]:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise LintError(f"there is no lint code {prefix!r}{hint} (docs/lint/index.md lists them)")
     return found
+
+
+def _read_lowered(model: ir.Model, name: str) -> tuple[ir.Model, list[Finding]]:
+    """Return the plain form of a lowered model, and the differences between the model and that form lowered again.
+
+    Raises:
+        ModelFileError: its record of the plain form is missing or damaged.
+    """
+    stamp, plain = read_stamp(model, name), plain_form(model, name)
+    again = plain.clone()
+    lower_model(again, get_target(stamp.target))
+    differences = compare_models(model, again, "the lowered graph").differences
+    if stamp.in_place != read_stamp(again, name).in_place:
+        differences.append("graphscale.in_place names other states than may share one buffer")
+    return plain, [Finding("GS503", f"{each}: the plain form in the metadata, lowered") for each in differences[:1]]

@@ -10,11 +10,9 @@ from graphscale.analysis.updates import find_coefficients
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, State
-from graphscale.checks.linting.view import number_of
-from graphscale.checks.patterns import find_accumulators
-from graphscale.graph.values import inputs_of, is_scalar
+from graphscale.graph.values import constant_number, inputs_of, is_scalar
 from graphscale.graph.walks import source_by_trait, source_of
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Trait, has_trait, nodes_with
 
 __all__: list[str] = []
 
@@ -27,7 +25,7 @@ _SUM = 0.9999
 
 @rule("GS601", "GS604")
 def _small_scale(context: LintContext) -> Iterator[Finding]:
-    number = None if context.scale is None else number_of(context.scale.value)
+    number = None if context.scale is None else constant_number(context.scale.value)
     # A small constant loses nothing in float16.
     if context.scale is None or (number is not None and number <= _LARGEST):
         return
@@ -64,7 +62,7 @@ def _unscaling(context: LintContext) -> Iterator[Finding]:
 
 @rule("GS602")
 def _accumulation(context: LintContext) -> Iterator[Finding]:
-    nodes = find_accumulators(context.view.nodes)
+    nodes = nodes_with(context.view.nodes, Trait.ACCUMULATOR)
     sums = [(node, node.inputs[0]) for node in nodes if _HALF in map(context.dtype, node.inputs[:2])]
     states = [state for state in context.states if context.dtype(state.value) is _HALF]
     more = [(state.next.producer(), state.value) for state in states if _is_sum_of_gradients(context, state)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from graphscale.checks.linting.codes import CODES, Code
+from graphscale.checks.linting.codes import CODES, DOCS_URL, Code
 from graphscale.checks.linting.lint_report import Finding, LintReport
 from graphscale.files.writing import write_file
 
@@ -24,15 +24,12 @@ def to_sarif(report: LintReport, path: str | os.PathLike[str]) -> dict[str, Any]
     driver = {
         "name": "graphscale",
         "version": version("graphscale"),
-        "informationUri": next(iter(CODES.values())).url.rsplit("lint/", 1)[0],
+        "informationUri": DOCS_URL,
         "rules": [_rule(code) for code in CODES.values()],
     }
     results = [_result(finding, codes.index(finding.code), path) for finding in report.findings]
-    return {
-        "$schema": _SCHEMA,
-        "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}],
-    }
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
 def write_sarif(report: LintReport, path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
@@ -61,11 +58,8 @@ def _rule(code: Code) -> dict[str, Any]:
 
 def _result(finding: Finding, index: int, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return a result (section 3.27), with the node or the value as its logical location (section 3.33)."""
-    logical = [
-        {"name": name, "fullyQualifiedName": name, "kind": kind}
-        for name, kind in ((finding.node, "element"), (finding.value, "variable"))
-        if name
-    ]
+    names = ((finding.node, "element"), (finding.value, "variable"))
+    logical = [{"name": name, "fullyQualifiedName": name, "kind": kind} for name, kind in names if name]
     file = Path(path)
     uri = file.as_uri() if file.is_absolute() else quote(os.fsencode(file.as_posix()))
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": uri}}}

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import Conflict, Degree
-from graphscale.checks.linting.flow import Flow
-from graphscale.checks.linting.scalars import Scalars, evaluate_powers
+from graphscale.checks.linting.flow import Flow, Scalars, evaluate_powers
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_contradiction
@@ -68,12 +67,7 @@ def find_scale(
 ) -> Scale | None:
     """Find the loss scale.
 
-    Args:
-        view: the graph.
-        states: the carried state.
-        given: the scale, where the metadata or the user name it.
-        roles: the rest of its state, where the metadata name it.
-        losses: the outputs that could be the loss.
+    It may be `given`, where the metadata or the user name it, and by the metadata the rest of its state (`roles`).
     """
     nexts = {state.value: state.next for state in states}
     if given is not None:

@@ -9,9 +9,10 @@ import onnx_ir as ir
 from graphscale.checks.linting.flow import Event, Fault
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
-from graphscale.graph.values import inner_nodes, is_scalar, node_name, op_name
+from graphscale.checks.patterns import is_comparison
+from graphscale.graph.values import is_scalar, node_name, op_name
 from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Kind, Trait, has_trait, rule_of
+from graphscale.operators import Trait, has_trait, rule_of
 
 __all__: list[str] = []
 
@@ -58,9 +59,9 @@ def _explain(context: LintContext, event: Event) -> tuple[str, str, ir.Value | N
             return "GS206", f"{operator} reads {names}, which carries the loss scale, and has no degree rule", value
     assert node is not None
     carried = f"{names}, which carries the loss scale{_power(event)}"
-    is_forward, is_effect = _is_forward(context, node), has_trait(node, Trait.EFFECT)
-    rule, is_nonlinear = rule_of(node), event.fault is Fault.NONLINEAR
-    is_threshold = has_trait(node, Trait.BOUND) or (rule is not None and rule.kind is Kind.COMPARE)
+    forward = () if context.topology is None else context.topology.forward
+    is_forward, is_effect = any(value in forward for value in node.outputs), has_trait(node, Trait.EFFECT)
+    is_nonlinear, is_threshold = event.fault is Fault.NONLINEAR, has_trait(node, Trait.BOUND) or is_comparison(node)
     if is_nonlinear:
         is_leak = is_forward and not is_effect
     else:
@@ -90,10 +91,6 @@ def _explain_output(context: LintContext, event: Event) -> tuple[str, str, ir.Va
     if context.topology is not None and value in context.topology.forward:
         return "GS104", f"output {value.name!r}, of the forward pass, carries the loss scale", value
     return "GS201", f"output {value.name!r} carries the loss scale{_power(event)}", value
-
-
-def _is_forward(context: LintContext, node: ir.Node) -> bool:
-    return context.topology is not None and any(value in context.topology.forward for value in node.outputs)
 
 
 def _misses_scale(context: LintContext, value: ir.Value) -> bool:
@@ -140,7 +137,7 @@ def _is_covered(context: LintContext) -> bool:
     report = {} if context.stamp is None else context.stamp.report
     if not report.get("contractions"):
         return False
-    nodes = [inner for node in context.view.nodes for inner in (node, *inner_nodes(node))]
+    nodes = context.view.graph.all_nodes()
     of_gradients = [node for node in nodes if (rule := rule_of(node)) and (rule.contraction or rule.gradient)]
     scaled = sum(any(map(context.carries_scale, node.inputs)) for node in of_gradients)
     return scaled >= int(report["contractions"]) - len(report.get("missed", ()))

@@ -50,10 +50,7 @@ class State:
 
 
 def find_states(
-    view: View,
-    stamped: Mapping[str, str] | None,
-    not_states: Collection[ir.Value],
-    losses: Collection[ir.Value],
+    view: View, stamped: Mapping[str, str] | None, not_states: Collection[ir.Value], losses: Collection[ir.Value]
 ) -> list[State]:
     """Find the carried state, in graph order of the outputs, then of the operators that write in place.
 

@@ -6,10 +6,11 @@ import functools
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.view import is_zero, number_of
-from graphscale.graph.values import constant_tensor, inputs_of, reads_shape, subgraphs
+from graphscale.checks.linting.view import is_zero
+from graphscale.checks.patterns import is_comparison
+from graphscale.graph.values import constant_number, constant_tensor, inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import reach, source_by_trait
-from graphscale.operators import Kind, Trait, attribute, has_trait, operators_of_kind, rule_of
+from graphscale.operators import Kind, Trait, attribute, has_trait, rule_of
 
 __all__ = [
     "BOTH",
@@ -17,7 +18,6 @@ __all__ = [
     "NAN",
     "NOTHING",
     "Kinds",
-    "is_comparison",
     "is_empty",
     "is_hiding",
     "is_infinite",
@@ -83,14 +83,9 @@ def kinds_of_test(node: ir.Node) -> Kinds:
     return frozenset({INF}) if both_signs else NOTHING
 
 
-def is_comparison(node: ir.Node) -> bool:
-    """Return whether a node compares its operands."""
-    return (node.domain, node.op_type) in operators_of_kind(Kind.COMPARE)
-
-
 def is_infinite(constant: ir.Value, size: ir.Value) -> bool:
     """Return whether a value is the constant infinity, and another a size that may equal it."""
-    return number_of(constant) == float("inf") and _is_nonnegative(size)
+    return constant_number(constant) == float("inf") and _is_nonnegative(size)
 
 
 @functools.lru_cache(maxsize=64)  # a walk asks for each operand of a node; lint clears it
@@ -147,7 +142,7 @@ def _selected(node: ir.Node, value: ir.Value, kinds: Kinds, of_all: bool) -> Kin
     condition, *branches = node.inputs
     if value is condition or condition is None:
         return kinds
-    decided = number_of(condition)
+    decided = constant_number(condition)
     if decided is not None:
         return kinds if branches[not decided] is value else NOTHING
     source = source_by_trait(value, Trait.VIEW)
@@ -184,12 +179,12 @@ def _is_nonnegative(value: ir.Value) -> bool:
             continue
         seen.add(value)
         if node is None:
-            number = number_of(value)
+            number = constant_number(value)
             if number is None or number < 0:
                 return False
         elif node.op_type in ("Mul", "Pow"):
             first, second = node.inputs[:2]
-            if first is not second and not (node.op_type == "Pow" and number_of(second) == 2):
+            if first is not second and not (node.op_type == "Pow" and constant_number(second) == 2):
                 return False
         elif has_trait(node, Trait.REDUCTION):
             pending.append(inputs_of(node)[0])
@@ -204,16 +199,12 @@ def _seen_in_bodies(node: ir.Node, value: ir.Value) -> Kinds:
     """Return the kinds of a value that the bodies of a node see, which read it or get it as an input."""
     seen = []
     for body in subgraphs(node):
-        if _reads(body, value):
+        if any(use.node.graph is body for use in value.uses()) or any(value is output for output in body.outputs):
             seen.append(_seen_in(body, value))
         elif value in node.inputs and node.op_type in ("Loop", "Scan"):
             entering = body.inputs[node.inputs.index(value)] if node.inputs.index(value) < len(body.inputs) else None
             seen += [] if entering is None else [_seen_in(body, entering)]
     return BOTH.intersection(*seen)
-
-
-def _reads(body: ir.Graph, value: ir.Value) -> bool:
-    return any(use.node.graph is body for use in value.uses()) or any(value is output for output in body.outputs)
 
 
 def _seen_in(body: ir.Graph, value: ir.Value) -> Kinds:

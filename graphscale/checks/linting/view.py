@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable
 
-import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.order import check_order
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import constant_tensor, is_known_zero, operands_of, reads_shape, values_by_name
+from graphscale.graph.values import is_known_zero, operands_of, reads_shape, values_by_name
 from graphscale.graph.walks import ancestors, descendants
 
-__all__ = ["View", "is_zero", "number_of"]
+__all__ = ["View", "is_zero"]
 
 # Larger tensors are weights, and not looked into.
 _SMALL = 4096
@@ -81,15 +80,6 @@ class View:
             if dtype is not None:
                 found[value] = dtype
         return found
-
-
-def number_of(value: ir.Value | None, *, initial: bool = False) -> float | None:
-    """Return the number that a constant of one element, or an initial value, holds, None for anything else."""
-    tensor = value.const_value if initial and value is not None else constant_tensor(value)
-    if tensor is None or tensor.size != 1:
-        return None
-    array = np.ravel(tensor.numpy())
-    return float(array[0]) if array.dtype.kind != "S" and array.dtype != object else None
 
 
 # Whether a value is known to be all zeros, its weights unread.

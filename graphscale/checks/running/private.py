@@ -54,10 +54,7 @@ class Results(NamedTuple):
 
 
 class Copy:
-    """A copy of a model to change.
-
-    Args:
-        model: the model; it is not changed.
+    """A copy of a model, to change it and not the model.
 
     Attributes:
         model: the copy.

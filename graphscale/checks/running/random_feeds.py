@@ -209,12 +209,7 @@ def _vary(first: np.ndarray[Any, Any], random: np.random.Generator) -> Any:
 
 
 def find_index_limit(value: ir.Value, sizes: Mapping[str, int]) -> int | None:
-    """Return the number that an input's whole numbers must be below to be valid indices, None if they are none.
-
-    Args:
-        value: the input.
-        sizes: the sizes of symbolic axes.
-    """
+    """Return the number that an input's whole numbers must be below to be valid indices, None if they are none."""
 
     def moved(value: ir.Value) -> list[ir.Value]:
         return [output for node, index in value.uses() if _moves(node, index, value) for output in node.outputs]

@@ -1,6 +1,1 @@
 """Translation validation: whether a scaled graph is exactly what the passes make of the original."""
-
-from graphscale.checks.translation.expectation import Claims
-from graphscale.checks.translation.validation import Translation, validate_translation
-
-__all__ = ["Claims", "Translation", "validate_translation"]

@@ -77,9 +77,8 @@ class Correspondence:
 
     def _enter(self, found: Graph, expected: Graph, where: str, named: bool) -> None:
         self._scopes.append((found, expected, where))
-        twice = [
-            {name for name, n in Counter(node.name for node in g).items() if name and n > 1} for g in (found, expected)
-        ]
+        counts = [Counter(node.name for node in graph) for graph in (found, expected)]
+        twice = [{name for name, n in each.items() if name and n > 1} for each in counts]
         self.differences += [f"{where} has two nodes named {name!r}" for name in sorted(twice[0] - twice[1])]
         for kind in ("inputs", "outputs"):
             mine, theirs = getattr(found, kind), getattr(expected, kind)
@@ -100,13 +99,9 @@ class Correspondence:
                     self._pending.append((one, other, what))
                 if isinstance(found, ir.Graph) and one.type is None and other.type is not None:
                     self.differences.append(f"{what} has no type")
-                if named:
-                    self._compare_interface(one, other)
-
-    def _compare_interface(self, found: ir.Value, expected: ir.Value) -> None:
-        if (found.type, found.shape) != (expected.type, expected.shape):
-            labels = [f"{value.type}, shape {value.shape}" for value in (found, expected)]
-            self.differences.append(f"{found.name!r} is {labels[0]}, and should be {labels[1]}")
+                if named and (one.type, one.shape) != (other.type, other.shape):
+                    labels = [f"{value.type}, shape {value.shape}" for value in (one, other)]
+                    self.differences.append(f"{one.name!r} is {labels[0]}, and should be {labels[1]}")
 
     def _compare_types(self, found: ir.Value, expected: ir.Value) -> None:
         problem = type_difference(found, expected)
@@ -122,13 +117,11 @@ class Correspondence:
         if is_typed:
             self._compare_types(found, expected)
         one, other = found.const_value, expected.const_value
-        if one is None and other is None:
-            return
-        problem: str | None
-        if one is None or other is None:
-            problem = "has no initial value" if one is None else "has an initial value, and should have none"
-        else:
+        problem: str | None = None
+        if one is not None and other is not None:
             problem = tensor_difference(one, other)
+        elif one is not other:
+            problem = "has no initial value" if one is None else "has an initial value, and should have none"
         if problem is not None and expected.is_graph_input():
             self.starts[found.name or ""] = f"the initial value of {found.name!r} {problem}"
         elif problem is not None:
@@ -149,20 +142,17 @@ class Correspondence:
                 continue
             if is_new and one is None and other is None and not found.is_graph_input() | expected.is_graph_input():
                 self._pair_values(found, expected)
-                continue
-            if one is None or one not in self._strangers:
+            elif one is None or one not in self._strangers:
                 self.differences.append(self._name_stranger(found, expected, reader))
 
     def _name_stranger(self, found: ir.Value, expected: ir.Value, reader: str) -> str:
         node, wanted = found.producer(), self.back.get(expected)
-        origin = expected.producer()
-        other = f"{expected.name!r}" if origin is None else f"{op_name(origin)} {node_name(origin)!r}"
-        if wanted is not None:
-            other = f"{wanted.name!r}"
+        origin = expected.producer() if wanted is None else None
+        other = repr((wanted or expected).name) if origin is None else f"{op_name(origin)} {node_name(origin)!r}"
         if found in self.values or (node is not None and (node.name, node.op_identifier()) in self._known):
             return f"{reader} is {found.name!r}, and should be {other}"
         self._strangers.add(node)
-        what = f"value {found.name!r}" if node is None else f"node {node_name(node)!r} ({op_name(node)})"
+        what = f"value {found.name!r}" if node is None else _label(node)
         return f"{what} is neither the original's nor an inserted piece: {reader} should come from {other}"
 
     def _pair_nodes(self, found: ir.Node, expected: ir.Node, one: ir.Value, other: ir.Value) -> bool:
@@ -171,7 +161,7 @@ class Correspondence:
             return False
         self.nodes[found] = expected
         self.matched.add(expected)
-        name = f"node {node_name(found)!r} ({op_name(found)})"
+        name = _label(found)
         outputs = _trimmed(found.outputs), _trimmed(expected.outputs)
         if [v is not None for v in outputs[0]] != [v is not None for v in outputs[1]]:
             self.differences.append(f"{name} gives other outputs than it should")
@@ -193,10 +183,7 @@ class Correspondence:
 
     def _compare_marks(self, found: ir.Node, expected: ir.Node, name: str) -> None:
         """Compare what the passes say of a node; a tool may have dropped that of all nodes."""
-        mine, theirs = (
-            {key: mark for key, mark in node.metadata_props.items() if key.startswith(MARKS)}
-            for node in (found, expected)
-        )
+        mine, theirs = ({k: m for k, m in n.metadata_props.items() if k.startswith(MARKS)} for n in (found, expected))
         for key in [key for key, mark in mine.items() if theirs.get(key) != mark]:
             wanted = f"marked {theirs[key]!r}" if key in theirs else "without that mark"
             self.differences.append(f"{name} is marked {mine[key]!r} as {key!r}, and should be {wanted}")
@@ -239,19 +226,16 @@ class Correspondence:
         strangers = [node for node in found if node not in self.nodes and node not in self._strangers]
         missing = [node for node in expected if node not in self.matched]
         for node in strangers[:_MOST]:
-            self.differences.append(f"node {_label(node)} is neither the original's nor an inserted piece")
-        for node in missing[:_MOST]:
-            self.differences.append(f"node {_label(node)} is missing")
+            self.differences.append(f"{_label(node)} is neither the original's nor an inserted piece")
+        self.differences += [f"{_label(node)} is missing" for node in missing[:_MOST]]
         ours, theirs = (getattr(graph, "initializers", {}) for graph in (found, expected))
-        for name, value in ours.items():
-            if value not in self.values and name not in theirs:
-                self.differences.append(
-                    f"the constant {name!r} of {where} is neither the original's nor an inserted one"
-                )
+        own = [name for name, value in ours.items() if value not in self.values and name not in theirs]
+        text = f"of {where} is neither the original's nor an inserted one"
+        self.differences += [f"the constant {name!r} {text}" for name in own]
 
 
 def _label(node: ir.Node) -> str:
-    return f"{node_name(node)!r} ({op_name(node)})"
+    return f"node {node_name(node)!r} ({op_name(node)})"
 
 
 def _trimmed(values: Sequence[ir.Value | None]) -> list[ir.Value | None]:
@@ -288,7 +272,7 @@ def type_difference(
     mine, theirs = _sizes(found), _sizes(expected)
     if mine is None or (theirs is None and fits is None):
         return None
-    fits = fits or _is_open_or_same
+    fits = fits or (lambda found, expected: found == expected or None in (found, expected))
     if theirs is not None and len(mine) == len(theirs) and all(map(fits, mine, theirs)):
         return None
     return f"is declared of shape {found.shape}, and should be of {expected.shape}"
@@ -302,10 +286,6 @@ def _is_inferred(value: ir.Value) -> bool:
     """Return whether runtimes infer the type of a value: not that of ONNX Runtime's own operators in ONNX's domain."""
     node = value.producer()
     return node is None or node.domain != "" or onnx.defs.has(node.op_type)
-
-
-def _is_open_or_same(found: Size, expected: Size) -> bool:
-    return found == expected or None in (found, expected)
 
 
 def attribute_difference(found: ir.Attr, expected: ir.Attr) -> str | None:

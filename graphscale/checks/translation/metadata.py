@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -32,12 +32,7 @@ def metadata_differences(
 ) -> Iterator[str]:
     """Yield the differences between the metadata of two models, a sentence each.
 
-    Args:
-        found: the scaled model that is looked at.
-        stamp: its metadata.
-        expected: the scaled model that it should be.
-        wanted: its metadata.
-        same: the correspondence of their graphs.
+    The metadata are `stamp` and those that are `wanted`; the graphs of the models correspond as in `same`.
     """
     for field in ("policy", "target", "state", "telemetry", "in_place"):
         yield from _differences(f"graphscale.{field}", getattr(stamp, field), getattr(wanted, field))
@@ -73,8 +68,8 @@ def _name_differences(
 
 def _facts(stamp: Stamp) -> dict[str, Any]:
     """Return the report without evidence."""
-    facts = {key: _plain(value) for key, value in stamp.report.items() if key not in _PROSE}
-    rows = [row for row in facts.get("state", ()) if isinstance(row, dict)]
+    facts = {key: value for key, value in stamp.report.items() if key not in _PROSE}
+    rows = facts.get("state", ())
     return {**facts, "state": [{**row, "how": row["how"] if row.get("how") in _ORIGINS else ""} for row in rows]}
 
 
@@ -127,13 +122,6 @@ def _original_differences(found: ir.Model, expected: ir.Model, scaled: ir.Model)
     yield from _differences("the metadata of the original", *metadata)
     infos = [[str(info) for info in training_info_of(model)] for model in (found, expected)]
     yield from _differences("the training_info of the original", *infos)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON gives it back."""
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 def _differences(what: str, found: Any, expected: Any) -> Iterator[str]:

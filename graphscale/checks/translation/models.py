@@ -6,12 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graphscale.checks.translation.correspondence import (
-    Correspondence,
-    Size,
-    attribute_difference,
-    type_difference,
-)
+from graphscale.checks.translation.correspondence import Correspondence, Size, attribute_difference, type_difference
 from graphscale.graph.types import infer_types
 
 __all__ = ["compare_models"]
@@ -92,9 +87,7 @@ def _compare_functions(found: ir.Model, expected: ir.Model, same: Correspondence
 def _have_equal_defaults(found: ir.Function, expected: ir.Function) -> bool:
     if found.attributes.keys() != expected.attributes.keys():
         return False
-    for key, one in found.attributes.items():
-        other = expected.attributes[key]
-        # A file keeps no type of an attribute without a default.
-        if (one.value, other.value) != (None, None) and attribute_difference(one, other) is not None:
-            return False
-    return True
+    pairs = [(one, expected.attributes[key]) for key, one in found.attributes.items()]
+    # A file keeps no type of an attribute without a default.
+    held = [(one, other) for one, other in pairs if (one.value, other.value) != (None, None)]
+    return all(attribute_difference(*pair) is None for pair in held)

@@ -37,23 +37,20 @@ def _sign(node: ir.Node, values: dict[ir.Value, bytes]) -> bytes:
 def _sign_value(value: ir.Value, values: dict[ir.Value, bytes]) -> bytes:
     found = values.get(value)
     if found is None:
-        tensor = value.const_value
-        if value.is_graph_input() or tensor is None:
-            found = f"input {value.name}".encode()
-        else:
-            found = repr((tensor.dtype.name, [*tensor.shape])).encode()
-            if 0 < tensor.nbytes <= _SMALL and tensor.dtype is not ir.DataType.STRING:
-                found += tensor.tobytes()
-        values[value] = found
+        tensor = None if value.is_graph_input() else value.const_value
+        found = values[value] = f"input {value.name}".encode() if tensor is None else _tensor_part(tensor)
     return found
+
+
+def _tensor_part(tensor: ir.TensorProtocol) -> bytes:
+    is_small = tensor.nbytes <= _SMALL and tensor.dtype is not ir.DataType.STRING
+    return repr((tensor.dtype.name, [*tensor.shape])).encode() + (tensor.tobytes() if is_small else b"")
 
 
 def _attribute_parts(node: ir.Node) -> Iterator[bytes]:
     for name, attribute in sorted(node.attributes.items()):
         if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
-            tensor = attribute.as_tensor()
-            small = tensor.nbytes <= _SMALL and tensor.dtype is not ir.DataType.STRING
-            yield repr((name, tensor.dtype.name, [*tensor.shape])).encode() + (tensor.tobytes() if small else b"")
+            yield repr(name).encode() + _tensor_part(attribute.as_tensor())
         elif attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
             yield repr((name, attribute.type, attribute.value)).encode()
 

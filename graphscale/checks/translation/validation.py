@@ -1,24 +1,113 @@
-"""The validation: the original scaled once more, and compared with the file that claims to come from it."""
+"""The validation: the original scaled once more, by the options that a file claims, and compared with that file."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
+from graphscale.checks.scaled_graph import find_scaled_loss
 from graphscale.checks.translation.correspondence import Correspondence
-from graphscale.checks.translation.expectation import Claims, expect_model, read_claims
 from graphscale.checks.translation.metadata import metadata_differences
 from graphscale.checks.translation.models import compare_models
+from graphscale.errors import AutocastError, VerifyError, one_line
+from graphscale.files.reading import parse_json
 from graphscale.graph.builder import Names
 from graphscale.graph.stamp import Stamp, read_stamp
 from graphscale.graph.values import rename
-from graphscale.policy.loss_scale import LossScale
+from graphscale.mixed_precision import autocast
+from graphscale.passes import AddTelemetry, Autocast
+from graphscale.passes.casting.settings import make_settings
+from graphscale.passes.lower_precision import AUTOCAST_KEY
+from graphscale.pipeline import scale
+from graphscale.policy.loss_scale import FixedLossScale, LossScale
 from graphscale.targets import get_target
 
-__all__ = ["Translation", "validate_translation"]
+__all__ = ["Claims", "Translation", "read_claims", "validate_translation"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims:
+    """The options of a scaling, as the scaled file claims them.
+
+    Attributes:
+        policy: the loss scale.
+        target: the target.
+        telemetry: the pass that counts steps and skips; None without it.
+        expose_scaled_loss: whether the scaled loss is an output.
+        skip_nonfinite: whether the steps of a fixed loss scale are checked.
+        autocast: type, emulation and lists of mixed precision, as `graphscale.autocast` takes them; None without it.
+        cast_before: whether the graph was put into mixed precision by a rewrite of its own.
+    """
+
+    policy: LossScale
+    target: str
+    telemetry: AddTelemetry | None = None
+    expose_scaled_loss: bool = False
+    skip_nonfinite: bool = False
+    autocast: dict[str, Any] | None = None
+    cast_before: bool = False
+
+    def cast_pass(self) -> Autocast | None:
+        """Return the pass of mixed precision, without hints."""
+        if self.autocast is None:
+            return None
+        return Autocast(self.autocast["dtype"], self.autocast["emulate"], make_settings(lists=self.autocast["lists"]))
+
+
+def read_claims(scaled: ir.Model, stamp: Stamp, policy: LossScale, original: ir.Model) -> Claims:
+    """Read the options of a scaling from the metadata and the outputs of the scaled model.
+
+    Raises:
+        VerifyError: the metadata are damaged.
+    """
+    cast = AUTOCAST_KEY in scaled.metadata_props and AUTOCAST_KEY not in original.metadata_props
+    return Claims(
+        policy,
+        stamp.target,
+        telemetry=AddTelemetry.from_stamp(stamp.telemetry),
+        expose_scaled_loss=find_scaled_loss(scaled.graph, original.graph) is not None,
+        skip_nonfinite=isinstance(policy, FixedLossScale) and "all_finite" in stamp.names,
+        autocast=_read_autocast(scaled.metadata_props[AUTOCAST_KEY]) if cast else None,
+        cast_before=cast and stamp.report.get("autocast") is None,
+    )
+
+
+def _read_autocast(text: str) -> dict[str, Any]:
+    try:
+        found = parse_json(text)
+        settings = {"dtype": found["dtype"], "emulate": bool(found["emulate"]), "lists": found.get("lists")}
+        make_settings(lists=settings["lists"])
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, AutocastError) as error:
+        raise VerifyError(f"the property {AUTOCAST_KEY} is damaged: {one_line(error)}") from error
+    return settings
+
+
+def _expect_model(original: ir.Model, claims: Claims, hints: Hints) -> ir.Model:
+    """Scale the original once more, with the options that the scaled file claims and the hints of the user.
+
+    Raises:
+        GraphscaleError: the original is not acceptable with these options, or a role is open.
+    """
+    named, mixed = {**vars(hints), "target": claims.target}, claims.cast_pass()
+    if claims.cast_before and claims.autocast is not None:
+        cast = autocast(original, **claims.autocast, **named).model
+        assert isinstance(cast, ir.Model)
+        original, mixed = cast, None
+    scaled = scale(
+        original,
+        claims.policy,
+        **named,
+        telemetry=claims.telemetry or False,
+        expose_scaled_loss=claims.expose_scaled_loss,
+        skip_nonfinite=claims.skip_nonfinite,
+        autocast=mixed,
+    )
+    assert isinstance(scaled.model, ir.Model)
+    return scaled.model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +152,7 @@ def validate_translation(
         GraphscaleError: the original cannot be scaled with these options, or a role is open.
     """
     claims = read_claims(scaled, stamp, policy, original)
-    expected = expect_model(original, claims, hints)
+    expected = _expect_model(original, claims, hints)
     same = compare_models(scaled, expected)
     newest = get_target(claims.target).max_ir_version
     if scaled.ir_version > max(newest, expected.ir_version):

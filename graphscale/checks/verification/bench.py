@@ -14,11 +14,11 @@ from graphscale.analysis.degrees import Degrees
 from graphscale.checks.derivatives.evaluators import Evaluator
 from graphscale.checks.patterns import skip_ordering
 from graphscale.checks.running.private import Copy, Results, Runner, extract, find_unseeded
-from graphscale.checks.verification.closeness import compare_bits, compare_values, is_finite
 from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair, Roles
-from graphscale.checks.verification.verify_report import Arrays, Case, Difference
+from graphscale.checks.verification.verify_report import Case, Difference, compare_values, is_finite
 from graphscale.errors import VerifyError
+from graphscale.files.tensor_files import Arrays
 from graphscale.graph.types import dtypes_by_name
 from graphscale.graph.values import uses_of
 from graphscale.passes import CheckFinite
@@ -89,7 +89,9 @@ class Bench:
                 self._wide = Evaluator(copy.model, ir.DataType.FLOAT)
         self.original = self._make_runner(copy.model, "the original")
         self.scaled = self._make_runner(self._scaled_copy().model, "the scaled graph")
-        self._lowered = None if pair.lowered is None else self._make_lowered(pair.lowered)
+        self._lowered: Runner | None = None
+        if pair.lowered is not None:
+            self._lowered = self._make_runner(self._copy(pair.lowered).model, "the lowered graph")
         self.untold = [n for n in self.oracle.gradients if self._quotients.get(n) not in self.scaled.outputs]
 
     def _make_runner(self, model: ir.Model, what: str) -> Runner:
@@ -130,7 +132,8 @@ class Bench:
 
     def with_scale(self, start: Arrays, scale: float) -> Arrays:
         """Return the same state with another loss scale, if the scaled graph takes one."""
-        return self.oracle.with_scale(start, scale if self.feeds_scale else self.oracle.initial)
+        scale = scale if self.feeds_scale else self.oracle.initial
+        return {**start, self.roles.scale.name or "": np.asarray(scale, dtype=np.float32)}
 
     # --- one step of both -------------------------------------------------------------------------------------------
 
@@ -198,12 +201,10 @@ class Bench:
         with contextlib.suppress(VerifyError):
             others += [] if self._wide is None else [self._wide.run(case.feeds)]
         for _ in range(_SHAKES):
-            shaken = {
-                name: (array * (1 + 2.0**-11 * random.uniform(-1, 1, np.shape(array)))).astype(array.dtype)
-                if array.dtype.kind == "f"
-                else array
-                for name, array in case.feeds.items()
-            }
+            shaken = dict(case.feeds)
+            for name, array in case.feeds.items():
+                if array.dtype.kind == "f":
+                    shaken[name] = (array * (1 + 2.0**-11 * random.uniform(-1, 1, array.shape))).astype(array.dtype)
             others.append(self.original.run(shaken))
         for results in others:
             for name, array in (*results.outputs.items(), *((n, results.left[n]) for n in self.pair.states)):
@@ -235,9 +236,9 @@ class Bench:
         """Compare the state where a step is not applied, the state of the loss scale, and telemetry."""
         kept = self.pair.states.keys() if self.oracle.applies(case.feeds, finite) else self.pair.kept
         for name in self.pair.states.keys() - kept:
-            yield from compare_bits(name, np.asarray(case.feeds[name]), self._next(name, got), OLD)
+            yield from compare_values(name, np.asarray(case.feeds[name]), self._next(name, got), OLD, None)
         for name, value in self.oracle.after(case.feeds, finite).items():
-            yield from compare_bits(f"{name}.next", value, self._next(name, got), RULE)
+            yield from compare_values(f"{name}.next", value, self._next(name, got), RULE, None)
         for name, value in self.oracle.ranges(case.feeds, gradients).items():
             yield from compare_values(f"{name}.next", value, self._next(name, got), TELEMETRY, 1e-6)
         values = {**case.feeds, **got.outputs}
@@ -285,7 +286,7 @@ class Bench:
         got = runner.run({**case.feeds, given: np.asarray(case.finite)}).outputs
         for role, value in self.oracle.rule_alone(case.feeds, case.finite).items():
             if role in names:  # else it has no next value, which the proof has found
-                yield from compare_bits(names[role], value, got[names[role]], RULE)
+                yield from compare_values(names[role], value, got[names[role]], RULE, None)
 
     @functools.cached_property
     def _rule(self) -> tuple[Runner, str, dict[str, str]]:
@@ -301,15 +302,20 @@ class Bench:
 
     # --- preparation ------------------------------------------------------------------------------------------------
 
-    def _scaled_copy(self) -> Copy:
-        copy = Copy(self.pair.scaled)
-        if not self._on_gpu:
-            self.replaced = copy.spell_out_finite_checks()
+    def _copy(self, model: ir.Model) -> Copy:
+        """Return a copy that is fed the scale and the states, with seeds for its random operators."""
+        copy = Copy(model)
         copy.feed([self.roles.scale.name or ""] if self.feeds_scale else [])
         copy.feed(self.pair.states)
+        copy.give_seeds(self._seeds)
+        return copy
+
+    def _scaled_copy(self) -> Copy:
+        copy = self._copy(self.pair.scaled)
+        if not self._on_gpu:
+            self.replaced = copy.spell_out_finite_checks()
         copy.show(self._quotients.values())
         self._show_activations(copy)
-        copy.give_seeds(self._seeds)
         return copy
 
     def _show_activations(self, copy: Copy) -> None:
@@ -320,13 +326,6 @@ class Bench:
             if value.dtype is None and (dtype := typed.get(value.name or "")) is not None:
                 value.dtype = dtype
         copy.show(value.name or "" for value in shown if not value.is_graph_input())
-
-    def _make_lowered(self, lowered: ir.Model) -> Runner:
-        copy = Copy(lowered)
-        copy.feed([self.roles.scale.name or ""] if self.feeds_scale else [])
-        copy.feed(self.pair.states)
-        copy.give_seeds(self._seeds)
-        return self._make_runner(copy.model, "the lowered graph")
 
     def renew(self) -> None:
         """Run every step in sessions of its own from now on: random operators begin at their seeds again."""

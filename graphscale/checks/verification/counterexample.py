@@ -27,9 +27,7 @@ def save_case(case: Case, path: str | os.PathLike[str]) -> None:
         OutputError: the file cannot be written; an existing one is as it was.
     """
     small = [name for name, array in case.feeds.items() if array.dtype == ml_dtypes.bfloat16]
-    arrays: dict[str, Any] = {
-        f"{_FEED}{name}": array.view(np.uint16) if name in small else array for name, array in case.feeds.items()
-    }
+    arrays: dict[str, Any] = {f"{_FEED}{n}": a.view(np.uint16) if n in small else a for n, a in case.feeds.items()}
     arrays[_CASE] = np.asarray(json.dumps({**case.to_dict(), "bfloat16": small}))
     with writing.write_file(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
@@ -53,9 +51,8 @@ def load_case(path: str | os.PathLike[str]) -> Case:
         case = Case(**{**fields, "feeds": feeds, "number": number, "tolerance": float(fields["tolerance"])})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(f"{path} is a damaged counterexample: {error!r}") from error
-    whole = case.kind != "skip" or (
-        isinstance(case.gradient, str) and isinstance(case.position, int) and number is not None
-    )
-    if case.kind not in ("step", "skip", "poison", "rule") or not whole or math.isnan(case.tolerance):
+    forces = isinstance(case.gradient, str) and isinstance(case.position, int) and number is not None
+    is_known = case.kind in ("step", "poison", "rule") or (case.kind == "skip" and forces)
+    if not is_known or math.isnan(case.tolerance):
         raise ModelFileError(f"{path} is a damaged counterexample: it says {fields!r}")
     return case

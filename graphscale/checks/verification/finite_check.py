@@ -96,17 +96,10 @@ def _is_empty(value: ir.Value) -> bool:
 
 
 def _repeats_nothing(node: ir.Node) -> bool:
-    """Return whether a node may repeat its operand no times."""
-    return node.op_type in ("Tile", "Expand") and not _is_positive(node.inputs[1])
-
-
-def _is_positive(counts: ir.Value | None) -> bool:
-    """Return whether counts, also ones joined by Concat, are constants other than 0."""
-    for value in reach([counts], _joined):
-        tensor = constant_tensor(value)
-        if not _joined(value) and (tensor is None or not np.all(tensor.numpy())):
-            return False
-    return True
+    """Return whether a node may repeat its operand no times: counts, also ones joined by Concat, may be 0."""
+    counts = reach([node.inputs[1]], _joined) if node.op_type in ("Tile", "Expand") else ()
+    tensors = [constant_tensor(value) for value in counts if not _joined(value)]
+    return any(tensor is None or not np.all(tensor.numpy()) for tensor in tensors)
 
 
 def _joined(value: ir.Value | None) -> Sequence[ir.Value | None]:

@@ -12,17 +12,9 @@ import numpy as np
 
 from graphscale.checks.running.random_feeds import STYLES, Feeder
 from graphscale.checks.verification.bench import Bench
-from graphscale.checks.verification.verify_report import (
-    FAILS,
-    HOLDS,
-    SKIPPED,
-    UNPROVED,
-    Arrays,
-    Case,
-    Check,
-    Difference,
-)
+from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, Difference
 from graphscale.errors import VerifyError
+from graphscale.files.tensor_files import Arrays
 
 __all__ = ["Measurements", "measure", "replay"]
 
@@ -44,7 +36,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclasses.dataclass
 class Measurements:
-    """The results of the measurements; the attributes are those of `VerifyReport`."""
+    """The results of the measurements, with the attributes of `VerifyReport`.
+
+    Attributes:
+        tolerance: as for `verify`, and as large as the types of the graph make it.
+        comparable: whether the original gives the same values in each run.
+    """
 
     checks: list[Check] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -52,13 +49,14 @@ class Measurements:
     differences: tuple[Difference, ...] = ()
     runs: int = 0
     progress: Progress = lambda stage, done, total: None
+    tolerance: float = 0.0
+    comparable: bool = True
 
     def try_all(self, name: str, cases: Iterable[Case], bench: Bench, what: str) -> None:
         """Run cases until one goes wrong, and add a check."""
-        wanted, count = list(cases), 0
-        for case in wanted:
-            self.progress(name, count, len(wanted))
-            count += 1
+        wanted = list(cases)
+        for i, case in enumerate(wanted):
+            self.progress(name, i, len(wanted))
             found: Sequence[Difference] = ()
             try:
                 found = bench.evaluate(case)
@@ -72,22 +70,12 @@ class Measurements:
                 if self.counterexample is None:
                     self.counterexample, self.differences = case, tuple(found)
                 return
-        self.checks.append(Check(name, HOLDS, f"{count} {what}") if count else Check(name, SKIPPED, "nothing to run"))
+        passed = Check(name, HOLDS, f"{len(wanted)} {what}")
+        self.checks.append(passed if wanted else Check(name, SKIPPED, "nothing to run"))
 
 
-def measure(
-    found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | None, *, runs: int, tolerance: float, seed: int
-) -> None:
-    """Run both graphs.
-
-    Args:
-        found: gets the results.
-        bench: both graphs.
-        feeder: draws feeds.
-        others: draws feeds with other sizes of symbolic axes; None where there are none to choose.
-        runs: the number of random feeds.
-        tolerance: as for `verify`.
-        seed: of the random feeds.
+def measure(found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | None, *, runs: int, seed: int) -> None:
+    """Run both graphs on random feeds; `others` draws some with other sizes of symbolic axes, if one may choose them.
 
     Raises:
         VerifyError: a graph cannot be run, or the original computes nothing finite on random feeds.
@@ -99,16 +87,16 @@ def measure(
     random = np.random.default_rng(seed)
     batches = _batches(bench, feeder, runs, random)
     further = [*_other_sizes(bench, others, random, found), *_other_magnitudes(bench, feeder, batches[0])]
-    comparable = _settle_randomness(bench, batches[0], found)
+    found.comparable = _settle_randomness(bench, batches[0], found)
     if bench.pair.small:
-        tolerance = max(tolerance, SMALL_TOLERANCE)
+        found.tolerance = max(found.tolerance, SMALL_TOLERANCE)
         found.notes.append(
-            f"the graph computes in a type smaller than float32: values are compared within {tolerance:g} of the "
+            f"the graph computes in a type smaller than float32: values are compared within {found.tolerance:g} of the "
             f"largest element of each tensor{f' and {bench.lost:.1g}, which may underflow' if bench.lost else ''}"
         )
-    _compare_values(bench, feeder, batches, further, tolerance, comparable, found)
+    _compare_values(bench, feeder, batches, further, found)
     _force(bench, feeder, batches, found)
-    _poison(bench, feeder, batches[0], tolerance, comparable, found)
+    _poison(bench, feeder, batches[0], found)
     _try_rule(bench, found)
     if bench.untold and not bench.pair.proved:
         why = f"the gradient {bench.untold[0]!r} that they are of is not in the scaled graph"
@@ -118,16 +106,7 @@ def measure(
 
 
 def replay(found: Measurements, bench: Bench, case: Case) -> None:
-    """Run one case again."""
-    _check_case(bench, case)
-    if case.kind != "rule":
-        _settle_randomness(bench, case.feeds, found)
-    found.try_all("the case again", iter([case]), bench, "run")
-    found.runs = bench.runs
-
-
-def _check_case(bench: Bench, case: Case) -> None:
-    """Refuse a case of other graphs."""
+    """Run one case again; refuse one of other graphs."""
     if case.kind == "skip" and case.gradient not in bench.gradients:
         raise VerifyError(f"the case forces a gradient {case.gradient!r}, which the original does not have")
     wanted = {value.name or "" for value in bench.roles.scale_states.values()}
@@ -139,6 +118,10 @@ def _check_case(bench: Bench, case: Case) -> None:
         raise VerifyError("the case is of the rule of a dynamic loss scale, and this one is fixed")
     if case.kind == "skip" and not 0 <= (case.position or 0) < math.prod(bench.shape(case.gradient or "", case.feeds)):
         raise VerifyError(f"the case forces element {case.position} of {case.gradient!r}, which does not have so many")
+    if case.kind != "rule":
+        _settle_randomness(bench, case.feeds, found)
+    found.try_all("the case again", [case], bench, "run")
+    found.runs = bench.runs
 
 
 def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generator) -> list[Arrays]:
@@ -199,16 +182,10 @@ def _same(bench: Bench, feeds: Arrays) -> bool:
 
 
 def _compare_values(
-    bench: Bench,
-    feeder: Feeder,
-    batches: Sequence[Arrays],
-    further: Sequence[Arrays],
-    tolerance: float,
-    comparable: bool,
-    found: Measurements,
+    bench: Bench, feeder: Feeder, batches: Sequence[Arrays], further: Sequence[Arrays], found: Measurements
 ) -> None:
-    name = "values as in the original"
-    if not comparable:
+    name, tolerance = "values as in the original", found.tolerance
+    if not found.comparable:
         status = SKIPPED if bench.pair.proved else UNPROVED
         found.checks.append(Check(name, status, "they change from run to run"))
         return
@@ -240,7 +217,7 @@ def _compare_values(
             yield Case("step", {**feeds, **start}, tolerance=tolerance)
         for i, start in enumerate(starts if is_checked else ()):
             feeds = feeder.without_resets(batches[i % len(batches)])
-            yield Case("step", {**feeds, **bench.oracle.with_scale(start, HUGE)}, tolerance=tolerance)
+            yield Case("step", {**feeds, **bench.with_scale(start, HUGE)}, tolerance=tolerance)
 
     tensors = len(bench.gradients) + len(bench.pair.states)
     bits = f"within {tolerance:g}" if tolerance else "bit for bit"
@@ -283,12 +260,10 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
     found.try_all(name, cases(), bench, what)
 
 
-def _poison(
-    bench: Bench, feeder: Feeder, batch: Arrays, tolerance: float, comparable: bool, found: Measurements
-) -> None:
+def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) -> None:
     name = "an input that is not finite"
-    if bench.roles.all_finite is None or not comparable:
-        why = "a fixed loss scale is not checked" if comparable else "values change from run to run"
+    if bench.roles.all_finite is None or not found.comparable:
+        why = "a fixed loss scale is not checked" if found.comparable else "values change from run to run"
         found.checks.append(Check(name, SKIPPED, why))
         return
     feeds = feeder.without_resets(batch)
@@ -304,7 +279,7 @@ def _poison(
             for array in poisoned.values():
                 array.reshape(-1)[(0, array.size // 2, array.size - 1)[i % 3]] = number
             start = bench.with_scale(next(starts), POWERS[1])
-            case = Case("poison", {**feeds, **poisoned, **start}, tolerance=max(tolerance, _POISONED))
+            case = Case("poison", {**feeds, **poisoned, **start}, tolerance=max(found.tolerance, _POISONED))
             with contextlib.suppress(VerifyError):  # of the original: an index that follows from it is out of range
                 bench.original.run(case.feeds)
                 yield case

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from graphscale.checks.scaled_graph import RANGES
 from graphscale.checks.verification.pair import Pair, Roles
-from graphscale.checks.verification.verify_report import Arrays
 from graphscale.errors import VerifyError
+from graphscale.files.tensor_files import Arrays
 from graphscale.passes.nodes.gradient_ranges import ROWS
 from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
 from graphscale.passes.nodes.update_rule import initial_values
@@ -64,11 +64,6 @@ class Oracle:
             variants += [{BAD_STEPS: (rule.max_consecutive_skips or 1) - 1}, {BAD_STEPS: 1}]
         return [self._feeds({**first, **variant}, i) for i, variant in enumerate(variants)]
 
-    def with_scale(self, start: Mapping[str, Any], scale: float) -> Arrays:
-        """Return the same state with another loss scale."""
-        name = self.roles.scale.name or ""
-        return {**start, name: np.asarray(scale, dtype=np.float32)}
-
     def _feeds(self, values: Mapping[str, float], count: int) -> Arrays:
         # In every other step ranges are measured.
         steps = count * self._every if self._every and count % 2 == 0 else 7 + count
@@ -119,11 +114,7 @@ class Oracle:
     ) -> Iterator[tuple[str, Any]]:
         """Yield the known names and values of the outputs that report on a step.
 
-        Args:
-            feeds: the feeds of the step.
-            finite: the result of the finite check.
-            gradients: the unscaled gradients.
-            values: all values by name, the activations that telemetry looks at included.
+        The gradients are unscaled; the activations that telemetry looks at are among all values by name.
         """
         if self.roles.all_finite is not None:
             yield self._names["all_finite"], np.asarray(finite)
@@ -147,12 +138,8 @@ class Oracle:
     def _state(self, feeds: Mapping[str, Any]) -> ScaleState:
         assert self.rule is not None
         values = {role: feeds[state.name or ""].item() for role, state in self.roles.scale_states.items()}
-        return ScaleState(
-            np.float32(values[LOSS_SCALE]),
-            int(values[GOOD_STEPS]),
-            int(values.get(HYSTERESIS_LEFT, self.rule.hysteresis)),
-            int(values.get(BAD_STEPS, 0)),
-        )
+        hysteresis, bad_steps = values.get(HYSTERESIS_LEFT, self.rule.hysteresis), values.get(BAD_STEPS, 0)
+        return ScaleState(np.float32(values[LOSS_SCALE]), int(values[GOOD_STEPS]), int(hysteresis), int(bad_steps))
 
     def _counted(self, feeds: Mapping[str, Any], applied: bool) -> Arrays:
         before = {role: feeds[state.name or ""].item() for role, state in self.roles.counters.items()}

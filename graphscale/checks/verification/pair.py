@@ -13,10 +13,10 @@ from graphscale.analysis.report import read_report
 from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
-from graphscale.checks.patterns import find_accumulators, input_at
+from graphscale.checks.patterns import input_at
 from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, RANGES, ScaledGraph, find_scaled_loss, read_scaled_graph
-from graphscale.checks.translation import Claims, Translation, validate_translation
 from graphscale.checks.translation.signatures import sign_nodes
+from graphscale.checks.translation.validation import Translation, validate_translation
 from graphscale.errors import (
     AlreadyScaledError,
     InvalidLossScaleError,
@@ -31,15 +31,15 @@ from graphscale.graph.original import outline
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.graph.values import is_source, value_label
 from graphscale.lowering.lower_model import is_lowered, plain_form
-from graphscale.operators import written_inputs
+from graphscale.operators import Trait, nodes_with, written_inputs
 from graphscale.passes import run_passes
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION, initial_values
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare
-from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get
+from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 
 __all__ = ["Pair", "Roles", "find_roles", "open_pair", "open_scaled"]
 
-_SMALL = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_SMALL = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,10 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     if is_lowered(second):
         lowered, second = second, _expected_plain_form(translation.expected, second)
     prepare(first)
-    notes = _repeat_autocast(first, translation.claims, hints)
+    notes, mixed = list[str](), translation.claims.cast_pass()
+    if mixed is not None:
+        run_passes(first, dataclasses.replace(mixed, **vars(hints), target=translation.claims.target))
+        notes = [f"the original was put through the same autocast ({mixed.dtype}) before it was compared"]
     found = analyse(first.graph, hints.stated_by(first))
     return Pair(
         original=first,
@@ -136,7 +139,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         kept=frozenset(update.input.name or "" for update in found.updates if update.kept),
         nodes=_match_nodes(first, second, translation) if lowered is None else match_models(first, second).nodes,
         proved=not translation.graph or lowered is not None,
-        small=_small_types(first),
+        small=_SMALL.intersection(value.dtype for node in first.graph.all_nodes() for value in node.outputs),
         notes=tuple(notes),
         lowered=lowered,
     ), translation
@@ -202,21 +205,19 @@ def open_scaled(scaled: Model) -> tuple[ir.Model, str, Stamp, LossScale]:
 def _check_stamp(stamp: Stamp, name: str) -> LossScale:
     """Refuse metadata that are JSON, but not of the form that scaling writes; return the policy."""
     read_report(stamp, name)
-    report, damaged = stamp.report, f"{name} has damaged graphscale metadata"
+    damaged = f"{name} has damaged graphscale metadata"
     try:
-        autocast = report.get("autocast")
+        autocast = stamp.report.get("autocast")
         if autocast is not None:
             tuple(autocast[key] for key in ("dtype", "emulate", "casts", "low_nodes", "kept_nodes"))
-        texts = [*stamp.state.values(), *stamp.names.values()]
-        texts += [*stamp.telemetry.get("gradients", ()), *report.get("missed", ())]
-        policy = get(stamp.policy)
+        policy = get_policy(stamp.policy)
     except (AttributeError, KeyError, TypeError) as error:
         raise VerifyError(f"{damaged}: {one_line(error)}") from error
     except InvalidLossScaleError as error:
         raise VerifyError(f"{damaged}: its policy: {error}") from error
-    wrong = next((text for text in texts if not isinstance(text, str)), None)
-    if wrong is not None or policy is None:
-        raise VerifyError(f"{damaged}: {wrong!r} is no {'policy' if policy is None else 'name'}")
+    wrong = next((text for text in stamp.report["missed"] if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise VerifyError(f"{damaged}: {wrong!r} is no name")
     return policy
 
 
@@ -229,7 +230,7 @@ def _find_misfit(original: ir.Graph, scaled: ir.Graph) -> str | None:
     for value in original.inputs:
         if value.name not in inputs:
             return f"it has no input {value_label(value)}"
-    if len(missing) > len(list(find_accumulators(scaled))):
+    if len(missing) > len(nodes_with(scaled, Trait.ACCUMULATOR)):
         return f"it has no output {value_label(missing[0])}"
     for kind, values, others in (("input", original.inputs, inputs), ("output", original.outputs, outputs)):
         for value in values:
@@ -237,21 +238,6 @@ def _find_misfit(original: ir.Graph, scaled: ir.Graph) -> str | None:
             if other is not None and not same_type(other, value):
                 return f"its {kind} {value_label(other)} is {value_label(value)} in the original"
     return None
-
-
-def _repeat_autocast(model: ir.Model, claims: Claims, hints: Hints) -> list[str]:
-    """Put the original into the mixed precision of the scaled graph, and return what a user should know."""
-    mixed = claims.cast_pass()
-    if mixed is None:
-        return []
-    run_passes(model, dataclasses.replace(mixed, **vars(hints), target=claims.target))
-    return [f"the original was put through the same autocast ({mixed.dtype}) before it was compared"]
-
-
-def _small_types(model: ir.Model) -> frozenset[ir.DataType]:
-    """Return the types smaller than float32 that the nodes of a model compute in."""
-    dtypes = {value.dtype for node in model.graph.all_nodes() for value in node.outputs}
-    return frozenset(dtype for dtype in _SMALL if dtype in dtypes)
 
 
 def _find_states(found: TrainingGraph) -> dict[str, str | None]:
@@ -327,11 +313,10 @@ def find_roles(pair: Pair) -> Roles:
         if role in names and names[role] not in outputs:
             raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")
     carried = {role: found[role] for role in (*states, *COUNTERS, *measured) if role in found}
-    in_place = {n.inputs[0].name or "": n.inputs[1] for n in find_accumulators(graph) if n.inputs[0] is not None}
+    writes = nodes_with(graph, Trait.ACCUMULATOR)
+    in_place = {node.inputs[0].name or "": node.inputs[1] for node in writes if node.inputs[0] is not None}
     fed = {state.name or "": pair.stamp.state.get(state.name or "") for state in carried.values()}
-    nexts = {
-        role: in_place.get(value.name or "", outputs.get(fed[value.name or ""])) for role, value in carried.items()
-    }
+    nexts = {role: in_place.get(v.name or "", outputs.get(fed[v.name or ""])) for role, v in carried.items()}
     fed |= pair.states
     # In-place state may also have its next value among the outputs, to be looked at.
     shown = {f"{state.name}.next" for state in carried.values()}

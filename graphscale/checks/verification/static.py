@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from graphscale.analysis.buffers import is_fresh
 from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers
 from graphscale.analysis.proof import prove, reach_unchecked
-from graphscale.checks.patterns import assigns, find_accumulators, skip_ordering
+from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
-from graphscale.checks.verification.guards import find_guard_fault, find_unprotected_operands, find_write_fault
 from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Check
 from graphscale.errors import ProofError
 from graphscale.graph.values import constant_tensor, inputs_of, node_name, uses_of
 from graphscale.graph.walks import ancestors, producers_of
+from graphscale.operators import Trait, nodes_with, optimizer_of, overwritten_inputs
 from graphscale.policy.loss_scale import DynamicLossScale
 
 __all__ = ["NO_CHECK", "prove_again"]
@@ -49,9 +51,8 @@ def prove_again(pair: Pair, roles: Roles) -> list[Check]:
         tested = _tested(graph, roles)
         missed = _unchecked(graph, roles, rule | ordering, tested)
         checks.append(Check.proved(names[0], missed, f"{len(tested)} gradients reach {roles.all_finite.name!r}"))
-        checks.append(
-            Check.proved(names[1], _guards(pair, roles, _conditions(pair, roles)), f"{len(pair.states)} states")
-        )
+        unguarded = _guards(pair, roles, _conditions(pair, roles))
+        checks.append(Check.proved(names[1], unguarded, f"{len(pair.states)} states"))
         dynamic = isinstance(pair.policy, DynamicLossScale)
         skipped = Check(names[2], SKIPPED, "a fixed loss scale has none", True)
         what = f"{len(roles.scale_states)} states follow from {roles.all_finite.name!r} and themselves alone"
@@ -118,7 +119,7 @@ def _free_of_scale(
             is_open = not pair.proved and (loss is None or not roles.scale.is_graph_input())
             return Check(name, UNPROVED if is_open else FAILS, contradiction, True)
         return Check(name, SKIPPED, "see: in-place writes ordered", True)
-    for node in find_accumulators(graph):
+    for node in nodes_with(graph, Trait.ACCUMULATOR):
         value = node.inputs[1]
         if value is not None and degrees.values.get(skip_ordering(value), 0) not in (0, ZERO):
             return Check(name, FAILS, f"{node_name(node)!r} writes {value.name!r}, which carries the loss scale", True)
@@ -131,7 +132,7 @@ def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:
     results += [] if roles.stuck is None else [roles.stuck]
     found = producers_of(ancestors(results, stop=lambda value: value is roles.all_finite) - {roles.all_finite})
     states = set(roles.scale_states.values())
-    return frozenset(found | {node for node in find_accumulators(graph) if node.inputs[0] in states})
+    return frozenset(found | {node for node in nodes_with(graph, Trait.ACCUMULATOR) if node.inputs[0] in states})
 
 
 def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
@@ -166,7 +167,7 @@ def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested:
     for value in graph.outputs:
         if value in reached and value is not roles.scaled_loss:
             yield f"output {value.name!r} depends on a gradient that the finite check may miss"
-    for node in find_accumulators(graph):
+    for node in nodes_with(graph, Trait.ACCUMULATOR):
         written = node.inputs[1]
         if written is not None and skip_ordering(written) in reached and node not in aside:
             yield f"{node_name(node)!r} writes a gradient that the finite check may miss"
@@ -186,7 +187,7 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> Iterator[str
     graph = pair.scaled.graph
     inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     outputs = {value.name: value for value in graph.outputs}
-    written = {node.inputs[0].name: node for node in find_accumulators(graph) if node.inputs[0] is not None}
+    written = {node.inputs[0].name: node for node in nodes_with(graph, Trait.ACCUMULATOR) if node.inputs[0] is not None}
     for state, output in pair.states.items():
         if state in pair.kept:
             continue
@@ -194,17 +195,17 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> Iterator[str
         if value is None:
             yield f"the state {state!r} of the original is gone"
         elif state in written:
-            reason = find_write_fault(written[state], conditions)
+            reason = _find_write_fault(written[state], conditions)
         elif output is None or output not in outputs:
             yield f"the next value of {state!r} is gone"
         else:
-            reason = find_guard_fault(outputs[output], value, conditions)
+            reason = _find_guard_fault(outputs[output], value, conditions)
         if reason is not None:
             yield f"the state {state!r} is not guarded: {reason}"
     for name, node in written.items():
         if name not in roles.following:
             yield f"{node_name(node)!r} writes {name!r}, which is no state of the original (--update OUT={name})"
-    for node, value in find_unprotected_operands(graph):
+    for node, value in _find_unprotected_operands(graph):
         yield f"{node_name(node)!r} may overwrite {value.name!r} whether the step is applied or not"
 
 
@@ -223,7 +224,7 @@ def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: fro
             if value is not roles.stuck and others:
                 yield f"{node_name(others[0])!r} reads {value.name!r} of the update rule"
     for role, state in roles.scale_states.items():
-        write = next((n for n in find_accumulators(graph) if n.inputs[0] is state), None)
+        write = next((n for n in nodes_with(graph, Trait.ACCUMULATOR) if n.inputs[0] is state), None)
         if role not in roles.next_values:
             yield f"{state.name!r} has no next value"
         elif write is not None and not assigns(write):
@@ -245,3 +246,71 @@ def _coverage(pair: Pair, degrees: Degrees | None, contradiction: str) -> Check:
     ]
     covered = f"{coverage.covered} of {coverage.total}" if coverage.total else "there is nothing to protect"
     return Check.proved(name, sorted(lacking), covered)
+
+
+# --- the forms in which a graph keeps the old value of a state on a step that is skipped -----------------------------
+
+
+def _find_guard_fault(value: ir.Value, state: ir.Value, conditions: Collection[ir.Value]) -> str | None:
+    """Return the reason why a next value is not the state's on a skipped step, by these conditions; None if it is."""
+    value = skip_ordering(value)
+    selected = _behind(value, "Cast")
+    node = producer(selected, "Where")
+    if node is not None and not _holds(selected, state):
+        return f"{node_name(node)!r} selects in {selected.dtype}, which does not hold all numbers of {state.dtype}"
+    if node is None:
+        return f"{value.name!r} is not selected by whether the step is applied"
+    condition, new, old = node.inputs
+    if condition not in conditions:
+        return f"{node_name(node)!r} selects by {'?' if condition is None else condition.name!r}, not by that"
+    if old is None or _behind(old, "Cast") is not state:
+        return f"on a skipped step {node_name(node)!r} gives {'?' if old is None else old.name!r}, not the old value"
+    if new is None or _behind(new, "Cast") is state:
+        return f"on an applied step {node_name(node)!r} gives the old value, too"
+    return None
+
+
+def _find_write_fault(node: ir.Node, conditions: Collection[ir.Value]) -> str | None:
+    """Return the reason why an accumulator could change its buffer on a skipped step, None if it cannot."""
+    state, value = node.inputs[0], node.inputs[1]
+    flag = input_at(node, 2)
+    assert state is not None and value is not None
+    negation = None if flag is None else producer(_behind(flag, "Reshape"), "Not")
+    if assigns(node) or (negation is not None and negation.inputs[0] in conditions):
+        # It overwrites the buffer, always or on a skipped step: with what it holds.
+        return _find_guard_fault(value, state, conditions)
+    selected = producer(value, "Where")
+    if selected is None or selected.inputs[0] not in conditions:
+        return f"{node_name(node)!r} adds {value.name!r} whether the step is applied or not"
+    kept = constant_tensor(selected.inputs[2])
+    addend = np.zeros(1) if kept is None else np.asarray(kept.numpy(), dtype=np.float64)
+    if addend.any() or not np.signbit(addend).all():
+        return f"{node_name(node)!r} adds something on a skipped step"
+    if flag is None and node.op_type == "InPlaceAccumulatorV2":
+        return f"{node_name(node)!r} turns -0.0 into 0.0 on a skipped step"
+    return None
+
+
+def _find_unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """Find operands that a kernel overwrites as it computes, and that are no copies."""
+    for node in graph:
+        written: list[int | None] = list(overwritten_inputs(node))
+        if (optimizer := optimizer_of(node)) is not None:
+            written += [optimizer.source(o) for o, value in enumerate(node.outputs) if value.name]
+        for i in written:
+            value = input_at(node, i)
+            # A sum of one operand is a copy, in a buffer of its own.
+            if value is not None and producer(value, "Sum") is None and not is_fresh(value):
+                yield node, value
+
+
+def _behind(value: ir.Value, op_type: str) -> ir.Value:
+    node = producer(value, op_type)
+    return value if node is None or node.inputs[0] is None else node.inputs[0]
+
+
+def _holds(value: ir.Value, state: ir.Value) -> bool:
+    """Return whether the type of a value holds every number of a state's."""
+    if value.dtype is None or state.dtype is None or value.dtype is state.dtype:
+        return value.dtype is state.dtype
+    return np.can_cast(state.dtype.numpy(), value.dtype.numpy(), "safe")

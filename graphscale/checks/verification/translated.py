@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from graphscale.checks.translation import Translation
+import onnx_ir as ir
+
+from graphscale.checks.translation.metadata import metadata_differences
+from graphscale.checks.translation.models import compare_models
+from graphscale.checks.translation.validation import Translation
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import SKIPPED, TRANSLATION, UNPROVED, Check
+from graphscale.graph.stamp import Stamp, read_stamp
 from graphscale.policy.dynamic_rule import ScaleState
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 
-__all__ = ["compare_translation", "state_faults"]
+__all__ = ["compare_part", "compare_translation", "state_faults"]
 
 
 def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, trained: bool) -> list[Check]:
@@ -57,3 +62,18 @@ def state_faults(policy: LossScale, arrays: Mapping[str, Any]) -> Iterator[str]:
         fault = policy.rule.find_fault(ScaleState(**held))
         if fault is not None:
             yield f"the initial state of the loss scale is out of the policy's range: {fault}"
+
+
+def compare_part(found: ir.Model, name: str, stamp: Stamp, expected: ir.Model, version: str) -> list[Check]:
+    """Return the checks of one of several models: nodes, initial values, metadata, and the version that all name."""
+    same = compare_models(found, expected, f"the graph of {name}")
+    wanted = read_stamp(expected.metadata_props, f"the expected {name}")
+    what = f"{len(same.nodes)} nodes, each the original's or an inserted piece"
+    starts = [value for value in expected.graph.inputs if value.const_value is not None]
+    checks = [Check.proved(f"translation of {name}", same.differences, what, UNPROVED)]
+    if starts or same.starts:
+        checks.append(Check.proved(f"initial values of {name}", same.starts.values(), f"{len(starts)} inputs"))
+    different = [*metadata_differences(found, stamp, expected, wanted, same)]
+    if stamp.version != version:
+        different.append(f"graphscale.version is {stamp.version!r}, and should be {version!r}")
+    return [*checks, Check.proved(f"metadata of {name}", different, f"of graphscale {stamp.version}")]

@@ -13,13 +13,15 @@ import numpy as np
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.roles.answers import Answers
+from graphscale.checks.derivatives.differences import DISAGREES
+from graphscale.checks.derivatives.gradient_check import check as check_gradients
+from graphscale.checks.derivatives.gradient_report import count_agreeing
 from graphscale.checks.running.random_feeds import SIZE, Feeder
 from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.counterexample import load_case
 from graphscale.checks.verification.numeric import Measurements, Progress, measure
 from graphscale.checks.verification.numeric import replay as replay_case
 from graphscale.checks.verification.pair import find_roles, open_pair
-from graphscale.checks.verification.slopes import compare_with_slopes
 from graphscale.checks.verification.static import prove_again
 from graphscale.checks.verification.translated import compare_translation
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, VerifyReport
@@ -130,7 +132,7 @@ def verify(
     if _is_folder(original):
         original, hints = _fuse(str(original), hints)
     pair, translation = open_pair(original, scaled, hints)
-    found = Measurements(notes=[*pair.notes], progress=progress)
+    found = Measurements(notes=[*pair.notes], progress=progress, tolerance=tolerance)
     if case is None:
         found.checks += compare_translation(translation, pair, numeric=numeric, trained=trained)
     try:
@@ -150,7 +152,7 @@ def verify(
         ]
     if case is None and derivatives:
         progress("comparing gradients with slopes", 0, 0)
-        found.checks.append(compare_with_slopes(original, given, hints, seed, dims or {}))
+        found.checks.append(_compare_with_slopes(original, given, hints, seed, dims or {}))
     if case is None and runs:
         drawn = (pair.original, pair.states, pair.analysis.loss, given, dims or {})
         feeder, others = Feeder(*drawn), None
@@ -159,7 +161,7 @@ def verify(
                 others = Feeder(*drawn, size=SIZE + 3)
         try:
             with contextlib.closing(Bench(pair, parts, providers)) as bench:
-                measure(found, bench, feeder, others, runs=runs, tolerance=tolerance, seed=seed)
+                measure(found, bench, feeder, others, runs=runs, seed=seed)
         except VerifyError as error:
             if all(check.status in (HOLDS, SKIPPED) for check in found.checks):
                 raise
@@ -184,13 +186,7 @@ def _verify_several(
 ) -> VerifyReport | None:
     """Verify a folder of artifacts, or the halves of a step; None if these are single graphs.
 
-    Args:
-        original: as for `verify`.
-        scaled: as for `verify`.
-        loss: as for `verify`.
-        trained: as for `verify`.
-        single: the options that single graphs alone have a use for.
-        progress: as for `verify`.
+    Single graphs alone have a use for the options `single`; all others are those of `verify`.
     """
     folders = [_is_folder(original), _is_folder(scaled)]
     parts = [*scaled.gradients, scaled.update] if hasattr(scaled, "update") else scaled
@@ -204,12 +200,29 @@ def _verify_several(
     given = [name for name, value in unused.items() if value]
     if given:
         raise VerifyError(f"{given[0]} is for a single graph; models of a folder, or of a split step, are not run")
+    from graphscale.checks.verification import several_models
+
     if is_split:
-        from graphscale.checks.verification.split_halves import verify_halves
-
         progress("splitting the step again", 0, 0)
-        return verify_halves(getattr(original, "model", original), *parts)
-    from graphscale.checks.verification.folders import verify_folder
-
+        return several_models.verify_halves(getattr(original, "model", original), *parts)
     progress("scaling the original again", 0, 0)
-    return verify_folder(str(original), scaled, loss, trained)
+    return several_models.verify_folder(str(original), scaled, loss, trained)
+
+
+def _compare_with_slopes(
+    original: Model, feeds: Mapping[str, Any], hints: Hints, seed: int, dims: Mapping[str, int]
+) -> Check:
+    """Compare the gradients of an original with the slopes of its loss: a wrong choice of the loss fails."""
+    name = "gradients are slopes of the loss"
+    try:
+        found = check_gradients(original, feeds, hints, seed=seed, dims=dims)
+    except VerifyError as error:
+        return Check(name, SKIPPED, str(error))
+    wrong = [f"{each.gradient!r} of {each.weight!r}" for each in found.weights if each.verdict == DISAGREES]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
+        detail = f"{wrong[0]}{more} is no slope of {found.loss!r}; inspect --check-gradients says more"
+        return Check(name, FAILS, detail)
+    agreeing = count_agreeing(found.weights)
+    detail = f"{agreeing} of {len(found.weights)} agree with {found.loss!r} in {found.dtype}"
+    return Check(name, HOLDS if agreeing else SKIPPED, detail)

@@ -1,9 +1,9 @@
-"""The results of a verification, as data."""
+"""The results of a verification, as data; and the comparison of values that a run gives with those expected."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,15 @@ __all__ = [
     "SKIPPED",
     "TRANSLATION",
     "UNPROVED",
-    "Arrays",
     "Case",
     "Check",
     "Difference",
     "VerifyReport",
-    "find_differing",
+    "compare_values",
+    "is_finite",
 ]
 
+_Array = np.ndarray[Any, Any]
 HOLDS, FAILS, SKIPPED, UNPROVED = "holds", "fails", "skipped", "not proved"
 TRANSLATION = "translation"  # the name of the check that numbers alone leave out
 _SHOWN = 3  # faults of one proof
@@ -103,13 +104,15 @@ class Difference:
     """
 
     name: str
-    expected: np.ndarray[Any, Any]
-    got: np.ndarray[Any, Any]
+    expected: _Array
+    got: _Array
     source: str
 
-    def places(self) -> np.ndarray[Any, Any]:
+    def places(self) -> _Array:
         """Return the indices of the flattened elements that differ in their bits; both have one shape and dtype."""
-        return np.flatnonzero(find_differing(np.asarray(self.expected), np.asarray(self.got)))
+        arrays = (np.asarray(self.expected), np.asarray(self.got))
+        rows = [np.frombuffer(a.tobytes(), np.uint8).reshape(-1, a.dtype.itemsize) for a in arrays]
+        return np.flatnonzero((rows[0] != rows[1]).any(axis=1))
 
     def __str__(self) -> str:
         expected, got = np.asarray(self.expected), np.asarray(self.got)
@@ -126,10 +129,46 @@ class Difference:
         )
 
 
-def find_differing(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return for each element of two arrays of one shape and dtype, flattened, whether its bits differ."""
-    rows = [np.frombuffer(a.tobytes(), np.uint8).reshape(-1, a.dtype.itemsize) for a in (expected, got)]
-    return np.asarray((rows[0] != rows[1]).any(axis=1))
+def is_finite(array: _Array) -> bool:
+    """Return whether all elements of an array of numbers are finite."""
+    if array.dtype.kind in "biu":
+        return True
+    wide = array if array.dtype.kind == "f" else array.astype(np.float64)  # numpy has no test for bfloat16
+    return bool(np.isfinite(wide).all())
+
+
+def compare_values(
+    name: str, expected: _Array, got: _Array | None, source: str, tolerance: float | None = 0.0, lost: float = 0.0
+) -> Iterator[Difference]:
+    """Yield the difference between two arrays of numbers that are not equal; NaN equals NaN, and -0.0 equals 0.0.
+
+    Args:
+        name: the name of the value.
+        expected: the array that it should be.
+        got: the array that it is; None where there is none.
+        source: the origin of the expectation.
+        tolerance: the error that is allowed, relative to the largest finite element; None where bits must be equal.
+        lost: the absolute error that is allowed.
+    """
+    if got is None:
+        return
+    expected, got = np.asarray(expected), np.asarray(got)
+    same = (expected.dtype, expected.shape) == (got.dtype, got.shape)
+    if same and expected.tobytes() == got.tobytes():
+        return
+    if not same or tolerance is None or not _close(expected, got, tolerance, lost):
+        yield Difference(name, expected, got, source)
+
+
+def _close(expected: _Array, got: _Array, tolerance: float, lost: float) -> bool:
+    if expected.dtype.kind in "biu":
+        return False
+    one, other = expected.astype(np.float64), got.astype(np.float64)
+    finite = np.isfinite(one)
+    if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
+        return False
+    largest = np.abs(one[finite]).max(initial=0.0)
+    return bool((np.abs(one[finite] - other[finite]) <= tolerance * largest + lost).all())
 
 
 @dataclasses.dataclass(frozen=True)

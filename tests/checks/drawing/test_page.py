@@ -15,7 +15,7 @@ import pytest
 import graphscale as gs
 from graphscale.checks.diffing.compare import compare
 from graphscale.checks.drawing import draw_comparison, draw_inspection
-from graphscale.checks.drawing.facts import embed_json
+from graphscale.checks.drawing.page import embed_json
 from graphscale.files import model_files
 from tests.checks.drawing.graphs import HOSTILE, hostile_step, scaled_model
 from tests.conftest import MODEL_NAMES, MODELS

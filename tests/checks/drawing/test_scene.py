@@ -9,7 +9,7 @@ import graphscale as gs
 from graphscale.analysis.proof import prove
 from graphscale.analysis.training_graph import analyse
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase, make_context
-from graphscale.checks.drawing.facts import degree_of, list_facts
+from graphscale.checks.drawing.page import degree_of, list_facts
 from graphscale.checks.drawing.scene import make_scene
 from graphscale.errors import GraphscaleError
 from graphscale.files import model_files

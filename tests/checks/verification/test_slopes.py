@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.checks.verification import slopes
+from graphscale.checks.verification import verifier
 from graphscale.errors import VerifyError
 from tests.build import BACKWARD, step
 from tests.cli.command import graphscale, succeed
@@ -44,7 +44,7 @@ def test_what_cannot_be_evaluated_is_skipped(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: Any, **__: Any) -> None:
         raise VerifyError("nothing can evaluate it")
 
-    monkeypatch.setattr(slopes, "check", refuse)
+    monkeypatch.setattr(verifier, "check_gradients", refuse)
     model = step()
     report = gs.verify(model, gs.scale(model), runs=0, derivatives=True)
     assert report.ok and row(report) == ("skipped", "nothing can evaluate it")
