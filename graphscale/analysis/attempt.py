@@ -8,10 +8,10 @@ from collections.abc import Set
 
 import onnx_ir as ir
 
-from graphscale.analysis.coverage import Coverage
 from graphscale.analysis.loss_choice import LossCandidate
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
+from graphscale.analysis.training_result import Coverage
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Kind, Trait, has_trait, rule_of

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.coverage import Coverage
 from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.edits import Place, Plan, Unscaling
 from graphscale.analysis.roles.role_table import Assigned, Roles
-from graphscale.analysis.training_result import TrainingGraph
+from graphscale.analysis.training_result import Coverage, TrainingGraph
 from graphscale.errors import GraphscaleError, LossError, UnsupportedModelError
 from graphscale.graph.builder import Names
 from graphscale.graph.values import (

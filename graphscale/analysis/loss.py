@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.updates import NEXT_STATE, AverageFactors, KnownFactors, find_coefficients
+from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors
 from graphscale.errors import LossError
 from graphscale.graph.values import (
     constant_number,
@@ -130,8 +130,8 @@ def _find_averaged(value: ir.Value, numbers: Collection[ir.Value]) -> ir.Value |
     """Find the number that a value is a sum with a share of, where the share is unknown and follows from numbers."""
     if not numbers:
         return None
-    constant = find_coefficients(value, numbers, KnownFactors())
-    return next((v for v in find_coefficients(value, numbers, AverageFactors()) if v not in constant), None)
+    constant = find_coefficients(value, numbers, known_factors())
+    return next((v for v in find_coefficients(value, numbers, average_factors()) if v not in constant), None)
 
 
 def is_differentiable(value: ir.Value) -> bool:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.attempt import Attempt
-from graphscale.analysis.earlier_losses import join_earlier_losses
 from graphscale.analysis.loss import find_carried_number
 from graphscale.analysis.loss_choice import LossCandidate, LossChoice
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.storage import may_store_state
 from graphscale.analysis.topology import Topology
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
 from graphscale.graph.values import constant_tensor, is_scalar
 from graphscale.graph.walks import follows_from_numbers
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["choose_attempt"]
+__all__ = ["choose_attempt", "join_earlier_losses"]
 
 # The first parts of the evidence exclude a candidate, the others make one likelier.
 _EXCLUDING = 2
@@ -196,3 +196,39 @@ def _join_likeliest(rivals: Sequence[Attempt], join: Callable[[Sequence[ir.Value
         if best is not first:
             return best
     return rivals[0]
+
+
+def join_earlier_losses(
+    graph: ir.Graph | None,
+    last: Attempt,
+    earlier: Sequence[ir.Value],
+    join: Callable[[Sequence[ir.Value]], Attempt | None],
+) -> tuple[Attempt, bool] | None:
+    """Join a loss and an earlier one whose gradients move its weights, where that protects more contractions.
+
+    Such are the losses of a critic before its actor, and of a step before a second.
+
+    Args:
+        graph: the main graph; None if it cannot be run.
+        last: the choice of the loss.
+        earlier: other candidates, the likeliest first.
+        join: tries several losses at once.
+
+    Returns:
+        both losses in one attempt, and whether no other candidate may be the earlier one; None if there is none.
+    """
+    joints: dict[ir.Value, Attempt] = {}
+    held = {*last.topology.graph.inputs, *last.topology.graph.initializers.values()}
+    for loss in earlier if last.topology.reads_next_weights else ():
+        if any(c >= NEXT_STATE and same_type(loss, value) for value, c in find_coefficients(loss, held).items()):
+            continue  # the next value of a state of one element
+        joint = join((loss, *last.topology.losses))
+        if joint is None or not joint.topology.anew or joint.misfits or joint.coverage.missed:
+            continue
+        if joint.coverage.covered > last.coverage.covered:
+            joints[loss] = joint
+    if len(joints) < 2:
+        return next(((joint, True) for joint in joints.values()), None)
+    tried = {joint.candidate(loss): joint for loss, joint in joints.items()}
+    chosen = None if graph is None else LossChoice.choose(graph, [*tried], lambda losses: None)[0]
+    return (next(iter(joints.values())), False) if chosen is None else (tried[chosen], True)

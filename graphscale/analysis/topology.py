@@ -14,11 +14,9 @@ from itertools import compress
 
 import onnx_ir as ir
 
-from graphscale.analysis.holders import find_holders
 from graphscale.analysis.recomputed import find_recomputed_values
-from graphscale.analysis.updates import NEXT_STATE, Factors, find_coefficients, same_type, type_of
+from graphscale.analysis.updates import NEXT_STATE, Factors, find_coefficients, find_holders, same_type, type_of
 from graphscale.graph.numbering import Numbering, ValueSet
-from graphscale.graph.order import check_order
 from graphscale.graph.values import (
     inner_nodes,
     inputs_of,
@@ -28,7 +26,7 @@ from graphscale.graph.values import (
     main_nodes,
     operands_of,
 )
-from graphscale.graph.walks import ancestors
+from graphscale.graph.walks import ancestors, check_order
 from graphscale.operators import OPERATORS, Trait, operators_with, rule_of
 
 __all__ = ["Topology", "contains_contraction"]

@@ -10,23 +10,21 @@ import onnx_ir as ir
 
 from graphscale.analysis.attempt import Attempt
 from graphscale.analysis.bodies import Unrolled, unroll_bodies
-from graphscale.analysis.coverage import measure_coverage
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.elementwise_gradients import find_gradient_like_values
-from graphscale.analysis.hints import NO_HINTS, Hints
+from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.loss_evidence import choose_attempt
 from graphscale.analysis.optimizer_contractions import OptimizerContractions
 from graphscale.analysis.recomputed import is_copy
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles
-from graphscale.analysis.roles.named_pairs import resolve_pairs
 from graphscale.analysis.roles.role_table import Roles
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.storage import keep_stored
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.training_result import TrainingGraph
+from graphscale.analysis.training_result import TrainingGraph, measure_coverage
 from graphscale.analysis.updates import (
     NEXT_STATE,
     Update,

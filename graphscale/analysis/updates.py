@@ -11,7 +11,7 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 import onnx_ir as ir
@@ -25,18 +25,19 @@ __all__ = [
     "DIRECT",
     "LEAST_SHARE",
     "NEXT_STATE",
-    "AverageFactors",
     "Factors",
-    "KnownFactors",
-    "PossibleFactors",
-    "Shares",
     "Type",
     "Update",
+    "average_factors",
     "find_coefficients",
     "find_held_initializers",
+    "find_holders",
     "find_terms",
     "is_constant_view",
+    "known_factors",
+    "possible_factors",
     "same_type",
+    "shares",
     "type_of",
 ]
 
@@ -173,48 +174,44 @@ def _arithmetic_terms(node: ir.Node, factors: Factors) -> list[tuple[ir.Value, f
 
 
 class Factors(dict[ir.Value, float]):
-    """The values of scalar factors, each looked up once."""
+    """The values of scalar factors, each looked up once.
 
-    def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = _number(value)
-        return number
+    Args:
+        find: returns the factor of a value, 0 for one that is unknown; None for its value as a constant.
+    """
 
-
-class PossibleFactors(Factors):
-    """The same as some factors, with 1 for all that is unknown."""
-
-    def __init__(self, factors: Factors) -> None:
+    def __init__(self, find: Callable[[ir.Value], float] | None = None) -> None:
         super().__init__()
-        self._factors = factors
+        self._find = _number if find is None else find
 
     def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = self._factors[value] or 1.0
+        self[value] = number = self._find(value)
         return number
 
 
-class Shares(PossibleFactors):
-    """The same as some factors, with 1 for numbers that are unknown, such as a decay that is an input."""
-
-    def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = self._factors[value] or float(is_scalar(value))
-        return number
+def possible_factors(factors: Factors) -> Factors:
+    """Return the same as some factors, with 1 for all that is unknown."""
+    return Factors(lambda value: factors[value] or 1.0)
 
 
-class KnownFactors(Factors):
-    """The same, with 0 for the sum of a constant and an unknown number, and for filled tensors, which may be states."""
-
-    def __missing__(self, value: ir.Value) -> float:
-        number = math.nan if value.is_initializer() and not is_scalar(value) else _number(value, unknown=math.nan)
-        self[value] = number = 0.0 if math.isnan(number) else number
-        return number
+def shares(factors: Factors) -> Factors:
+    """Return the same as some factors, with 1 for numbers that are unknown, such as a decay that is an input."""
+    return Factors(lambda value: factors[value] or float(is_scalar(value)))
 
 
-class AverageFactors(KnownFactors):
-    """Factors, with 1 for unknown ones that follow from numbers alone, as those of an average do."""
+def known_factors() -> Factors:
+    """Return factors with 0 for sums of constants and unknown numbers, and for filled tensors, which may be states."""
+    return Factors(_known_number)
 
-    def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = super().__missing__(value) or float(_follows_from_numbers(value))
-        return number
+
+def average_factors() -> Factors:
+    """Return known factors, with 1 for unknown ones that follow from numbers alone, as those of an average do."""
+    return Factors(lambda value: _known_number(value) or float(_follows_from_numbers(value)))
+
+
+def _known_number(value: ir.Value) -> float:
+    number = math.nan if value.is_initializer() and not is_scalar(value) else _number(value, unknown=math.nan)
+    return 0.0 if math.isnan(number) else number
 
 
 def _follows_from_numbers(value: ir.Value) -> bool:
@@ -263,6 +260,32 @@ def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
         if is_any or (kind := type_of(output)) in kinds or None in kind:
             held.update(v for v, c in find_coefficients(output, values, factors).items() if c >= NEXT_STATE)
     return held
+
+
+def find_holders(states: Iterable[ir.Value], nodes: Iterable[ir.Node], factors: Factors) -> set[ir.Value]:
+    """Find the values with a state among their terms, but for sums that broadcast it, in one pass over the nodes.
+
+    They are the values that a walk for coefficients can begin at.
+
+    Args:
+        states: the states.
+        nodes: the nodes of the main graph, in execution order.
+        factors: the known factors of the graph.
+    """
+    holders = set(states)
+    for node in nodes:
+        if subgraphs(node):
+            holders.update(node.outputs)
+        elif not holders.isdisjoint(node.inputs):
+            holders.update(value for value in node.outputs if _holds(node, value, holders, factors))
+    return holders
+
+
+def _holds(node: ir.Node, value: ir.Value, holders: set[ir.Value], factors: Factors) -> bool:
+    terms = [operand for operand, factor in find_terms(node, value, factors, DIRECT) if factor and operand in holders]
+    if node.op_type not in ("Add", "Sub", "Sum"):
+        return bool(terms)
+    return any(None in type_of(operand) or type_of(operand) == type_of(value) for operand in terms)
 
 
 def is_constant_view(output: ir.Value) -> bool:

@@ -1,4 +1,4 @@
-"""Walks up and down a graph. All are iterative: a graph may be deeper than Python's stack."""
+"""Walks up and down a graph, and its order. All are iterative: a graph may be deeper than Python's stack."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from graphscale.graph.values import is_scalar, operands_of
+from graphscale.errors import ModelFileError
+from graphscale.graph.values import is_scalar, is_source, node_name, operands_of, subgraphs
 from graphscale.operators import Trait, has_trait
 
 __all__ = [
     "ancestors",
+    "check_order",
     "descendants",
     "follows_from_numbers",
     "nodes_above",
     "producers_of",
     "reach",
+    "restore_order",
     "source_by_trait",
     "source_of",
 ]
@@ -125,3 +128,51 @@ def source_of(value: ir.Value, operand: Callable[[ir.Node], ir.Value | None]) ->
 def source_by_trait(value: ir.Value, traits: Trait) -> ir.Value:
     """Return the value at the top of a chain of first operands of nodes whose operators have one of some traits."""
     return source_of(value, lambda node: node.inputs[0] if has_trait(node, traits) and node.inputs else None)
+
+
+def check_order(
+    graph: ir.Graph, name: str = "the graph", operands: Callable[[ir.Node], Iterable[ir.Value]] = operands_of
+) -> None:
+    """Refuse a graph that reads a value before it is computed.
+
+    Args:
+        graph: the main graph.
+        name: what to call the graph in messages.
+        operands: the values that a node reads.
+
+    Raises:
+        ModelFileError: with the first value that nothing computes, or that comes too late.
+    """
+    bodies = [body for node in graph.all_nodes() for body in subgraphs(node)]
+    for value in (value for each in (graph, *bodies) for value in each.outputs):
+        if value.producer() is None and not is_source(value):
+            raise ModelFileError(f"output {value.name!r} of {name} is computed by no node")
+    found = _early_read(graph, operands)
+    if found is None:
+        return
+    node, value = found
+    if value.producer() is None:
+        raise ModelFileError(f"node {node_name(node)!r} of {name} reads {value.name!r}, which nothing computes")
+    raise ModelFileError(
+        f"{name} is not in topological order: node {node_name(node)!r} reads {value.name!r} before it is computed; "
+        "sort the graph first"
+    )
+
+
+def restore_order(graph: ir.Graph) -> None:
+    """Sort a graph if a node in it stands before what it reads; the look costs a tenth of sorting."""
+    if _early_read(graph, operands_of) is not None:
+        graph.sort()
+
+
+def _early_read(graph: ir.Graph, operands: Callable[[ir.Node], Iterable[ir.Value]]) -> tuple[ir.Node, ir.Value] | None:
+    """Return the first node that reads a value which is not computed before it, with the value."""
+    known = {*graph.inputs, *graph.initializers.values()}
+    for node in graph:
+        values = operands(node)
+        if not known.issuperset(values):
+            early = next((value for value in values if value not in known and not is_source(value)), None)
+            if early is not None:
+                return node, early
+        known.update(node.outputs)
+    return None

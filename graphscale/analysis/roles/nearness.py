@@ -6,20 +6,19 @@ import functools
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
 from graphscale.analysis.roles.dependence import Dependence
-from graphscale.analysis.roles.interface_order import find_between
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.step_interface import VIEWS, Interface
-from graphscale.analysis.updates import Shares, find_terms
+from graphscale.analysis.updates import find_terms, shares
 from graphscale.graph.values import constant_tensor, inputs_of, loop_start, subgraphs
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import has_trait
 
-__all__ = ["Nearness"]
+__all__ = ["Nearness", "find_between", "find_positions"]
 
 # Values looked at above an output; an update has a few dozens.
 _MOST_VALUES = 300
@@ -42,7 +41,7 @@ class Nearness:
 
     def __init__(self, step: Interface, dependence: Dependence) -> None:
         self._step, self._dependence = step, dependence
-        self._factors = Shares(step.factors)
+        self._factors = shares(step.factors)
         self._known: dict[ir.Value, dict[ir.Value, int]] = {}
 
     def assign(
@@ -149,3 +148,23 @@ class Nearness:
         for value in self._step.topology.ancestors([inputs[0]]):
             if value.shape is not None and [*value.shape] == rest:
                 yield source_by_trait(value, VIEWS)
+
+
+def find_between(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
+    """Return the other outputs and inputs between two pairs, one by one, if both are equally many."""
+    inputs, outputs = graph.inputs, graph.outputs
+    known = [*find_positions(graph, pairs)]
+    return {
+        outputs[index]: inputs[before + index - first]
+        for (first, before), (last, behind) in itertools.pairwise(known)
+        for index in range(first + 1, last)
+        if last - first == behind - before
+    }
+
+
+def find_positions(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> Iterable[tuple[int, int]]:
+    """Yield the places of the outputs and the inputs of some pairs, in the order of the outputs."""
+    places = {value: index for index, value in enumerate(graph.inputs)}
+    for index, value in enumerate(graph.outputs):
+        if value in pairs and pairs[value] in places:
+            yield index, places[pairs[value]]

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.alternatives import always_holds
 from graphscale.analysis.roles.changed_batches import is_running_statistic, may_be_batch
 from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.names import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
+from graphscale.analysis.roles.single_numbers import always_holds
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.storage import is_stored
-from graphscale.analysis.updates import NEXT_STATE, PossibleFactors, find_coefficients, same_type, type_of
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients, possible_factors, same_type, type_of
 from graphscale.graph.values import constant_number, constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import reach
 
@@ -144,7 +144,7 @@ def _condition(step: Interface, output: ir.Value, value: ir.Value) -> ir.Value |
 def _takes_gradient(step: Interface, output: ir.Value) -> bool:
     """Return whether an output is a sum with a gradient of its type, whatever that is multiplied or divided by."""
     gradients = [value for value in step.plan.unscaled if same_type(value, output)]
-    return bool(gradients and find_coefficients(output, gradients, PossibleFactors(step.factors), least=0.0))
+    return bool(gradients and find_coefficients(output, gradients, possible_factors(step.factors), least=0.0))
 
 
 def _is_counter(step: Interface, output: ir.Value, value: ir.Value) -> bool:

@@ -17,12 +17,12 @@ from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import (
     NEXT_STATE,
     Factors,
-    KnownFactors,
-    PossibleFactors,
-    Shares,
     Type,
     find_coefficients,
+    known_factors,
+    possible_factors,
     same_type,
+    shares,
     type_of,
 )
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
@@ -54,8 +54,8 @@ class Interface:
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.topology, self.plan, self.graph = topology, plan, topology.graph
-        self.factors, self._known_factors = Factors(), KnownFactors()
-        self._shares, self._possible_factors = Shares(self.factors), PossibleFactors(self.factors)
+        self.factors, self._known_factors = Factors(), known_factors()
+        self._shares, self._possible_factors = shares(self.factors), possible_factors(self.factors)
         self.inputs: dict[ir.Value, Assigned] = {}
         self.outputs: dict[ir.Value, Assigned] = {}
         self.is_gradient: Callable[[ir.Value], bool] = lambda value: value in plan.unscaled

@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.order import check_order
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import constant_tensor, is_known_zero, operands_of, reads_shape, values_by_name
-from graphscale.graph.walks import ancestors, descendants
+from graphscale.graph.walks import ancestors, check_order, descendants
 
 __all__ = ["View", "is_zero", "number_of"]
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.buffers import is_fresh
+from graphscale.analysis.hazards import is_fresh
 from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
 from graphscale.graph.values import constant_tensor, node_name
 from graphscale.operators import optimizer_of, overwritten_inputs
