@@ -58,14 +58,11 @@ def _reduces_to_scalar(value: ir.Value, depth: int = 8) -> bool:
     if node is None or depth == 0:
         return False
     if has_trait(node, Trait.REDUCTION):
-        keep, axes = node.attributes.get("keepdims"), "axes" in node.attributes or len(node.inputs) > 1
-        return keep is not None and keep.as_int() == 0 and not axes
+        return node.attributes.get_int("keepdims", 1) == 0 and not ("axes" in node.attributes or len(node.inputs) > 1)
     if node.op_type == "SoftmaxCrossEntropyLoss":
-        reduction = node.attributes.get("reduction")
-        return reduction is None or reduction.as_string() != "none"
+        return node.attributes.get_string("reduction", "mean") != "none"
     if has_trait(node, Trait.ELEMENTWISE):
-        inputs = [operand for operand in node.inputs if operand is not None]
-        return all(is_scalar(v) or (v.shape is None and _reduces_to_scalar(v, depth - 1)) for v in inputs)
+        return all(is_scalar(v) or (v.shape is None and _reduces_to_scalar(v, depth - 1)) for v in inputs_of(node))
     return False
 
 

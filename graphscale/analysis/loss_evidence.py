@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.attempt import Attempt
+from graphscale.analysis.attempt import Attempt, TryTogether
 from graphscale.analysis.loss import find_carried_number
 from graphscale.analysis.loss_choice import LossCandidate, LossChoice
 from graphscale.analysis.roles.answers import Answers
-from graphscale.analysis.storage import may_store_state
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
 from graphscale.graph.values import constant_tensor, is_scalar
@@ -82,7 +81,7 @@ def choose_attempt(
     attempts: Sequence[Attempt],
     failed: Mapping[ir.Value, bool],
     answers: Answers,
-    join: Callable[[Sequence[ir.Value]], Attempt | None],
+    join: TryTogether,
 ) -> tuple[Attempt, str, bool]:
     """Choose a loss by its evidence, and by its derivatives where the evidence excludes no other one.
 
@@ -158,7 +157,7 @@ def _find_carried_number(attempt: Attempt) -> ir.Value | None:
     for may_be_stored in (True, False):
         found = (find_carried_number(topology.graph, loss, may_be_stored) for loss in topology.losses)
         number = next((value for value in found if value is not None), None)
-        if number is None or number.is_graph_input() or may_store_state(topology, attempt.solver.plan.unscaled.keys()):
+        if number is None or number.is_graph_input() or topology.may_store_state(attempt.solver.plan.unscaled.keys()):
             break
     return number
 
@@ -184,7 +183,7 @@ def _leave_excluded(rivals: Sequence[Attempt]) -> Sequence[Attempt]:
     return left if left and all(any(a in left for a in others) for others in excluded) else rivals
 
 
-def _join_likeliest(rivals: Sequence[Attempt], join: Callable[[Sequence[ir.Value]], Attempt | None]) -> Attempt:
+def _join_likeliest(rivals: Sequence[Attempt], join: TryTogether) -> Attempt:
     """Return the likeliest attempt, or one at several losses, each with cotangents of its own, that fits better."""
     fits = not rivals[0].misfits and not rivals[0].solver.unscales_cotangents
     for first in rivals[:1] if fits else rivals:
@@ -202,7 +201,7 @@ def join_earlier_losses(
     graph: ir.Graph | None,
     last: Attempt,
     earlier: Sequence[ir.Value],
-    join: Callable[[Sequence[ir.Value]], Attempt | None],
+    join: TryTogether,
 ) -> tuple[Attempt, bool] | None:
     """Join a loss and an earlier one whose gradients move its weights, where that protects more contractions.
 

@@ -15,9 +15,8 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import ZERO, Conflict, Degrees, evaluate
 from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.errors import ProofError
-from graphscale.graph.body_flow import depends_on, outputs_reached
 from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, reads_shape, subgraphs
-from graphscale.graph.walks import ancestors
+from graphscale.graph.walks import ancestors, depends_on, outputs_reached
 from graphscale.operators import Trait, nodes_with, rule_of
 
 __all__ = ["Proof", "prove", "reach_unchecked", "scale_degrees"]

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.windows import CUTS, Window, window_above
-from graphscale.graph.values import constant_tensor, is_known_zero, is_scalar, subgraphs
+from graphscale.graph.values import constant_tensor, inputs_of, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 
@@ -34,6 +34,8 @@ __all__ = [
     "find_holders",
     "find_terms",
     "is_constant_view",
+    "is_stored",
+    "keep_stored",
     "known_factors",
     "possible_factors",
     "same_type",
@@ -51,6 +53,7 @@ LEAST_SHARE = 0.05
 # Coefficients down to this one are followed: a product with a large number may be ahead, as in floor(1024 * w) / 1024.
 _FOLLOWED = 1e-4
 
+_STORED = "graphscale.stored"  # in the `meta` of a value
 _ARITHMETIC = frozenset(("Add", "Sum", "Sub", "Neg", "Mul", "Pow", "Div"))
 _VIEWS = Trait.VIEW | Trait.REPEAT
 DIRECT = _VIEWS | Trait.PERMUTE | Trait.BOUND
@@ -133,7 +136,7 @@ def find_terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait)
         source = optimizer.source(value.index() or 0)
         state = None if source is None or source >= len(node.inputs) else node.inputs[source]
         return [] if state is None else [(state, 1.0)]
-    if node.domain not in ("", "ai.onnx") and node.op_type != "BatchNormInternal":
+    if node.domain and node.op_type != "BatchNormInternal":
         return []
     if node.op_type == "If":
         return [(branch.outputs[value.index() or 0], 1.0) for branch in subgraphs(node)]
@@ -141,24 +144,20 @@ def find_terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait)
     if rule is not None and (has_trait(node, through) or node.op_type == "Where"):
         data = (node.inputs[i] for i in rule.operands(len(node.inputs)))
         return [(operand, 1.0) for operand in data if operand is not None]
-    inputs = [operand for operand in node.inputs if operand is not None]
+    inputs = inputs_of(node)
     if node.op_type in ("ScatterND", "ScatterElements") and through & Trait.MOVE:
         return [] if is_known_zero(inputs[0]) else [(inputs[0], 1.0)]
     if node.op_type == "Gemm":
-        share = node.attributes.get("beta")
-        return [
-            (addend, 1.0 if share is None else share.as_float()) for addend in node.inputs[2:] if addend is not None
-        ]
+        return [(addend, node.attributes.get_float("beta", 1.0)) for addend in inputs[2:]]
     if node.op_type in ("Floor", "Ceil", "Round", "Relu") and through & Trait.MOVE:
         return [(inputs[0], 1.0)]
     if node.op_type in ("BatchNormalization", "BatchNormInternal") and value.index() in (1, 2):
-        momentum = node.attributes.get("momentum")
-        return [(inputs[2 + (value.index() or 0)], 0.9 if momentum is None else momentum.as_float())]
+        return [(inputs[2 + (value.index() or 0)], node.attributes.get_float("momentum", 0.9))]
     return []
 
 
 def _arithmetic_terms(node: ir.Node, factors: Factors) -> list[tuple[ir.Value, float]]:
-    op_type, inputs = node.op_type, [operand for operand in node.inputs if operand is not None]
+    op_type, inputs = node.op_type, inputs_of(node)
     if op_type == "Mul":
         return [(inputs[0], factors[inputs[1]]), (inputs[1], factors[inputs[0]])]
     if op_type in ("Add", "Sum"):
@@ -227,9 +226,9 @@ def _number(value: ir.Value, depth: int = 8, unknown: float = 0.0) -> float:
     if tensor is not None:
         return float(np.ravel(tensor.numpy())[0]) if 0 < tensor.size <= 1 else _uniform(tensor)
     node = value.producer()
-    if node is None or depth == 0 or node.domain not in ("", "ai.onnx"):
+    if node is None or depth == 0 or node.domain:
         return unknown
-    inputs = [operand for operand in node.inputs if operand is not None]
+    inputs = inputs_of(node)
     if has_trait(node, _VIEWS):
         return _number(inputs[0], depth - 1, unknown)
     if node.op_type in ("Add", "Sub", "Mul"):
@@ -286,6 +285,16 @@ def _holds(node: ir.Node, value: ir.Value, holders: set[ir.Value], factors: Fact
     if node.op_type not in ("Add", "Sub", "Sum"):
         return bool(terms)
     return any(None in type_of(operand) or type_of(operand) == type_of(value) for operand in terms)
+
+
+def is_stored(value: ir.Value) -> bool:
+    """Return whether a file has the value of an initializer, and takes no other."""
+    return value.is_initializer() and (not value.is_graph_input() or bool(value.meta.get(_STORED)))
+
+
+def keep_stored(value: ir.Value) -> None:
+    """Mark an initializer as stored, though the analysis makes it an input."""
+    value.meta[_STORED] = is_stored(value)
 
 
 def is_constant_view(output: ir.Value) -> bool:

@@ -176,27 +176,23 @@ class Answers:
 NO_ANSWERS = Answers()
 
 
-def _propose(table: RoleTable) -> dict[str, Any]:
-    """Return the content of a roles file: the outputs of a table, with its proposals."""
-    outputs = [entry for entry in table if entry.kind == "output"]
+def roles_file(entries: tuple[RoleEntry, ...]) -> str:
+    """Return the text of a roles file for a table: its outputs, with its proposals."""
+    outputs = [entry for entry in entries if entry.kind == "output"]
 
     def names(*roles: Role) -> list[str]:
         return [entry.name for entry in outputs if Role(entry.role) in roles]
 
-    return {
+    content = {
         "help": _FIELDS | {"open": _OPEN},
         "losses": names(Role.LOSS),
         "states": {entry.name: entry.pair for entry in outputs if entry.pair is not None},
         "gradients": names(Role.GRADIENT),
         "metrics": names(Role.METRIC, Role.CONSTANT),
         "kept": [],
-        "open": {entry.name: str(entry) for entry in table.open},
+        "open": {entry.name: str(entry) for entry in RoleTable(entries).open},
     }
-
-
-def roles_file(entries: tuple[RoleEntry, ...]) -> str:
-    """Return the text of a roles file for a table."""
-    return json.dumps(_propose(RoleTable(entries)), indent=2) + "\n"
+    return json.dumps(content, indent=2) + "\n"
 
 
 def roles_schema() -> dict[str, Any]:

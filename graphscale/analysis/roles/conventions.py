@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.names import common_words, likeness, words_of
-from graphscale.analysis.roles.nearness import Nearness, find_between, find_positions
+from graphscale.analysis.roles.nearness import Nearness, common_words, find_between, find_positions, likeness, words_of
 from graphscale.analysis.roles.role_table import STATED, Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import Update, same_type

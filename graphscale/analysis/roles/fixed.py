@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.names import likeness
+from graphscale.analysis.roles.nearness import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_constant_view, same_type
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
+from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, optimizer_of, rule_of
 
 __all__ = ["assign_fixed_roles", "assign_predictions", "doubt_constants"]
@@ -129,16 +131,14 @@ def _is_of_batch(step: Interface, value: ir.Value) -> bool:
 
 def _is_unreduced_loss(step: Interface, value: ir.Value) -> bool:
     """Return whether a loss is a mean or a sum of a value, times numbers, and nothing else."""
-    pending = [(value, False)]
-    while pending:
-        value, is_reduced = pending.pop()
-        if is_reduced and value in step.topology.losses:
-            return True
-        for node in step.topology.consumers(value):
-            others = [operand for operand in inputs_of(node) if operand is not value]
+
+    def below(each: tuple[ir.Value, bool]) -> Iterator[tuple[ir.Value, bool]]:
+        for node in step.topology.consumers(each[0]):
+            others = [operand for operand in inputs_of(node) if operand is not each[0]]
             is_total = node.op_type in ("ReduceMean", "ReduceSum")
             is_scaled = node.op_type in ("Mul", "Div") and [*map(is_scalar, others)] == [True]
             is_linear = is_total or is_scaled or node.op_type == "Neg" or has_trait(node, Trait.VIEW)
             if is_linear and node.outputs[0] in step.topology.forward:
-                pending.append((node.outputs[0], is_reduced or is_total))
-    return False
+                yield node.outputs[0], each[1] or is_total
+
+    return any(is_reduced and each in step.topology.losses for each, is_reduced in reach([(value, False)], below))

@@ -7,8 +7,7 @@ import itertools
 import onnx_ir as ir
 
 from graphscale.analysis.roles.dependence import Dependence
-from graphscale.analysis.roles.names import likeness
-from graphscale.analysis.roles.nearness import Nearness
+from graphscale.analysis.roles.nearness import Nearness, likeness
 from graphscale.analysis.roles.pairs import fitting_inputs, may_hold_state
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.single_numbers import is_next_number, numbers_below
@@ -213,7 +212,7 @@ def doubt_surplus(step: Interface) -> None:
     Each input of a pair may have that output for its next value, and the output of the pair another input, and so on.
     The share of a weight that is projected or pruned is unknown.
     """
-    pending = [output for output, assigned in step.outputs.items() if _may_be_next_value(step, output, assigned)]
+    pending = [output for output, assigned in step.outputs.items() if _may_be_next_value(output, assigned)]
     while pending:
         output = pending.pop()
         for value in _held_states(step, output):
@@ -230,7 +229,7 @@ def doubt_surplus(step: Interface) -> None:
                 step.outputs[output] = Assigned(mine.role, evidence, certain=False)
 
 
-def _may_be_next_value(step: Interface, output: ir.Value, assigned: Assigned) -> bool:
+def _may_be_next_value(output: ir.Value, assigned: Assigned) -> bool:
     if is_scalar(output) or not is_float(output) or assigned.is_named:
         return False
     return not assigned.certain or assigned.role in (Role.METRIC, Role.CONSTANT)

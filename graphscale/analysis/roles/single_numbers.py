@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.loss import is_complemented
-from graphscale.analysis.roles.names import likeness
+from graphscale.analysis.roles.nearness import likeness
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import (
     LEAST_SHARE,

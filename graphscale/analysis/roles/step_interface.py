@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.dependence import Dependence
-from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.storage import is_stored, may_store_state
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import (
     NEXT_STATE,
     Factors,
     Type,
     find_coefficients,
+    is_stored,
     known_factors,
     possible_factors,
     same_type,
@@ -26,10 +27,13 @@ from graphscale.analysis.updates import (
     type_of,
 )
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
-from graphscale.graph.walks import source_by_trait
+from graphscale.graph.walks import producers_of, reach, source_by_trait
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["VIEWS", "Interface"]
+__all__ = ["VIEWS", "Interface", "eliminate"]
+
+_Output = TypeVar("_Output")
+_Input = TypeVar("_Input")
 
 VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
 _HANDS_ON = VIEWS | Trait.REPEAT | Trait.BOUND | Trait.MOVE | Trait.PART
@@ -96,7 +100,7 @@ class Interface:
 
     @functools.cached_property
     def _stores_weights(self) -> bool:
-        return may_store_state(self.topology, self.plan.unscaled.keys())
+        return self.topology.may_store_state(self.plan.unscaled.keys())
 
     # --- questions ------------------------------------------------------------------------------------------------
 
@@ -160,15 +164,13 @@ class Interface:
 
     def sources_of(self, value: ir.Value) -> list[ir.Value]:
         """Return the inputs and initializers that a value depends on."""
-        near = [value]
-        seen = {value}
-        for each in near:
-            node = each.producer()
-            if len(near) > _NEAR or (node is not None and node not in self.topology.index):
-                return [each for each in self.topology.ancestors([value]) if each.producer() is None]
-            above = () if node is None else self.topology.operands(node)
-            near.extend(dict.fromkeys(operand for operand in above if operand not in seen))
-            seen.update(above)
+
+        def above(each: ir.Value) -> Sequence[ir.Value]:
+            return () if (node := each.producer()) is None else self.topology.operands(node)
+
+        near = [*itertools.islice(reach([value], above), _NEAR + 1)]
+        if len(near) > _NEAR or not producers_of(near) <= self.topology.index.keys():
+            return [each for each in self.topology.ancestors([value]) if each.producer() is None]
         return sorted((each for each in near if each.producer() is None), key=self.topology.number)
 
     def views(self, value: ir.Value) -> list[ir.Value]:
@@ -312,3 +314,32 @@ def _is_scaled(value: ir.Value) -> bool:
     """Return whether a node multiplies a value by a constant number."""
     products = (inputs_of(node) for node, _ in value.uses() if node.op_type == "Mul")
     return any(is_scalar(each) and constant_tensor(each) is not None for operands in products for each in operands)
+
+
+def eliminate(candidates: Mapping[_Output, Collection[_Input]]) -> Iterator[tuple[_Output, _Input]]:
+    """Yield the pairs that follow when every output with a candidate has one of its own.
+
+    An output whose only candidate is the only one of another output as well has no pair.
+
+    Args:
+        candidates: the inputs that each output may be the next value of.
+    """
+    left = {output: set(inputs) for output, inputs in candidates.items() if inputs}
+    claimants: dict[_Input, set[_Output]] = {}
+    for output, inputs in left.items():
+        for value in inputs:
+            claimants.setdefault(value, set()).add(output)
+    leaves = [output for output, inputs in left.items() if len(inputs) == 1]
+    while leaves:
+        wanted: dict[_Input, list[_Output]] = {}
+        for output in leaves:
+            for value in left[output]:
+                wanted.setdefault(value, []).append(output)
+        leaves = []
+        for value, outputs in wanted.items():
+            if len(outputs) == 1:
+                yield outputs[0], value
+                for other in claimants[value]:
+                    left[other].discard(value)
+                    if len(left[other]) == 1:
+                        leaves.append(other)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.hints import NO_HINTS
 from graphscale.analysis.loss import find_loss_candidates
-from graphscale.analysis.topology import Topology, contains_contraction
+from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_graph import analyse
 from graphscale.checks.linting.check import find_check
 from graphscale.checks.linting.flow import Flow
@@ -25,6 +25,7 @@ from graphscale.checks.scaled_graph import OUTPUTS, read_scaled_graph
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files.reading import parse_json
 from graphscale.graph.stamp import SPLIT_KEY, is_scaled
+from graphscale.graph.values import contains_contraction
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 from graphscale.policy.loss_scale import FixedLossScale
 
