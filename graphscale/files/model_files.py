@@ -60,10 +60,8 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         proto = parse_model(content, str(path))
     except IsADirectoryError as error:
         raise ModelFileError(f"{path} is a folder; pass an ONNX file") from error
-    except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RuntimeError) as error:  # a NUL byte, a circle of links
-        raise ModelFileError(f"cannot read {path}: {error}") from error
+    except (OSError, ValueError, RuntimeError) as error:  # the last two: a NUL byte, a circle of links
+        raise ModelFileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except google.protobuf.message.DecodeError as error:
         raise ModelFileError(f"{path} is not an ONNX model, or it is truncated: {error}") from error
     model = _from_proto(proto, str(path))

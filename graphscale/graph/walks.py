@@ -22,6 +22,7 @@ from graphscale.operators import Trait, has_trait
 
 __all__ = [
     "ancestors",
+    "carried_by",
     "check_order",
     "depends_on",
     "descendants",
@@ -236,7 +237,7 @@ class _Flow:
 
     def _enter(self, node: ir.Node) -> None:
         """Learn the sources of the inputs of a body: operands of the node, and results of the round before."""
-        body, (first, count, ahead) = subgraphs(node)[0], _carried(node)
+        body, (first, count, ahead) = subgraphs(node)[0], carried_by(node)
         for value, given in zip(body.inputs, node.inputs, strict=False):
             self._entering[value] = [] if given is None else [given]
         for value, following in zip(body.inputs[first : first + count], body.outputs[ahead:], strict=False):
@@ -250,10 +251,11 @@ class _Flow:
         return self._entering.get(vertex, ()) if node is None else (node, *_own(node, vertex.index() or 0))
 
 
-def _carried(node: ir.Node) -> tuple[int, int, int]:
+def carried_by(node: ir.Node) -> tuple[int, int, int]:
     """Return the index of the first input that a body carries, how many it carries, and the index of its first output.
 
-    A Loop's body gives whether it goes on before all else, and is given the round and this flag.
+    A Loop's body gives whether it goes on before all else, and is given the round and this flag; the node, the number of
+    rounds and a flag.
     """
     first, ahead = (2, 1) if node.op_type == "Loop" else (0, 0)
     scanned = node.attributes["num_scan_inputs"].as_int() if node.op_type == "Scan" else 0
@@ -267,7 +269,7 @@ def _shared(node: ir.Node) -> Iterable[ir.Value]:
     if not bodies or operator == "If":
         return inputs_of(node)
     if operator in ("Loop", "Scan"):
-        first, _, ahead = _carried(node)
+        first, _, ahead = carried_by(node)
         return (*bodies[0].inputs[:first], *bodies[0].outputs[:ahead])
     return (*inputs_of(node), *(value for body in bodies for value in body.outputs))
 
@@ -279,6 +281,6 @@ def _own(node: ir.Node, index: int) -> Iterator[ir.Value]:
         if operator == "If":
             yield body.outputs[index]
         elif operator in ("Loop", "Scan"):
-            first, count, ahead = _carried(node)
+            first, count, ahead = carried_by(node)
             # Without a round, a carried value stays as it comes.
             yield body.inputs[first + index] if index < count else body.outputs[ahead + index]

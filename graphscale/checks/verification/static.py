@@ -38,7 +38,7 @@ def prove_again(pair: Pair, roles: Roles) -> list[Check]:
         loss, contradiction = None, f"the loss scale {roles.scale.name!r} is not in the graph"
     try:
         if loss is not None:
-            degrees = prove(graph, roles.scale, loss, exempt=exempt, rule_nodes=rule | ordering).degrees
+            degrees = prove(graph, roles.scale, loss, exempt=exempt, rule_nodes=rule | ordering)
     except ProofError as error:
         contradiction = str(error)
     checks.append(_free_of_scale(pair, roles, degrees, contradiction, loss))
