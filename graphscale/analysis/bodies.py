@@ -276,10 +276,8 @@ class Unrolled:
                 yield dataclasses.replace(unscaling, value=value, edges=edges, wholes=wholes)
             elif reader is not None or self._is_main(value):
                 where = "" if reader is None else f" at node {node_name(reader)!r}"
-                raise self._refuse(
-                    value,
-                    f"uses the gradient {value.name!r} itself{where}, where no step can be skipped; {_REMEDY}",
-                )
+                what = f"uses the gradient {value.name!r} itself{where}, where no step can be skipped; {_REMEDY}"
+                raise self._refuse(value, what)
             else:
                 pending += [
                     Unscaling(use.node.outputs[0], everywhere=True, reason=unscaling.reason, wholes=unscaling.wholes)

@@ -35,7 +35,8 @@ def find_gradient_like_values(topology: Topology) -> list[ir.Value]:
             return operands[:1]
         if value in fed and rule.kind in (Kind.LINEAR, Kind.PRODUCT):
             return operands
-        return [v for v in operands if node.op_type == "Mul" and _is_power(v)]
+        factors = operands if node.op_type == "Mul" else ()
+        return [v for v in factors if (maker := v.producer()) is not None and maker.op_type == "Pow"]
 
     added = [v for output in topology.graph.outputs for v in _find_summands(topology, output, states)]
     found = (v for v in reach(added, above) if not above(v))
@@ -78,8 +79,3 @@ def _find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Va
 def _holds_one_of(states: Collection[ir.Value], value: ir.Value) -> bool:
     """Return whether a value holds a state, as a decayed one does, and the next gain of a weight's rate."""
     return any(c >= NEXT_STATE for c in find_coefficients(value, states).values())
-
-
-def _is_power(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is not None and node.op_type == "Pow"

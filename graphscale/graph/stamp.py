@@ -184,9 +184,8 @@ def _wrong_field(stamp: Stamp) -> str | None:
     if not isinstance(stamp.policy.get("class_name"), str) or not isinstance(stamp.policy.get("config"), dict):
         return "policy"
     rows = stamp.report.get("state", [])
-    if not isinstance(rows, list) or not all(
-        isinstance(row, dict) and isinstance(row.get("input"), str) for row in rows
-    ):
+    rows = rows if isinstance(rows, list) else [None]
+    if not all(isinstance(row, dict) and isinstance(row.get("input"), str) for row in rows):
         return "report"
     ranges = stamp.telemetry.get("ranges", {"every": 1})
     every = ranges.get("every") if isinstance(ranges, dict) and len(ranges) == 1 else None

@@ -254,8 +254,8 @@ class _Flow:
 def carried_by(node: ir.Node) -> tuple[int, int, int]:
     """Return the index of the first input that a body carries, how many it carries, and the index of its first output.
 
-    A Loop's body gives whether it goes on before all else, and is given the round and this flag; the node, the number of
-    rounds and a flag.
+    A Loop's body gives whether it goes on before all else, and is given the round and this flag; the node, the number
+    of rounds and a flag.
     """
     first, ahead = (2, 1) if node.op_type == "Loop" else (0, 0)
     scanned = node.attributes["num_scan_inputs"].as_int() if node.op_type == "Scan" else 0

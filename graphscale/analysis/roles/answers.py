@@ -74,9 +74,8 @@ class Answers:
             if field not in (*_FIELDS, "help", "open"):
                 raise RolesError(f"{where}: there is no field {field!r}; expected {', '.join(_FIELDS)}")
         states = content.get("states", {})
-        if not isinstance(states, Mapping) or not all(
-            isinstance(name, str) for pair in states.items() for name in pair
-        ):
+        texts = [*states, *states.values()] if isinstance(states, Mapping) else [None]
+        if not all(isinstance(text, str) for text in texts):
             raise RolesError(f"{where}: states must be an object of output names and input names")
         lists: dict[str, tuple[str, ...]] = {}
         for field in _LISTS:

@@ -62,7 +62,9 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
     def settle(found: _Candidates) -> None:
         step.settle(found, "depends on its own previous value", is_certain)
 
-    def settle_beside_shares(found: _Candidates, choose: Callable[..., list[ir.Value]]) -> None:
+    def settle_beside_shares(
+        found: _Candidates, choose: Callable[..., list[ir.Value]] = lambda step, output, values: values
+    ) -> None:
         # Beside a share that is computed, any other one may be the larger.
         shares = {o: choose(step, o, [*values, *_other_shares(step, o, values)]) for o, values in found.items()}
         settle({output: [value] for output, value in eliminate(shares) if value in found[output]})
@@ -72,9 +74,9 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
         if step.may_store_state or among == ir.Value.is_graph_input:
             settle(firm)
         else:
-            settle_beside_shares(firm, _keep_all)
-        for choose in (_keep_all, _handed_on):
-            settle_beside_shares(candidates(step.held, least), choose)
+            settle_beside_shares(firm)
+        settle_beside_shares(candidates(step.held, least))
+        settle_beside_shares(candidates(step.held, least), _handed_on)
 
 
 def _begins_sum(step: Interface, value: ir.Value) -> bool:
@@ -162,10 +164,6 @@ def _is_counter(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     return (begins_at_zero or is_bounded) and step.holds_one_of(output, sums)
 
 
-def _keep_all(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
-    return values
-
-
 def _other_shares(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
     """Return the other open inputs of an output's type that it holds a share of, whose size is unknown."""
     if is_scalar(output):
@@ -198,13 +196,9 @@ def doubt_replaced_weights(step: Interface) -> None:
     untyped = sum(count for kind, count in gradients.items() if None in kind)
     for output, assigned in [*step.outputs.items()]:
         value, kind = assigned.pair, type_of(output)
-        if (
-            value is None
-            or assigned.is_named
-            or gradients[kind] + untyped <= paired[kind]
-            or is_scalar(value)
-            or not is_float(value)
-        ):
+        if value is None or assigned.is_named or is_scalar(value) or not is_float(value):
+            continue
+        if gradients[kind] + untyped <= paired[kind]:
             continue
         weights = [each for each in step.open_inputs_like(output) if each in step.topology.forward]
         if weights and may_begin_anew(step, output, value):

@@ -54,20 +54,24 @@ class Interface:
         holders: the inputs, and the initializers that may hold state.
         is_gradient: returns whether a value is a gradient, viewed, clipped or times other values.
         doubtful: sums of a gradient and an unknown share of a weight: a next weight, or a gradient with decay.
+        held: returns the inputs and initializers of an output's type that it holds, with their coefficients.
+        held_firmly: returns those that it holds with coefficients made of constants alone.
+        held_possibly: returns those that it is a sum with a product of, whatever the other factors.
     """
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.topology, self.plan, self.graph = topology, plan, topology.graph
-        self.factors, self._known_factors = Factors(), known_factors()
-        self._shares, self._possible_factors = shares(self.factors), possible_factors(self.factors)
+        self.factors = Factors()
+        self._shares = shares(self.factors)
         self.inputs: dict[ir.Value, Assigned] = {}
         self.outputs: dict[ir.Value, Assigned] = {}
         self.is_gradient: Callable[[ir.Value], bool] = lambda value: value in plan.unscaled
         self.doubtful: set[ir.Value] = set()
-        self._held: dict[ir.Value, dict[ir.Value, float]] = {}
-        self._held_possibly: dict[ir.Value, dict[ir.Value, float]] = {}
-        self._held_firmly: dict[ir.Value, dict[ir.Value, float]] = {}
-        self._sources = {*self.graph.inputs, *self.graph.initializers.values()}
+        self._sources = sources = {*self.graph.inputs, *self.graph.initializers.values()}
+        self.held = functools.cache(functools.partial(self._find_held, self.factors))
+        self.held_firmly = functools.cache(functools.partial(self._find_held, known_factors()))
+        possible = possible_factors(self.factors)
+        self.held_possibly = functools.cache(lambda output: find_coefficients(output, sources, possible, _HANDS_ON))
         self._by_type: dict[Type, list[ir.Value]] = {}
         self.holders = tuple(dict.fromkeys((*self.graph.inputs, *self._stored())))
         self._holding = {*self.holders}
@@ -115,28 +119,13 @@ class Interface:
     def open_inputs_like(self, value: ir.Value) -> list[ir.Value]:
         """Return the inputs and initializers of the type of a value that have no role yet."""
         kind = type_of(value)
-        if None in kind:
-            kinds: Iterable[Type] = self._by_type
-        else:
-            kinds = (kind, *self._untyped) if kind not in self._untyped else self._untyped
+        kinds: Iterable[Type] = self._by_type if None in kind else (kind, *self._untyped)
         fitting = (each for kind in kinds for each in self._by_type.get(kind, ()))
         return [each for each in fitting if each not in self.inputs and same_type(value, each)]
 
-    def held(self, output: ir.Value) -> Mapping[ir.Value, float]:
-        """Return the inputs and initializers of an output's type that it holds, with their coefficients."""
-        return self._find_held(output, self._held, self.factors)
-
-    def held_firmly(self, output: ir.Value) -> Mapping[ir.Value, float]:
-        """Return the inputs and initializers that an output holds with coefficients made of constants alone."""
-        return self._find_held(output, self._held_firmly, self._known_factors)
-
-    def _find_held(
-        self, output: ir.Value, known: dict[ir.Value, dict[ir.Value, float]], factors: Factors
-    ) -> Mapping[ir.Value, float]:
-        if output not in known:
-            held = find_coefficients(output, self._sources, factors, _HANDS_ON)
-            known[output] = {value: c for value, c in held.items() if not self._is_number(value)}
-        return known[output]
+    def _find_held(self, factors: Factors, output: ir.Value) -> Mapping[ir.Value, float]:
+        held = find_coefficients(output, self._sources, factors, _HANDS_ON)
+        return {value: c for value, c in held.items() if not self._is_number(value)}
 
     def _is_number(self, value: ir.Value) -> bool:
         """Return whether an initializer is filled with one number and is no weight and no moment.
@@ -154,13 +143,6 @@ class Interface:
     def holds_a_share(self, output: ir.Value, value: ir.Value) -> bool:
         """Return whether an output is a sum with a multiple of a value, however large."""
         return value in find_coefficients(output, [value], self._shares, _HANDS_ON)
-
-    def held_possibly(self, output: ir.Value) -> Collection[ir.Value]:
-        """Return the inputs and initializers that an output is a sum with a product of, whatever the other factors."""
-        if output not in self._held_possibly:
-            found = find_coefficients(output, self._sources, self._possible_factors, _HANDS_ON)
-            self._held_possibly[output] = found
-        return self._held_possibly[output]
 
     def sources_of(self, value: ir.Value) -> list[ir.Value]:
         """Return the inputs and initializers that a value depends on."""
