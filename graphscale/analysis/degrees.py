@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.graph.values import inner_nodes, is_float, is_known_zero, node_name, op_name, subgraphs
+from graphscale.graph.values import inner_nodes, is_float, is_known_zero, node_name, op_name, operands_of, subgraphs
 from graphscale.graph.walks import carried_by
 from graphscale.operators import ALL, UNRULED, Kind, Rule, rule_of
 
@@ -292,11 +291,8 @@ def _readers_in(body: ir.Graph) -> _Readers:
     """Return the readers of each value in a body, those in nested bodies among them, by position."""
     readers: _Readers = {}
     for i, node in enumerate(body):
-        bodies = [graph for each in (node, *inner_nodes(node)) for graph in subgraphs(each)]
-        read = [each.inputs for each in (node, *inner_nodes(node))] + [graph.outputs for graph in bodies]
-        for value in itertools.chain.from_iterable(read):
-            if value is not None:
-                readers.setdefault(value, {})[i] = node
+        for value in operands_of(node):
+            readers.setdefault(value, {})[i] = node
     return readers
 
 

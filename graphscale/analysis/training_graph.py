@@ -12,11 +12,11 @@ from graphscale.analysis.attempt import Attempt, TryTogether
 from graphscale.analysis.bodies import Unrolled, unroll_bodies
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.edits import Plan
-from graphscale.analysis.elementwise_gradients import find_gradient_like_values
 from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.loss_evidence import choose_attempt
 from graphscale.analysis.other_contractions import OptimizerContractions
+from graphscale.analysis.places import find_gradient_like_values
 from graphscale.analysis.recomputed import is_copy
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles

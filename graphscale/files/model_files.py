@@ -175,14 +175,14 @@ def _save_pair(model: ir.Model, target: Path) -> None:
 
 def _refuse_weights(model: ir.Model, target: Path) -> None:
     """Refuse to write a model over its own weights."""
-    for file in {Path(tensor.base_dir, tensor.location) for tensor in external_tensors(model)}:
+    for file in {Path(tensor.base_dir, tensor.location) for tensor in external_tensors(model).values()}:
         if target.exists() and file.exists() and target.samefile(file):
             raise OutputError(f"{target} holds weights of the model that is written; name another file")
 
 
 def _weights_move(model: ir.Model, folder: Path) -> bool:
     """Return whether weights of a model go to a file beside it."""
-    elsewhere = any(Path(tensor.base_dir).resolve() != folder for tensor in external_tensors(model))
+    elsewhere = any(Path(tensor.base_dir).resolve() != folder for tensor in external_tensors(model).values())
     return elsewhere or _bytes_in_memory(model) > _LARGEST
 
 
@@ -209,7 +209,8 @@ def _write_pair(model: ir.Model, target: Path, weights: Path, replaces: bool = F
         # As a whole: faster than tensor by tensor.
         with write_file(weights, replaces) as written:
             _copy(source, written)
-        with replaced_tensors(_located_in(model, target.parent, weights.name)):
+        located = {v: relocate(tensor, target.parent, weights.name) for v, tensor in external_tensors(model).items()}
+        with replaced_tensors(located):
             _write_models([model], [target])
         return
     with write_file(target) as written:
@@ -224,7 +225,7 @@ def _write_pair(model: ir.Model, target: Path, weights: Path, replaces: bool = F
 
 def _find_only_source(model: ir.Model) -> Path | None:
     """Find the file that holds all external weights of a model, if it is one and holds little else."""
-    tensors = external_tensors(model)
+    tensors = external_tensors(model).values()
     files = {Path(tensor.base_dir, tensor.location) for tensor in tensors}
     if len(files) != 1 or _bytes_in_memory(model) > _LARGEST:
         return None
@@ -277,12 +278,3 @@ def replaced_tensors(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[
     finally:
         for value, tensor_before in zip(tensors, before, strict=True):
             value.const_value = tensor_before
-
-
-def _located_in(model: ir.Model, folder: Path, name: str) -> dict[ir.Value, ir.TensorProtocol]:
-    """Return the external weights of a model as they are in another file, at the same offsets."""
-    return {
-        value: relocate(value.const_value, folder, name)
-        for value in model.graph.initializers.values()
-        if isinstance(value.const_value, ir.ExternalTensor)
-    }

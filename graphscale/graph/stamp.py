@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from graphscale.errors import AlreadyScaledError, ModelFileError
 from graphscale.files.reading import parse_json
-from graphscale.files.replacing import ROLES_KEY
 from graphscale.files.training_info import drop_training_info
+from graphscale.files.writing import ROLES_KEY
 from graphscale.graph.marks import PASS_KEY, SCALE_LOSS, UNSCALE_GRADIENTS
 
 __all__ = ["ROLES_KEY", "SPLIT_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]

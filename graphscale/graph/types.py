@@ -6,11 +6,10 @@ import logging
 from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
-from onnx_ir.convenience import create_value_mapping
 from onnx_ir.passes.common import ShapeInferencePass
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.graph.values import constant_tensor, is_tensor, own_dtype, subgraphs
+from graphscale.graph.values import constant_tensor, is_tensor, own_dtype, subgraphs, values_by_name
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, rule_of
 
@@ -56,8 +55,8 @@ def complete_types(model: ir.Model, wanted: Iterable[ir.Value] | None = None) ->
         return
     inferred = _inferred(model)
     for graph, twin in zip(model.graphs(), inferred.graphs(), strict=True):
-        types = create_value_mapping(twin, include_subgraphs=False)
-        for name, value in create_value_mapping(graph, include_subgraphs=False).items():
+        types = values_by_name(twin)
+        for name, value in values_by_name(graph).items():
             if not is_tensor(value):
                 continue
             if value.shape is None:

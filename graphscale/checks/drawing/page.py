@@ -14,7 +14,7 @@ from graphscale.checks.drawing.facts import embed_json, list_facts
 from graphscale.checks.drawing.lanes import Layout
 from graphscale.checks.drawing.scene import BADGES, Scene
 from graphscale.checks.drawing.svg import CHIPS, draw, identifier
-from graphscale.files.replacing import WRITER
+from graphscale.files.writing import WRITER
 
 __all__ = ["Cell", "Jump", "Table", "render"]
 
