@@ -29,7 +29,6 @@ from graphscale.operators import Trait, has_trait, nodes_with
 __all__ = [
     "find_in_place_writes",
     "find_late_failures",
-    "find_late_readers",
     "find_unordered_readers",
     "find_writable_states",
     "is_fresh",
@@ -52,7 +51,7 @@ def find_in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
 def find_unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
     """Yield each in-place write with the readers of its state that need not have run before it."""
     writes = [(node, state) for node in find_in_place_writes(graph) if (state := node.inputs[0]) is not None]
-    for (write, _), readers in zip(writes, find_late_readers(graph, writes), strict=True):
+    for (write, _), readers in zip(writes, _find_late_readers(graph, writes), strict=True):
         if readers:
             yield write, readers
 
@@ -82,7 +81,7 @@ def find_writable_states(
         if (node := new.producer()) is not None and node.graph is graph and outputs[new] == 1
         if _writes_elementwise(node, state, new)
     ]
-    late = find_late_readers(graph, writes)
+    late = _find_late_readers(graph, writes)
     waiting = [write for write, readers in zip(writes, late, strict=True) if not readers]
     if find_late_failures(graph, {node for node, _ in waiting}, decision, trusted):
         return set()
@@ -138,7 +137,7 @@ def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value) -> bool:
     return node.domain == "" and node.op_type == _SELECT
 
 
-def find_late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) -> list[list[ir.Node]]:
+def _find_late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) -> list[list[ir.Node]]:
     """Find, for each node that overwrites a state, the other readers of the state that need not have run before it.
 
     Every pair of a state and a reader is a bit; each value carries the bits of the pairs among its ancestors. A

@@ -166,13 +166,11 @@ class Topology:
 
     def depth(self, value: ir.Value) -> int:
         """Return the greatest forward depth that a value depends on: the nodes of the longest path from the inputs."""
-        number = self._numbering.numbers.get(value)
-        return 0 if number is None else self._depth[number]
+        return self._depth[number] if (number := self.number(value)) >= 0 else 0
 
     def late_inputs(self, value: ir.Value) -> int:
         """Return a bit set of the labels that a value depends on: inputs that enter the forward pass in its tail."""
-        number = self._numbering.numbers.get(value)
-        return 0 if number is None else self._late[number]
+        return self._late[number] if (number := self.number(value)) >= 0 else 0
 
     def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] | None = None) -> ValueSet:
         """Return the values that some values depend on, themselves included; not going up through nodes where to stop.

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from graphscale.checks.linting.view import is_zero, number_of
 from graphscale.graph.values import constant_tensor, inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import reach, source_by_trait
-from graphscale.operators import Kind, Trait, attribute, has_trait, operators_of_kind, rule_of
+from graphscale.operators import Kind, Trait, attribute, has_trait, rule_of
 
 __all__ = [
     "BOTH",
@@ -85,7 +85,8 @@ def kinds_of_test(node: ir.Node) -> Kinds:
 
 def is_comparison(node: ir.Node) -> bool:
     """Return whether a node compares its operands."""
-    return (node.domain, node.op_type) in operators_of_kind(Kind.COMPARE)
+    rule = rule_of(node)
+    return rule is not None and rule.kind is Kind.COMPARE
 
 
 def is_infinite(constant: ir.Value, size: ir.Value) -> bool:
