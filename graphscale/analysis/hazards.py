@@ -57,10 +57,7 @@ def find_unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.N
 
 
 def find_writable_states(
-    graph: ir.Graph,
-    pairs: Mapping[ir.Value, ir.Value],
-    decision: ir.Value | None,
-    trusted: Callable[[ir.Node], bool],
+    graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value], decision: ir.Value | None, trusted: Callable[[ir.Node], bool]
 ) -> set[ir.Value]:
     """Find the states whose next value can be written over the present one.
 
@@ -89,10 +86,7 @@ def find_writable_states(
 
 
 def find_late_failures(
-    graph: ir.Graph,
-    writes: Collection[ir.Node],
-    decision: ir.Value | None,
-    trusted: Callable[[ir.Node], bool],
+    graph: ir.Graph, writes: Collection[ir.Node], decision: ir.Value | None, trusted: Callable[[ir.Node], bool]
 ) -> list[ir.Node]:
     """Find the nodes that could fail after one of these has overwritten a state.
 

@@ -20,13 +20,7 @@ from graphscale.graph.values import (
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = [
-    "find_carried_number",
-    "find_loss_candidates",
-    "is_complemented",
-    "is_differentiable",
-    "resolve_loss",
-]
+__all__ = ["find_carried_number", "find_loss_candidates", "is_complemented", "is_differentiable", "resolve_loss"]
 
 
 def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Value:

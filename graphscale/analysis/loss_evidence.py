@@ -198,10 +198,7 @@ def _join_likeliest(rivals: Sequence[Attempt], join: TryTogether) -> Attempt:
 
 
 def join_earlier_losses(
-    graph: ir.Graph | None,
-    last: Attempt,
-    earlier: Sequence[ir.Value],
-    join: TryTogether,
+    graph: ir.Graph | None, last: Attempt, earlier: Sequence[ir.Value], join: TryTogether
 ) -> tuple[Attempt, bool] | None:
     """Join a loss and an earlier one whose gradients move its weights, where that protects more contractions.
 

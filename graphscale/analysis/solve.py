@@ -57,11 +57,7 @@ class Solver:
     """
 
     def __init__(
-        self,
-        topology: Topology,
-        seed: Use | None,
-        gradients: Sequence[ir.Value],
-        optimizer: Set[ir.Node] = frozenset(),
+        self, topology: Topology, seed: Use | None, gradients: Sequence[ir.Value], optimizer: Set[ir.Node] = frozenset()
     ) -> None:
         self.topology = topology
         self.plan = Plan()

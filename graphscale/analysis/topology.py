@@ -250,10 +250,7 @@ class Topology:
         return moved
 
     def descendants(
-        self,
-        values: Set[ir.Value] = frozenset(),
-        nodes: Set[ir.Node] = frozenset(),
-        stop: Container[ir.Value] = (),
+        self, values: Set[ir.Value] = frozenset(), nodes: Set[ir.Node] = frozenset(), stop: Container[ir.Value] = ()
     ) -> ValueSet:
         """Return the values that depend on some values, themselves included, or that some nodes compute.
 

@@ -24,13 +24,7 @@ from graphscale.analysis.roles.role_table import Roles
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import TrainingGraph, measure_coverage
-from graphscale.analysis.updates import (
-    NEXT_STATE,
-    Update,
-    find_held_initializers,
-    keep_stored,
-    same_type,
-)
+from graphscale.analysis.updates import NEXT_STATE, Update, find_held_initializers, keep_stored, same_type
 from graphscale.errors import (
     GradientError,
     GraphscaleError,
@@ -41,14 +35,7 @@ from graphscale.errors import (
     UnsupportedModelError,
     UpdateError,
 )
-from graphscale.graph.values import (
-    Use,
-    inputs_of,
-    is_float,
-    is_known_zero,
-    value_label,
-    values_by_name,
-)
+from graphscale.graph.values import Use, inputs_of, is_float, is_known_zero, value_label, values_by_name
 from graphscale.operators import Trait, nodes_with
 
 __all__ = ["TrainingGraph", "analyse"]

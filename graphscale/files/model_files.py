@@ -22,15 +22,7 @@ from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file, write_files
 
-__all__ = [
-    "ModelResult",
-    "from_proto",
-    "load",
-    "load_with_proto",
-    "replaced_tensors",
-    "save",
-    "save_all",
-]
+__all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_tensors", "save", "save_all"]
 
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27

@@ -12,12 +12,7 @@ from graphscale.operators.traits import Trait
 _KEPT = Trait.MOVE | Trait.NONFINITE_OF_FIRST
 _CONTRIBUTIONS = deny("many contributions add up in the result's type")
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
-_FLOAT8 = (
-    ir.DataType.FLOAT8E4M3FN,
-    ir.DataType.FLOAT8E4M3FNUZ,
-    ir.DataType.FLOAT8E5M2,
-    ir.DataType.FLOAT8E5M2FNUZ,
-)
+_FLOAT8 = (ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E4M3FNUZ, ir.DataType.FLOAT8E5M2, ir.DataType.FLOAT8E5M2FNUZ)
 
 
 def _resolve_cast(node: ir.Node, rule: Rule) -> Rule:

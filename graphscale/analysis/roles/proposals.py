@@ -70,10 +70,7 @@ def propose(step: Interface) -> None:
 
 
 def _find_likeliest(
-    step: Interface,
-    fitting: dict[ir.Value, list[ir.Value]],
-    doubted: dict[ir.Value, Assigned],
-    dependence: Dependence,
+    step: Interface, fitting: dict[ir.Value, list[ir.Value]], doubted: dict[ir.Value, Assigned], dependence: Dependence
 ) -> dict[ir.Value, ir.Value]:
     """Find the likeliest pairs among the inputs that fit each output, and those that were taken back."""
     nearness, shifts = Nearness(step, dependence), _find_shifts(step)
