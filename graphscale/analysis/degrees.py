@@ -315,5 +315,4 @@ def _evaluate_readers(readers: _Readers, changed: list[ir.Value], known: Degrees
 
 
 def _body_conflict(node: ir.Node, known: Degrees) -> Conflict:
-    entering = (i for i, value in enumerate(node.inputs) if value is not None)
-    return Conflict(node, tuple(i for i in entering if known.edge(node, i) not in (0, ZERO)))
+    return Conflict(node, tuple(i for i in range(len(node.inputs)) if known.edge(node, i) not in (0, ZERO)))

@@ -62,8 +62,7 @@ row("BitmaskBiasDropout", _biased_dropout, Trait.RANDOM, domain=MICROSOFT)
 row("BiasSoftmaxDropout", NONLINEAR, Trait.RANDOM, domain=MICROSOFT)
 
 # --- results without a scale ------------------------------------------------------------------------------------------
-_TEST = Trait.FINITENESS_TEST
-row("IsFinite IsAllFinite", _DEGREE_0, _TEST, domain=MICROSOFT, dtype=ir.DataType.BOOL)
+row("IsFinite IsAllFinite", _DEGREE_0, Trait.FINITENESS_TEST, domain=MICROSOFT, dtype=ir.DataType.BOOL)
 row("All Group", _DEGREE_0, domain=MICROSOFT, dtype=ir.DataType.BOOL)
 row("BroadcastGradientArgs", _DEGREE_0, domain=MICROSOFT)
 
@@ -75,8 +74,7 @@ _statistics = infer(wide_inputs=(1, 2, 3, 4), wide_outputs=(1, 2, 3, 4))
 _running = {3: 1, 4: 2}
 row("BatchNormInternal", NONLINEAR, Trait.WRITES_INPUT, _statistics, domain=MICROSOFT, written=_running)
 row("LSTMTraining GRUTraining", NONLINEAR, casting=_STEPS, domain=MICROSOFT)
-_losses = "SoftmaxCrossEntropy SoftmaxCrossEntropyLossInternal"
-row(_losses, NONLINEAR, casting=_LOSS, domain=MICROSOFT, class_axis=1)
+row("SoftmaxCrossEntropy SoftmaxCrossEntropyLossInternal", NONLINEAR, casting=_LOSS, domain=MICROSOFT, class_axis=1)
 _losses = "NegativeLogLikelihoodLossInternal NegativeLogLikelihoodLossInternal2"
 row(_losses, NONLINEAR, casting=_LOSS, domain=MICROSOFT, class_axis=1)
 
@@ -117,7 +115,6 @@ row("SparseSoftmaxCrossEntropyGrad", _first, casting=_LOSS)
 # the kernels of onnxruntime-training 1.19.2: the CPU kernel of AdamOptimizer ignores `update_signal` and `loss_scale`,
 # so a step to be skipped is guarded at its outputs as well.
 _WRITES = Trait.WRITES_INPUT | Trait.EFFECT
-_sgd = Optimizer({0: 1})
 _sgd_v2 = Optimizer(update_signal=3, signal_shape=(1,), inputs=("learning_rate", "params", "gradients"))
 _adam = Optimizer({0: 1, 1: 4, 2: 5, 3: 2, 5: 6}, update_signal=9)
 _moments = ("first_order_moments", "second_order_moments")
@@ -127,7 +124,7 @@ _adam_w = Optimizer(
 # Groups of weight, gradient, two moments and a float16 copy of the weight, after the step counter.
 _lamb = Optimizer({0: 4}, update_signal=0, group=(1, 5, 5))
 
-row("SGDOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_sgd)
+row("SGDOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=Optimizer({0: 1}))
 row("SGDOptimizerV2", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_sgd_v2)
 row("AdamOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_adam)
 row("AdamWOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_adam_w)

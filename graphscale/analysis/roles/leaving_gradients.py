@@ -7,10 +7,9 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.nearness import Nearness
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.roles.step_interface import VIEWS, Interface
+from graphscale.analysis.roles.step_interface import VIEWS, Dependence, Interface
 from graphscale.analysis.updates import NEXT_STATE, Type, find_coefficients, same_type, type_of
 from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import ancestors, reach

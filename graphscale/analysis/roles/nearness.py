@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.dependence import Dependence
-from graphscale.analysis.roles.step_interface import VIEWS, Interface
+from graphscale.analysis.roles.step_interface import VIEWS, Dependence, Interface
 from graphscale.analysis.updates import find_terms, shares
 from graphscale.graph.values import constant_tensor, inputs_of, loop_start, subgraphs
 from graphscale.graph.walks import source_by_trait

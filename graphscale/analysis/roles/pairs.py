@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.roles.changed_batches import is_running_statistic, may_be_batch
-from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.nearness import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.single_numbers import always_holds
-from graphscale.analysis.roles.step_interface import Interface, eliminate
+from graphscale.analysis.roles.step_interface import Dependence, Interface, eliminate
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_stored, possible_factors, same_type, type_of
 from graphscale.graph.values import constant_number, constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import reach

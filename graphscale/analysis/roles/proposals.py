@@ -6,12 +6,11 @@ import itertools
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.nearness import Nearness, likeness
 from graphscale.analysis.roles.pairs import fitting_inputs, may_hold_state
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.single_numbers import is_next_number, numbers_below
-from graphscale.analysis.roles.step_interface import VIEWS, Interface
+from graphscale.analysis.roles.step_interface import VIEWS, Dependence, Interface
 from graphscale.analysis.updates import NEXT_STATE, same_type, type_of
 from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import follows_from_numbers, source_by_trait
