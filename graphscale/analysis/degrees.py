@@ -107,10 +107,8 @@ def evaluate(node: ir.Node, known: Degrees, effort: _Effort | None = None) -> Se
     result = combine(node, rule, degrees, known.is_symbol) if is_homogeneous else 0
     if isinstance(result, Conflict):
         return result
-    if result not in (0, ZERO):
-        for i, value in enumerate(node.outputs):
-            if rule.has_degree(i) and not is_float(value):
-                return Conflict(node, carrying)
+    if result not in (0, ZERO) and any(rule.has_degree(i) and not is_float(v) for i, v in enumerate(node.outputs)):
+        return Conflict(node, carrying)
     count = len(node.outputs)
     return [result] * count if rule.outputs == ALL else [result if i in rule.outputs else 0 for i in range(count)]
 

@@ -147,6 +147,6 @@ def scaled_contractions(nodes: Iterable[ir.Node], degrees: Degrees) -> Iterator[
         if scaled.isdisjoint(node.inputs):
             continue
         rule = rule_of(node)
-        if rule is not None and (rule.contraction or rule.gradient):
-            if any(degrees.edge(node, i) not in (0, ZERO) for i in range(len(node.inputs))):
-                yield node_name(node)
+        is_counted = rule is not None and (rule.contraction or rule.gradient)
+        if is_counted and any(degrees.edge(node, i) not in (0, ZERO) for i in range(len(node.inputs))):
+            yield node_name(node)

@@ -83,13 +83,12 @@ def dtypes_by_name(model: ir.Model) -> dict[str, ir.DataType]:
 
     Further results of an operator, such as a mask, have no dtype by the operator: it may be another one.
     """
+    known: dict[str, ir.DataType] = {}
     results = [value for node in model.graph for value in node.outputs]
     if any(value.dtype is None for value in results):
         by_operator = dtypes_of(model.graph.all_nodes())
         known = {v.name or "": by_operator[v] for v in results if v in by_operator and not v.index()}
         results = [value for node in _inferred(model).graph for value in node.outputs]
-    else:
-        known = {}
     return known | {v.name or "": v.dtype for v in results if v.dtype is not None}
 
 

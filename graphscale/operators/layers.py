@@ -74,8 +74,7 @@ row("Shrink", NONLINEAR, _UNARY)
 row("Softmax", NONLINEAR, Trait.TOTAL | Trait.LOSES_NEGATIVE, _EXPONENTIATES)
 row("LogSoftmax", NONLINEAR, Trait.TOTAL, _EXPONENTIATES)
 row("Hardmax SwiGLU", NONLINEAR)
-_dropout = Rule(Kind.LINEAR, data=(0,), outputs=(0,))
-row("Dropout", _dropout, Trait.RANDOM | Trait.REMOVABLE, infer(wide_inputs=(1,)))
+row("Dropout", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.RANDOM | Trait.REMOVABLE, infer(wide_inputs=(1,)))
 
 # --- normalization, losses, recurrent layers, attention ---------------------------------------------------------------
 # Statistics stay float32: the running ones, those that are saved for the backward pass, and the sums that give them.

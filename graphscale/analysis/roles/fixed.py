@@ -21,8 +21,7 @@ __all__ = ["assign_fixed_roles", "assign_predictions", "doubt_constants"]
 def assign_fixed_roles(step: Interface) -> None:
     """Assign a role to each open output that is no state by itself."""
     for value in step.open_outputs():
-        known = _role(step, value)
-        if known is not None:
+        if (known := _role(step, value)) is not None:
             step.outputs[value] = Assigned(*known)
 
 

@@ -128,9 +128,7 @@ def _is_likely(step: Interface, output: ir.Value, value: ir.Value, dependence: D
     is_named = likeness(value, output)[0] == 1
     if not (is_again or is_named) and (_is_error(step, output) or _is_measured(step, output, value)):
         return False
-    if output in step.behind_gradients or value in dependence.of(output):
-        return True
-    return likeness(value, output)[0] == 1
+    return is_named or output in step.behind_gradients or value in dependence.of(output)
 
 
 def _is_error(step: Interface, output: ir.Value) -> bool:
