@@ -35,10 +35,6 @@ __all__ = [
     "may_overwrite",
 ]
 
-# Its kernels read an element of each operand before they write that element of the result, and never again; and ONNX
-# Runtime fuses it into nothing that does not.
-_SELECT = "Where"
-
 
 def find_in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
     """Yield the nodes that assign to a state of the graph: `InPlaceAccumulatorV2` on an input or initializer."""
@@ -128,7 +124,9 @@ def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value) -> bool:
         return False
     if _is_choice(node):
         return all(may_overwrite(branch, state, branch.outputs[new.index() or 0]) for branch in subgraphs(node))
-    return node.domain == "" and node.op_type == _SELECT
+    # Its kernels read an element of each operand before they write that element of the result, and never again; and
+    # ONNX Runtime fuses it into nothing that does not.
+    return node.domain == "" and node.op_type == "Where"
 
 
 def _find_late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) -> list[list[ir.Node]]:

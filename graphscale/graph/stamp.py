@@ -163,8 +163,7 @@ def read_stamp(source: ir.Model | Mapping[str, str], name: str) -> Stamp:
         except (ValueError, RecursionError) as error:
             raise ModelFileError(f"{damaged}: graphscale.{key}: {error}") from error
     stamp = Stamp(version=texts["version"], target=texts["target"], **contents)
-    wrong = _wrong_field(stamp)
-    if wrong is not None:
+    if (wrong := _wrong_field(stamp)) is not None:
         raise ModelFileError(f"{damaged}: graphscale.{wrong} is not what it should be")
     return stamp
 

@@ -56,18 +56,18 @@ def doubt_constants(step: Interface) -> None:
     fitting = {output: _find_states_of_constant(step, output) for output in constants}
     claims = collections.Counter(value for values in fitting.values() for value in values)
     for output, values in fitting.items():
-        left = [value for value in values if value not in step.inputs]
+        left, source = [value for value in values if value not in step.inputs], step.copied_input(output)
         if left:
             likely = max(left, key=lambda value, output=output: likeness(value, output))  # type: ignore[misc]
             # A value that nothing reads is the same under either constant, and so is one that is handed through.
-            is_handed_through = likely is step.copied_input(output)
+            is_handed_through = likely is source
             certain = len(values) == claims[likely] == 1 and (is_handed_through or not likely.uses())
             evidence = f"a constant, and {likely.name!r} has its type"
             if is_float(likely) and not is_handed_through and not _is_flag(likely):
                 step.outputs[output] = Assigned(Role.CONSTANT, evidence, certain=False)  # beside a rate, say
             else:
                 step.pair(output, likely, evidence, certain)
-        elif (source := step.copied_input(output)) is not None and not step.is_certain(source):
+        elif source in step.inputs and not step.inputs[source].certain:
             evidence = f"it hands {source.name!r} through, for which another output is proposed"
             step.outputs[output] = Assigned(Role.CONSTANT, evidence, certain=False)
 

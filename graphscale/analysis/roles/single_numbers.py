@@ -91,11 +91,6 @@ def _chosen(value: ir.Value) -> Sequence[ir.Value]:
     return _alternatives(value) or ()
 
 
-def _sums_with(output: ir.Value, number: ir.Value) -> bool:
-    """Return whether an output is, on one of its ways at least, a sum of a share of a number with something else."""
-    return _grade(output, number, _chosen_factors(average_factors()), _is_sum) == _IN_SUM
-
-
 def _chosen_factors(factors: Factors) -> Factors:
     """Return the same as some factors, with 1 for a choice between constants, and for a flag as a number."""
 
@@ -207,7 +202,9 @@ def numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> lis
         )
         if value in held or is_rate or (is_weight and output.shape):
             return True
-        return _sums_with(output, value) and not 0 < abs(shares.get(value, 0.0)) <= LEAST_SHARE
+        # On one of its ways at least, the output is a sum of a share of the number with something else.
+        is_summed = _grade(output, value, _chosen_factors(average_factors()), _is_sum) == _IN_SUM
+        return is_summed and not 0 < abs(shares.get(value, 0.0)) <= LEAST_SHARE
 
     stored = (value for value in step.graph.initializers.values() if not value.is_graph_input())
     near = [value for value in stored if value in sources and same_type(output, value) and may_be_state(value)]

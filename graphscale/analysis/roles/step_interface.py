@@ -160,10 +160,6 @@ class Interface:
             values.append(node.inputs[0])
         return values
 
-    def is_certain(self, value: ir.Value) -> bool:
-        """Return whether the role of an input is certain, if it has one."""
-        return value not in self.inputs or self.inputs[value].certain
-
     def copied_input(self, output: ir.Value) -> ir.Value | None:
         """Return the input or initializer that an output is a view of, if it is one."""
         source = source_by_trait(output, VIEWS)
