@@ -9,10 +9,9 @@ from typing import Any
 
 import onnx
 
-from graphscale.analysis.hints import Hints
+from graphscale.analysis.hints import Hints, read_stated_roles
 from graphscale.analysis.report import Report
 from graphscale.analysis.roles.answers import Answers
-from graphscale.analysis.roles.stated import read_stated_roles
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError
 from graphscale.files.model_files import ModelResult

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
-from graphscale.analysis.proof import prove
+from graphscale.analysis.proof import prove, scaled_contractions
 from graphscale.analysis.report import TELEMETRY, Report, StateReport, make_report, read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
@@ -304,7 +304,7 @@ def prove_rewrite(rewrite: Rewrite, scale: ir.Value, own: Iterable[ir.Node], exp
         ProofError: it is not right.
     """
     graph = rewrite.training_graph
-    proof = prove(
+    degrees = prove(
         rewrite.model.graph,
         scale,
         graph.loss,
@@ -316,7 +316,7 @@ def prove_rewrite(rewrite: Rewrite, scale: ir.Value, own: Iterable[ir.Node], exp
         rule_nodes=scale_nodes(own),
     )
     covered = {node_name(node) for node in graph.coverage.nodes} - {node_name(n) for n in graph.coverage.missed}
-    lacking = covered - set(proof.scaled_contractions)
+    lacking = covered.difference(scaled_contractions(rewrite.model.graph, degrees))
     if lacking:
         raise ProofError(f"the scale was planned to reach {sorted(lacking)[0]!r}, and does not")
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 
 import onnx_ir as ir
 
-from graphscale.analysis.coverage import Coverage
 from graphscale.analysis.loss_choice import LossCandidate
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
+from graphscale.analysis.training_result import Coverage
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "TryTogether"]
 
 # Operators whose derivative depends on what they read, though their result scales with it.
 _KINKED = frozenset(("Abs", "Relu", "LeakyRelu", "PRelu", "Max", "Min", "Clip", "ReduceMax", "ReduceMin"))
@@ -123,6 +123,10 @@ class Attempt:
         above = self.topology.ancestors([value])
         others = {v for v in above if v not in forward and v.producer() is not None}
         return {v for v in forward if again.get(v, v) not in above}, others
+
+
+# Tries several losses at once; None where that is refused.
+TryTogether = Callable[[Sequence[ir.Value]], Attempt | None]
 
 
 def _adds_numbers(value: ir.Value, loss: ir.Value) -> bool:

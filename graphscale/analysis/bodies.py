@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.coverage import Coverage
 from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.edits import Place, Plan, Unscaling
 from graphscale.analysis.roles.role_table import Assigned, Roles
-from graphscale.analysis.training_result import TrainingGraph
+from graphscale.analysis.training_result import Coverage, TrainingGraph
 from graphscale.errors import GraphscaleError, LossError, UnsupportedModelError
 from graphscale.graph.builder import Names
 from graphscale.graph.values import (
@@ -45,16 +44,11 @@ _REMEDY = "let the gradients leave the body, and export what uses them behind it
 
 def unroll_bodies(graph: ir.Graph) -> Unrolled | None:
     """Return the graph whose bodies run once; None if no body may hold a part of a backward pass."""
-    found = False
-    for node in graph:
-        for inner in (node, *inner_nodes(node)) if subgraphs(node) else ():
-            if subgraphs(inner) and (
-                inner.domain not in ("", "ai.onnx") or inner.op_type not in ("If", "Loop", "Scan")
-            ):
-                return None
-            rule = rule_of(inner)
-            found = found or (rule is not None and (rule.contraction or rule.gradient))
-    return Unrolled(graph) if found else None
+    nodes = [each for node in graph if subgraphs(node) for each in (node, *inner_nodes(node))]
+    if any(subgraphs(each) and op_name(each) not in ("If", "Loop", "Scan") for each in nodes):
+        return None
+    rules = (rule_of(each) for each in nodes)
+    return Unrolled(graph) if any(r is not None and (r.contraction or r.gradient) for r in rules) else None
 
 
 class Unrolled:
@@ -223,11 +217,8 @@ class Unrolled:
                 dataclasses.replace(update, output=values[update.output], input=values[update.input])
                 for update in result.updates
             ),
-            accumulators=tuple(self._nodes[node] for node in result.accumulators),
-            coverage=Coverage(
-                tuple(self._nodes[node] for node in result.coverage.nodes),
-                tuple(self._nodes[node] for node in result.coverage.missed),
-            ),
+            accumulators=self._restore_nodes(result.accumulators),
+            coverage=Coverage(*map(self._restore_nodes, (result.coverage.nodes, result.coverage.missed))),
             degrees={value: degree for value, degree in plan.values.items() if degree != 0},
         )
 
@@ -245,6 +236,9 @@ class Unrolled:
                     f"the body of {op_name(node)} node {node_name(node)!r}: export their mean beside it, and {_REMEDY}"
                 )
         return None
+
+    def _restore_nodes(self, nodes: Iterable[ir.Node]) -> tuple[ir.Node, ...]:
+        return tuple(self._nodes[node] for node in nodes)
 
     def _restore_roles(self, roles: Mapping[ir.Value, Assigned]) -> dict[ir.Value, Assigned]:
         values = self._originals
@@ -282,10 +276,8 @@ class Unrolled:
                 yield dataclasses.replace(unscaling, value=value, edges=edges, wholes=wholes)
             elif reader is not None or self._is_main(value):
                 where = "" if reader is None else f" at node {node_name(reader)!r}"
-                raise self._refuse(
-                    value,
-                    f"uses the gradient {value.name!r} itself{where}, where no step can be skipped; {_REMEDY}",
-                )
+                what = f"uses the gradient {value.name!r} itself{where}, where no step can be skipped; {_REMEDY}"
+                raise self._refuse(value, what)
             else:
                 pending += [
                     Unscaling(use.node.outputs[0], everywhere=True, reason=unscaling.reason, wholes=unscaling.wholes)
@@ -325,6 +317,4 @@ def _describe(node: ir.Node, conflict: Conflict) -> str:
 
 
 def _axes(node: ir.Node, name: str, count: int) -> list[int]:
-    attribute = node.attributes.get(name)
-    axes = [] if attribute is None else list(attribute.as_ints())
-    return [*axes, *[0] * count][:count]
+    return [*node.attributes.get_ints(name, ()), *[0] * count][:count]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import heapq
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.graph.values import inner_nodes, is_float, is_known_zero, node_name, op_name, subgraphs
+from graphscale.graph.values import inner_nodes, is_float, is_known_zero, node_name, op_name, operands_of, subgraphs
+from graphscale.graph.walks import carried_by
 from graphscale.operators import ALL, UNRULED, Kind, Rule, rule_of
 
 __all__ = ["ZERO", "Conflict", "Degree", "Degrees", "agree", "combine", "evaluate"]
@@ -108,10 +107,8 @@ def evaluate(node: ir.Node, known: Degrees, effort: _Effort | None = None) -> Se
     result = combine(node, rule, degrees, known.is_symbol) if is_homogeneous else 0
     if isinstance(result, Conflict):
         return result
-    if result not in (0, ZERO):
-        for i, value in enumerate(node.outputs):
-            if rule.has_degree(i) and not is_float(value):
-                return Conflict(node, carrying)
+    if result not in (0, ZERO) and any(rule.has_degree(i) and not is_float(v) for i, v in enumerate(node.outputs)):
+        return Conflict(node, carrying)
     count = len(node.outputs)
     return [result] * count if rule.outputs == ALL else [result if i in rule.outputs else 0 for i in range(count)]
 
@@ -189,23 +186,14 @@ def _largest(degrees: Mapping[int, Degree], indices: Iterable[int]) -> Degree:
 
 
 class _Effort:
-    """The number of operands and results of evaluated nodes in the bodies of a node of a main graph."""
+    """The effort that is left for the bodies of a node of a main graph; below 0, the degrees count as in conflict."""
 
     def __init__(self, node: ir.Node) -> None:
-        self._node, self._spent = node, 0
+        self.left = _PATIENCE * sum(map(_size, inner_nodes(node)))
 
-    def spend(self, inner: ir.Node) -> None:
-        """Count the evaluation of a node in a body."""
-        self._spent += 1 + len(inner.inputs) + len(inner.outputs)
 
-    @functools.cached_property
-    def _limit(self) -> int:
-        return _PATIENCE * sum(1 + len(inner.inputs) + len(inner.outputs) for inner in inner_nodes(self._node))
-
-    @property
-    def is_too_much(self) -> bool:
-        """Whether the evaluations have reached the limit; the degrees then count as in conflict."""
-        return self._spent > self._limit
+def _size(node: ir.Node) -> int:
+    return 1 + len(node.inputs) + len(node.outputs)
 
 
 def _evaluate_bodies(node: ir.Node, known: Degrees, effort: _Effort) -> Sequence[Degree] | Conflict:
@@ -230,8 +218,7 @@ def _evaluate_bodies(node: ir.Node, known: Degrees, effort: _Effort) -> Sequence
 
 
 def _evaluate_body(node: ir.Node, body: ir.Graph, known: Degrees, effort: _Effort) -> list[Degree] | Conflict:
-    # A Loop's body has the iteration and the condition before the carried values, as the node has the trip count.
-    first = 2 if node.op_type == "Loop" else 0
+    first, count, ahead = carried_by(node)
     for i, value in enumerate(body.inputs):
         start = known.edge(node, i) if i >= first else 0
         known.adopt(value, ZERO if start == 0 and i >= first and is_known_zero(node.inputs[i]) else start)
@@ -239,8 +226,7 @@ def _evaluate_body(node: ir.Node, body: ir.Graph, known: Degrees, effort: _Effor
         changed = _evaluate_inner(inner, known, effort)
         if isinstance(changed, Conflict):
             return changed
-    leaving = body.outputs[1:] if node.op_type == "Loop" else body.outputs
-    carried = () if node.op_type == "If" else body.inputs[first : len(node.inputs) - _scanned(node)]
+    leaving, carried = body.outputs[ahead:], body.inputs[first : first + count]
     conflict = _evaluate_rounds(node, body, dict(zip(carried, leaving, strict=False)), known, effort)
     if conflict is not None:
         return conflict
@@ -250,7 +236,7 @@ def _evaluate_body(node: ir.Node, body: ir.Graph, known: Degrees, effort: _Effor
 
 def _evaluate_inner(inner: ir.Node, known: Degrees, effort: _Effort) -> list[ir.Value] | Conflict:
     """Evaluate a node of a body, and return its outputs of changed degree."""
-    effort.spend(inner)
+    effort.left -= _size(inner)
     result = evaluate(inner, known, effort)
     if isinstance(result, Conflict):
         return result
@@ -292,7 +278,7 @@ def _evaluate_rounds(
         conflict = _evaluate_readers(readers, changed, known, effort)
         if conflict is not None:
             return conflict
-        if effort.is_too_much:
+        if effort.left < 0:
             return _body_conflict(node, known)
 
 
@@ -303,11 +289,8 @@ def _readers_in(body: ir.Graph) -> _Readers:
     """Return the readers of each value in a body, those in nested bodies among them, by position."""
     readers: _Readers = {}
     for i, node in enumerate(body):
-        bodies = [graph for each in (node, *inner_nodes(node)) for graph in subgraphs(each)]
-        read = [each.inputs for each in (node, *inner_nodes(node))] + [graph.outputs for graph in bodies]
-        for value in itertools.chain.from_iterable(read):
-            if value is not None:
-                readers.setdefault(value, {})[i] = node
+        for value in operands_of(node):
+            readers.setdefault(value, {})[i] = node
     return readers
 
 
@@ -317,7 +300,7 @@ def _evaluate_readers(readers: _Readers, changed: list[ir.Value], known: Degrees
     for value in changed:
         pending.update(readers.get(value, {}))
     queue = sorted(pending)
-    while queue and not effort.is_too_much:
+    while queue and effort.left >= 0:
         result = _evaluate_inner(pending.pop(heapq.heappop(queue)), known, effort)
         if isinstance(result, Conflict):
             return result
@@ -330,9 +313,4 @@ def _evaluate_readers(readers: _Readers, changed: list[ir.Value], known: Degrees
 
 
 def _body_conflict(node: ir.Node, known: Degrees) -> Conflict:
-    entering = (i for i, value in enumerate(node.inputs) if value is not None)
-    return Conflict(node, tuple(i for i in entering if known.edge(node, i) not in (0, ZERO)))
-
-
-def _scanned(node: ir.Node) -> int:
-    return node.attributes["num_scan_inputs"].as_int() if node.op_type == "Scan" else 0
+    return Conflict(node, tuple(i for i in range(len(node.inputs)) if known.edge(node, i) not in (0, ZERO)))

@@ -1,7 +1,8 @@
-"""The write-after-read hazard of in-place state.
+"""The write-after-read hazard of in-place state, and the buffers that values share.
 
 ONNX Runtime runs nodes in any order that respects data edges. A node that overwrites a state buffer may run before a
-node that still wants the old value, unless that reader is an ancestor of the written value.
+node that still wants the old value, unless that reader is an ancestor of the written value. Values share a buffer where
+a runtime hands one on or removes a node.
 """
 
 from __future__ import annotations
@@ -11,22 +12,28 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.buffers import is_choice, may_overwrite, views_of
-from graphscale.graph.values import cannot_fail, is_source, main_node, main_nodes, operands_of, reads_shape, subgraphs
-from graphscale.graph.walks import descendants, nodes_above, reach
+from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.values import (
+    cannot_fail,
+    constant_tensor,
+    is_source,
+    main_node,
+    main_nodes,
+    operands_of,
+    reads_shape,
+    subgraphs,
+)
+from graphscale.graph.walks import descendants, nodes_above, producers_of, reach
 from graphscale.operators import Trait, has_trait, nodes_with
 
 __all__ = [
     "find_in_place_writes",
     "find_late_failures",
-    "find_late_readers",
     "find_unordered_readers",
     "find_writable_states",
+    "is_fresh",
+    "may_overwrite",
 ]
-
-# Its kernels read an element of each operand before they write that element of the result, and never again; and ONNX
-# Runtime fuses it into nothing that does not.
-_SELECT = "Where"
 
 
 def find_in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -40,16 +47,13 @@ def find_in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
 def find_unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
     """Yield each in-place write with the readers of its state that need not have run before it."""
     writes = [(node, state) for node in find_in_place_writes(graph) if (state := node.inputs[0]) is not None]
-    for (write, _), readers in zip(writes, find_late_readers(graph, writes), strict=True):
+    for (write, _), readers in zip(writes, _find_late_readers(graph, writes), strict=True):
         if readers:
             yield write, readers
 
 
 def find_writable_states(
-    graph: ir.Graph,
-    pairs: Mapping[ir.Value, ir.Value],
-    decision: ir.Value | None,
-    trusted: Callable[[ir.Node], bool],
+    graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value], decision: ir.Value | None, trusted: Callable[[ir.Node], bool]
 ) -> set[ir.Value]:
     """Find the states whose next value can be written over the present one.
 
@@ -70,7 +74,7 @@ def find_writable_states(
         if (node := new.producer()) is not None and node.graph is graph and outputs[new] == 1
         if _writes_elementwise(node, state, new)
     ]
-    late = find_late_readers(graph, writes)
+    late = _find_late_readers(graph, writes)
     waiting = [write for write, readers in zip(writes, late, strict=True) if not readers]
     if find_late_failures(graph, {node for node, _ in waiting}, decision, trusted):
         return set()
@@ -78,10 +82,7 @@ def find_writable_states(
 
 
 def find_late_failures(
-    graph: ir.Graph,
-    writes: Collection[ir.Node],
-    decision: ir.Value | None,
-    trusted: Callable[[ir.Node], bool],
+    graph: ir.Graph, writes: Collection[ir.Node], decision: ir.Value | None, trusted: Callable[[ir.Node], bool]
 ) -> list[ir.Node]:
     """Find the nodes that could fail after one of these has overwritten a state.
 
@@ -121,12 +122,14 @@ def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value) -> bool:
     static = state.shape is not None and state.shape.is_static() and state.shape == new.shape
     if state.is_graph_output() or state.dtype != new.dtype or not static:
         return False
-    if is_choice(node):
+    if _is_choice(node):
         return all(may_overwrite(branch, state, branch.outputs[new.index() or 0]) for branch in subgraphs(node))
-    return node.domain == "" and node.op_type == _SELECT
+    # Its kernels read an element of each operand before they write that element of the result, and never again; and
+    # ONNX Runtime fuses it into nothing that does not.
+    return node.domain == "" and node.op_type == "Where"
 
 
-def find_late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) -> list[list[ir.Node]]:
+def _find_late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) -> list[list[ir.Node]]:
     """Find, for each node that overwrites a state, the other readers of the state that need not have run before it.
 
     Every pair of a state and a reader is a bit; each value carries the bits of the pairs among its ancestors. A
@@ -167,10 +170,83 @@ def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node], write: ir.Node
         for node, index in value.uses():
             owner = main_node(owners, node)
             if owner is not write:
-                yield node, owner, views_of(node, index) + (list(owner.outputs) if owner is not node else [])
+                yield node, owner, _views_of(node, index) + (list(owner.outputs) if owner is not node else [])
 
     for value in reach([state], lambda value: [view for _, _, views in uses(value) for view in views]):
         for node, owner, views in uses(value):
             # A view that nothing else needs is read where it is made; a sequence cannot be looked into.
             if not has_trait(node, Trait.SHARES_BUFFER) or any(v.is_graph_output() for v in views):
                 yield owner
+
+
+def _views_of(node: ir.Node, index: int) -> list[ir.Value]:
+    """Return the results of a node that may share the buffer of an operand, because a runtime may remove the node."""
+    if has_trait(node, Trait.REMOVABLE_BY_FACTOR) and len(node.inputs) == 2:
+        shares = constant_tensor(node.inputs[1 - index]) is not None
+    elif has_trait(node, Trait.REMOVABLE_BY_CONDITION):
+        shares = constant_tensor(node.inputs[0]) is not None
+    else:
+        shares = has_trait(node, Trait.SHARES_BUFFER | Trait.REMOVABLE)
+    return list(node.outputs) if shares else []
+
+
+def is_fresh(value: ir.Value, depth: int = 8) -> bool:
+    """Return whether a value has a buffer of its own: it is no input, and no view of another value.
+
+    All that a select with a constant condition may choose must be fresh.
+    """
+    node = value.producer()
+    if node is None or node.domain != "" or depth == 0:
+        return False
+    viewed = [v for i, v in enumerate(node.inputs) if v is not None and _views_of(node, i)]
+    if node.op_type == "Where":
+        return all(is_fresh(v, depth - 1) for v in viewed if v is not node.inputs[0])
+    return not viewed
+
+
+def _is_choice(node: ir.Node) -> bool:
+    """Return whether a node is an `If` that a pass inserted: a runtime cannot know its condition, and put it away."""
+    return node.domain == "" and node.op_type == "If" and PASS_KEY in node.metadata_props
+
+
+def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value) -> bool:
+    """Return whether a branch may write a result over a state of an outer scope that it reads.
+
+    All readers of the state in the branch must work element by element, and must come before the node that gives the
+    result, or be that node. No node of the branch may fail: a step that fails leaves the state as it was.
+
+    Args:
+        branch: the branch of an If.
+        state: the state.
+        new: the result, an output of the branch.
+    """
+    readers, last = _readers_in(branch, state), new.producer()
+    if last is None or last.graph is not branch or not all(_is_choice(n) or cannot_fail(n) for n in branch.all_nodes()):
+        return False
+    if _is_choice(last):
+        index, inner = new.index() or 0, readers - {last}
+        return not inner and all(may_overwrite(body, state, body.outputs[index]) for body in subgraphs(last))
+    if readers == {last} and last.op_type == "Identity" and last.inputs[0] is state:
+        return True  # a copy onto itself
+    return all(_is_elementwise(node, state) for node in readers) and readers <= _before(last, branch)
+
+
+def _readers_in(branch: ir.Graph, state: ir.Value) -> set[ir.Node]:
+    """Return the nodes of a branch that read a state, or a possible view of it, themselves or in their bodies."""
+    buffers = reach([state], lambda value: [view for node, i in value.uses() for view in _views_of(node, i)])
+    owners = main_nodes(branch)
+    readers = {main_node(owners, node) for value in buffers for node, _ in value.uses()}
+    return {node for node in readers if node.graph is branch}
+
+
+def _is_elementwise(node: ir.Node, state: ir.Value) -> bool:
+    if not has_trait(node, Trait.READS_FIRST) or node.outputs[0].shape != state.shape:
+        return False
+    # ONNX Runtime fuses a sum with the contraction that it adds to, which reads its operands again and again.
+    producers = [value.producer() for value in node.inputs if value is not None]
+    return all(p is None or p.graph is not node.graph or has_trait(p, Trait.READS_FIRST) for p in producers)
+
+
+def _before(last: ir.Node, branch: ir.Graph) -> set[ir.Node]:
+    """Return a node of a branch, and all others of the branch that it depends on."""
+    return set(reach([last], lambda node: [p for p in producers_of(operands_of(node)) if p.graph is branch]))

@@ -1,4 +1,4 @@
-"""Hints of a user to the analysis."""
+"""Hints of a user to the analysis, and the roles that a model states itself."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.answers import Answers
-from graphscale.analysis.roles.stated import read_stated_roles
+from graphscale.analysis.roles.answers import NO_ANSWERS, Answers
+from graphscale.analysis.updates import Update, same_type
+from graphscale.errors import RolesError, UpdateError
+from graphscale.files.training_info import read_bindings
+from graphscale.graph.stamp import ROLES_KEY
+from graphscale.graph.values import value_label
 
-__all__ = ["NO_HINTS", "Hints"]
+__all__ = ["NO_HINTS", "Hints", "read_stated_roles", "resolve_pairs"]
+
+_INFO = "training_info"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,3 +67,49 @@ class Hints:
 
 
 NO_HINTS = Hints()
+
+
+def read_stated_roles(model: ir.Model) -> Answers:
+    """Read the roles that a model states itself, each with its source.
+
+    They stand in its metadata property `graphscale.roles`, and in ONNX's `training_info`.
+
+    Raises:
+        RolesError: a statement has another form, or two contradict each other.
+    """
+    text = model.metadata_props.get(ROLES_KEY)
+    answers = NO_ANSWERS if text is None else Answers.parse(text, ROLES_KEY)
+    states, sources = dict(answers.states), dict.fromkeys((*answers.outputs, *answers.kept), ROLES_KEY)
+    others = (*answers.losses, *answers.gradients, *answers.metrics)
+    for output, value in read_bindings(model):
+        source = sources.setdefault(output, _INFO)
+        if states.setdefault(output, value) != value or output in others:
+            raise RolesError(f"{_INFO} {output}={value}: {source} gives {output!r} another role; correct one of them")
+    return dataclasses.replace(answers, states=states, sources=sources)
+
+
+def resolve_pairs(graph: ir.Graph, answers: Answers) -> list[Update]:
+    """Return the pairs of carried state that are named: by a user, or by the model itself.
+
+    Raises:
+        UpdateError: a name does not exist, or shapes or dtypes differ, or an input is named twice.
+    """
+    outputs = {value.name: value for value in graph.outputs}
+    inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
+    pairs: list[Update] = []
+    for output_name, input_name in answers.states.items():
+        label = answers.label(output_name, "--update") + f"={input_name}"
+        if output_name not in outputs:
+            raise UpdateError(f"{label}: the graph has no output {output_name!r}")
+        if input_name not in inputs:
+            raise UpdateError(f"{label}: the graph has no input {input_name!r}")
+        update = Update(outputs[output_name], inputs[input_name], answers.evidence(output_name))
+        if not same_type(update.output, update.input):
+            raise UpdateError(
+                f"{label}: {value_label(update.output)} cannot be the next value of {value_label(update.input)}: "
+                "dtypes and shapes must be the same"
+            )
+        if any(other.input is update.input for other in pairs):
+            raise UpdateError(f"{label}: {input_name!r} is named for two outputs")
+        pairs.append(update)
+    return pairs

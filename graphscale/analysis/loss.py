@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.updates import NEXT_STATE, AverageFactors, KnownFactors, find_coefficients
+from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors
 from graphscale.errors import LossError
 from graphscale.graph.values import (
     constant_number,
@@ -20,13 +20,7 @@ from graphscale.graph.values import (
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = [
-    "find_carried_number",
-    "find_loss_candidates",
-    "is_complemented",
-    "is_differentiable",
-    "resolve_loss",
-]
+__all__ = ["find_carried_number", "find_loss_candidates", "is_complemented", "is_differentiable", "resolve_loss"]
 
 
 def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Value:
@@ -58,14 +52,11 @@ def _reduces_to_scalar(value: ir.Value, depth: int = 8) -> bool:
     if node is None or depth == 0:
         return False
     if has_trait(node, Trait.REDUCTION):
-        keep, axes = node.attributes.get("keepdims"), "axes" in node.attributes or len(node.inputs) > 1
-        return keep is not None and keep.as_int() == 0 and not axes
+        return node.attributes.get_int("keepdims", 1) == 0 and not ("axes" in node.attributes or len(node.inputs) > 1)
     if node.op_type == "SoftmaxCrossEntropyLoss":
-        reduction = node.attributes.get("reduction")
-        return reduction is None or reduction.as_string() != "none"
+        return node.attributes.get_string("reduction", "mean") != "none"
     if has_trait(node, Trait.ELEMENTWISE):
-        inputs = [operand for operand in node.inputs if operand is not None]
-        return all(is_scalar(v) or (v.shape is None and _reduces_to_scalar(v, depth - 1)) for v in inputs)
+        return all(is_scalar(v) or (v.shape is None and _reduces_to_scalar(v, depth - 1)) for v in inputs_of(node))
     return False
 
 
@@ -130,8 +121,8 @@ def _find_averaged(value: ir.Value, numbers: Collection[ir.Value]) -> ir.Value |
     """Find the number that a value is a sum with a share of, where the share is unknown and follows from numbers."""
     if not numbers:
         return None
-    constant = find_coefficients(value, numbers, KnownFactors())
-    return next((v for v in find_coefficients(value, numbers, AverageFactors()) if v not in constant), None)
+    constant = find_coefficients(value, numbers, known_factors())
+    return next((v for v in find_coefficients(value, numbers, average_factors()) if v not in constant), None)
 
 
 def is_differentiable(value: ir.Value) -> bool:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.attempt import Attempt
-from graphscale.analysis.earlier_losses import join_earlier_losses
+from graphscale.analysis.attempt import Attempt, TryTogether
 from graphscale.analysis.loss import find_carried_number
 from graphscale.analysis.loss_choice import LossCandidate, LossChoice
 from graphscale.analysis.roles.answers import Answers
-from graphscale.analysis.storage import may_store_state
 from graphscale.analysis.topology import Topology
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
 from graphscale.graph.values import constant_tensor, is_scalar
 from graphscale.graph.walks import follows_from_numbers
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["choose_attempt"]
+__all__ = ["choose_attempt", "join_earlier_losses"]
 
 # The first parts of the evidence exclude a candidate, the others make one likelier.
 _EXCLUDING = 2
@@ -82,7 +81,7 @@ def choose_attempt(
     attempts: Sequence[Attempt],
     failed: Mapping[ir.Value, bool],
     answers: Answers,
-    join: Callable[[Sequence[ir.Value]], Attempt | None],
+    join: TryTogether,
 ) -> tuple[Attempt, str, bool]:
     """Choose a loss by its evidence, and by its derivatives where the evidence excludes no other one.
 
@@ -158,7 +157,7 @@ def _find_carried_number(attempt: Attempt) -> ir.Value | None:
     for may_be_stored in (True, False):
         found = (find_carried_number(topology.graph, loss, may_be_stored) for loss in topology.losses)
         number = next((value for value in found if value is not None), None)
-        if number is None or number.is_graph_input() or may_store_state(topology, attempt.solver.plan.unscaled.keys()):
+        if number is None or number.is_graph_input() or topology.may_store_state(attempt.solver.plan.unscaled.keys()):
             break
     return number
 
@@ -184,7 +183,7 @@ def _leave_excluded(rivals: Sequence[Attempt]) -> Sequence[Attempt]:
     return left if left and all(any(a in left for a in others) for others in excluded) else rivals
 
 
-def _join_likeliest(rivals: Sequence[Attempt], join: Callable[[Sequence[ir.Value]], Attempt | None]) -> Attempt:
+def _join_likeliest(rivals: Sequence[Attempt], join: TryTogether) -> Attempt:
     """Return the likeliest attempt, or one at several losses, each with cotangents of its own, that fits better."""
     fits = not rivals[0].misfits and not rivals[0].solver.unscales_cotangents
     for first in rivals[:1] if fits else rivals:
@@ -196,3 +195,36 @@ def _join_likeliest(rivals: Sequence[Attempt], join: Callable[[Sequence[ir.Value
         if best is not first:
             return best
     return rivals[0]
+
+
+def join_earlier_losses(
+    graph: ir.Graph | None, last: Attempt, earlier: Sequence[ir.Value], join: TryTogether
+) -> tuple[Attempt, bool] | None:
+    """Join a loss and an earlier one whose gradients move its weights, where that protects more contractions.
+
+    Such are the losses of a critic before its actor, and of a step before a second.
+
+    Args:
+        graph: the main graph; None if it cannot be run.
+        last: the choice of the loss.
+        earlier: other candidates, the likeliest first.
+        join: tries several losses at once.
+
+    Returns:
+        both losses in one attempt, and whether no other candidate may be the earlier one; None if there is none.
+    """
+    joints: dict[ir.Value, Attempt] = {}
+    held = {*last.topology.graph.inputs, *last.topology.graph.initializers.values()}
+    for loss in earlier if last.topology.reads_next_weights else ():
+        if any(c >= NEXT_STATE and same_type(loss, value) for value, c in find_coefficients(loss, held).items()):
+            continue  # the next value of a state of one element
+        joint = join((loss, *last.topology.losses))
+        if joint is None or not joint.topology.anew or joint.misfits or joint.coverage.missed:
+            continue
+        if joint.coverage.covered > last.coverage.covered:
+            joints[loss] = joint
+    if len(joints) < 2:
+        return next(((joint, True) for joint in joints.values()), None)
+    tried = {joint.candidate(loss): joint for loss, joint in joints.items()}
+    chosen = None if graph is None else LossChoice.choose(graph, [*tried], lambda losses: None)[0]
+    return (next(iter(joints.values())), False) if chosen is None else (tried[chosen], True)

@@ -7,7 +7,6 @@ must not depend on S at all, and every carried state must be guarded and every i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
@@ -15,25 +14,11 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import ZERO, Conflict, Degrees, evaluate
 from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.errors import ProofError
-from graphscale.graph.body_flow import depends_on, outputs_reached
 from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, reads_shape, subgraphs
-from graphscale.graph.walks import ancestors
+from graphscale.graph.walks import ancestors, depends_on, outputs_reached
 from graphscale.operators import Trait, nodes_with, rule_of
 
-__all__ = ["Proof", "prove", "reach_unchecked", "scale_degrees"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Proof:
-    """The result of a proof.
-
-    Attributes:
-        degrees: every value's degree in the loss scale.
-        scaled_contractions: the names of the contractions and gradient operators that compute on a scaled operand.
-    """
-
-    degrees: Degrees
-    scaled_contractions: tuple[str, ...]
+__all__ = ["prove", "reach_unchecked", "scale_degrees", "scaled_contractions"]
 
 
 def prove(
@@ -47,8 +32,8 @@ def prove(
     applies: ir.Value | None = None,
     exempt: Iterable[ir.Value] = (),
     rule_nodes: frozenset[ir.Node] = frozenset(),
-) -> Proof:
-    """Prove a scaled graph right.
+) -> Degrees:
+    """Prove a scaled graph right, and return every value's degree in the loss scale.
 
     Args:
         graph: the rewritten main graph.
@@ -95,7 +80,7 @@ def prove(
     for write, readers in find_unordered_readers(graph):
         names = ", ".join(node_name(node) for node in readers)
         raise ProofError(f"{names} could read {operand_at(Use(write, 0)).name!r} after it was overwritten")
-    return Proof(degrees, tuple(_scaled_contractions(nodes, degrees)))
+    return degrees
 
 
 def scale_degrees(
@@ -153,14 +138,15 @@ def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:
             raise ProofError(f"the next value {value.name!r} of carried state would not be guarded")
 
 
-def _scaled_contractions(nodes: Iterable[ir.Node], degrees: Degrees) -> Iterator[str]:
+def scaled_contractions(nodes: Iterable[ir.Node], degrees: Degrees) -> Iterator[str]:
+    """Yield the names of the contractions and gradient operators that compute on a scaled operand, bodies included."""
     scaled = degrees.values.keys()
     for node in nodes:
         for body in subgraphs(node):
-            yield from _scaled_contractions(body, degrees)
+            yield from scaled_contractions(body, degrees)
         if scaled.isdisjoint(node.inputs):
             continue
         rule = rule_of(node)
-        if rule is not None and (rule.contraction or rule.gradient):
-            if any(degrees.edge(node, i) not in (0, ZERO) for i in range(len(node.inputs))):
-                yield node_name(node)
+        is_counted = rule is not None and (rule.contraction or rule.gradient)
+        if is_counted and any(degrees.edge(node, i) not in (0, ZERO) for i in range(len(node.inputs))):
+            yield node_name(node)

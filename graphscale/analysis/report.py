@@ -180,9 +180,8 @@ def read_report(stamp: Stamp, name: str) -> Report:
         report = Report(**values)
         texts = [report.loss_found, *report.warnings, *(state.how for state in report.state)]
         texts += [text for row in report.roles for text in (row.name, row.kind, row.role, row.evidence)]
-        if not all(isinstance(text, str) for text in texts) or any(
-            type(row.certain) is not bool for row in report.roles
-        ):
+        are_flags = all(type(row.certain) is bool for row in report.roles)
+        if not (are_flags and all(isinstance(text, str) for text in texts)):
             raise TypeError("evidence is text")
         return report
     except (KeyError, TypeError) as error:

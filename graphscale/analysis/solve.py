@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.edits import Place, Plan
+from graphscale.analysis.other_contractions import find_predictions
 from graphscale.analysis.places import LOSING, find_cotangents, find_places
-from graphscale.analysis.predictions import find_predictions
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
 from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError, UnsupportedModelError
@@ -57,11 +57,7 @@ class Solver:
     """
 
     def __init__(
-        self,
-        topology: Topology,
-        seed: Use | None,
-        gradients: Sequence[ir.Value],
-        optimizer: Set[ir.Node] = frozenset(),
+        self, topology: Topology, seed: Use | None, gradients: Sequence[ir.Value], optimizer: Set[ir.Node] = frozenset()
     ) -> None:
         self.topology = topology
         self.plan = Plan()
@@ -110,18 +106,15 @@ class Solver:
         return not self.live.isdisjoint(self.plan.unscaled)
 
     def _find_cotangents(self, behind: Set[ir.Value], optimizer: Set[ir.Node]) -> dict[ir.Node, tuple[Use, ...]]:
-        cotangents = {}
-        for node in self.topology.nodes:
-            if node not in self.topology.propagating or node not in self.topology.backward or node in optimizer:
+        topology, cotangents = self.topology, {}
+        for node in topology.nodes:
+            if node not in topology.propagating or node not in topology.backward or node in optimizer:
                 continue
-            if node in self.topology.validating:
-                continue
-            rule = rule_of(node)
-            if rule is not None and behind.isdisjoint(node.outputs):
-                uses = find_cotangents(self.topology, node, rule)
-                if uses:
-                    cotangents[node] = uses
-        predictions = find_predictions(self.topology, cotangents)
+            is_other = node in topology.validating or not behind.isdisjoint(node.outputs)
+            rule = None if is_other else rule_of(node)
+            if rule is not None and (uses := find_cotangents(topology, node, rule)):
+                cotangents[node] = uses
+        predictions = find_predictions(topology, cotangents)
         return {node: uses for node, uses in cotangents.items() if node not in predictions}
 
     # --- the work list ----------------------------------------------------------------------------------------------

@@ -9,29 +9,36 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
 from itertools import compress
 
 import onnx_ir as ir
 
-from graphscale.analysis.holders import find_holders
 from graphscale.analysis.recomputed import find_recomputed_values
-from graphscale.analysis.updates import NEXT_STATE, Factors, find_coefficients, same_type, type_of
+from graphscale.analysis.updates import (
+    NEXT_STATE,
+    Factors,
+    find_coefficients,
+    find_holders,
+    is_stored,
+    same_type,
+    type_of,
+)
 from graphscale.graph.numbering import Numbering, ValueSet
-from graphscale.graph.order import check_order
 from graphscale.graph.values import (
-    inner_nodes,
+    contains_contraction,
     inputs_of,
     is_float,
+    is_known_zero,
     is_scalar,
     main_node,
     main_nodes,
     operands_of,
 )
-from graphscale.graph.walks import ancestors
-from graphscale.operators import OPERATORS, Trait, operators_with, rule_of
+from graphscale.graph.walks import ancestors, check_order
+from graphscale.operators import OPERATORS, Trait, nodes_with
 
-__all__ = ["Topology", "contains_contraction"]
+__all__ = ["Topology"]
 
 
 _MANY = -1
@@ -87,11 +94,10 @@ class Topology:
         if not self._numbering.ordered:
             check_order(graph, operands=self.reads.__getitem__)
         self._rows = self._numbering.rows
-        self._by_operator: dict[tuple[str, str], list[ir.Node]] = {}
+        by_operator: dict[tuple[str, str], list[ir.Node]] = {}
         for node in self.nodes:
-            self._by_operator.setdefault((node.domain, node.op_type), []).append(node)
-        known = self._by_operator.keys() & OPERATORS.keys()
-        of_rules = [(OPERATORS[kind].rule, self._by_operator[kind]) for kind in known]
+            by_operator.setdefault((node.domain, node.op_type), []).append(node)
+        of_rules = [(OPERATORS[kind].rule, nodes) for kind, nodes in by_operator.items() if kind in OPERATORS]
         if self.owners:
             self.contractions = frozenset(node for node in self.nodes if contains_contraction(node))
         else:
@@ -149,15 +155,10 @@ class Topology:
         producer = value.producer()
         return -1 if producer is None else self.index.get(producer, -1)
 
-    def consumers(self, value: ir.Value) -> Iterator[ir.Node]:
-        """Yield the nodes of the main graph that read a value, also through a subgraph."""
-        seen: set[ir.Node] = set()
+    def consumers(self, value: ir.Value) -> Collection[ir.Node]:
+        """Return the nodes of the main graph that read a value, also through a subgraph, each once."""
         owners = self.owners
-        for node, _ in value.uses():
-            node = main_node(owners, node) if owners else node
-            if node not in seen:
-                seen.add(node)
-                yield node
+        return dict.fromkeys(main_node(owners, node) if owners else node for node, _ in value.uses())
 
     def number(self, value: ir.Value) -> int:
         """Return the place of a value among those of the main graph; -1 for one of a subgraph."""
@@ -165,13 +166,11 @@ class Topology:
 
     def depth(self, value: ir.Value) -> int:
         """Return the greatest forward depth that a value depends on: the nodes of the longest path from the inputs."""
-        number = self._numbering.numbers.get(value)
-        return 0 if number is None else self._depth[number]
+        return self._depth[number] if (number := self.number(value)) >= 0 else 0
 
     def late_inputs(self, value: ir.Value) -> int:
         """Return a bit set of the labels that a value depends on: inputs that enter the forward pass in its tail."""
-        number = self._numbering.numbers.get(value)
-        return 0 if number is None else self._late[number]
+        return self._late[number] if (number := self.number(value)) >= 0 else 0
 
     def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] | None = None) -> ValueSet:
         """Return the values that some values depend on, themselves included; not going up through nodes where to stop.
@@ -251,10 +250,7 @@ class Topology:
         return moved
 
     def descendants(
-        self,
-        values: Set[ir.Value] = frozenset(),
-        nodes: Set[ir.Node] = frozenset(),
-        stop: Container[ir.Value] = (),
+        self, values: Set[ir.Value] = frozenset(), nodes: Set[ir.Node] = frozenset(), stop: Container[ir.Value] = ()
     ) -> ValueSet:
         """Return the values that depend on some values, themselves included, or that some nodes compute.
 
@@ -274,8 +270,7 @@ class Topology:
     def _backward_nodes(self) -> set[ir.Node]:
         others = [value for value in self.graph.outputs if value is not self.loss]
         sinks = [value for value in others if self.may_be_state(value)] or others
-        for node in self.nodes_with(Trait.EFFECT):
-            sinks.extend(node.outputs)
+        sinks += (value for node in nodes_with(self.nodes, Trait.EFFECT) for value in node.outputs)
         reached, forward = self.ancestors(sinks).marks, self.forward.marks
         return {
             node
@@ -283,10 +278,22 @@ class Topology:
             if reached.find(1, first, end) >= 0 and forward.find(1, first, end) < 0
         }
 
-    def nodes_with(self, traits: Trait) -> list[ir.Node]:
-        """Return the nodes of the main graph whose operators have at least one of some traits."""
-        kinds = operators_with(traits) & self._by_operator.keys()
-        return sorted((node for kind in kinds for node in self._by_operator[kind]), key=self.index.__getitem__)
+    def may_store_state(self, gradients: Collection[ir.Value]) -> bool:
+        """Return whether initializers may be state: not where all weights are inputs.
+
+        An exporter keeps all states in one way. A weight is read by the loss, and a gradient has its type; a tensor
+        that is filled with one number is a constant of a normalization, if no other tensor is a weight.
+
+        Args:
+            gradients: the gradients of the loss.
+        """
+        read = (value for value in self.forward if value.producer() is None and not is_scalar(value))
+        read = (value for value in read if not (self._factors[value] or is_known_zero(value)))
+        weights = {value for value in read if any(same_type(gradient, value) for gradient in gradients)}
+        held = (self.coefficients(output).items() for output in self.graph.outputs)
+        updated = {value for each in held for value, c in each if c >= NEXT_STATE and value in weights}
+        weights = updated or weights  # others are frozen
+        return not weights or any(map(is_stored, weights))
 
     def may_be_state(self, value: ir.Value) -> bool:
         """Return whether an output could be a gradient or a next state, by the shape of a state that is no target."""
@@ -300,7 +307,9 @@ class Topology:
     @functools.cached_property
     def validating(self) -> Set[ir.Node]:
         """The nodes behind a next weight, or behind one that an output may keep: they measure the step."""
-        pending = [value for value in self.graph.outputs if value not in self.forward and _may_be_validated(value)]
+        # A node reads an output, or one of the values that it is chosen from.
+        others = ((value, value.producer()) for value in self.graph.outputs if value not in self.forward)
+        pending = [value for value, node in others if value.uses() or (node is not None and node.op_type == "Where")]
         nexts: set[ir.Value] = set()
         while pending:
             value = pending.pop()
@@ -382,15 +391,3 @@ class Topology:
                 mixes = is_forward and root == _MANY and is_float(values[number])
                 activations[number] = is_activation or mixes
                 tails[number] = is_tail or (mixes and tail[number])
-
-
-def contains_contraction(node: ir.Node) -> bool:
-    """Return whether a node is a contraction, or has one in its subgraphs."""
-    rules = (rule_of(inner) for inner in (node, *inner_nodes(node)))
-    return any(rule is not None and rule.contraction for rule in rules)
-
-
-def _may_be_validated(value: ir.Value) -> bool:
-    """Return whether a node reads an output, or one of the values that it is chosen from."""
-    node = value.producer()
-    return bool(value.uses()) or (node is not None and node.op_type == "Where")

@@ -8,31 +8,23 @@ from collections.abc import Collection, Mapping, Sequence, Set
 
 import onnx_ir as ir
 
-from graphscale.analysis.attempt import Attempt
+from graphscale.analysis.attempt import Attempt, TryTogether
 from graphscale.analysis.bodies import Unrolled, unroll_bodies
-from graphscale.analysis.coverage import measure_coverage
 from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.edits import Plan
-from graphscale.analysis.elementwise_gradients import find_gradient_like_values
-from graphscale.analysis.hints import NO_HINTS, Hints
+from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.loss_evidence import choose_attempt
-from graphscale.analysis.optimizer_contractions import OptimizerContractions
+from graphscale.analysis.other_contractions import OptimizerContractions
+from graphscale.analysis.places import find_gradient_like_values
 from graphscale.analysis.recomputed import is_copy
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles
-from graphscale.analysis.roles.named_pairs import resolve_pairs
 from graphscale.analysis.roles.role_table import Roles
 from graphscale.analysis.solve import Solver
-from graphscale.analysis.storage import keep_stored
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.training_result import TrainingGraph
-from graphscale.analysis.updates import (
-    NEXT_STATE,
-    Update,
-    find_held_initializers,
-    same_type,
-)
+from graphscale.analysis.training_result import TrainingGraph, measure_coverage
+from graphscale.analysis.updates import NEXT_STATE, Update, find_held_initializers, keep_stored, same_type
 from graphscale.errors import (
     GradientError,
     GraphscaleError,
@@ -43,15 +35,8 @@ from graphscale.errors import (
     UnsupportedModelError,
     UpdateError,
 )
-from graphscale.graph.values import (
-    Use,
-    inputs_of,
-    is_float,
-    is_known_zero,
-    value_label,
-    values_by_name,
-)
-from graphscale.operators import Trait
+from graphscale.graph.values import Use, inputs_of, is_float, is_known_zero, value_label, values_by_name
+from graphscale.operators import Trait, nodes_with
 
 __all__ = ["TrainingGraph", "analyse"]
 
@@ -126,7 +111,12 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     failures: list[tuple[ir.Value, GraphscaleError]] = []
 
     def join(losses: Sequence[ir.Value]) -> Attempt | None:
-        return _attempt_together(graph, losses, edge, chosen, held)
+        """Try several losses at once; None where that is refused, or the scale comes out too early for one of them."""
+        with contextlib.suppress(GraphscaleError):
+            attempt = _solve_attempt(Topology(graph, losses[0], held, others=losses[1:]), edge, chosen)
+            if not attempt.solver.unscales_cotangents:
+                return attempt
+        return None
 
     if len(answers.losses) > 1 and (joint := join(candidates)) is not None:
         attempts, candidates = [joint], []
@@ -137,7 +127,7 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
             failures.append((candidate, error))
         except GraphscaleError as error:
             failures.insert(0, (candidate, error))
-    attempts = attempts or _attempt_several(graph, candidates, found, edge, chosen, held)
+    attempts = attempts or _attempt_several(candidates, found, join)
     if not attempts:
         raise _explain(failures, bool(answers.losses))
     # The loss of a further pass explains the whole step, if it explains its own backward pass.
@@ -178,38 +168,16 @@ def _attempt(
         return attempt
 
 
-def _attempt_several(
-    graph: ir.Graph,
-    candidates: Sequence[ir.Value],
-    further: Sequence[ir.Value],
-    seed: Use | None,
-    chosen: Sequence[ir.Value],
-    held: Collection[ir.Value],
-) -> list[Attempt]:
+def _attempt_several(candidates: Sequence[ir.Value], further: Sequence[ir.Value], join: TryTogether) -> list[Attempt]:
     """Try several losses at once, each computed as the first one: of micro-batches, or of networks side by side."""
     attempts: list[Attempt] = []
     for loss in candidates:
         others = [other for other in further if is_copy(loss, other)]
         if others and not any(loss in attempt.topology.losses for attempt in attempts):
-            attempt = _attempt_together(graph, (loss, *others), seed, chosen, held)
+            attempt = join((loss, *others))
             if attempt is not None and attempt.differentiates_all:
                 attempts.append(attempt)
     return attempts
-
-
-def _attempt_together(
-    graph: ir.Graph,
-    losses: Sequence[ir.Value],
-    seed: Use | None,
-    chosen: Sequence[ir.Value],
-    held: Collection[ir.Value],
-) -> Attempt | None:
-    """Try several losses at once; None where that is refused, or the scale comes out too early for one of them."""
-    with contextlib.suppress(GraphscaleError):
-        attempt = _solve_attempt(Topology(graph, losses[0], held, others=losses[1:]), seed, chosen)
-        if not attempt.solver.unscales_cotangents:
-            return attempt
-    return None
 
 
 def _solve_attempt(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> Attempt:
@@ -254,7 +222,7 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
             raise
         solver.solve()
         missed = {node for node in optimizer.nodes if not any(solver.plan.edges(node).values())}
-        if not optimizer.are_behind_gradients(solver, missed):
+        if solver.unscales_cotangents or not optimizer.are_behind_gradients(solver.plan.unscaled, missed):
             raise error from None
         return solver, missed
     return solver, set()
@@ -329,7 +297,7 @@ def _finish(
         unscalings=tuple(sorted(plan.unscaled.values(), key=lambda u: topology.position(u.value))),
         roles=roles,
         updates=_updates(roles, named, answers),
-        accumulators=tuple(topology.nodes_with(Trait.ACCUMULATOR)),
+        accumulators=tuple(nodes_with(topology.nodes, Trait.ACCUMULATOR)),
         coverage=attempt.coverage,
         degrees={value: degree for value, degree in plan.values.items() if degree != 0},
         warnings=tuple(attempt.coverage.warnings()),

@@ -1,19 +1,62 @@
-"""The result of the analysis of a training graph."""
+"""The result of the analysis of a training graph, and its coverage."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.coverage import Coverage
-from graphscale.analysis.degrees import Degree
+from graphscale.analysis.degrees import Degree, Degrees
 from graphscale.analysis.edits import Place, Unscaling
 from graphscale.analysis.roles.role_table import Roles
+from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import Update
+from graphscale.graph.values import Use, inner_nodes, node_name
+from graphscale.operators import rule_of
 
-__all__ = ["TrainingGraph"]
+__all__ = ["Coverage", "TrainingGraph", "measure_coverage"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """The backward contractions and gradient operators, and those without a scaled operand.
+
+    "Scale, then unscale at once" gives the right gradients and protects nothing, so this is the measure of quality.
+
+    Attributes:
+        nodes: all of them.
+        missed: those without a scaled operand.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    missed: tuple[ir.Node, ...]
+
+    @property
+    def total(self) -> int:
+        """The number of them."""
+        return len(self.nodes)
+
+    @property
+    def covered(self) -> int:
+        """The number of those with a scaled operand."""
+        return len(self.nodes) - len(self.missed)
+
+    @property
+    def share(self) -> float | None:
+        """The covered share, from 0 to 1; None if there are none."""
+        return self.covered / self.total if self.total else None
+
+    def warnings(self) -> Iterator[str]:
+        """Yield a sentence that names the missed nodes, if there are any."""
+        if self.missed:
+            names = ", ".join(node_name(node) for node in self.missed[:10])
+            more = f" and {len(self.missed) - 10} more" if len(self.missed) > 10 else ""
+            share = 100 * self.covered / self.total
+            yield (
+                f"coverage is {share:.1f} %: the loss scale does not protect {names}{more}; what they compute may "
+                "underflow in float16"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,3 +102,36 @@ class TrainingGraph:
     def nodes(self) -> tuple[ir.Node, ...]:
         """The nodes of the main graph, in execution order."""
         return tuple(self.reads)
+
+
+def measure_coverage(
+    topology: Topology,
+    degrees: Degrees,
+    cotangents: Mapping[ir.Node, tuple[Use, ...]],
+    optimizer: Container[ir.Node] = frozenset(),
+) -> Coverage:
+    """Measure how far the scale reaches.
+
+    Args:
+        topology: the graph.
+        degrees: the degree of every edge.
+        cotangents: the backward contractions and gradient operators, with their cotangents where they are known.
+        optimizer: nodes that count for nothing: they are part of the optimizer.
+    """
+    nodes = [
+        inner
+        for node in topology.nodes
+        if node in topology.backward and (topology.owners or node in topology.propagating) and node not in optimizer
+        for inner in (node, *inner_nodes(node))
+        if _counts(topology, inner, node in cotangents)
+    ]
+    missed = [node for node in nodes if all(degrees.edge(node, i) == 0 for i in range(len(node.inputs)))]
+    return Coverage(tuple(nodes), tuple(missed))
+
+
+def _counts(topology: Topology, node: ir.Node, certain: bool) -> bool:
+    rule = rule_of(node)
+    if rule is None or rule.gradient or not rule.contraction:
+        return rule is not None and rule.gradient
+    # A contraction of weights or of inputs alone (a regularizer's) is no part of backpropagation.
+    return certain or any(value in topology.activation_dependent for value in topology.operands(node))

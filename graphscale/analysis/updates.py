@@ -11,13 +11,13 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.windows import CUTS, Window, window_above
-from graphscale.graph.values import constant_tensor, is_known_zero, is_scalar, subgraphs
+from graphscale.graph.values import constant_tensor, inputs_of, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
 
@@ -25,18 +25,21 @@ __all__ = [
     "DIRECT",
     "LEAST_SHARE",
     "NEXT_STATE",
-    "AverageFactors",
     "Factors",
-    "KnownFactors",
-    "PossibleFactors",
-    "Shares",
     "Type",
     "Update",
+    "average_factors",
     "find_coefficients",
     "find_held_initializers",
+    "find_holders",
     "find_terms",
     "is_constant_view",
+    "is_stored",
+    "keep_stored",
+    "known_factors",
+    "possible_factors",
     "same_type",
+    "shares",
     "type_of",
 ]
 
@@ -50,6 +53,7 @@ LEAST_SHARE = 0.05
 # Coefficients down to this one are followed: a product with a large number may be ahead, as in floor(1024 * w) / 1024.
 _FOLLOWED = 1e-4
 
+_STORED = "graphscale.stored"  # in the `meta` of a value
 _ARITHMETIC = frozenset(("Add", "Sum", "Sub", "Neg", "Mul", "Pow", "Div"))
 _VIEWS = Trait.VIEW | Trait.REPEAT
 DIRECT = _VIEWS | Trait.PERMUTE | Trait.BOUND
@@ -132,7 +136,7 @@ def find_terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait)
         source = optimizer.source(value.index() or 0)
         state = None if source is None or source >= len(node.inputs) else node.inputs[source]
         return [] if state is None else [(state, 1.0)]
-    if node.domain not in ("", "ai.onnx") and node.op_type != "BatchNormInternal":
+    if node.domain and node.op_type != "BatchNormInternal":
         return []
     if node.op_type == "If":
         return [(branch.outputs[value.index() or 0], 1.0) for branch in subgraphs(node)]
@@ -140,24 +144,20 @@ def find_terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait)
     if rule is not None and (has_trait(node, through) or node.op_type == "Where"):
         data = (node.inputs[i] for i in rule.operands(len(node.inputs)))
         return [(operand, 1.0) for operand in data if operand is not None]
-    inputs = [operand for operand in node.inputs if operand is not None]
+    inputs = inputs_of(node)
     if node.op_type in ("ScatterND", "ScatterElements") and through & Trait.MOVE:
         return [] if is_known_zero(inputs[0]) else [(inputs[0], 1.0)]
     if node.op_type == "Gemm":
-        share = node.attributes.get("beta")
-        return [
-            (addend, 1.0 if share is None else share.as_float()) for addend in node.inputs[2:] if addend is not None
-        ]
+        return [(addend, node.attributes.get_float("beta", 1.0)) for addend in inputs[2:]]
     if node.op_type in ("Floor", "Ceil", "Round", "Relu") and through & Trait.MOVE:
         return [(inputs[0], 1.0)]
     if node.op_type in ("BatchNormalization", "BatchNormInternal") and value.index() in (1, 2):
-        momentum = node.attributes.get("momentum")
-        return [(inputs[2 + (value.index() or 0)], 0.9 if momentum is None else momentum.as_float())]
+        return [(inputs[2 + (value.index() or 0)], node.attributes.get_float("momentum", 0.9))]
     return []
 
 
 def _arithmetic_terms(node: ir.Node, factors: Factors) -> list[tuple[ir.Value, float]]:
-    op_type, inputs = node.op_type, [operand for operand in node.inputs if operand is not None]
+    op_type, inputs = node.op_type, inputs_of(node)
     if op_type == "Mul":
         return [(inputs[0], factors[inputs[1]]), (inputs[1], factors[inputs[0]])]
     if op_type in ("Add", "Sum"):
@@ -173,48 +173,44 @@ def _arithmetic_terms(node: ir.Node, factors: Factors) -> list[tuple[ir.Value, f
 
 
 class Factors(dict[ir.Value, float]):
-    """The values of scalar factors, each looked up once."""
+    """The values of scalar factors, each looked up once.
 
-    def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = _number(value)
-        return number
+    Args:
+        find: returns the factor of a value, 0 for one that is unknown; None for its value as a constant.
+    """
 
-
-class PossibleFactors(Factors):
-    """The same as some factors, with 1 for all that is unknown."""
-
-    def __init__(self, factors: Factors) -> None:
+    def __init__(self, find: Callable[[ir.Value], float] | None = None) -> None:
         super().__init__()
-        self._factors = factors
+        self._find = _number if find is None else find
 
     def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = self._factors[value] or 1.0
+        self[value] = number = self._find(value)
         return number
 
 
-class Shares(PossibleFactors):
-    """The same as some factors, with 1 for numbers that are unknown, such as a decay that is an input."""
-
-    def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = self._factors[value] or float(is_scalar(value))
-        return number
+def possible_factors(factors: Factors) -> Factors:
+    """Return the same as some factors, with 1 for all that is unknown."""
+    return Factors(lambda value: factors[value] or 1.0)
 
 
-class KnownFactors(Factors):
-    """The same, with 0 for the sum of a constant and an unknown number, and for filled tensors, which may be states."""
-
-    def __missing__(self, value: ir.Value) -> float:
-        number = math.nan if value.is_initializer() and not is_scalar(value) else _number(value, unknown=math.nan)
-        self[value] = number = 0.0 if math.isnan(number) else number
-        return number
+def shares(factors: Factors) -> Factors:
+    """Return the same as some factors, with 1 for numbers that are unknown, such as a decay that is an input."""
+    return Factors(lambda value: factors[value] or float(is_scalar(value)))
 
 
-class AverageFactors(KnownFactors):
-    """Factors, with 1 for unknown ones that follow from numbers alone, as those of an average do."""
+def known_factors() -> Factors:
+    """Return factors with 0 for sums of constants and unknown numbers, and for filled tensors, which may be states."""
+    return Factors(_known_number)
 
-    def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = super().__missing__(value) or float(_follows_from_numbers(value))
-        return number
+
+def average_factors() -> Factors:
+    """Return known factors, with 1 for unknown ones that follow from numbers alone, as those of an average do."""
+    return Factors(lambda value: _known_number(value) or float(_follows_from_numbers(value)))
+
+
+def _known_number(value: ir.Value) -> float:
+    number = math.nan if value.is_initializer() and not is_scalar(value) else _number(value, unknown=math.nan)
+    return 0.0 if math.isnan(number) else number
 
 
 def _follows_from_numbers(value: ir.Value) -> bool:
@@ -230,9 +226,9 @@ def _number(value: ir.Value, depth: int = 8, unknown: float = 0.0) -> float:
     if tensor is not None:
         return float(np.ravel(tensor.numpy())[0]) if 0 < tensor.size <= 1 else _uniform(tensor)
     node = value.producer()
-    if node is None or depth == 0 or node.domain not in ("", "ai.onnx"):
+    if node is None or depth == 0 or node.domain:
         return unknown
-    inputs = [operand for operand in node.inputs if operand is not None]
+    inputs = inputs_of(node)
     if has_trait(node, _VIEWS):
         return _number(inputs[0], depth - 1, unknown)
     if node.op_type in ("Add", "Sub", "Mul"):
@@ -263,6 +259,42 @@ def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
         if is_any or (kind := type_of(output)) in kinds or None in kind:
             held.update(v for v, c in find_coefficients(output, values, factors).items() if c >= NEXT_STATE)
     return held
+
+
+def find_holders(states: Iterable[ir.Value], nodes: Iterable[ir.Node], factors: Factors) -> set[ir.Value]:
+    """Find the values with a state among their terms, but for sums that broadcast it, in one pass over the nodes.
+
+    They are the values that a walk for coefficients can begin at.
+
+    Args:
+        states: the states.
+        nodes: the nodes of the main graph, in execution order.
+        factors: the known factors of the graph.
+    """
+    holders = set(states)
+    for node in nodes:
+        if subgraphs(node):
+            holders.update(node.outputs)
+        elif not holders.isdisjoint(node.inputs):
+            holders.update(value for value in node.outputs if _holds(node, value, holders, factors))
+    return holders
+
+
+def _holds(node: ir.Node, value: ir.Value, holders: set[ir.Value], factors: Factors) -> bool:
+    terms = [operand for operand, factor in find_terms(node, value, factors, DIRECT) if factor and operand in holders]
+    if node.op_type not in ("Add", "Sub", "Sum"):
+        return bool(terms)
+    return any(None in type_of(operand) or type_of(operand) == type_of(value) for operand in terms)
+
+
+def is_stored(value: ir.Value) -> bool:
+    """Return whether a file has the value of an initializer, and takes no other."""
+    return value.is_initializer() and (not value.is_graph_input() or bool(value.meta.get(_STORED)))
+
+
+def keep_stored(value: ir.Value) -> None:
+    """Mark an initializer as stored, though the analysis makes it an input."""
+    value.meta[_STORED] = is_stored(value)
 
 
 def is_constant_view(output: ir.Value) -> bool:

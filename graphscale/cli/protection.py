@@ -12,7 +12,7 @@ from typing import Any
 
 from graphscale.cli.options import ExternalDataRoot, Force, MaxBytes, MaxDepth, MaxNodes
 from graphscale.files.limits import Limits, limiting
-from graphscale.files.replacing import protecting
+from graphscale.files.writing import protecting
 
 __all__ = ["protect"]
 

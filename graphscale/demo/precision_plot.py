@@ -11,7 +11,7 @@ import numpy as np
 
 from graphscale.demo.precision import Run
 from graphscale.files import writing
-from graphscale.files.replacing import metadata_of_picture
+from graphscale.files.writing import metadata_of_picture
 from graphscale.training.run_plot import BLUE, GRID, ORANGE, RED, STYLE, check_picture
 
 __all__ = ["draw"]

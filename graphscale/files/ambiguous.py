@@ -119,8 +119,7 @@ def _find_faults(tensors: Iterable[onnx.TensorProto], cut: Iterable[onnx.NodePro
     for node in cut:
         yield f"the last output of {node.op_type} {node.name!r} has no name, which it needs"
     for tensor in tensors:
-        problem = _find_fault(tensor)
-        if problem is not None:
+        if (problem := _find_fault(tensor)) is not None:
             yield f"the content of tensor {tensor.name!r} {problem}"
 
 

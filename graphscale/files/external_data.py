@@ -22,10 +22,10 @@ _MEMORY = "*/_ORT_"
 _TENSORS = (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS)
 
 
-def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
-    """Return the initializers of a model whose content is in other files."""
+def external_tensors(model: ir.Model) -> dict[ir.Value, ir.ExternalTensor]:
+    """Return the initializers of a model whose content is in other files, with their tensors."""
     values = model.graph.initializers.values()
-    return [v.const_value for v in values if isinstance(v.const_value, ir.ExternalTensor)]
+    return {value: tensor for value in values if isinstance(tensor := value.const_value, ir.ExternalTensor)}
 
 
 def confine_external_data(model: ir.Model, folder: Path, name: str, held: Collection[str] = ()) -> None:
@@ -41,15 +41,15 @@ def confine_external_data(model: ir.Model, folder: Path, name: str, held: Collec
         ModelFileError: the content of a tensor would lie elsewhere, or is missing, truncated, or no numbers.
         UnsupportedModelError: a tensor that is no initializer of the main graph has its content in another file.
     """
-    for tensor in _inner_tensors(model):
-        if isinstance(tensor, ir.ExternalTensor):
+    for inner in _inner_tensors(model):
+        if isinstance(inner, ir.ExternalTensor):
             raise UnsupportedModelError(
-                f"{name} keeps the tensor {tensor.name!r} in another file, and it is no initializer of the main graph; "
+                f"{name} keeps the tensor {inner.name!r} in another file, and it is no initializer of the main graph; "
                 "write the model as one file: onnx.save(onnx.load(MODEL), FILE)"
             )
-    for value in model.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor) and value.name not in held:
-            value.const_value = _confine(value.const_value, folder, name)
+    for value, tensor in external_tensors(model).items():
+        if value.name not in held:
+            value.const_value = _confine(tensor, folder, name)
 
 
 def refuse_other_data(model: ir.Model, folder: Path, name: str) -> None:
@@ -63,7 +63,7 @@ def refuse_other_data(model: ir.Model, folder: Path, name: str) -> None:
     Raises:
         ModelFileError: a file beside the link has the name of other weights.
     """
-    for tensor in external_tensors(model):
+    for tensor in external_tensors(model).values():
         beside = folder / tensor.location
         if beside.exists() and not beside.samefile(tensor.path):
             raise ModelFileError(

@@ -22,15 +22,7 @@ from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file, write_files
 
-__all__ = [
-    "ModelResult",
-    "from_proto",
-    "load",
-    "load_with_proto",
-    "replaced_tensors",
-    "save",
-    "save_all",
-]
+__all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_tensors", "save", "save_all"]
 
 # A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
 _LARGEST = 2**31 - 2**27
@@ -60,10 +52,8 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         proto = parse_model(content, str(path))
     except IsADirectoryError as error:
         raise ModelFileError(f"{path} is a folder; pass an ONNX file") from error
-    except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RuntimeError) as error:  # a NUL byte, a circle of links
-        raise ModelFileError(f"cannot read {path}: {error}") from error
+    except (OSError, ValueError, RuntimeError) as error:  # the last two: a NUL byte, a circle of links
+        raise ModelFileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except google.protobuf.message.DecodeError as error:
         raise ModelFileError(f"{path} is not an ONNX model, or it is truncated: {error}") from error
     model = _from_proto(proto, str(path))
@@ -177,14 +167,14 @@ def _save_pair(model: ir.Model, target: Path) -> None:
 
 def _refuse_weights(model: ir.Model, target: Path) -> None:
     """Refuse to write a model over its own weights."""
-    for file in {Path(tensor.base_dir, tensor.location) for tensor in external_tensors(model)}:
+    for file in {Path(tensor.base_dir, tensor.location) for tensor in external_tensors(model).values()}:
         if target.exists() and file.exists() and target.samefile(file):
             raise OutputError(f"{target} holds weights of the model that is written; name another file")
 
 
 def _weights_move(model: ir.Model, folder: Path) -> bool:
     """Return whether weights of a model go to a file beside it."""
-    elsewhere = any(Path(tensor.base_dir).resolve() != folder for tensor in external_tensors(model))
+    elsewhere = any(Path(tensor.base_dir).resolve() != folder for tensor in external_tensors(model).values())
     return elsewhere or _bytes_in_memory(model) > _LARGEST
 
 
@@ -211,7 +201,8 @@ def _write_pair(model: ir.Model, target: Path, weights: Path, replaces: bool = F
         # As a whole: faster than tensor by tensor.
         with write_file(weights, replaces) as written:
             _copy(source, written)
-        with replaced_tensors(_located_in(model, target.parent, weights.name)):
+        located = {v: relocate(tensor, target.parent, weights.name) for v, tensor in external_tensors(model).items()}
+        with replaced_tensors(located):
             _write_models([model], [target])
         return
     with write_file(target) as written:
@@ -226,7 +217,7 @@ def _write_pair(model: ir.Model, target: Path, weights: Path, replaces: bool = F
 
 def _find_only_source(model: ir.Model) -> Path | None:
     """Find the file that holds all external weights of a model, if it is one and holds little else."""
-    tensors = external_tensors(model)
+    tensors = external_tensors(model).values()
     files = {Path(tensor.base_dir, tensor.location) for tensor in tensors}
     if len(files) != 1 or _bytes_in_memory(model) > _LARGEST:
         return None
@@ -279,12 +270,3 @@ def replaced_tensors(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[
     finally:
         for value, tensor_before in zip(tensors, before, strict=True):
             value.const_value = tensor_before
-
-
-def _located_in(model: ir.Model, folder: Path, name: str) -> dict[ir.Value, ir.TensorProtocol]:
-    """Return the external weights of a model as they are in another file, at the same offsets."""
-    return {
-        value: relocate(value.const_value, folder, name)
-        for value in model.graph.initializers.values()
-        if isinstance(value.const_value, ir.ExternalTensor)
-    }

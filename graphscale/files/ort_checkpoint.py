@@ -214,6 +214,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self._builder = _import("Checkpoint").flatbuffers.Builder(1 << 16)
+        self._string = self._builder.CreateString
 
     def checkpoint(self, checkpoint: Checkpoint) -> bytes:
         state = self._table(
@@ -243,9 +244,6 @@ class _Writer:
         for offset in reversed(offsets):
             self._builder.PrependUOffsetTRelative(offset)
         return self._builder.EndVector()
-
-    def _string(self, text: str) -> Any:
-        return self._builder.CreateString(text)
 
     def _tensors(self, tensors: Mapping[str, Array]) -> Any:
         return self._vector([self._tensor(name, array) for name, array in tensors.items()])

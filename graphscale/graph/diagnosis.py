@@ -62,8 +62,7 @@ def name_damage(function: Callable[_P, _T]) -> Callable[_P, _T]:
         except GraphscaleError:
             raise
         except Exception as error:
-            damage = find_damage((*args, *kwargs.values()))
-            if damage is not None:
+            if (damage := find_damage((*args, *kwargs.values()))) is not None:
                 raise ModelFileError(damage) from error
             raise
 
@@ -73,12 +72,10 @@ def name_damage(function: Callable[_P, _T]) -> Callable[_P, _T]:
 def find_damage(arguments: Iterable[Any]) -> str | None:
     """Find the damage of models among some arguments, paths of models and of folders with models included."""
     for name, model in _models(arguments):
-        damage = find_model_damage(model)
-        if damage is not None:
+        if (damage := find_model_damage(model)) is not None:
             return f"{name} is damaged: {damage}"
         recorded = _find_recorded(model)
-        damage = None if recorded is None else find_damage([recorded])
-        if damage is not None:
+        if recorded is not None and (damage := find_damage([recorded])) is not None:
             return f"{name} has damaged graphscale metadata: of what it was before, {damage}"
     return None
 

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = [
-    "AUTOCAST",
-    "MARKS",
-    "PASS_KEY",
-    "SCALE_LOSS",
-    "UNSCALE_GRADIENTS",
-    "WAS_FLOAT",
-    "is_rounding",
-]
+__all__ = ["AUTOCAST", "MARKS", "PASS_KEY", "SCALE_LOSS", "UNSCALE_GRADIENTS", "WAS_FLOAT", "is_rounding"]
 
 # Begins the names of them all.
 MARKS = "graphscale."

@@ -118,6 +118,15 @@ def _describe(name: str, tensor: ir.TensorProtocol, kept: str | None) -> onnx.Te
     return reference
 
 
+@contextlib.contextmanager
+def _naming_damage() -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, ValueError, zlib.error, DecodeError, GraphscaleError) as error:
+        raise ModelFileError(one_line(error)) from error
+
+
+@_naming_damage()
 def restore_original(model: ir.Model, others: ir.Graph | None = None) -> ir.Model:
     """Unpack the original of a rewritten model, its initializers with the content that they have in the rewritten one.
 
@@ -129,39 +138,6 @@ def restore_original(model: ir.Model, others: ir.Graph | None = None) -> ir.Mode
     Raises:
         ModelFileError: there is none, it is damaged, or the rewritten model lacks an input or an initializer of it.
     """
-    with _naming_damage():
-        return _unpack(model, others)
-
-
-def find_references(model: ir.Model) -> list[str]:
-    """Return the names of initializers in the record of the original.
-
-    Raises:
-        ModelFileError: there is none, or it is damaged.
-    """
-    with _naming_damage():
-        return [tensor.external_data[0].value for tensor in _references(_read_record(model))]
-
-
-@contextlib.contextmanager
-def _naming_damage() -> Iterator[None]:
-    try:
-        yield
-    except (LookupError, ValueError, zlib.error, DecodeError, GraphscaleError) as error:
-        raise ModelFileError(one_line(error)) from error
-
-
-def _read_record(model: ir.Model) -> onnx.ModelProto:
-    packed = base64.b64decode(model.metadata_props[ORIGINAL_KEY], validate=True)
-    fields = max(current_limits().max_nodes // _FIELDS, _FIELDS * len(packed))
-    return parse_model(_decompress(packed), "its record", fields)
-
-
-def _references(record: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    return (each for each in record.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL)
-
-
-def _unpack(model: ir.Model, others: ir.Graph | None) -> ir.Model:
     proto = _read_record(model)
     inputs = {value.name for value in model.graph.inputs}
     for value in proto.graph.input:
@@ -172,6 +148,26 @@ def _unpack(model: ir.Model, others: ir.Graph | None) -> ir.Model:
     for name, tensor in tensors.items():
         original.graph.initializers[name].const_value = tensor
     return original
+
+
+@_naming_damage()
+def find_references(model: ir.Model) -> list[str]:
+    """Return the names of initializers in the record of the original.
+
+    Raises:
+        ModelFileError: there is none, or it is damaged.
+    """
+    return [tensor.external_data[0].value for tensor in _references(_read_record(model))]
+
+
+def _read_record(model: ir.Model) -> onnx.ModelProto:
+    packed = base64.b64decode(model.metadata_props[ORIGINAL_KEY], validate=True)
+    fields = max(current_limits().max_nodes // _FIELDS, _FIELDS * len(packed))
+    return parse_model(_decompress(packed), "its record", fields)
+
+
+def _references(record: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    return (each for each in record.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL)
 
 
 def _decompress(packed: bytes) -> bytes:

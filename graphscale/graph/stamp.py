@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from graphscale.errors import AlreadyScaledError, ModelFileError
 from graphscale.files.reading import parse_json
-from graphscale.files.replacing import ROLES_KEY
 from graphscale.files.training_info import drop_training_info
+from graphscale.files.writing import ROLES_KEY
 from graphscale.graph.marks import PASS_KEY, SCALE_LOSS, UNSCALE_GRADIENTS
 
 __all__ = ["ROLES_KEY", "SPLIT_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
@@ -163,8 +163,7 @@ def read_stamp(source: ir.Model | Mapping[str, str], name: str) -> Stamp:
         except (ValueError, RecursionError) as error:
             raise ModelFileError(f"{damaged}: graphscale.{key}: {error}") from error
     stamp = Stamp(version=texts["version"], target=texts["target"], **contents)
-    wrong = _wrong_field(stamp)
-    if wrong is not None:
+    if (wrong := _wrong_field(stamp)) is not None:
         raise ModelFileError(f"{damaged}: graphscale.{wrong} is not what it should be")
     return stamp
 
@@ -184,9 +183,8 @@ def _wrong_field(stamp: Stamp) -> str | None:
     if not isinstance(stamp.policy.get("class_name"), str) or not isinstance(stamp.policy.get("config"), dict):
         return "policy"
     rows = stamp.report.get("state", [])
-    if not isinstance(rows, list) or not all(
-        isinstance(row, dict) and isinstance(row.get("input"), str) for row in rows
-    ):
+    rows = rows if isinstance(rows, list) else [None]
+    if not all(isinstance(row, dict) and isinstance(row.get("input"), str) for row in rows):
         return "report"
     ranges = stamp.telemetry.get("ranges", {"every": 1})
     every = ranges.get("every") if isinstance(ranges, dict) and len(ranges) == 1 else None

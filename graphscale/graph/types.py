@@ -6,11 +6,10 @@ import logging
 from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
-from onnx_ir.convenience import create_value_mapping
 from onnx_ir.passes.common import ShapeInferencePass
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.graph.values import constant_tensor, is_tensor, own_dtype, subgraphs
+from graphscale.graph.values import constant_tensor, is_tensor, own_dtype, subgraphs, values_by_name
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, rule_of
 
@@ -56,8 +55,8 @@ def complete_types(model: ir.Model, wanted: Iterable[ir.Value] | None = None) ->
         return
     inferred = _inferred(model)
     for graph, twin in zip(model.graphs(), inferred.graphs(), strict=True):
-        types = create_value_mapping(twin, include_subgraphs=False)
-        for name, value in create_value_mapping(graph, include_subgraphs=False).items():
+        types = values_by_name(twin)
+        for name, value in values_by_name(graph).items():
             if not is_tensor(value):
                 continue
             if value.shape is None:
@@ -84,13 +83,12 @@ def dtypes_by_name(model: ir.Model) -> dict[str, ir.DataType]:
 
     Further results of an operator, such as a mask, have no dtype by the operator: it may be another one.
     """
+    known: dict[str, ir.DataType] = {}
     results = [value for node in model.graph for value in node.outputs]
     if any(value.dtype is None for value in results):
         by_operator = dtypes_of(model.graph.all_nodes())
         known = {v.name or "": by_operator[v] for v in results if v in by_operator and not v.index()}
         results = [value for node in _inferred(model).graph for value in node.outputs]
-    else:
-        known = {}
     return known | {v.name or "": v.dtype for v in results if v.dtype is not None}
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "captured_values",
     "constant_number",
     "constant_tensor",
+    "contains_contraction",
     "inner_nodes",
     "inputs_of",
     "is_float",
@@ -115,14 +116,14 @@ def own_dtype(value: ir.Value) -> ir.DataType | None:
     if node.domain or operator is None or operator.dtype is not None:
         return None if operator is None else operator.dtype
     if node.op_type == "Cast":
-        to = node.attributes.get("to")
-        return None if to is None or to.as_int() not in set(ir.DataType) else ir.DataType(to.as_int())
+        to = node.attributes.get_int("to")
+        return ir.DataType(to) if to in set(ir.DataType) else None
     if node.op_type == "Constant":
         tensor = ir.convenience.get_const_tensor(value)
         return None if tensor is None else tensor.dtype
     if node.op_type == "ConstantOfShape":
-        fill = node.attributes.get("value")
-        return ir.DataType.FLOAT if fill is None else fill.as_tensor().dtype
+        fill = node.attributes.get_tensor("value")
+        return ir.DataType.FLOAT if fill is None else fill.dtype
     return None
 
 
@@ -206,6 +207,12 @@ def inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
         yield from body.all_nodes()
 
 
+def contains_contraction(node: ir.Node) -> bool:
+    """Return whether a node is a contraction, or has one in its subgraphs."""
+    rules = (rule_of(inner) for inner in (node, *inner_nodes(node)))
+    return any(rule is not None and rule.contraction for rule in rules)
+
+
 def inputs_of(node: ir.Node) -> tuple[ir.Value, ...]:
     """Return a node's inputs without those that are left out."""
     inputs: Sequence[Any] = node.inputs
@@ -241,7 +248,7 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if value.is_initializer():
         return None if value.is_graph_input() else value.const_value
     node = value.producer()
-    if node is not None and node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+    if node is not None and node.op_type == "Constant" and not node.domain:
         return ir.convenience.get_const_tensor(value)
     return None
 
@@ -257,7 +264,7 @@ def loop_start(value: ir.Value) -> ir.Value | None:
     """Return the value that an output of a Loop begins with, None for others."""
     node = value.producer()
     first = 2 + (value.index() or 0)
-    is_loop = node is not None and node.op_type == "Loop" and node.domain in ("", "ai.onnx")
+    is_loop = node is not None and node.op_type == "Loop" and not node.domain
     return node.inputs[first] if node is not None and is_loop and first < len(node.inputs) else None
 
 
@@ -313,8 +320,8 @@ def _gives_zeros(
     if node is None or depth == 0:
         return False
     if node.op_type == "ConstantOfShape":
-        fill = node.attributes.get("value")
-        return fill is None or _is_zero_tensor(fill.as_tensor())
+        fill = node.attributes.get_tensor("value")
+        return fill is None or _is_zero_tensor(fill)
     rule = rule_of(node)
     if rule is None or not rule.has_degree(value.index() or 0):
         return False

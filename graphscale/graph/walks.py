@@ -1,27 +1,44 @@
-"""Walks up and down a graph. All are iterative: a graph may be deeper than Python's stack."""
+"""Walks up and down a graph, and its order. All are iterative: a graph may be deeper than Python's stack."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeVar
 
 import onnx_ir as ir
 
-from graphscale.graph.values import is_scalar, operands_of
+from graphscale.errors import ModelFileError
+from graphscale.graph.values import (
+    inner_nodes,
+    inputs_of,
+    is_scalar,
+    is_source,
+    node_name,
+    op_name,
+    operands_of,
+    subgraphs,
+)
 from graphscale.operators import Trait, has_trait
 
 __all__ = [
     "ancestors",
+    "carried_by",
+    "check_order",
+    "depends_on",
     "descendants",
     "follows_from_numbers",
     "nodes_above",
+    "outputs_reached",
     "producers_of",
     "reach",
+    "restore_order",
     "source_by_trait",
     "source_of",
 ]
 
 _T = TypeVar("_T")
+# A node stands for the common dependences of its outputs.
+_Vertex = ir.Value | ir.Node
 
 
 def reach(start: Iterable[_T], step: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
@@ -125,3 +142,145 @@ def source_of(value: ir.Value, operand: Callable[[ir.Node], ir.Value | None]) ->
 def source_by_trait(value: ir.Value, traits: Trait) -> ir.Value:
     """Return the value at the top of a chain of first operands of nodes whose operators have one of some traits."""
     return source_of(value, lambda node: node.inputs[0] if has_trait(node, traits) and node.inputs else None)
+
+
+def check_order(
+    graph: ir.Graph, name: str = "the graph", operands: Callable[[ir.Node], Iterable[ir.Value]] = operands_of
+) -> None:
+    """Refuse a graph that reads a value before it is computed.
+
+    Args:
+        graph: the main graph.
+        name: what to call the graph in messages.
+        operands: the values that a node reads.
+
+    Raises:
+        ModelFileError: with the first value that nothing computes, or that comes too late.
+    """
+    bodies = [body for node in graph.all_nodes() for body in subgraphs(node)]
+    for value in (value for each in (graph, *bodies) for value in each.outputs):
+        if value.producer() is None and not is_source(value):
+            raise ModelFileError(f"output {value.name!r} of {name} is computed by no node")
+    found = _early_read(graph, operands)
+    if found is None:
+        return
+    node, value = found
+    if value.producer() is None:
+        raise ModelFileError(f"node {node_name(node)!r} of {name} reads {value.name!r}, which nothing computes")
+    raise ModelFileError(
+        f"{name} is not in topological order: node {node_name(node)!r} reads {value.name!r} before it is computed; "
+        "sort the graph first"
+    )
+
+
+def restore_order(graph: ir.Graph) -> None:
+    """Sort a graph if a node in it stands before what it reads; the look costs a tenth of sorting."""
+    if _early_read(graph, operands_of) is not None:
+        graph.sort()
+
+
+def _early_read(graph: ir.Graph, operands: Callable[[ir.Node], Iterable[ir.Value]]) -> tuple[ir.Node, ir.Value] | None:
+    """Return the first node that reads a value which is not computed before it, with the value."""
+    known = {*graph.inputs, *graph.initializers.values()}
+    for node in graph:
+        values = operands(node)
+        if not known.issuperset(values):
+            early = next((value for value in values if value not in known and not is_source(value)), None)
+            if early is not None:
+                return node, early
+        known.update(node.outputs)
+    return None
+
+
+def depends_on(value: ir.Value, source: ir.Value, graph: ir.Graph) -> bool:
+    """Return whether one value of a main graph depends on another one.
+
+    Of a node with subgraphs, one output may depend on less than the node reads: on the values that its branches compute
+    this output from; in a Loop or Scan, on those that the body computes it from in any round, and on the number of
+    rounds. The length of what is scanned counts as no dependence, as all shapes.
+    """
+    start: list[_Vertex] = [value]
+    return source in reach(start, _Flow(graph.all_nodes()).above)
+
+
+def outputs_reached(node: ir.Node, values: Container[ir.Value]) -> set[ir.Value]:
+    """Return the outputs of a node that depend on some of the values around it."""
+    flow, start = _Flow((node, *inner_nodes(node))), list[_Vertex](node.outputs)
+    below: dict[_Vertex, list[_Vertex]] = {}
+
+    def above(vertex: _Vertex) -> Iterable[_Vertex]:
+        maker = vertex if isinstance(vertex, ir.Node) else vertex.producer()
+        if maker is not None and maker is not node and maker.graph is node.graph:
+            return ()
+        sources = flow.above(vertex)
+        for source in sources:
+            below.setdefault(source, []).append(vertex)
+        return sources
+
+    entering = [vertex for vertex in reach(start, above) if vertex in values]
+    reached = set(reach(entering, lambda vertex: below.get(vertex, ())))
+    return {value for value in node.outputs if value in reached}
+
+
+class _Flow:
+    """The dependences between values, those inside of bodies among them.
+
+    Args:
+        nodes: the nodes, those in bodies among them.
+    """
+
+    def __init__(self, nodes: Iterable[ir.Node]) -> None:
+        self._entering: dict[ir.Value, list[ir.Value]] = {}
+        for node in nodes:
+            if op_name(node) in ("Loop", "Scan"):
+                self._enter(node)
+
+    def _enter(self, node: ir.Node) -> None:
+        """Learn the sources of the inputs of a body: operands of the node, and results of the round before."""
+        body, (first, count, ahead) = subgraphs(node)[0], carried_by(node)
+        for value, given in zip(body.inputs, node.inputs, strict=False):
+            self._entering[value] = [] if given is None else [given]
+        for value, following in zip(body.inputs[first : first + count], body.outputs[ahead:], strict=False):
+            self._entering.setdefault(value, []).append(following)
+
+    def above(self, vertex: _Vertex) -> Iterable[_Vertex]:
+        """Return the direct dependences of a value, or those common to all outputs of a node."""
+        if isinstance(vertex, ir.Node):
+            return _shared(vertex)
+        node = vertex.producer()
+        return self._entering.get(vertex, ()) if node is None else (node, *_own(node, vertex.index() or 0))
+
+
+def carried_by(node: ir.Node) -> tuple[int, int, int]:
+    """Return the index of the first input that a body carries, how many it carries, and the index of its first output.
+
+    A Loop's body gives whether it goes on before all else, and is given the round and this flag; the node, the number
+    of rounds and a flag.
+    """
+    first, ahead = (2, 1) if node.op_type == "Loop" else (0, 0)
+    scanned = node.attributes["num_scan_inputs"].as_int() if node.op_type == "Scan" else 0
+    return first, len(subgraphs(node)[0].inputs) - scanned - first, ahead
+
+
+def _shared(node: ir.Node) -> Iterable[ir.Value]:
+    """Return the direct dependences common to all outputs of a node."""
+    bodies = subgraphs(node)
+    operator = op_name(node)
+    if not bodies or operator == "If":
+        return inputs_of(node)
+    if operator in ("Loop", "Scan"):
+        first, _, ahead = carried_by(node)
+        return (*bodies[0].inputs[:first], *bodies[0].outputs[:ahead])
+    return (*inputs_of(node), *(value for body in bodies for value in body.outputs))
+
+
+def _own(node: ir.Node, index: int) -> Iterator[ir.Value]:
+    """Yield the direct dependences of one output beside the common ones."""
+    operator = op_name(node)
+    for body in subgraphs(node):
+        if operator == "If":
+            yield body.outputs[index]
+        elif operator in ("Loop", "Scan"):
+            first, count, ahead = carried_by(node)
+            # Without a round, a carried value stays as it comes.
+            yield body.inputs[first + index] if index < count else body.outputs[ahead + index]

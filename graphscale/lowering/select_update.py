@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.buffers import is_fresh
+from graphscale.analysis.hazards import is_fresh
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.values import Use, operand_at, subgraphs, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep

@@ -4,28 +4,16 @@ The rules follow the operators' definitions in the ONNX specification (ai.onnx) 
 training operator documentation (com.microsoft). A module of this package holds the rows of one subject.
 """
 
-from graphscale.operators import (  # noqa: F401 - importing them fills the table
-    arithmetic,
-    contractions,
-    control,
-    gradients,
-    layers,
-    microsoft,
-    optimizers,
-    shape,
-)
+from graphscale.operators import arithmetic, control, layers, microsoft, shape  # noqa: F401 - they fill the table
 from graphscale.operators.casting import CastRule, Colour
 from graphscale.operators.rules import ALL, FIRST, Kind, Rule
 from graphscale.operators.table import (
     MICROSOFT,
     OPERATORS,
-    Operator,
     Optimizer,
     attribute,
     has_trait,
     nodes_with,
-    operators_of_kind,
-    operators_with,
     optimizer_of,
     overwritten_inputs,
     rule_of,
@@ -44,15 +32,12 @@ __all__ = [
     "CastRule",
     "Colour",
     "Kind",
-    "Operator",
     "Optimizer",
     "Rule",
     "Trait",
     "attribute",
     "has_trait",
     "nodes_with",
-    "operators_of_kind",
-    "operators_with",
     "optimizer_of",
     "overwritten_inputs",
     "rule_of",

@@ -1,4 +1,4 @@
-"""com.microsoft: forward operators and helpers of ONNX Runtime's training and fused graphs."""
+"""com.microsoft: operators of ONNX Runtime's training and fused graphs, forward and backward, and its optimizers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import onnx_ir as ir
 
 from graphscale.operators.casting import ALLOW, CLEAR, INFER, deny, infer
 from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
-from graphscale.operators.table import MICROSOFT, attribute, row
+from graphscale.operators.table import MICROSOFT, Optimizer, attribute, row
 from graphscale.operators.traits import Trait
 
 _LOSS = deny("the loss stays float32")
+_STEPS = deny("rounding adds up over the time steps")
+_PROBABILITIES = deny("sums of products of small probabilities")
+_CONTRIBUTIONS = deny("many contributions add up in the result's type")
 _DEGREE_0 = Rule(Kind.DEGREE_0)
 _HOMOGENEOUS = ("", "Relu", "LeakyRelu")
 
@@ -59,8 +62,7 @@ row("BitmaskBiasDropout", _biased_dropout, Trait.RANDOM, domain=MICROSOFT)
 row("BiasSoftmaxDropout", NONLINEAR, Trait.RANDOM, domain=MICROSOFT)
 
 # --- results without a scale ------------------------------------------------------------------------------------------
-_TEST = Trait.FINITENESS_TEST
-row("IsFinite IsAllFinite", _DEGREE_0, _TEST, domain=MICROSOFT, dtype=ir.DataType.BOOL)
+row("IsFinite IsAllFinite", _DEGREE_0, Trait.FINITENESS_TEST, domain=MICROSOFT, dtype=ir.DataType.BOOL)
 row("All Group", _DEGREE_0, domain=MICROSOFT, dtype=ir.DataType.BOOL)
 row("BroadcastGradientArgs", _DEGREE_0, domain=MICROSOFT)
 
@@ -71,8 +73,68 @@ row("SkipLayerNormalization SkipSimplifiedLayerNormalization", NONLINEAR, domain
 _statistics = infer(wide_inputs=(1, 2, 3, 4), wide_outputs=(1, 2, 3, 4))
 _running = {3: 1, 4: 2}
 row("BatchNormInternal", NONLINEAR, Trait.WRITES_INPUT, _statistics, domain=MICROSOFT, written=_running)
-row("LSTMTraining GRUTraining", NONLINEAR, casting=deny("rounding adds up over the time steps"), domain=MICROSOFT)
-_losses = "SoftmaxCrossEntropy SoftmaxCrossEntropyLossInternal"
-row(_losses, NONLINEAR, casting=_LOSS, domain=MICROSOFT, class_axis=1)
+row("LSTMTraining GRUTraining", NONLINEAR, casting=_STEPS, domain=MICROSOFT)
+row("SoftmaxCrossEntropy SoftmaxCrossEntropyLossInternal", NONLINEAR, casting=_LOSS, domain=MICROSOFT, class_axis=1)
 _losses = "NegativeLogLikelihoodLossInternal NegativeLogLikelihoodLossInternal2"
 row(_losses, NONLINEAR, casting=_LOSS, domain=MICROSOFT, class_axis=1)
+
+# --- gradients: linear in the upstream gradient -----------------------------------------------------------------------
+_first = Rule(Kind.LINEAR, data=(0,), gradient=True)
+_third = Rule(Kind.LINEAR, data=(2,), gradient=True)
+_sum = Rule(Kind.LINEAR, data=(0,), contraction=True, gradient=True)
+
+row("ConvGrad ConvTransposeGrad", _sum, casting=ALLOW, domain=MICROSOFT)
+row("ReluGrad SliceGrad", _first, casting=CLEAR, domain=MICROSOFT)
+row("LeakyReluGrad SigmoidGrad TanhGrad DivGrad", _first, casting=INFER, domain=MICROSOFT)
+row("GeluGrad FastGeluGrad QuickGeluGrad BiasGeluGrad_dX BiasFastGeluGrad_dX", _first, casting=INFER, domain=MICROSOFT)
+row("DropoutGrad BitmaskDropoutGrad", _first, casting=infer(wide_inputs=(2,)), domain=MICROSOFT)
+row("ResizeGrad", _first, casting=infer(wide_inputs=(2, 3)), domain=MICROSOFT)
+_batch_statistics = infer(wide_inputs=(2, 3, 4), wide_outputs=(1, 2))
+row("BatchNormalizationGrad", _first, casting=_batch_statistics, domain=MICROSOFT)
+row("LayerNormalizationGrad", _first, casting=infer(wide_inputs=(3, 4)), domain=MICROSOFT)
+row("SimplifiedLayerNormalizationGrad", _first, casting=infer(wide_inputs=(3,)), domain=MICROSOFT)
+row("InvertibleLayerNormalizationGrad FakeQuantGrad", _first, domain=MICROSOFT)
+row("SoftmaxGrad SoftmaxGrad_13 LogSoftmaxGrad LogSoftmaxGrad_13", _first, casting=_PROBABILITIES, domain=MICROSOFT)
+row("SoftmaxDropoutGrad", _first, casting=_PROBABILITIES, domain=MICROSOFT)
+row("SoftmaxCrossEntropyGrad SoftmaxCrossEntropyLossGrad", _first, casting=_LOSS, domain=MICROSOFT)
+# Input 5 is added to the gradient.
+_added = Rule(Kind.LINEAR, data=(0, 5), gradient=True)
+row("SoftmaxCrossEntropyLossInternalGrad", _added, casting=_LOSS, domain=MICROSOFT)
+row("GatherGrad GatherNDGrad", _third, casting=_CONTRIBUTIONS, domain=MICROSOFT)
+row("GatherElementsGrad", _first, casting=_CONTRIBUTIONS, domain=MICROSOFT)
+_lstm = Rule(Kind.LINEAR, data=(9, 10, 11), contraction=True, gradient=True)
+row("LSTMGrad", _lstm, casting=_STEPS, domain=MICROSOFT)
+row("GRUGrad", Rule(Kind.LINEAR, data=(8, 9), contraction=True, gradient=True), casting=_STEPS, domain=MICROSOFT)
+
+# ONNX Runtime has these in the domain of ONNX.
+row("AveragePoolGrad MaxPoolGrad", _first, casting=INFER)
+row("SparseSoftmaxCrossEntropyGrad", _first, casting=_LOSS)
+
+# --- optimizers and accumulators --------------------------------------------------------------------------------------
+# Their operands are unscaled gradients. From ONNX Runtime's training operator schemas (orttraining), and from running
+# the kernels of onnxruntime-training 1.19.2: the CPU kernel of AdamOptimizer ignores `update_signal` and `loss_scale`,
+# so a step to be skipped is guarded at its outputs as well.
+_WRITES = Trait.WRITES_INPUT | Trait.EFFECT
+_sgd_v2 = Optimizer(update_signal=3, signal_shape=(1,), inputs=("learning_rate", "params", "gradients"))
+_adam = Optimizer({0: 1, 1: 4, 2: 5, 3: 2, 5: 6}, update_signal=9)
+_moments = ("first_order_moments", "second_order_moments")
+_adam_w = Optimizer(
+    update_signal=6, signal_shape=(1,), inputs=("learning_rate", "step", "params", "gradients", *_moments)
+)
+# Groups of weight, gradient, two moments and a float16 copy of the weight, after the step counter.
+_lamb = Optimizer({0: 4}, update_signal=0, group=(1, 5, 5))
+
+row("SGDOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=Optimizer({0: 1}))
+row("SGDOptimizerV2", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_sgd_v2)
+row("AdamOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_adam)
+row("AdamWOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_adam_w)
+row("LambOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_lamb)
+row("InplaceClipGradNorm", NONLINEAR, _WRITES, domain=MICROSOFT)
+row("ZeroGradient", _DEGREE_0, _WRITES, domain=MICROSOFT)
+# A running sum of gradients, kept in a buffer of the caller's: its operands must be unscaled, since the scale may
+# change between two additions.
+row("InPlaceAccumulator InPlaceAccumulatorV2", NONLINEAR, _WRITES | Trait.ACCUMULATOR, domain=MICROSOFT)
+row("ReduceAllL2", NONLINEAR, domain=MICROSOFT)
+
+# Operators of ONNX that return what they computed, and write nothing.
+row("Adagrad Adam Momentum", NONLINEAR, domain="ai.onnx.preview.training")

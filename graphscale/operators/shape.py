@@ -12,12 +12,7 @@ from graphscale.operators.traits import Trait
 _KEPT = Trait.MOVE | Trait.NONFINITE_OF_FIRST
 _CONTRIBUTIONS = deny("many contributions add up in the result's type")
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
-_FLOAT8 = (
-    ir.DataType.FLOAT8E4M3FN,
-    ir.DataType.FLOAT8E4M3FNUZ,
-    ir.DataType.FLOAT8E5M2,
-    ir.DataType.FLOAT8E5M2FNUZ,
-)
+_FLOAT8 = (ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E4M3FNUZ, ir.DataType.FLOAT8E5M2, ir.DataType.FLOAT8E5M2FNUZ)
 
 
 def _resolve_cast(node: ir.Node, rule: Rule) -> Rule:
@@ -61,8 +56,7 @@ _VIEW = Trait.RESHAPE | Trait.SHARES_BUFFER | _KEPT
 row("Identity", FIRST, _VIEW | Trait.TOTAL | Trait.ELEMENTWISE, CLEAR)
 row("Reshape Flatten Squeeze Unsqueeze", FIRST, _VIEW, CLEAR)
 row("Transpose", FIRST, Trait.PERMUTE | Trait.SHARES_BUFFER | Trait.TOTAL | _KEPT, CLEAR)
-row("DepthToSpace SpaceToDepth", FIRST, Trait.PERMUTE | _KEPT, CLEAR)
-row("ReverseSequence", FIRST, Trait.PERMUTE | _KEPT, CLEAR)
+row("DepthToSpace SpaceToDepth ReverseSequence", FIRST, Trait.PERMUTE | _KEPT, CLEAR)
 row("Expand Tile", FIRST, Trait.REPEAT | Trait.REMOVABLE | _KEPT, CLEAR)
 _CAST = Trait.CAST | Trait.ELEMENTWISE | Trait.TOTAL | _KEPT
 row("Cast", FIRST, _CAST | Trait.REMOVABLE, resolve=_resolve_cast)
@@ -72,8 +66,7 @@ row("BitCast", NONLINEAR)
 # --- parts and wholes -------------------------------------------------------------------------------------------------
 row("Slice", FIRST, Trait.PART | Trait.MOVE | Trait.REMOVABLE, CLEAR)
 row("Split", FIRST, Trait.MOVE | Trait.REMOVABLE, CLEAR)
-row("Trilu", FIRST, Trait.PART | Trait.MOVE, CLEAR)
-row("Compress", FIRST, Trait.PART | Trait.MOVE, CLEAR)
+row("Trilu Compress", FIRST, Trait.PART | Trait.MOVE, CLEAR)
 row("CenterCropPad", FIRST, Trait.PART | Trait.MOVE)
 row("Unique", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.MOVE)
 row("TopK", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.PART | Trait.LOSES_NAN, CLEAR)

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.operators.casting import CastRule
-from graphscale.operators.rules import Kind, Rule
+from graphscale.operators.rules import Rule
 from graphscale.operators.traits import Trait
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "attribute",
     "has_trait",
     "nodes_with",
-    "operators_of_kind",
     "operators_with",
     "optimizer_of",
     "overwritten_inputs",
@@ -132,12 +131,6 @@ def rule_of(node: ir.Node) -> Rule | None:
 def operators_with(traits: Trait) -> frozenset[tuple[str, str]]:
     """Return the operators, by domain and name, that have at least one of some traits."""
     return frozenset(key for key, operator in OPERATORS.items() if operator.traits._value_ & traits._value_)
-
-
-@functools.cache
-def operators_of_kind(kind: Kind) -> frozenset[tuple[str, str]]:
-    """Return the operators, by domain and name, whose degree rule is of a kind."""
-    return frozenset(key for key, operator in OPERATORS.items() if operator.rule.kind is kind)
 
 
 @functools.cache

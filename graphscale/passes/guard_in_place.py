@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.buffers import is_fresh
+from graphscale.analysis.hazards import is_fresh
 from graphscale.analysis.report import WRITTEN_IN_PLACE
 from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of

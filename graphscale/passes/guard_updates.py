@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.updates import Update
 from graphscale.graph.builder import Builder
-from graphscale.graph.order import restore_order
 from graphscale.graph.types import dtype_of
+from graphscale.graph.walks import restore_order
 from graphscale.operators import overwritten_inputs, writing_nodes, written_inputs
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.guard_in_place import (

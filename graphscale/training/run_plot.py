@@ -13,7 +13,7 @@ import numpy as np
 
 from graphscale.errors import TrainingError, printable
 from graphscale.files import writing
-from graphscale.files.replacing import metadata_of_picture
+from graphscale.files.writing import metadata_of_picture
 from graphscale.training.record import StepRecord
 
 __all__ = ["Curve", "check_picture", "draw"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from graphscale.analysis.buffers import may_overwrite
+from graphscale.analysis.hazards import may_overwrite
 from graphscale.graph.marks import PASS_KEY
 from graphscale.lowering.lowering_pass import is_inserted
 from tests.build import parse

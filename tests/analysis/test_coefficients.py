@@ -6,15 +6,15 @@ import onnx_ir as ir
 import pytest
 
 from graphscale.analysis.updates import (
-    AverageFactors,
     Factors,
-    KnownFactors,
-    PossibleFactors,
-    Shares,
+    average_factors,
     find_coefficients,
     find_held_initializers,
     is_constant_view,
+    known_factors,
+    possible_factors,
     same_type,
+    shares,
 )
 from graphscale.operators import Trait
 from tests.build import numbers, parse
@@ -166,17 +166,16 @@ UNKNOWN, BESIDE_ONE, COUNTED, COMPUTED = "w * s", "w * (one - s)", "w * Cast(n, 
 @pytest.mark.parametrize(
     ("factors", "expected"),
     [
-        (Factors, {SHARE: 0.5, FILLED: 0.5, BESIDE_ONE: 1}),
-        (Shares, {SHARE: 0.5, FILLED: 0.5, UNKNOWN: 1, BESIDE_ONE: 1}),
-        (PossibleFactors, {SHARE: 0.5, FILLED: 0.5, UNKNOWN: 1, BESIDE_ONE: 1, COUNTED: 1, COMPUTED: 1}),
-        (KnownFactors, {SHARE: 0.5}),
-        (AverageFactors, {SHARE: 0.5, UNKNOWN: 1, BESIDE_ONE: 1, COUNTED: 1}),
+        (Factors(), {SHARE: 0.5, FILLED: 0.5, BESIDE_ONE: 1}),
+        (shares(Factors()), {SHARE: 0.5, FILLED: 0.5, UNKNOWN: 1, BESIDE_ONE: 1}),
+        (possible_factors(Factors()), {SHARE: 0.5, FILLED: 0.5, UNKNOWN: 1, BESIDE_ONE: 1, COUNTED: 1, COMPUTED: 1}),
+        (known_factors(), {SHARE: 0.5}),
+        (average_factors(), {SHARE: 0.5, UNKNOWN: 1, BESIDE_ONE: 1, COUNTED: 1}),
     ],
 )
-def test_factors(factors: type[Factors], expected: dict[str, float]) -> None:
+def test_factors(factors: Factors, expected: dict[str, float]) -> None:
     expressions = (SHARE, FILLED, UNKNOWN, BESIDE_ONE, COUNTED, COMPUTED)
-    chosen = factors(Factors()) if issubclass(factors, PossibleFactors) else factors()
-    found = {each: coefficients(nodes(f"out = {each}"), chosen).get("w") for each in expressions}
+    found = {each: coefficients(nodes(f"out = {each}"), factors).get("w") for each in expressions}
     assert {each: share for each, share in found.items() if share is not None} == expected
 
 

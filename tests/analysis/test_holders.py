@@ -5,8 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from graphscale.analysis.holders import find_holders
-from graphscale.analysis.updates import Factors
+from graphscale.analysis.updates import Factors, find_holders
 from tests.build import parse
 
 BRANCHES = """out = If (flag) <

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import onnx_ir as ir
 import pytest
 
-from graphscale.analysis.coverage import Coverage
 from graphscale.analysis.topology import Topology
+from graphscale.analysis.training_result import Coverage
 from tests.build import parse
 from tests.expressions import nodes
 

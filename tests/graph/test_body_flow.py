@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from graphscale.graph.body_flow import depends_on, outputs_reached
+from graphscale.graph.walks import depends_on, outputs_reached
 from tests.build import parse
 
 IF = """If(flag) <then_branch = t () => (float p, float q) { p = Neg(a) q = Neg(b) },

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from graphscale.operators import Trait, operators_with
+from graphscale.operators import Trait
+from graphscale.operators.table import operators_with
 
 SETS = {
     Trait.RESHAPE: "Flatten Identity Reshape Squeeze Unsqueeze microsoft.ExpandDims",

@@ -74,9 +74,8 @@ class Answers:
             if field not in (*_FIELDS, "help", "open"):
                 raise RolesError(f"{where}: there is no field {field!r}; expected {', '.join(_FIELDS)}")
         states = content.get("states", {})
-        if not isinstance(states, Mapping) or not all(
-            isinstance(name, str) for pair in states.items() for name in pair
-        ):
+        texts = [*states, *states.values()] if isinstance(states, Mapping) else [None]
+        if not all(isinstance(text, str) for text in texts):
             raise RolesError(f"{where}: states must be an object of output names and input names")
         lists: dict[str, tuple[str, ...]] = {}
         for field in _LISTS:
@@ -176,27 +175,23 @@ class Answers:
 NO_ANSWERS = Answers()
 
 
-def _propose(table: RoleTable) -> dict[str, Any]:
-    """Return the content of a roles file: the outputs of a table, with its proposals."""
-    outputs = [entry for entry in table if entry.kind == "output"]
+def roles_file(entries: tuple[RoleEntry, ...]) -> str:
+    """Return the text of a roles file for a table: its outputs, with its proposals."""
+    outputs = [entry for entry in entries if entry.kind == "output"]
 
     def names(*roles: Role) -> list[str]:
         return [entry.name for entry in outputs if Role(entry.role) in roles]
 
-    return {
+    content = {
         "help": _FIELDS | {"open": _OPEN},
         "losses": names(Role.LOSS),
         "states": {entry.name: entry.pair for entry in outputs if entry.pair is not None},
         "gradients": names(Role.GRADIENT),
         "metrics": names(Role.METRIC, Role.CONSTANT),
         "kept": [],
-        "open": {entry.name: str(entry) for entry in table.open},
+        "open": {entry.name: str(entry) for entry in RoleTable(entries).open},
     }
-
-
-def roles_file(entries: tuple[RoleEntry, ...]) -> str:
-    """Return the text of a roles file for a table."""
-    return json.dumps(_propose(RoleTable(entries)), indent=2) + "\n"
+    return json.dumps(content, indent=2) + "\n"
 
 
 def roles_schema() -> dict[str, Any]:

@@ -15,14 +15,14 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.changed_batches import may_be_batch
-from graphscale.analysis.roles.fixed import assign_fixed_roles, assign_predictions, doubt_constants
-from graphscale.analysis.roles.interface_order import pairs_by_order
-from graphscale.analysis.roles.leaving_gradients import Gradients
-from graphscale.analysis.roles.naming_convention import (
+from graphscale.analysis.roles.conventions import (
     gradients_by_convention,
     metrics_by_convention,
     pairs_by_convention,
+    pairs_by_order,
 )
+from graphscale.analysis.roles.fixed import assign_fixed_roles, assign_predictions, doubt_constants
+from graphscale.analysis.roles.leaving_gradients import Gradients
 from graphscale.analysis.roles.pairs import (
     confirm_kept_numbers,
     doubt_replaced_weights,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.names import likeness
+from graphscale.analysis.roles.nearness import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_constant_view, same_type
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
+from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, optimizer_of, rule_of
 
 __all__ = ["assign_fixed_roles", "assign_predictions", "doubt_constants"]
@@ -19,8 +21,7 @@ __all__ = ["assign_fixed_roles", "assign_predictions", "doubt_constants"]
 def assign_fixed_roles(step: Interface) -> None:
     """Assign a role to each open output that is no state by itself."""
     for value in step.open_outputs():
-        known = _role(step, value)
-        if known is not None:
+        if (known := _role(step, value)) is not None:
             step.outputs[value] = Assigned(*known)
 
 
@@ -55,18 +56,18 @@ def doubt_constants(step: Interface) -> None:
     fitting = {output: _find_states_of_constant(step, output) for output in constants}
     claims = collections.Counter(value for values in fitting.values() for value in values)
     for output, values in fitting.items():
-        left = [value for value in values if value not in step.inputs]
+        left, source = [value for value in values if value not in step.inputs], step.copied_input(output)
         if left:
             likely = max(left, key=lambda value, output=output: likeness(value, output))  # type: ignore[misc]
             # A value that nothing reads is the same under either constant, and so is one that is handed through.
-            is_handed_through = likely is step.copied_input(output)
+            is_handed_through = likely is source
             certain = len(values) == claims[likely] == 1 and (is_handed_through or not likely.uses())
             evidence = f"a constant, and {likely.name!r} has its type"
             if is_float(likely) and not is_handed_through and not _is_flag(likely):
                 step.outputs[output] = Assigned(Role.CONSTANT, evidence, certain=False)  # beside a rate, say
             else:
                 step.pair(output, likely, evidence, certain)
-        elif (source := step.copied_input(output)) is not None and not step.is_certain(source):
+        elif source in step.inputs and not step.inputs[source].certain:
             evidence = f"it hands {source.name!r} through, for which another output is proposed"
             step.outputs[output] = Assigned(Role.CONSTANT, evidence, certain=False)
 
@@ -129,16 +130,14 @@ def _is_of_batch(step: Interface, value: ir.Value) -> bool:
 
 def _is_unreduced_loss(step: Interface, value: ir.Value) -> bool:
     """Return whether a loss is a mean or a sum of a value, times numbers, and nothing else."""
-    pending = [(value, False)]
-    while pending:
-        value, is_reduced = pending.pop()
-        if is_reduced and value in step.topology.losses:
-            return True
-        for node in step.topology.consumers(value):
-            others = [operand for operand in inputs_of(node) if operand is not value]
+
+    def below(each: tuple[ir.Value, bool]) -> Iterator[tuple[ir.Value, bool]]:
+        for node in step.topology.consumers(each[0]):
+            others = [operand for operand in inputs_of(node) if operand is not each[0]]
             is_total = node.op_type in ("ReduceMean", "ReduceSum")
             is_scaled = node.op_type in ("Mul", "Div") and [*map(is_scalar, others)] == [True]
             is_linear = is_total or is_scaled or node.op_type == "Neg" or has_trait(node, Trait.VIEW)
             if is_linear and node.outputs[0] in step.topology.forward:
-                pending.append((node.outputs[0], is_reduced or is_total))
-    return False
+                yield node.outputs[0], each[1] or is_total
+
+    return any(is_reduced and each in step.topology.losses for each, is_reduced in reach([(value, False)], below))

@@ -7,10 +7,9 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.dependence import Dependence
 from graphscale.analysis.roles.nearness import Nearness
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.roles.step_interface import VIEWS, Interface
+from graphscale.analysis.roles.step_interface import VIEWS, Dependence, Interface
 from graphscale.analysis.updates import NEXT_STATE, Type, find_coefficients, same_type, type_of
 from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import ancestors, reach
@@ -114,18 +113,16 @@ class Gradients:
 
     def includes(self, value: ir.Value) -> bool:
         """Return whether a value is a gradient, viewed, clipped, summed, or times other values."""
-        pending = [value]
-        while pending:
-            value = pending.pop()
-            node = value.producer()
-            if value in self._values:
-                return True
-            if node is not None and node.op_type in ("Mul", "Where"):
-                operands = inputs_of(node)
-                pending += operands if len({*operands}) == len(operands) else []  # a square is none
-            elif node is not None and (node.op_type in ("Div", "ReduceSum") or has_trait(node, VIEWS | Trait.BOUND)):
-                pending += inputs_of(node)[:1]
-        return False
+
+        def above(each: ir.Value) -> tuple[ir.Value, ...]:
+            if (node := each.producer()) is None:
+                return ()
+            operands = inputs_of(node)
+            if node.op_type in ("Mul", "Where"):
+                return operands if len({*operands}) == len(operands) else ()  # a square is none
+            return operands[:1] if node.op_type in ("Div", "ReduceSum") or has_trait(node, VIEWS | Trait.BOUND) else ()
+
+        return any(each in self._values for each in reach([value], above))
 
     def _remembers(self, value: ir.Value) -> bool:
         """Return whether a value may be the next value of a weight or a moment."""

@@ -1,25 +1,23 @@
-"""Nearness of inputs and outputs in the graph: it chooses among proposals, and makes nothing certain."""
+"""Nearness of inputs and outputs, in the graph and by name: it chooses among proposals, and makes nothing certain."""
 
 from __future__ import annotations
 
 import functools
 import heapq
 import itertools
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.dependence import Dependence
-from graphscale.analysis.roles.interface_order import find_between
-from graphscale.analysis.roles.names import likeness
-from graphscale.analysis.roles.step_interface import VIEWS, Interface
-from graphscale.analysis.updates import Shares, find_terms
+from graphscale.analysis.roles.step_interface import VIEWS, Dependence, Interface
+from graphscale.analysis.updates import find_terms, shares
 from graphscale.graph.values import constant_tensor, inputs_of, loop_start, subgraphs
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import has_trait
 
-__all__ = ["Nearness"]
+__all__ = ["Nearness", "common_words", "find_between", "find_positions", "likeness", "words_of"]
 
 # Values looked at above an output; an update has a few dozens.
 _MOST_VALUES = 300
@@ -42,7 +40,7 @@ class Nearness:
 
     def __init__(self, step: Interface, dependence: Dependence) -> None:
         self._step, self._dependence = step, dependence
-        self._factors = Shares(step.factors)
+        self._factors = shares(step.factors)
         self._known: dict[ir.Value, dict[ir.Value, int]] = {}
 
     def assign(
@@ -149,3 +147,45 @@ class Nearness:
         for value in self._step.topology.ancestors([inputs[0]]):
             if value.shape is not None and [*value.shape] == rest:
                 yield source_by_trait(value, VIEWS)
+
+
+def find_between(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
+    """Return the other outputs and inputs between two pairs, one by one, if both are equally many."""
+    inputs, outputs = graph.inputs, graph.outputs
+    known = [*find_positions(graph, pairs)]
+    return {
+        outputs[index]: inputs[before + index - first]
+        for (first, before), (last, behind) in itertools.pairwise(known)
+        for index in range(first + 1, last)
+        if last - first == behind - before
+    }
+
+
+def find_positions(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> Iterable[tuple[int, int]]:
+    """Yield the places of the outputs and the inputs of some pairs, in the order of the outputs."""
+    places = {value: index for index, value in enumerate(graph.inputs)}
+    for index, value in enumerate(graph.outputs):
+        if value in pairs and pairs[value] in places:
+            yield index, places[pairs[value]]
+
+
+def likeness(value: ir.Value, output: ir.Value) -> tuple[float, int]:
+    """Return how much of an input's name an output's name begins or ends with, in words: a share, and a length."""
+    name, other = words_of(value), words_of(output)
+    common = max(_length(common_words(name, other)), _length(common_words(name[::-1], other[::-1])))
+    return common / max(_length(name), 1), common
+
+
+def words_of(value: ir.Value) -> list[str]:
+    """Return the words, the numbers and what stands between them in a value's name."""
+    return re.findall(r"[^\W\d_]+|\d+|[\W_]+", value.name or "")
+
+
+def common_words(one: list[str], other: list[str]) -> list[str]:
+    """Return the words that two names begin with."""
+    return [word for word, same in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
+
+
+def _length(words: list[str]) -> int:
+    """Return the length of words; numbers alone have none."""
+    return sum(map(len, words)) if any(map(str.isalpha, words)) else 0

@@ -7,15 +7,12 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.alternatives import always_holds
 from graphscale.analysis.roles.changed_batches import is_running_statistic, may_be_batch
-from graphscale.analysis.roles.dependence import Dependence
-from graphscale.analysis.roles.matching import eliminate
-from graphscale.analysis.roles.names import likeness
+from graphscale.analysis.roles.nearness import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.roles.step_interface import Interface
-from graphscale.analysis.storage import is_stored
-from graphscale.analysis.updates import NEXT_STATE, PossibleFactors, find_coefficients, same_type, type_of
+from graphscale.analysis.roles.single_numbers import always_holds
+from graphscale.analysis.roles.step_interface import Dependence, Interface, eliminate
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_stored, possible_factors, same_type, type_of
 from graphscale.graph.values import constant_number, constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import reach
 
@@ -64,7 +61,9 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
     def settle(found: _Candidates) -> None:
         step.settle(found, "depends on its own previous value", is_certain)
 
-    def settle_beside_shares(found: _Candidates, choose: Callable[..., list[ir.Value]]) -> None:
+    def settle_beside_shares(
+        found: _Candidates, choose: Callable[..., list[ir.Value]] = lambda step, output, values: values
+    ) -> None:
         # Beside a share that is computed, any other one may be the larger.
         shares = {o: choose(step, o, [*values, *_other_shares(step, o, values)]) for o, values in found.items()}
         settle({output: [value] for output, value in eliminate(shares) if value in found[output]})
@@ -74,9 +73,9 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
         if step.may_store_state or among == ir.Value.is_graph_input:
             settle(firm)
         else:
-            settle_beside_shares(firm, _keep_all)
-        for choose in (_keep_all, _handed_on):
-            settle_beside_shares(candidates(step.held, least), choose)
+            settle_beside_shares(firm)
+        settle_beside_shares(candidates(step.held, least))
+        settle_beside_shares(candidates(step.held, least), _handed_on)
 
 
 def _begins_sum(step: Interface, value: ir.Value) -> bool:
@@ -144,7 +143,7 @@ def _condition(step: Interface, output: ir.Value, value: ir.Value) -> ir.Value |
 def _takes_gradient(step: Interface, output: ir.Value) -> bool:
     """Return whether an output is a sum with a gradient of its type, whatever that is multiplied or divided by."""
     gradients = [value for value in step.plan.unscaled if same_type(value, output)]
-    return bool(gradients and find_coefficients(output, gradients, PossibleFactors(step.factors), least=0.0))
+    return bool(gradients and find_coefficients(output, gradients, possible_factors(step.factors), least=0.0))
 
 
 def _is_counter(step: Interface, output: ir.Value, value: ir.Value) -> bool:
@@ -162,10 +161,6 @@ def _is_counter(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     is_bounded = any(reader.op_type in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual") for reader in readers)
     sums = [reader.outputs[0] for reader in readers if reader.op_type == "Add"]
     return (begins_at_zero or is_bounded) and step.holds_one_of(output, sums)
-
-
-def _keep_all(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
-    return values
 
 
 def _other_shares(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
@@ -200,13 +195,9 @@ def doubt_replaced_weights(step: Interface) -> None:
     untyped = sum(count for kind, count in gradients.items() if None in kind)
     for output, assigned in [*step.outputs.items()]:
         value, kind = assigned.pair, type_of(output)
-        if (
-            value is None
-            or assigned.is_named
-            or gradients[kind] + untyped <= paired[kind]
-            or is_scalar(value)
-            or not is_float(value)
-        ):
+        if value is None or assigned.is_named or is_scalar(value) or not is_float(value):
+            continue
+        if gradients[kind] + untyped <= paired[kind]:
             continue
         weights = [each for each in step.open_inputs_like(output) if each in step.topology.forward]
         if weights and may_begin_anew(step, output, value):

@@ -6,14 +6,11 @@ import itertools
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.alternatives import is_next_number
-from graphscale.analysis.roles.dependence import Dependence
-from graphscale.analysis.roles.names import likeness
-from graphscale.analysis.roles.nearness import Nearness
+from graphscale.analysis.roles.nearness import Nearness, likeness
 from graphscale.analysis.roles.pairs import fitting_inputs, may_hold_state
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.roles.step_interface import VIEWS, Interface
-from graphscale.analysis.roles.stored_numbers import numbers_below
+from graphscale.analysis.roles.single_numbers import is_next_number, numbers_below
+from graphscale.analysis.roles.step_interface import VIEWS, Dependence, Interface
 from graphscale.analysis.updates import NEXT_STATE, same_type, type_of
 from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import follows_from_numbers, source_by_trait
@@ -72,10 +69,7 @@ def propose(step: Interface) -> None:
 
 
 def _find_likeliest(
-    step: Interface,
-    fitting: dict[ir.Value, list[ir.Value]],
-    doubted: dict[ir.Value, Assigned],
-    dependence: Dependence,
+    step: Interface, fitting: dict[ir.Value, list[ir.Value]], doubted: dict[ir.Value, Assigned], dependence: Dependence
 ) -> dict[ir.Value, ir.Value]:
     """Find the likeliest pairs among the inputs that fit each output, and those that were taken back."""
     nearness, shifts = Nearness(step, dependence), _find_shifts(step)
@@ -134,9 +128,7 @@ def _is_likely(step: Interface, output: ir.Value, value: ir.Value, dependence: D
     is_named = likeness(value, output)[0] == 1
     if not (is_again or is_named) and (_is_error(step, output) or _is_measured(step, output, value)):
         return False
-    if output in step.behind_gradients or value in dependence.of(output):
-        return True
-    return likeness(value, output)[0] == 1
+    return is_named or output in step.behind_gradients or value in dependence.of(output)
 
 
 def _is_error(step: Interface, output: ir.Value) -> bool:
@@ -214,7 +206,7 @@ def doubt_surplus(step: Interface) -> None:
     Each input of a pair may have that output for its next value, and the output of the pair another input, and so on.
     The share of a weight that is projected or pruned is unknown.
     """
-    pending = [output for output, assigned in step.outputs.items() if _may_be_next_value(step, output, assigned)]
+    pending = [output for output, assigned in step.outputs.items() if _may_be_next_value(output, assigned)]
     while pending:
         output = pending.pop()
         for value in _held_states(step, output):
@@ -231,7 +223,7 @@ def doubt_surplus(step: Interface) -> None:
                 step.outputs[output] = Assigned(mine.role, evidence, certain=False)
 
 
-def _may_be_next_value(step: Interface, output: ir.Value, assigned: Assigned) -> bool:
+def _may_be_next_value(output: ir.Value, assigned: Assigned) -> bool:
     if is_scalar(output) or not is_float(output) or assigned.is_named:
         return False
     return not assigned.certain or assigned.role in (Role.METRIC, Role.CONSTANT)

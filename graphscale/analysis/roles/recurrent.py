@@ -21,7 +21,7 @@ __all__ = ["pair_recurrent"]
 
 def pair_recurrent(step: Interface) -> None:
     """Pair outputs with hidden states that they follow from by products with one weight, one behind the other."""
-    outputs = [value for value in step.open_outputs() if _may_be_hidden(step, value)]
+    outputs = [v for v in step.open_outputs() if is_float(v) and not is_scalar(v) and v not in step.behind_gradients]
     like = {value for output in outputs for value in step.open_inputs_like(output) if value.is_graph_input()}
     behind = {value: [*_later_products(step, value)] for value in like if value in step.topology.forward}
     if not any(behind.values()):
@@ -39,10 +39,6 @@ def pair_recurrent(step: Interface) -> None:
     step.settle(cells, "it is gated beside a hidden state")
     left = {output: values for output, values in hidden.items() if output not in step.outputs}
     step.settle(left, "a weight multiplies it as it multiplies its own later values")
-
-
-def _may_be_hidden(step: Interface, value: ir.Value) -> bool:
-    return is_float(value) and not is_scalar(value) and value not in step.behind_gradients
 
 
 def _later_products(step: Interface, value: ir.Value) -> Iterator[ir.Node]:

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
-from graphscale.analysis.roles.dependence import Dependence
-from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.storage import is_stored, may_store_state
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import (
     NEXT_STATE,
     Factors,
-    KnownFactors,
-    PossibleFactors,
-    Shares,
     Type,
     find_coefficients,
+    is_stored,
+    known_factors,
+    possible_factors,
     same_type,
+    shares,
     type_of,
 )
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
-from graphscale.graph.walks import source_by_trait
+from graphscale.graph.walks import producers_of, reach, source_by_trait
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["VIEWS", "Interface"]
+__all__ = ["VIEWS", "Dependence", "Interface", "eliminate"]
+
+_Output = TypeVar("_Output")
+_Input = TypeVar("_Input")
 
 VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
 _HANDS_ON = VIEWS | Trait.REPEAT | Trait.BOUND | Trait.MOVE | Trait.PART
@@ -50,20 +53,24 @@ class Interface:
         holders: the inputs, and the initializers that may hold state.
         is_gradient: returns whether a value is a gradient, viewed, clipped or times other values.
         doubtful: sums of a gradient and an unknown share of a weight: a next weight, or a gradient with decay.
+        held: returns the inputs and initializers of an output's type that it holds, with their coefficients.
+        held_firmly: returns those that it holds with coefficients made of constants alone.
+        held_possibly: returns those that it is a sum with a product of, whatever the other factors.
     """
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.topology, self.plan, self.graph = topology, plan, topology.graph
-        self.factors, self._known_factors = Factors(), KnownFactors()
-        self._shares, self._possible_factors = Shares(self.factors), PossibleFactors(self.factors)
+        self.factors = Factors()
+        self._shares = shares(self.factors)
         self.inputs: dict[ir.Value, Assigned] = {}
         self.outputs: dict[ir.Value, Assigned] = {}
         self.is_gradient: Callable[[ir.Value], bool] = lambda value: value in plan.unscaled
         self.doubtful: set[ir.Value] = set()
-        self._held: dict[ir.Value, dict[ir.Value, float]] = {}
-        self._held_possibly: dict[ir.Value, dict[ir.Value, float]] = {}
-        self._held_firmly: dict[ir.Value, dict[ir.Value, float]] = {}
-        self._sources = {*self.graph.inputs, *self.graph.initializers.values()}
+        self._sources = sources = {*self.graph.inputs, *self.graph.initializers.values()}
+        self.held = functools.cache(functools.partial(self._find_held, self.factors))
+        self.held_firmly = functools.cache(functools.partial(self._find_held, known_factors()))
+        possible = possible_factors(self.factors)
+        self.held_possibly = functools.cache(lambda output: find_coefficients(output, sources, possible, _HANDS_ON))
         self._by_type: dict[Type, list[ir.Value]] = {}
         self.holders = tuple(dict.fromkeys((*self.graph.inputs, *self._stored())))
         self._holding = {*self.holders}
@@ -91,12 +98,11 @@ class Interface:
         known = [value for value, assigned in self.inputs.items() if assigned.pair is not None]
         if not known:
             return self._stores_weights
-        are_fed = not any(map(is_stored, known))
-        return not are_fed or self.topology.forward.isdisjoint(known)
+        return any(map(is_stored, known)) or self.topology.forward.isdisjoint(known)
 
     @functools.cached_property
     def _stores_weights(self) -> bool:
-        return may_store_state(self.topology, self.plan.unscaled.keys())
+        return self.topology.may_store_state(self.plan.unscaled.keys())
 
     # --- questions ------------------------------------------------------------------------------------------------
 
@@ -111,28 +117,13 @@ class Interface:
     def open_inputs_like(self, value: ir.Value) -> list[ir.Value]:
         """Return the inputs and initializers of the type of a value that have no role yet."""
         kind = type_of(value)
-        if None in kind:
-            kinds: Iterable[Type] = self._by_type
-        else:
-            kinds = (kind, *self._untyped) if kind not in self._untyped else self._untyped
+        kinds: Iterable[Type] = self._by_type if None in kind else (kind, *self._untyped)
         fitting = (each for kind in kinds for each in self._by_type.get(kind, ()))
         return [each for each in fitting if each not in self.inputs and same_type(value, each)]
 
-    def held(self, output: ir.Value) -> Mapping[ir.Value, float]:
-        """Return the inputs and initializers of an output's type that it holds, with their coefficients."""
-        return self._find_held(output, self._held, self.factors)
-
-    def held_firmly(self, output: ir.Value) -> Mapping[ir.Value, float]:
-        """Return the inputs and initializers that an output holds with coefficients made of constants alone."""
-        return self._find_held(output, self._held_firmly, self._known_factors)
-
-    def _find_held(
-        self, output: ir.Value, known: dict[ir.Value, dict[ir.Value, float]], factors: Factors
-    ) -> Mapping[ir.Value, float]:
-        if output not in known:
-            held = find_coefficients(output, self._sources, factors, _HANDS_ON)
-            known[output] = {value: c for value, c in held.items() if not self._is_number(value)}
-        return known[output]
+    def _find_held(self, factors: Factors, output: ir.Value) -> Mapping[ir.Value, float]:
+        held = find_coefficients(output, self._sources, factors, _HANDS_ON)
+        return {value: c for value, c in held.items() if not self._is_number(value)}
 
     def _is_number(self, value: ir.Value) -> bool:
         """Return whether an initializer is filled with one number and is no weight and no moment.
@@ -151,24 +142,15 @@ class Interface:
         """Return whether an output is a sum with a multiple of a value, however large."""
         return value in find_coefficients(output, [value], self._shares, _HANDS_ON)
 
-    def held_possibly(self, output: ir.Value) -> Collection[ir.Value]:
-        """Return the inputs and initializers that an output is a sum with a product of, whatever the other factors."""
-        if output not in self._held_possibly:
-            found = find_coefficients(output, self._sources, self._possible_factors, _HANDS_ON)
-            self._held_possibly[output] = found
-        return self._held_possibly[output]
-
     def sources_of(self, value: ir.Value) -> list[ir.Value]:
         """Return the inputs and initializers that a value depends on."""
-        near = [value]
-        seen = {value}
-        for each in near:
-            node = each.producer()
-            if len(near) > _NEAR or (node is not None and node not in self.topology.index):
-                return [each for each in self.topology.ancestors([value]) if each.producer() is None]
-            above = () if node is None else self.topology.operands(node)
-            near.extend(dict.fromkeys(operand for operand in above if operand not in seen))
-            seen.update(above)
+
+        def above(each: ir.Value) -> Sequence[ir.Value]:
+            return () if (node := each.producer()) is None else self.topology.operands(node)
+
+        near = [*itertools.islice(reach([value], above), _NEAR + 1)]
+        if len(near) > _NEAR or not producers_of(near) <= self.topology.index.keys():
+            return [each for each in self.topology.ancestors([value]) if each.producer() is None]
         return sorted((each for each in near if each.producer() is None), key=self.topology.number)
 
     def views(self, value: ir.Value) -> list[ir.Value]:
@@ -177,10 +159,6 @@ class Interface:
         while (node := values[-1].producer()) is not None and has_trait(node, VIEWS) and node.inputs[0] is not None:
             values.append(node.inputs[0])
         return values
-
-    def is_certain(self, value: ir.Value) -> bool:
-        """Return whether the role of an input is certain, if it has one."""
-        return value not in self.inputs or self.inputs[value].certain
 
     def copied_input(self, output: ir.Value) -> ir.Value | None:
         """Return the input or initializer that an output is a view of, if it is one."""
@@ -291,6 +269,60 @@ class Interface:
         return pairs
 
 
+class Dependence:
+    """Evidence by dependence: the inputs that each value depends on by other ways than the gradients and the loss.
+
+    A number, which has no axes, counts where a path of values of one element leads to the value, since a learning rate
+    is spread over each next weight, and so reaches the norm of all weights.
+
+    Args:
+        topology: of the graph.
+        inputs: the inputs to look for.
+        cut: the values that no path may go through: gradients, and the loss.
+    """
+
+    def __init__(self, topology: Topology, inputs: Iterable[ir.Value], cut: Collection[ir.Value]) -> None:
+        self._inputs = tuple(inputs)
+        bits = {value: 1 << i for i, value in enumerate(self._inputs)}
+        self._all = bits.copy()
+        self._plain = bits.copy()
+        singles = sum(bit for value, bit in bits.items() if is_scalar(value) and not value.shape)
+        numbers: set[ir.Value] = set()  # of unknown shape, but computed from one-element values alone
+        for node in topology.nodes if bits else ():
+            reads = topology.reads[node]
+            untyped = [value for value in node.outputs if value.shape is None]
+            if untyped and all(is_scalar(value) or value in numbers for value in reads):
+                numbers.update(untyped)
+            anywhere = plain = 0
+            for value in reads:
+                if value in self._all and value not in cut:
+                    anywhere |= self._all[value]
+                    plain |= self._plain.get(value, 0)
+            if not anywhere:
+                continue
+            if node in topology.contractions:
+                plain = 0
+            for value in node.outputs:
+                kept = ~0 if is_scalar(value) or value in numbers else ~singles
+                self._all[value] = anywhere & kept
+                self._plain[value] = plain & kept
+
+    def of(self, value: ir.Value) -> list[ir.Value]:
+        """Return the inputs that a value depends on."""
+        return self._chosen(self._all.get(value, 0))
+
+    def plain(self, value: ir.Value) -> list[ir.Value]:
+        """Return the inputs that a value depends on by a path without a contraction."""
+        return self._chosen(self._plain.get(value, 0))
+
+    def contracted(self, value: ir.Value) -> list[ir.Value]:
+        """Return the inputs that a value depends on by contractions alone."""
+        return self._chosen(self._all.get(value, 0) & ~self._plain.get(value, 0))
+
+    def _chosen(self, mask: int) -> list[ir.Value]:
+        return [value for i, value in enumerate(self._inputs) if mask >> i & 1]
+
+
 def _is_selected_zero(value: ir.Value) -> bool:
     """Return whether an initializer holds zeros that are selected or squared alone: no moment is."""
     if is_scalar(value) or value.is_graph_input() or not is_known_zero(value):
@@ -312,3 +344,32 @@ def _is_scaled(value: ir.Value) -> bool:
     """Return whether a node multiplies a value by a constant number."""
     products = (inputs_of(node) for node, _ in value.uses() if node.op_type == "Mul")
     return any(is_scalar(each) and constant_tensor(each) is not None for operands in products for each in operands)
+
+
+def eliminate(candidates: Mapping[_Output, Collection[_Input]]) -> Iterator[tuple[_Output, _Input]]:
+    """Yield the pairs that follow when every output with a candidate has one of its own.
+
+    An output whose only candidate is the only one of another output as well has no pair.
+
+    Args:
+        candidates: the inputs that each output may be the next value of.
+    """
+    left = {output: set(inputs) for output, inputs in candidates.items() if inputs}
+    claimants: dict[_Input, set[_Output]] = {}
+    for output, inputs in left.items():
+        for value in inputs:
+            claimants.setdefault(value, set()).add(output)
+    leaves = [output for output, inputs in left.items() if len(inputs) == 1]
+    while leaves:
+        wanted: dict[_Input, list[_Output]] = {}
+        for output in leaves:
+            for value in left[output]:
+                wanted.setdefault(value, []).append(output)
+        leaves = []
+        for value, outputs in wanted.items():
+            if len(outputs) == 1:
+                yield outputs[0], value
+                for other in claimants[value]:
+                    left[other].discard(value)
+                    if len(left[other]) == 1:
+                        leaves.append(other)

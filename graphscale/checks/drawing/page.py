@@ -20,7 +20,7 @@ from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.lanes import Layout
 from graphscale.checks.drawing.scene import BADGES, Box, Scene
 from graphscale.checks.drawing.svg import CHIPS, draw, identifier
-from graphscale.files.replacing import WRITER
+from graphscale.files.writing import WRITER
 from graphscale.graph.values import constant_tensor, node_name, op_name
 
 __all__ = ["Cell", "Jump", "Table", "degree_of", "embed_json", "list_facts", "render"]

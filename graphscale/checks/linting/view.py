@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Iterable
 
 import onnx_ir as ir
 
-from graphscale.graph.order import check_order
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import is_known_zero, operands_of, reads_shape, values_by_name
-from graphscale.graph.walks import ancestors, descendants
+from graphscale.graph.walks import ancestors, check_order, descendants
 
 __all__ = ["View", "is_zero"]
 

@@ -14,10 +14,10 @@ from graphscale.checks.translation.models import compare_models
 from graphscale.checks.translation.tensor_bits import tensor_difference
 from graphscale.errors import ModelFileError
 from graphscale.files.training_info import training_info_of
-from graphscale.graph.order import check_order
 from graphscale.graph.original import ORIGINAL_KEY, find_references, restore_original
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.graph.values import values_by_name
+from graphscale.graph.walks import check_order
 
 __all__ = ["metadata_differences"]
 

@@ -26,10 +26,10 @@ from graphscale.errors import (
     one_line,
 )
 from graphscale.graph.diagnosis import find_rejection
-from graphscale.graph.order import check_order
 from graphscale.graph.original import outline
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.graph.values import is_source, value_label
+from graphscale.graph.walks import check_order
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
 from graphscale.passes import run_passes

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from graphscale.analysis.buffers import is_fresh
+from graphscale.analysis.hazards import is_fresh
 from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers
 from graphscale.analysis.proof import prove, reach_unchecked
@@ -40,7 +40,7 @@ def prove_again(pair: Pair, roles: Roles) -> list[Check]:
         loss, contradiction = None, f"the loss scale {roles.scale.name!r} is not in the graph"
     try:
         if loss is not None:
-            degrees = prove(graph, roles.scale, loss, exempt=exempt, rule_nodes=rule | ordering).degrees
+            degrees = prove(graph, roles.scale, loss, exempt=exempt, rule_nodes=rule | ordering)
     except ProofError as error:
         contradiction = str(error)
     checks.append(_free_of_scale(pair, roles, degrees, contradiction, loss))

@@ -69,7 +69,7 @@ class ArtifactFolder:
         weights = {
             Path(tensor.base_dir, tensor.location).resolve()
             for model in self.models.values()
-            for tensor in external_tensors(model)
+            for tensor in external_tensors(model).values()
         }
         for file in sorted(self.path.iterdir()):
             if file.is_file() and file.name not in ARTIFACTS and file.resolve() not in weights:

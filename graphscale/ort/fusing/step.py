@@ -13,7 +13,7 @@ import onnx_ir as ir
 from graphscale.errors import UnsupportedModelError
 from graphscale.files.model_files import ModelResult
 from graphscale.files.ort_checkpoint import Array, Checkpoint
-from graphscale.files.replacing import MARK_KEY
+from graphscale.files.writing import MARK_KEY
 from graphscale.graph.builder import Editor
 from graphscale.graph.diagnosis import name_damage
 from graphscale.ort.artifacts.folder import OPTIMIZER_MODEL, TRAINING_MODEL, read_folder

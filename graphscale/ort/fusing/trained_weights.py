@@ -22,8 +22,8 @@ from graphscale.files.ort_checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from graphscale.files.replacing import MARK_KEY
 from graphscale.files.tensor_files import read_npz, read_safetensors
+from graphscale.files.writing import MARK_KEY
 from graphscale.graph.diagnosis import name_damage
 from graphscale.ort.artifacts.folder import fits_shape
 from graphscale.ort.fusing.step import MOMENTS, STEP

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from graphscale.analysis.roles.matching import eliminate
+from graphscale.analysis.roles.step_interface import eliminate
 
 Candidates = dict[str, list[int]]
 

@@ -38,8 +38,8 @@ def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
     assert scaled.scale is not None and scaled.loss is not None
     rule = {"update-loss-scale", "order-writes"}
     rule_nodes = frozenset(node for node, mark in scaled.passes.items() if mark in rule)
-    proof = prove(scaled.model.graph, scaled.scale, scaled.loss, rule_nodes=rule_nodes)
-    assert scaled.degrees == proof.degrees.values
+    proved = prove(scaled.model.graph, scaled.scale, scaled.loss, rule_nodes=rule_nodes)
+    assert scaled.degrees == proved.values
     # Before scaling, a value has the degree that it has afterwards.
     unscaled = make_context(ir.load(MODELS / f"{name}.onnx"), name)
     before, after = degrees(unscaled), degrees(scaled)

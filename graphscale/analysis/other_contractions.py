@@ -1,23 +1,28 @@
-"""Contractions of predictions: outside of the forward pass of the loss, and no part of its backward pass.
+"""Contractions that may be taken for the backward pass, and are no part of it: of predictions, and of an optimizer.
 
 A head whose result leaves the graph, and that the loss ignores, multiplies an activation by weights of its own; a
 validation loss has a forward pass on another batch. The backward pass of a contraction `y = a @ b` multiplies `a` or
 `b` by a value that depends on `y`.
+
+Optimizers, such as Muon and Shampoo, multiply finished gradients with each other. A contraction of the backward pass
+multiplies a cotangent with a weight or an activation; one of the optimizer reads only values that follow from
+gradients, and moments; beside a moment, also weights, as L-BFGS and Momo do. To unscale before it costs nothing. As
+gradients count only values that no contraction of the backward pass goes on from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 
 import onnx_ir as ir
 
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import Factors
-from graphscale.graph.values import Use, operand_at, subgraphs
-from graphscale.graph.walks import source_by_trait
+from graphscale.graph.values import Use, is_scalar, operand_at, subgraphs
+from graphscale.graph.walks import producers_of, reach, source_by_trait
 from graphscale.operators import Trait, has_trait, rule_of
 
-__all__ = ["find_predictions"]
+__all__ = ["OptimizerContractions", "find_predictions"]
 
 _VIEWS = Trait.VIEW | Trait.PERMUTE | Trait.REPEAT | Trait.MOVE | Trait.PART
 
@@ -80,9 +85,8 @@ def _differentiates(topology: Topology, node: ir.Node, forward: Set[ir.Node]) ->
     values = [value for value in operands if value is not None]
     factors = Factors()
     for value in values:
-        results = {
-            result for reader in _readers(topology, _source(topology, value), forward) for result in reader.outputs
-        }
+        readers = _readers(topology, _source(topology, value), forward)
+        results = {result for reader in readers for result in reader.outputs}
         for other in values if results else ():
             # The cotangent of a linear loss is a constant, or what it is multiplied with.
             source = _source(topology, other)
@@ -95,14 +99,12 @@ def _differentiates(topology: Topology, node: ir.Node, forward: Set[ir.Node]) ->
 
 def _readers(topology: Topology, value: ir.Value, among: Set[ir.Node]) -> Iterator[ir.Node]:
     """Yield the contractions among some that read a value, or a view of it."""
-    pending, seen = [value], {value}
-    while pending:
-        for node in topology.consumers(pending.pop()):
-            if node in among:
-                yield node
-            elif has_trait(node, _VIEWS):
-                pending += [result for result in node.outputs if result not in seen]
-                seen.update(node.outputs)
+
+    def views(each: ir.Value) -> list[ir.Value]:
+        nodes = (node for node in topology.consumers(each) if node not in among and has_trait(node, _VIEWS))
+        return [result for node in nodes for result in node.outputs]
+
+    return (node for each in reach([value], views) for node in topology.consumers(each) if node in among)
 
 
 def _source(topology: Topology, value: ir.Value) -> ir.Value:
@@ -110,3 +112,61 @@ def _source(topology: Topology, value: ir.Value) -> ir.Value:
     source = source_by_trait(value, _VIEWS)
     again = topology.recomputed.get(source)
     return source if again is None else source_by_trait(again, _VIEWS)
+
+
+class OptimizerContractions:
+    """The contractions of one training graph that may be its optimizer's.
+
+    Args:
+        topology: forward, backward and dependence of every value.
+
+    Attributes:
+        nodes: backward contractions that read a state that the loss ignores, and those without a weight, an
+            activation or a batch among their operands.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        graph = topology.graph
+        kept = {(v.dtype, tuple(v.shape)) for v in graph.outputs if v.shape is not None}
+        batch = {
+            v for v in graph.inputs if not is_scalar(v) and (v.shape is None or (v.dtype, tuple(v.shape)) not in kept)
+        }
+        self._topology = topology
+        self._data = topology.descendants(batch)
+        self._read = topology.descendants(batch | (topology.states & topology.forward))
+        memory = {v for v in topology.states - batch if v not in topology.forward and not is_scalar(v)}
+        remembered, backward = topology.descendants(memory), topology.contractions & topology.backward
+        self._remembering = {n for n in backward if any(v in remembered for v in topology.operands(n))}
+        self.nodes = self._remembering | {
+            node
+            for node in backward
+            if all(v in topology.propagated or not self._depends(v, node) for v in topology.operands(node))
+        }
+
+    def are_behind_gradients(self, unscaled: Collection[ir.Value], missed: Iterable[ir.Node]) -> bool:
+        """Return whether contractions depend on batch, weights and activations through finished gradients alone.
+
+        Args:
+            unscaled: the gradients, of a solution without `nodes`.
+            missed: contractions without a scaled operand.
+        """
+        topology = self._topology
+        behind = topology.descendants(nodes={node for value in unscaled for node in topology.consumers(value)})
+
+        def operands(node: ir.Node) -> list[ir.Value]:
+            return [value for value in topology.operands(node) if value not in unscaled]
+
+        def above(node: ir.Node) -> Set[ir.Node]:
+            return producers_of(value for value in operands(node) if value in behind)
+
+        return not any(
+            value not in behind and self._depends(value, node)
+            for node in reach(missed, above)
+            for value in operands(node)
+        )
+
+    def _depends(self, value: ir.Value, node: ir.Node) -> bool:
+        """Return whether an operand depends on data, for a contraction also on what the forward pass reads."""
+        if node in self._topology.contractions and node not in self._remembering:
+            return value in self._read or value in self._topology.activation_dependent
+        return value in self._data or value in self._topology.activation_dependent

@@ -1,4 +1,4 @@
-"""Evidence by the naming convention of a file, as its other pairs show it: for open outputs alone, never needed.
+"""Evidence by the names and the order in a file, as its other pairs show them: for open outputs alone, never needed.
 
 Where `w1_next` and `b1_next` are certainly the next values of `w1` and `b1`, `eta_next` is that of `eta`, and
 `td_error` is none.
@@ -10,19 +10,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.names import common_words, likeness, words_of
-from graphscale.analysis.roles.nearness import Nearness
+from graphscale.analysis.roles.nearness import Nearness, common_words, find_between, find_positions, likeness, words_of
 from graphscale.analysis.roles.role_table import STATED, Assigned, Role
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.updates import Update, same_type
 from graphscale.graph.values import is_float, is_scalar
 
-__all__ = ["gradients_by_convention", "metrics_by_convention", "pairs_by_convention"]
+__all__ = ["gradients_by_convention", "metrics_by_convention", "pairs_by_convention", "pairs_by_order"]
 
 # The convention of one pair could be a coincidence.
 _LEAST_PAIRS = 2
 _LEAST_GUESSES = 3
+# Of so many pairs in a row, a random order is the same on both sides once in 120 times.
+_LEAST_RUN = 5
 _EVIDENCE = f"{STATED}its name, as other next values"
+_IN_ORDER = f"{STATED}its place, between other next values"
 _UNLIKE = f"{STATED}its name, unlike all next values"
 # An exchange of the ends of names, or of their beginnings: the ends, that of a present value, that of a next one.
 _Exchange = tuple[bool, str, str]
@@ -177,3 +179,39 @@ def _next_names(present: str, exchanges: set[_Exchange]) -> Iterator[str]:
             yield present[: len(present) - len(old)] + new
         elif not at_end and present.startswith(old):
             yield new + present[len(old) :]
+
+
+def pairs_by_order(step: Interface) -> list[Update]:
+    """Return the pairs of open outputs that stand between certain pairs, if no proposal contradicts them.
+
+    Exporters keep the order of inputs and outputs. Where the pairs before and behind an output are certain, as many
+    inputs stand between theirs as outputs stand between them, and the certain pairs around are in one order, the
+    function that was exported returns its state in that order.
+    """
+    found = {
+        output: value
+        for run in _runs(step.graph, dict(_certain_pairs(step)))
+        for output, value in find_between(step.graph, run).items()
+        if same_type(output, value)
+    }
+    return [Update(output, value, _IN_ORDER) for output, value in found.items() if _may_stand_for(step, output, value)]
+
+
+def _runs(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> list[dict[ir.Value, ir.Value]]:
+    """Return the long runs of pairs, one output behind another, whose inputs stand in the same order."""
+    runs: list[list[tuple[int, int]]] = []
+    for index, place in find_positions(graph, pairs):
+        if not runs or place < runs[-1][-1][1]:
+            runs.append([])
+        runs[-1].append((index, place))
+    return [{graph.outputs[i]: graph.inputs[j] for i, j in run} for run in runs if len(run) >= _LEAST_RUN]
+
+
+def _may_stand_for(step: Interface, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether an open output may be the next value of an open input, and depends on no other one of its type."""
+    assigned = step.outputs[output]
+    if assigned.certain or assigned.pair not in (None, value):
+        return False
+    others = [v for v in step.graph.inputs if _is_free(step, v) and same_type(output, v)]
+    above = [other for other in others if other in step.topology.ancestors([output])]
+    return value in others and (value in above or not above)
