@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from graphscale.errors import SessionError, one_line
+from graphscale.errors import SessionError, reporting
 from graphscale.replicas.whole_update import ReplicaSetup, WholeUpdate
-from graphscale.session.interface import InputSpec, convert_feed, read_specs, to_ort_value
+from graphscale.session.interface import InputSpec, bindable, read_specs
 from graphscale.session.loading import create
 
 __all__ = ["FirstHalf", "run_bound"]
@@ -50,14 +49,7 @@ class FirstHalf:
         Raises:
             SessionError: one does not fit.
         """
-        checked = {}
-        for name, spec in self.inputs.items():
-            if name in feeds:
-                value = convert_feed(name, feeds[name], spec)
-                if (spec.optional or spec.dtype == ml_dtypes.bfloat16) and isinstance(value, np.ndarray):
-                    value = to_ort_value(name, value)
-                checked[name] = value
-        return checked
+        return {name: bindable(name, feeds[name], spec) for name, spec in self.inputs.items() if name in feeds}
 
     def run(self, stage: int, values: dict[str, Any], fetch: Sequence[str]) -> None:
         """Run a stage: its gradients are in the arena then.
@@ -100,8 +92,6 @@ def run_bound(session: Any, values: Mapping[str, Any], outputs: Mapping[str, Any
             binding.bind_output(name, "cpu")
         else:
             binding.bind_ortvalue_output(name, value)
-    try:
+    with reporting(SessionError, f"the {subject} could not run", Exception):
         session.run_with_iobinding(binding)
-    except Exception as error:  # ORT's exceptions share no public base class
-        raise SessionError(f"the {subject} could not run: {one_line(error)}") from error
     return dict(zip(outputs, binding.get_outputs(), strict=True))

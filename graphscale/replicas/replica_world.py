@@ -24,7 +24,7 @@ from graphscale.replicas.replicated_session import ReplicatedSession
 from graphscale.replicas.witness import dismiss_all
 from graphscale.training.checkpoints import Checkpoints
 from graphscale.training.data import Arrays, Data
-from graphscale.training.world import World
+from graphscale.training.run import World
 
 __all__ = ["ReplicaWorld"]
 

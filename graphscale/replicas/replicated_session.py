@@ -7,12 +7,13 @@ import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ReplicaError, SessionError
+from graphscale.files.tensor_files import Arrays
 from graphscale.graph.diagnosis import name_damage
 from graphscale.pipeline import Model, ScaledModel
 from graphscale.replicas.agreement import agree, decide, facts_of, means
@@ -23,10 +24,10 @@ from graphscale.replicas.halves import REPLICAS_FINITE
 from graphscale.replicas.sharded_update import ShardedUpdate
 from graphscale.replicas.splitting import Halves, cut_halves, open_step
 from graphscale.replicas.whole_update import ReplicaSetup, WholeUpdate
-from graphscale.session.access import Access, Uncopyable
 from graphscale.session.interface import InputSpec, check_names, convert_feed, fingerprint
 from graphscale.session.loading import make_quiet_options
 from graphscale.session.result import GradientRange, StepResult
+from graphscale.session.session import Access, Session
 from graphscale.session.state_file import drop_state, export_step, read_state_file, write_state_file
 
 if TYPE_CHECKING:
@@ -34,17 +35,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplicatedSession"]
 
-Arrays = dict[str, np.ndarray[Any, Any]]
 
-
-class ReplicatedSession(Uncopyable):
+class ReplicatedSession(Session):
     """A training session of one replica among several: the same step, on each a share of the batch.
 
     Each replica computes the gradients of its share of the batch. Their mean over all replicas is taken by
     MPI_Allreduce, in the memory that the gradients were computed into. The step is applied only if all of it is finite
     on all replicas (MPI_LAND), so that the loss scale and all state stay the same everywhere. Scalar floating-point
     outputs that depend on the batch, and running statistics, are means over the replicas, too; other outputs are those
-    of this replica's share.
+    of this replica's share. The methods are those of `Session`, whose place sessions of the two halves take.
 
     All methods but the properties are collective: every replica calls them, in the same order. An error on one replica
     is raised on all, with its rank. A replica that dies or does not answer ends all, with one line that says so; so
@@ -188,7 +187,7 @@ class ReplicatedSession(Uncopyable):
             return self._step(feeds, fetch)
 
     def _step(self, feeds: Mapping[str, Any], fetch: Sequence[str] | None) -> StepResult:
-        self._open()
+        self._require_open()
         error: BaseException | None = None
         values: dict[str, Any] = {}
         wanted: tuple[str, ...] = ()
@@ -225,7 +224,7 @@ class ReplicatedSession(Uncopyable):
     def state_dict(self) -> Arrays:
         """Return copies of all carried state; see `Session.state_dict`. It is the same on all replicas."""
         with self._access:
-            self._open()
+            self._require_open()
             return self._update.read()
 
     def load_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
@@ -321,7 +320,7 @@ class ReplicatedSession(Uncopyable):
             return self._update.check(read(), source) if self._replicas.is_first else {}
 
         with self._access:
-            self._open()
+            self._require_open()
             found = self._replicas.agreed(checked, "reading the state")
             self._update.write(found)
 
@@ -336,12 +335,9 @@ class ReplicatedSession(Uncopyable):
             options.intra_op_num_threads = max(1, cores // self._replicas.neighbours)
         return options
 
-    def _open(self) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise SessionError("the session is closed")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None and self.size > 1 and not isinstance(error, ReplicaError | SystemExit):

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import SplitError
+from graphscale.files.tensor_files import Arrays
 from graphscale.replicas.buckets import Arena, fill_messages, lay_out_shares
 from graphscale.replicas.collectives import Replicas
 from graphscale.replicas.first_half import run_bound
 from graphscale.replicas.reduction import Reduction
 from graphscale.replicas.shares import cut_parts, share_out, specs_of, trust_replicas
-from graphscale.replicas.whole_update import REDUCING, SHARING, Arrays, ReplicaSetup, WholeUpdate, sizes_of
+from graphscale.replicas.whole_update import REDUCING, SHARING, ReplicaSetup, WholeUpdate, sizes_of
 from graphscale.session.carried import CarriedState, first_values
 from graphscale.session.interface import InputSpec
 from graphscale.session.loading import create
@@ -27,7 +28,6 @@ from graphscale.session.result import StepResult
 from graphscale.session.session import Session
 
 __all__ = ["ShardedUpdate"]
-
 
 _ALIGNED = 64  # bytes
 
@@ -132,8 +132,8 @@ class ShardedUpdate(WholeUpdate):
 
     def _run(self, part: Any, known: Mapping[str, Any]) -> dict[str, Any]:
         names = [value.name for value in (*part.get_inputs(), *part.get_overridable_initializers())]
-        carried = self.session._carried
-        values = {name: carried.buffer(name) if name in carried.specs else known.get(name) for name in names}
+        held = super().buffer
+        values = {name: held(name) or known.get(name) for name in names}
         return run_bound(part, values, dict.fromkeys(output.name for output in part.get_outputs()), "update")
 
     def _exchange(self, names: Mapping[str, int], known: Mapping[str, Any]) -> Arrays:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import SessionError
+from graphscale.files.tensor_files import Arrays
 from graphscale.replicas.buckets import Arena, lay_out
 from graphscale.replicas.collectives import Replicas
 from graphscale.replicas.reduction import Reduction
@@ -19,8 +20,6 @@ from graphscale.session.result import StepResult
 from graphscale.session.session import Session
 
 __all__ = ["REDUCING", "SHARING", "ReplicaSetup", "WholeUpdate", "sizes_of"]
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 REDUCING = "the reduction of gradients"
 SHARING = "the broadcast of the state"
