@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from graphscale.cli import options
-from graphscale.cli.options import option
+from graphscale.cli.options import argument, option
 from graphscale.cli.show import show_report, warn
 from graphscale.errors import InvalidLossScaleError
 from graphscale.files import writing
@@ -17,7 +15,7 @@ __all__ = ["fuse"]
 
 
 def fuse(
-    folder: Annotated[Path, typer.Argument(help="A folder that generate_artifacts has written.")],
+    folder: Annotated[Path, argument("A folder that generate_artifacts has written.")],
     output: Annotated[Path, option("Where to write the step.", "-o", "--output")],
     target: Annotated[
         str,

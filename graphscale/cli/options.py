@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphscale.errors import InvalidLossScaleError, RolesError, UpdateError
+from graphscale.errors import InvalidLossScaleError, RolesError, UpdateError, reporting
 from graphscale.files.reading import parse_json, read_file
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
@@ -26,7 +26,6 @@ __all__ = [
     "LOSS_SCALE",
     "Dim",
     "DryRun",
-    "ExternalDataRoot",
     "Force",
     "ForceRoles",
     "Gradient",
@@ -35,9 +34,6 @@ __all__ = [
     "Json",
     "Keep",
     "Loss",
-    "MaxBytes",
-    "MaxDepth",
-    "MaxNodes",
     "ModelPath",
     "Multiplier",
     "RolesFile",
@@ -87,12 +83,6 @@ IncrementPeriod = Annotated[int | None, option("Good steps before it grows. Defa
 Multiplier = Annotated[float | None, option("The factor of growth and decrease. Default: 2.")]
 Target = Annotated[str | None, option(f"The runtime: {target_names()}. Default: onnx; for a folder ort-training.")]
 Force = Annotated[bool, option("Replace an output that is read, or that graphscale did not write.", "--force")]
-ExternalDataRoot = Annotated[
-    Path | None, option("Weights may lie in this folder, too, not only beside the model.", metavar="DIR")
-]
-MaxNodes = Annotated[int | None, option("Refuse models of more nodes. Default: 1000000.", min=1)]
-MaxDepth = Annotated[int | None, option("Refuse bodies and functions in more levels. Default: 16.", min=1)]
-MaxBytes = Annotated[int | None, option("Refuse packed files of more bytes, unpacked. Default: 1073741824.", min=1)]
 DryRun = Annotated[bool, option("Write nothing.", "--dry-run")]
 Json = Annotated[bool, option("Print JSON.", "--json")]
 
@@ -190,10 +180,8 @@ def read_roles(path: Path | None) -> Answers | None:
         return None
     from graphscale.analysis.roles.answers import Answers
 
-    try:
+    with reporting(RolesError, f"--roles {path}: cannot read the file"):
         return Answers.parse(read_file(path), f"--roles {path}")
-    except OSError as error:
-        raise RolesError(f"--roles {path}: cannot read the file: {error.strerror or error}") from error
 
 
 def parse_loss_scale(
@@ -241,12 +229,10 @@ def _identifier(text: str) -> Any:
         raise InvalidLossScaleError(
             f"expected dynamic, a number, a preset ({', '.join(presets.NAMES)}), or the path of a .json file"
         )
-    try:
-        config = parse_json(read_file(text))
-    except OSError as error:
-        raise InvalidLossScaleError(f"cannot read the file: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidLossScaleError(f"the file is not JSON: {error}") from error
+    with reporting(InvalidLossScaleError, "cannot read the file"):
+        content = read_file(text)
+    with reporting(InvalidLossScaleError, "the file is not JSON", RecursionError, ValueError):
+        config = parse_json(content)
     if not isinstance(config, dict):
         raise InvalidLossScaleError('the file must hold {"class_name": ..., "config": {...}}')
     return config

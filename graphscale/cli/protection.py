@@ -8,15 +8,24 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from graphscale.cli.options import ExternalDataRoot, Force, MaxBytes, MaxDepth, MaxNodes
+from graphscale.cli.options import Force, option
 from graphscale.files.limits import Limits, limiting
 from graphscale.files.replacing import protecting
 
 __all__ = ["protect"]
 
-_LIMITS = {"external_data_root": ExternalDataRoot, "max_nodes": MaxNodes, "max_depth": MaxDepth, "max_bytes": MaxBytes}
+_LIMITS = {
+    "external_data_root": Annotated[
+        Path | None, option("Weights may lie in this folder, too, not only beside the model.", metavar="DIR")
+    ],
+    "max_nodes": Annotated[int | None, option("Refuse models of more nodes. Default: 1000000.", min=1)],
+    "max_depth": Annotated[int | None, option("Refuse bodies and functions in more levels. Default: 16.", min=1)],
+    "max_bytes": Annotated[
+        int | None, option("Refuse packed files of more bytes, unpacked. Default: 1073741824.", min=1)
+    ],
+}
 
 
 def protect(command: Callable[..., Any]) -> Callable[..., Any]:

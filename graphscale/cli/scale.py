@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -66,34 +66,24 @@ def scale(
     if no_lower and not folder:
         raise typer.BadParameter("--no-lower is for a folder of artifacts; a graph is lowered for ort-cpu alone")
     policy = options.parse_loss_scale(loss_scale, initial_loss_scale, increment_period, multiplier)
+    common: dict[str, Any] = {"loss": loss, "skip_nonfinite": skip_nonfinite, "autocast": autocast}
+    common["target"] = target or ("ort-training" if folder else "onnx")
     if folder:
-        report = scale_artifacts(
-            model,
-            None if dry_run else output,
-            policy,
-            loss=loss,
-            target=target or "ort-training",
-            skip_nonfinite=skip_nonfinite,
-            force=force,
-            autocast=autocast,
-            lower=not no_lower,
-        ).report
+        written = None if dry_run else output
+        report = scale_artifacts(model, written, policy, force=force, lower=not no_lower, **common).report
     else:
         result = pipeline.scale(
             model,
             policy,
-            loss=loss,
             seed=seed,
             gradients=gradient,
             updates=options.parse_updates(update),
             roles=options.read_roles(roles),
             keep=keep,
             force_roles=force_roles,
-            target=target or "onnx",
-            skip_nonfinite=skip_nonfinite,
             expose_scaled_loss=expose_scaled_loss,
             telemetry=counting or False,
-            autocast=autocast,
+            **common,
         )
         report = result.report
         if output is not None and not dry_run:

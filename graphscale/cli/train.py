@@ -7,22 +7,19 @@ import functools
 import inspect
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
+
+from rich.console import Console
 
 from graphscale.cli.options import BUCKET_SIZE, argument, option
 from graphscale.cli.progress import Tally, show_table
 from graphscale.cli.show import make_console
 from graphscale.errors import TrainingError
 from graphscale.process.streams import tell
-from graphscale.training.interrupt import Interruption
+from graphscale.training.loop import Trainer
 from graphscale.training.record import StepRecord
+from graphscale.training.run import Interruption, Options, Run
 from graphscale.training.schedules import SCHEDULES, LearningRate
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from graphscale.training.loop import Trainer
-    from graphscale.training.run import Options, Run
 
 __all__ = ["train"]
 
@@ -110,7 +107,6 @@ def train(
     """
     given = locals()
     from graphscale.replicas.collectives import launched_size
-    from graphscale.training.run import Options, Run
 
     rate = None
     if learning_rate is not None:

@@ -8,21 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
-from graphscale.cli.options import (
-    Dim,
-    ForceRoles,
-    Gradient,
-    Json,
-    Keep,
-    Loss,
-    RolesFile,
-    Update,
-    argument,
-    option,
-    parse_dims,
-    parse_updates,
-    read_roles,
-)
+from graphscale.cli import options
+from graphscale.cli.options import argument, option
 from graphscale.cli.progress import stage_bar
 from graphscale.cli.show import EscapedTable, join_command, make_console, make_text, print_json, say
 from graphscale.files import writing
@@ -55,27 +42,27 @@ def verify(
     ] = None,
     seed: Annotated[int, option("Of the random feeds.", min=0, show_default=True)] = 0,
     feeds: Annotated[Path | None, option("Arrays for inputs, by name.", metavar="FILE.npz")] = None,
-    dim: Dim = None,
+    dim: options.Dim = None,
     replay: Annotated[Path | None, option("Run this counterexample alone.", metavar="FILE.npz")] = None,
     save_counterexample: Annotated[
         Path | None,
         option("Where to write the first counterexample. Default: SCALED.counterexample.npz.", metavar="FILE.npz"),
     ] = None,
-    loss: Loss = None,
+    loss: options.Loss = None,
     place: Annotated[
         str | None, option("Where the scale enters, as given to scale --seed. Default: found.", metavar="NODE:INDEX")
     ] = None,
-    gradient: Gradient = None,
-    update: Update = None,
-    roles: RolesFile = None,
-    keep: Keep = None,
-    force_roles: ForceRoles = False,
+    gradient: options.Gradient = None,
+    update: options.Update = None,
+    roles: options.RolesFile = None,
+    keep: options.Keep = None,
+    force_roles: options.ForceRoles = False,
     numeric: Annotated[bool, option("Numbers alone: nodes may differ, and nothing is proved.", "--numeric")] = False,
     trained: Annotated[bool, option("State may begin at other values in the policy's range.", "--trained")] = False,
     derivatives: Annotated[
         bool, option("Compare the original's gradients with slopes of its loss, too.", "--derivatives")
     ] = False,
-    json: Json = False,
+    json: options.Json = False,
 ) -> None:
     """Prove a scaled graph right, and run it against the original: exit code 0 if all holds, 1 if not.
 
@@ -97,12 +84,12 @@ def verify(
             providers=None if providers is None else [name.strip() for name in providers.split(",")],
             seed=seed,
             feeds=feeds,
-            dims=parse_dims(dim),
+            dims=options.parse_dims(dim),
             loss=loss,
             place=place,
             gradients=gradient,
-            updates=parse_updates(update),
-            roles=read_roles(roles),
+            updates=options.parse_updates(update),
+            roles=options.read_roles(roles),
             keep=keep,
             force_roles=force_roles,
             numeric=numeric,
