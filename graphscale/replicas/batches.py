@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import TrainingError
-from graphscale.training.data import Batches, Data, load_npz
+from graphscale.files.tensor_files import read_npz
+from graphscale.training.data import Batches, Data
 
 __all__ = ["Share", "map_npz"]
 
@@ -71,10 +72,10 @@ def map_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
         with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
             members = archive.infolist()
             if archive.testzip() is not None or any(m.compress_type != zipfile.ZIP_STORED for m in members):
-                return load_npz(path)
+                return read_npz(path, TrainingError)
             return {m.filename.removesuffix(".npy"): _mapped(path, file, m) for m in members}
     except (OSError, ValueError, KeyError, struct.error, NotImplementedError, zipfile.BadZipFile):
-        return load_npz(path)  # which says what is wrong
+        return read_npz(path, TrainingError)  # which says what is wrong
 
 
 def _mapped(path: str | os.PathLike[str], file: Any, member: zipfile.ZipInfo) -> np.ndarray[Any, Any]:

@@ -41,7 +41,7 @@ class ShardedUpdate(WholeUpdate):
 
     def __init__(self, setup: ReplicaSetup) -> None:
         replicas, halves, state = setup.replicas, setup.halves, setup.state
-        self._replicas, self._stamp = replicas, halves.stamp
+        self._replicas = replicas
         graph, name, rank = halves.update.graph, "the step", replicas.rank
         if halves.stamp.telemetry:
             raise SplitError(f"{name} cannot be sharded: its telemetry looks at all gradients; scale it without")
@@ -50,7 +50,7 @@ class ShardedUpdate(WholeUpdate):
         gradients = {gradient.name: gradient for gradient in halves.gradients}
         self._shares = share_out(graph, gradients, halves.stamp.state, replicas.size, name)
         owners = self._shares.owners
-        self.specs = specs_of(graph, halves.states, carried=True)
+        self.specs = specs_of(graph, halves.stamp.carried, carried=True)
         by_gradient = {gradient: owners.get(gradient, 0) for gradient in gradients}
         buckets = lay_out_shares(halves.groups, by_gradient, replicas.size, setup.nbytes)
         self.arena = Arena(halves.gradients, buckets)
@@ -82,7 +82,7 @@ class ShardedUpdate(WholeUpdate):
         bare = [n for n in own if n not in graph.initializers]
         zeros = {n: np.zeros(sizes_of(self.specs[n]), self.specs[n].dtype) for n in bare}
         self.session = Session(self._parts.last, setup.providers, setup.options, zeros)
-        self.inputs = specs_of(graph, halves.states, carried=False)
+        self.inputs = specs_of(graph, halves.stamp.carried, carried=False)
         self.output_names = tuple(value.name or "" for value in graph.outputs)
         self._first = (
             first_values(self.specs, graph.initializers, state or {}, halves.stamp) if replicas.is_first else {}

@@ -103,7 +103,6 @@ class Halves:
         gradients: what is cut, in the order of the backward pass.
         groups: the same, by the stage that gives it.
         cut: the cut.
-        states: the carried inputs.
     """
 
     stamp: Stamp
@@ -112,7 +111,6 @@ class Halves:
     gradients: tuple[Gradient, ...]
     groups: tuple[tuple[Gradient, ...], ...]
     cut: Cut
-    states: frozenset[str]
 
 
 def stage_path(path: str | os.PathLike[str], stage: int) -> Path:
@@ -193,7 +191,7 @@ def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:
     decision = stamp.names.get("all_finite")
     if decision is not None:
         add_common_decision(update.graph, decision)
-    return Halves(stamp, models, update, tuple(gradients), tuple(tuple(group) for group in groups), cut, states)
+    return Halves(stamp, models, update, tuple(gradients), tuple(tuple(group) for group in groups), cut)
 
 
 def _report(halves: Halves, buckets: Sequence[Bucket]) -> SplitReport:

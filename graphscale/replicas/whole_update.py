@@ -14,7 +14,6 @@ from graphscale.replicas.buckets import Arena, lay_out
 from graphscale.replicas.collectives import Replicas
 from graphscale.replicas.reduction import Reduction
 from graphscale.replicas.splitting import Halves
-from graphscale.session.carried import check_state
 from graphscale.session.interface import InputSpec
 from graphscale.session.result import StepResult
 from graphscale.session.session import Session
@@ -50,7 +49,7 @@ class ReplicaSetup:
             return self.state or {}
         graph, found = self.halves.update.graph, {}
         for value in graph.inputs:
-            if value.name not in self.halves.states or value.name in graph.initializers:
+            if value.name not in self.halves.stamp.carried or value.name in graph.initializers:
                 continue
             if value.shape is None or not value.shape.is_static() or value.dtype is None:
                 raise SessionError(
@@ -73,7 +72,7 @@ class WholeUpdate:
     """
 
     def __init__(self, setup: ReplicaSetup) -> None:
-        self._replicas, self._stamp, halves = setup.replicas, setup.halves.stamp, setup.halves
+        self._replicas, halves = setup.replicas, setup.halves
         buckets = lay_out(halves.groups, setup.nbytes)
         self.arena = Arena(halves.gradients, buckets)
         memory = self.arena.buckets
@@ -100,14 +99,6 @@ class WholeUpdate:
     def read(self) -> Arrays:
         """Return all state."""
         return self.session.state_dict()
-
-    def check(self, state: Mapping[str, Any], source: str) -> Arrays:
-        """Return all state as arrays that fit.
-
-        Raises:
-            SessionError: one is missing, unknown, or does not fit; the loss scale or a count is none.
-        """
-        return check_state(self.specs, state, source, self._stamp)
 
     def write(self, state: Arrays) -> None:
         """Give the state of rank 0 to all."""

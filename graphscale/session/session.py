@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -171,7 +171,7 @@ class Session:
             SessionError: the model is fed it; the session is closed.
         """
         if self._fixed_scale is None:
-            return float(self._scalar(self.stamp.names["loss_scale"]))
+            return float(self._read(self.stamp.names["loss_scale"])[0])
         self._require_open()
         return self._fixed_scale
 
@@ -179,7 +179,7 @@ class Session:
     def good_steps(self) -> int:
         """Good steps in a row since the loss scale changed last; 0 for a fixed loss scale."""
         name = self.stamp.names.get("good_steps")
-        return 0 if name is None else int(self._scalar(name))
+        return 0 if name is None else int(self._read(name)[0])
 
     @property
     def counters(self) -> dict[str, int]:
@@ -187,9 +187,8 @@ class Session:
 
         Empty where the step was scaled without telemetry.
         """
-        names = self.stamp.names
-        with self._access:
-            return {role: int(self._scalar(names[role])) for role in _COUNTERS if role in names}
+        names = {role: self.stamp.names[role] for role in _COUNTERS if role in self.stamp.names}
+        return dict(zip(names, map(int, self._read(*names.values())), strict=True)) if names else {}
 
     @property
     def ranges(self) -> dict[str, GradientRange]:
@@ -197,13 +196,13 @@ class Session:
 
         Empty before the first step, and where the step was scaled without them.
         """
-        names, gradients = self.stamp.names, self.stamp.telemetry.get("gradients", ())
-        with self._access:
-            if "ranges" not in names or not self.counters["steps"]:
-                return {}
-            rows = self._scalar(names["ranges"]).tolist()
+        names = self.stamp.names
+        if "ranges" not in names:
+            return {}
+        steps, rows = self._read(names["steps"], names["ranges"])
         # The last column is of all gradients together.
-        return {name: GradientRange(*column) for name, *column in zip(gradients, *rows, strict=False)}
+        columns = zip(self.stamp.telemetry.get("gradients", ()), *rows.tolist(), strict=False)
+        return {name: GradientRange(*column) for name, *column in columns} if steps else {}
 
     def step(self, feeds: Mapping[str, Any], *, fetch: Sequence[str] | None = None) -> StepResult:
         """Run one training step.
@@ -273,7 +272,8 @@ class Session:
             OutputError: the file cannot be written; an existing one is as it was.
             SessionError: `extra` holds something else than texts.
         """
-        write_state_file(path, self.state_dict(), self.stamp, self._interface, extra)
+        state = self.state_dict()
+        self._write_file(lambda: write_state_file(path, state, self.stamp, self._interface, extra), "writing the state")
 
     def load_state(self, path: str | os.PathLike[str]) -> dict[str, str]:
         """Read all carried state from a file that `save_state` wrote; training goes on from there, bit for bit.
@@ -297,7 +297,7 @@ class Session:
         """
         model, state = self._model, self.state_dict()
         assert model is not None
-        export_step(model, state, path)
+        self._write_file(lambda: export_step(model, state, path), "writing the step")
 
     def close(self) -> None:
         """Free the session of ONNX Runtime and all buffers. A closed session can do nothing more."""
@@ -317,6 +317,9 @@ class Session:
             "the same step, and give it the state with state_dict and load_state_dict, or save_state and load_state"
         )
 
+    def _write_file(self, write: Callable[[], None], what: str) -> None:
+        write()
+
     def _write(self, state: Mapping[str, Any], source: str) -> None:
         with self._access:
             self._require_open()
@@ -334,15 +337,17 @@ class Session:
         if self._torn:
             raise SessionError("the state is partly that of a step that failed; load a state to go on")
 
-    def _scalar(self, name: str) -> Any:
+    def _read(self, *names: str) -> list[Any]:
+        """Return copies of small states of one moment."""
         with self._access:
             self._require_open()
-            if name not in self._carried.specs:
-                raise SessionError(
-                    f"{name!r} is no state of this model, which is fed it: another one carries it, as the second half "
-                    "of a split step does"
-                )
-            return np.array(self._carried.buffer(name).numpy())
+            for name in names:
+                if name not in self._carried.specs:
+                    raise SessionError(
+                        f"{name!r} is no state of this model, which is fed it: another one carries it, as the second "
+                        "half of a split step does"
+                    )
+            return [np.array(self._carried.buffer(name).numpy()) for name in names]
 
 
 def _check_fetch(fetch: Any) -> tuple[str, ...]:

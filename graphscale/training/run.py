@@ -16,11 +16,12 @@ import numpy as np
 
 from graphscale.errors import TrainingError
 from graphscale.files import model_files, writing
+from graphscale.files.tensor_files import read_npz
 from graphscale.graph.stamp import read_stamp
 from graphscale.session import Session
 from graphscale.training.batch_feeds import check_fed, find_rate_input, parse_feeds
 from graphscale.training.checkpoints import Checkpoints, Position
-from graphscale.training.data import Arrays, Batches, Data, load_arrays, load_npz
+from graphscale.training.data import Arrays, Batches, Data, load_arrays
 from graphscale.training.loop import Trainer
 from graphscale.training.metrics import MetricsFile, check_metrics
 from graphscale.training.schedules import LearningRate
@@ -49,7 +50,7 @@ class World:
 
     def load(self, path: Path) -> Arrays:
         """Load the arrays of a file of data."""
-        return load_npz(path)
+        return read_npz(path, TrainingError)
 
     def batches(self, data: Data, size: int | None, seed: int, shuffle: bool) -> Batches:
         """Cut the data into the batches of this process."""
