@@ -19,11 +19,10 @@ from graphscale.pipeline import Model, ScaledModel
 from graphscale.replicas.agreement import agree, decide, facts_of, means
 from graphscale.replicas.buckets import BUCKET_BYTES, bucket_size
 from graphscale.replicas.collectives import Replicas, Traffic, available_cores, describe_error
-from graphscale.replicas.first_half import FirstHalf
+from graphscale.replicas.half_sessions import FirstHalf, ReplicaSetup, WholeUpdate
 from graphscale.replicas.halves import REPLICAS_FINITE
 from graphscale.replicas.sharded_update import ShardedUpdate
 from graphscale.replicas.splitting import Halves, cut_halves, open_step
-from graphscale.replicas.whole_update import ReplicaSetup, WholeUpdate
 from graphscale.session.carried import check_state
 from graphscale.session.interface import InputSpec, check_names, convert_feed, fingerprint
 from graphscale.session.loading import make_quiet_options

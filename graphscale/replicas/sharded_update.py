@@ -17,10 +17,9 @@ from graphscale.errors import SplitError
 from graphscale.files.tensor_files import Arrays
 from graphscale.replicas.buckets import Arena, fill_messages, lay_out_shares
 from graphscale.replicas.collectives import Replicas
-from graphscale.replicas.first_half import run_bound
+from graphscale.replicas.half_sessions import REDUCING, SHARING, ReplicaSetup, WholeUpdate, run_bound, sizes_of
 from graphscale.replicas.reduction import Reduction
 from graphscale.replicas.shares import cut_parts, share_out, specs_of, trust_replicas
-from graphscale.replicas.whole_update import REDUCING, SHARING, ReplicaSetup, WholeUpdate, sizes_of
 from graphscale.session.carried import CarriedState, first_values
 from graphscale.session.interface import InputSpec
 from graphscale.session.loading import create
