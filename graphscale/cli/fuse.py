@@ -18,11 +18,7 @@ def fuse(
     folder: Annotated[Path, argument("A folder that generate_artifacts has written.")],
     output: Annotated[Path, option("Where to write the step.", "-o", "--output")],
     target: Annotated[
-        str,
-        option(
-            "The runtime. onnx: state goes from output to input; ort-training: it is written in place.",
-            show_default=True,
-        ),
+        str, option("The runtime. onnx: state goes from output to input; ort-training: it is written in place.")
     ] = "onnx",
     loss_scale: Annotated[str | None, option("Scale the step too.", metavar=options.LOSS_SCALE)] = None,
     initial_loss_scale: options.InitialLossScale = None,

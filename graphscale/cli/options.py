@@ -56,8 +56,8 @@ BUCKET_SIZE = "25MiB"
 
 
 def option(help: str, *names: str, **more: Any) -> Any:
-    """Declare an option whose default is not shown, unless asked for."""
-    return typer.Option(*names, help=help, **{"show_default": False, **more})
+    """Declare an option."""
+    return typer.Option(*names, help=help, **more)
 
 
 def argument(help: str, **more: Any) -> Any:

@@ -17,7 +17,7 @@ __all__ = ["scale"]
 def scale(
     model: options.ModelPath,
     output: Annotated[Path | None, option("Where to write the scaled graph or folder.", "-o", "--output")] = None,
-    loss_scale: Annotated[str, option("The loss scale.", metavar=options.LOSS_SCALE, show_default=True)] = "dynamic",
+    loss_scale: Annotated[str, option("The loss scale.", metavar=options.LOSS_SCALE)] = "dynamic",
     initial_loss_scale: options.InitialLossScale = None,
     increment_period: options.IncrementPeriod = None,
     multiplier: options.Multiplier = None,

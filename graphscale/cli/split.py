@@ -27,13 +27,10 @@ def split(
         ),
     ],
     bucket_size: Annotated[
-        str, option("What a bucket holds at most: bytes, or like 25MiB.", metavar="SIZE", show_default=True)
+        str, option("What a bucket holds at most: bytes, or like 25MiB.", metavar="SIZE")
     ] = BUCKET_SIZE,
     stages: Annotated[
-        int,
-        option(
-            "Models for the first half: one's buckets are reduced while the next runs.", metavar="N", show_default=True
-        ),
+        int, option("Models for the first half: one's buckets are reduced while the next runs.", metavar="N")
     ] = 1,
     json: Json = False,
 ) -> None:

@@ -39,7 +39,7 @@ def train(
     epochs: Annotated[int | None, _data("Times through the data. Default: 1.")] = None,
     max_steps: Annotated[int | None, _data("The last step at the latest; skipped ones count.", metavar="N")] = None,
     batch_size: Annotated[int | None, _data("Samples in a step. Default: what the step fixes, or 32.")] = None,
-    seed: Annotated[int, _data("Of the shuffling.", show_default=True)] = 0,
+    seed: Annotated[int, _data("Of the shuffling.")] = 0,
     no_shuffle: Annotated[bool, _data("Take the samples in their order.", "--no-shuffle")] = False,
     feed: Annotated[
         list[str] | None,
@@ -59,9 +59,11 @@ def train(
         str | None, _rate("The input that takes it. Default: learning_rate or lr.", metavar="NAME")
     ] = None,
     schedule: Annotated[
-        str, _rate(f"{', '.join(SCHEDULES)}. A skipped step does not advance it.", metavar="NAME", show_default=True)
+        str, _rate(f"{', '.join(SCHEDULES)}. A skipped step does not advance it.", metavar="NAME")
     ] = "constant",
-    warmup: Annotated[int, _rate("Applied steps of linear growth at the beginning.", metavar="STEPS")] = 0,
+    warmup: Annotated[
+        int, _rate("Applied steps of linear growth at the beginning.", metavar="STEPS", show_default=False)
+    ] = 0,
     final_learning_rate: Annotated[float | None, _rate("The last, or lowest, one. Default: 0.")] = None,
     decay_steps: Annotated[
         int | None,
@@ -74,7 +76,7 @@ def train(
     power: Annotated[float | None, _rate("Of the polynomial. Default: 1.")] = None,
     checkpoint_dir: Annotated[Path | None, _files("Where checkpoints go.", metavar="DIR")] = None,
     checkpoint_every: Annotated[int | None, _files("Steps between them. Default: an epoch.", metavar="STEPS")] = None,
-    keep: Annotated[int, _files("So many of the newest stay.", metavar="N", show_default=True)] = 3,
+    keep: Annotated[int, _files("So many of the newest stay.", metavar="N")] = 3,
     resume: Annotated[
         bool, _files("Go on from the newest checkpoint; begin where there is none yet.", "--resume")
     ] = False,
@@ -88,18 +90,12 @@ def train(
     replicas: Annotated[
         int | None, _replicas("Refuse another number of processes. Default: as many as mpiexec starts.", metavar="N")
     ] = None,
-    bucket_size: Annotated[
-        str, _replicas("Of a message at most: bytes, or like 25MiB.", metavar="SIZE", show_default=True)
-    ] = BUCKET_SIZE,
-    stages: Annotated[
-        int, _replicas("Parts of the backward pass that overlap with messages.", metavar="N", show_default=True)
-    ] = 1,
+    bucket_size: Annotated[str, _replicas("Of a message at most: bytes, or like 25MiB.", metavar="SIZE")] = BUCKET_SIZE,
+    stages: Annotated[int, _replicas("Parts of the backward pass that overlap with messages.", metavar="N")] = 1,
     sharded: Annotated[
         bool, _replicas("Each replica keeps and updates a share of weights and moments (ZeRO, stage 1).", "--sharded")
     ] = False,
-    timeout: Annotated[
-        float, _replicas("To wait for the other replicas.", metavar="SECONDS", show_default=True)
-    ] = 300.0,
+    timeout: Annotated[float, _replicas("To wait for the other replicas.", metavar="SECONDS")] = 300.0,
 ) -> None:
     """Train from a scaled step: batches, learning rate, checkpoints, metrics. Ctrl-C saves and stops.
 
