@@ -24,8 +24,7 @@ __all__ = ["demo"]
 
 def demo(
     precision: Annotated[
-        bool,
-        option("Compare float32 with float16 without, with a fixed, and with a dynamic loss scale.", "--precision"),
+        bool, option("Compare float32 with float16 without, with a fixed, and with a dynamic loss scale.")
     ] = False,
     output: Annotated[
         Path | None, option("Where to draw. Default: demo.png; with --precision precision.png.", "-o", "--output")

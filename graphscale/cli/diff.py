@@ -21,7 +21,7 @@ def diff(
     before: Annotated[Path, argument("A model.", metavar="A")],
     after: Annotated[Path, argument("Another one.", metavar="B")],
     html: Annotated[Path | None, option("Draw B into a page of HTML.", metavar="FILE")] = None,
-    exit_code: Annotated[bool, option("Exit with 1 if the models differ.", "--exit-code")] = False,
+    exit_code: Annotated[bool, option("Exit with 1 if the models differ.")] = False,
     json: Json = False,
 ) -> int:
     """Show what changed from A to B: operators, nodes by the pass that inserted them, edges, names."""

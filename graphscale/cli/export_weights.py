@@ -27,9 +27,7 @@ def export_weights(
         ),
     ],
     output: Annotated[Path, option("Where to write it.", "-o", "--output")],
-    partial: Annotated[
-        bool, option("Keep weights that the source does not have, instead of refusing.", "--partial")
-    ] = False,
+    partial: Annotated[bool, option("Keep weights that the source does not have, instead of refusing.")] = False,
     json: Json = False,
 ) -> None:
     """Write trained weights into an inference model or a checkpoint, by name. Neither file given is changed."""

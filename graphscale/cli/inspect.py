@@ -28,9 +28,7 @@ def inspect(
     roles_out: Annotated[
         Path | None, option("Write the roles, to correct and pass to --roles.", metavar="FILE.json")
     ] = None,
-    check_gradients: Annotated[
-        bool, option("Hold each gradient against differences of the loss.", "--check-gradients")
-    ] = False,
+    check_gradients: Annotated[bool, option("Hold each gradient against differences of the loss.")] = False,
     feeds: Annotated[
         Path | None, option("Arrays for inputs, by name, for --check-gradients. Default: random.", metavar="FILE.npz")
     ] = None,

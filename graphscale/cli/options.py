@@ -73,18 +73,18 @@ Update = Annotated[
     list[str] | None, option("Output OUT is the next value of input IN. May be repeated.", metavar="OUT=IN")
 ]
 RolesFile = Annotated[
-    Path | None, option("The roles of outputs, as inspect --roles-out writes them.", "--roles", metavar="FILE.json")
+    Path | None, option("The roles of outputs, as inspect --roles-out writes them.", metavar="FILE.json")
 ]
 Keep = Annotated[list[str] | None, option("This state advances on skipped steps, too. May be repeated.", metavar="OUT")]
-ForceRoles = Annotated[bool, option("Take named roles even where the graph contradicts them.", "--force-roles")]
+ForceRoles = Annotated[bool, option("Take named roles even where the graph contradicts them.")]
 Dim = Annotated[list[str] | None, option("The size of a symbolic axis. May be repeated.", metavar="NAME=SIZE")]
 InitialLossScale = Annotated[float | None, option("The dynamic scale at the beginning. Default: 32768.")]
 IncrementPeriod = Annotated[int | None, option("Good steps before it grows. Default: 2000.")]
 Multiplier = Annotated[float | None, option("The factor of growth and decrease. Default: 2.")]
 Target = Annotated[str | None, option(f"The runtime: {target_names()}. Default: onnx; for a folder ort-training.")]
-Force = Annotated[bool, option("Replace an output that is read, or that graphscale did not write.", "--force")]
-DryRun = Annotated[bool, option("Write nothing.", "--dry-run")]
-Json = Annotated[bool, option("Print JSON.", "--json")]
+Force = Annotated[bool, option("Replace an output that is read, or that graphscale did not write.")]
+DryRun = Annotated[bool, option("Write nothing.")]
+Json = Annotated[bool, option("Print JSON.")]
 
 
 def is_folder(

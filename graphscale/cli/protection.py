@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from graphscale.cli.options import Force, option
 from graphscale.files.limits import Limits, limiting
@@ -45,8 +45,11 @@ def protect(command: Callable[..., Any]) -> Callable[..., Any]:
     kind = inspect.Parameter.KEYWORD_ONLY
     added = [inspect.Parameter(name, kind, default=None, annotation=given) for name, given in _LIMITS.items()]
     added += [] if has_force else [inspect.Parameter("force", kind, default=False, annotation=Force)]
-    parameters = [each.replace(kind=kind) for each in signature.parameters.values()]
-    vars(protected)["__signature__"] = signature.replace(parameters=[*parameters, *added])
+    parameters = [*(each.replace(kind=kind) for each in signature.parameters.values()), *added]
+    for each in parameters:
+        if isinstance(each.default, bool):  # typer would give a flag without a name an opposite: --no-NAME
+            get_args(each.annotation)[1].param_decls = (f"--{each.name.replace('_', '-')}",)
+    vars(protected)["__signature__"] = signature.replace(parameters=parameters)
     protected.__annotations__ = {**command.__annotations__, **{each.name: each.annotation for each in added}}
     return protected
 

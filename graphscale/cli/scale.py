@@ -29,10 +29,8 @@ def scale(
     keep: options.Keep = None,
     force_roles: options.ForceRoles = False,
     target: options.Target = None,
-    skip_nonfinite: Annotated[
-        bool, option("Check and guard the step for a fixed scale as well.", "--skip-nonfinite")
-    ] = False,
-    expose_scaled_loss: Annotated[bool, option("Append the output scaled_loss.", "--expose-scaled-loss")] = False,
+    skip_nonfinite: Annotated[bool, option("Check and guard the step for a fixed scale as well.")] = False,
+    expose_scaled_loss: Annotated[bool, option("Append the output scaled_loss.")] = False,
     autocast: Annotated[str | None, option("Put it into mixed precision first.", metavar="float16|bfloat16")] = None,
     telemetry: Annotated[
         str | None,
@@ -45,9 +43,7 @@ def scale(
     telemetry_every: Annotated[
         int | None, option("Measure the gradients every N-th step. Default: 100.", metavar="N")
     ] = None,
-    no_lower: Annotated[
-        bool, option("Of a folder: leave the models plain, which costs more on a CPU.", "--no-lower")
-    ] = False,
+    no_lower: Annotated[bool, option("Of a folder: leave the models plain, which costs more on a CPU.")] = False,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,

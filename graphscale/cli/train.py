@@ -40,7 +40,7 @@ def train(
     max_steps: Annotated[int | None, _data("The last step at the latest; skipped ones count.", metavar="N")] = None,
     batch_size: Annotated[int | None, _data("Samples in a step. Default: what the step fixes, or 32.")] = None,
     seed: Annotated[int, _data("Of the shuffling.")] = 0,
-    no_shuffle: Annotated[bool, _data("Take the samples in their order.", "--no-shuffle")] = False,
+    no_shuffle: Annotated[bool, _data("Take the samples in their order.")] = False,
     feed: Annotated[
         list[str] | None,
         _data(
@@ -51,10 +51,8 @@ def train(
     state: Annotated[
         Path | None, _data("First values of carried inputs (weights, moments): .npz or .safetensors.", metavar="FILE")
     ] = None,
-    ignore_extra: Annotated[
-        bool, _data("Ignore arrays in --data and --state that the step has no input for.", "--ignore-extra")
-    ] = False,
-    learning_rate: Annotated[float | None, _rate("Fed to the step.", "--learning-rate")] = None,
+    ignore_extra: Annotated[bool, _data("Ignore arrays in --data and --state that the step has no input for.")] = False,
+    learning_rate: Annotated[float | None, _rate("Fed to the step.")] = None,
     learning_rate_input: Annotated[
         str | None, _rate("The input that takes it. Default: learning_rate or lr.", metavar="NAME")
     ] = None,
@@ -77,23 +75,21 @@ def train(
     checkpoint_dir: Annotated[Path | None, _files("Where checkpoints go.", metavar="DIR")] = None,
     checkpoint_every: Annotated[int | None, _files("Steps between them. Default: an epoch.", metavar="STEPS")] = None,
     keep: Annotated[int, _files("So many of the newest stay.", metavar="N")] = 3,
-    resume: Annotated[
-        bool, _files("Go on from the newest checkpoint; begin where there is none yet.", "--resume")
-    ] = False,
+    resume: Annotated[bool, _files("Go on from the newest checkpoint; begin where there is none yet.")] = False,
     metrics: Annotated[Path | None, _files("One row a step: .jsonl or .csv.", metavar="FILE")] = None,
     logdir: Annotated[Path | None, _files("Event files for TensorBoard.", metavar="DIR")] = None,
     output: Annotated[
         Path | None, _files("The step with its trained weights in it.", "-o", "--output", metavar="FILE.onnx")
     ] = None,
     provider: Annotated[list[str] | None, option("An execution provider. May be repeated. Default: the CPU.")] = None,
-    quiet: Annotated[bool, option("Print errors and interruptions only.", "--quiet")] = False,
+    quiet: Annotated[bool, option("Print errors and interruptions only.")] = False,
     replicas: Annotated[
         int | None, _replicas("Refuse another number of processes. Default: as many as mpiexec starts.", metavar="N")
     ] = None,
     bucket_size: Annotated[str, _replicas("Of a message at most: bytes, or like 25MiB.", metavar="SIZE")] = BUCKET_SIZE,
     stages: Annotated[int, _replicas("Parts of the backward pass that overlap with messages.", metavar="N")] = 1,
     sharded: Annotated[
-        bool, _replicas("Each replica keeps and updates a share of weights and moments (ZeRO, stage 1).", "--sharded")
+        bool, _replicas("Each replica keeps and updates a share of weights and moments (ZeRO, stage 1).")
     ] = False,
     timeout: Annotated[float, _replicas("To wait for the other replicas.", metavar="SECONDS")] = 300.0,
 ) -> None:

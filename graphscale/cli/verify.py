@@ -52,11 +52,9 @@ def verify(
     roles: options.RolesFile = None,
     keep: options.Keep = None,
     force_roles: options.ForceRoles = False,
-    numeric: Annotated[bool, option("Numbers alone: nodes may differ, and nothing is proved.", "--numeric")] = False,
-    trained: Annotated[bool, option("State may begin at other values in the policy's range.", "--trained")] = False,
-    derivatives: Annotated[
-        bool, option("Compare the original's gradients with slopes of its loss, too.", "--derivatives")
-    ] = False,
+    numeric: Annotated[bool, option("Numbers alone: nodes may differ, and nothing is proved.")] = False,
+    trained: Annotated[bool, option("State may begin at other values in the policy's range.")] = False,
+    derivatives: Annotated[bool, option("Compare the original's gradients with slopes of its loss, too.")] = False,
     json: options.Json = False,
 ) -> int:
     """Prove a scaled graph right, and run it against the original: exit code 0 if all holds, 1 if not.
