@@ -76,11 +76,11 @@ class ShardedUpdate(WholeUpdate):
         gathered = {n: self.specs[n] for n in sorted(read & set(self.specs))}
         self._gathered = GatheredState(replicas, gathered, owners, setup.nbytes)
         own = [n for n in self.specs if owners.get(n, rank) == rank]
-        self._parts = cut_parts(halves, self._shares, rank, own)
-        self._before = [create(part, None, (), {}, setup.providers, setup.options) for part in self._parts.before]
+        (*before, last), self._given, self._numbers = cut_parts(halves, self._shares, rank, own)
+        self._before = [create(part, None, (), {}, setup.providers, setup.options) for part in before]
         bare = [n for n in own if n not in graph.initializers]
         zeros = {n: np.zeros(sizes_of(self.specs[n]), self.specs[n].dtype) for n in bare}
-        self.session = Session(self._parts.last, setup.providers, setup.options, zeros)
+        self.session = Session(last, setup.providers, setup.options, zeros)
         self.inputs = specs_of(graph, halves.stamp.carried, carried=False)
         self.output_names = tuple(value.name or "" for value in graph.outputs)
         self._first = (
@@ -97,7 +97,7 @@ class ShardedUpdate(WholeUpdate):
         for part, names in zip(self._before, self._shares.rounds, strict=True):
             known.update(self._run(part, known))
             known.update(self._exchange(names, known))
-        known.update({source: known[name] for name, source in self._parts.given.items()})
+        known.update({source: known[name] for name, source in self._given.items()})
         feeds = {name: known[name] for name in self.session.inputs if name in known}
         outputs = self.session.output_names
         result = self.session.step(feeds, fetch=[name for name in fetch if name in outputs])
@@ -140,10 +140,10 @@ class ShardedUpdate(WholeUpdate):
         own = [known[name].numpy().item() if rank == self._replicas.rank else 0.0 for name, rank in names.items()]
         what = "the exchange of what the shares of an update have in common"
         numbers = self._replicas.sums(np.asarray(own, np.float64), what)
-        specs = self._parts.numbers
+        specs = (self._numbers[name] for name in names)
         return {
-            name: np.full(sizes_of(specs[name]), number).astype(specs[name].dtype)
-            for name, number in zip(names, numbers, strict=True)
+            name: np.full(sizes_of(spec), number).astype(spec.dtype)
+            for name, spec, number in zip(names, specs, numbers, strict=True)
         }
 
 
