@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -130,16 +131,11 @@ class FirstHalf:
         halves = setup.halves
         self._arena, self._buffer = update.arena, update.buffer
         self._sessions = [create(model, None, (), {}, setup.providers, setup.options) for model in halves.stages]
-        self.inputs: dict[str, InputSpec] = {}
-        self._reads: list[list[str]] = []
-        self._gives: list[list[str]] = []
-        given: set[str] = set()
-        for session in self._sessions:
-            specs = read_specs(session.get_inputs(), session.get_overridable_initializers())
-            self.inputs.update((n, spec) for n, spec in specs.items() if n not in update.specs and n not in given)
-            self._reads.append(list(specs))
-            self._gives.append([output.name for output in session.get_outputs()])
-            given.update(self._gives[-1])
+        reads = [read_specs(each.get_inputs(), each.get_overridable_initializers()) for each in self._sessions]
+        self._reads = [list(specs) for specs in reads]
+        self._gives = [[output.name for output in each.get_outputs()] for each in self._sessions]
+        made = {*update.specs, *itertools.chain(*self._gives)}
+        self.inputs = {name: spec for specs in reads for name, spec in specs.items() if name not in made}
         handed_on = {*halves.cut.average, *halves.cut.local}
         self._needed = [handed_on.union(*self._reads[stage + 1 :]) for stage in range(len(self._sessions))]
 

@@ -205,7 +205,7 @@ def _report(halves: Halves, buckets: Sequence[Bucket]) -> SplitReport:
                 "name": bucket.name,
                 "dtype": bucket.dtype.name,
                 "elements": bucket.elements,
-                "bytes": bucket.nbytes,
+                "bytes": bucket.elements * int(bucket.dtype.itemsize),
                 "stage": bucket.stage,
                 "segments": [list(dataclasses.astuple(segment)) for segment in bucket.segments],
             }
