@@ -49,9 +49,9 @@ class ReplicaSetup:
         """Return the first state: on rank 0 the one given; elsewhere zeros, until rank 0 has sent it."""
         if self.replicas.is_first or self.state is not None:
             return self.state or {}
-        graph, found = self.halves.update.graph, {}
+        graph, carried, found = self.halves.update.graph, self.halves.stamp.carried, {}
         for value in graph.inputs:
-            if value.name not in self.halves.stamp.carried or value.name in graph.initializers:
+            if value.name not in carried or value.name in graph.initializers:
                 continue
             if value.shape is None or not value.shape.is_static() or value.dtype is None:
                 raise SessionError(

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,13 +105,10 @@ class Checkpoints:
         return found
 
     def _list(self) -> list[Path]:
-        try:
+        with reporting(TrainingError, f"cannot read {self.folder}"), suppress(FileNotFoundError):
             names = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise TrainingError(f"cannot read {self.folder}: {error.strerror or error}") from error
-        return sorted(names, key=lambda path: (len(path.name), path.name))
+            return sorted(names, key=lambda path: (len(path.name), path.name))
+        return []
 
     def refuse_existing(self) -> None:
         """Check that a new run replaces no checkpoint.
