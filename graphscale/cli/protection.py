@@ -64,13 +64,9 @@ def _existing_files(words: list[str]) -> Iterator[Path]:
                 if path.is_file():
                     yield path
                 elif path.is_dir():
-                    yield from _artifacts(path)
+                    from graphscale.ort.artifacts.folder import holds_artifacts
+
+                    if holds_artifacts(path):
+                        yield from (file for file in path.rglob("*") if file.is_file())
             except (OSError, ValueError):  # a text that is no path
                 continue
-
-
-def _artifacts(folder: Path) -> Iterator[Path]:
-    from graphscale.ort.artifacts.folder import holds_artifacts
-
-    if holds_artifacts(folder):
-        yield from (file for file in folder.rglob("*") if file.is_file())
