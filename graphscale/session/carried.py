@@ -121,8 +121,7 @@ def first_values(
                 f"or scale the step again and name its next value: --update OUT={name}"
             )
     arrays = check_state(specs, given, "the state given", stamp, complete=False)
-    missing = [name for name in specs if name not in arrays and name not in initializers]
-    if missing:
+    if missing := [name for name in specs if name not in arrays and name not in initializers]:
         raise SessionError(
             f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state"
         )
@@ -148,8 +147,7 @@ def check_state(
             raise SessionError(f"{source}: {name!r} is not carried by this graph; carried are {', '.join(specs)}")
         with reporting(SessionError, f"{source}: the state {name!r} is no array", Exception):
             array = to_native(np.asarray(value))
-        problem = specs[name].find_misfit(array.dtype, array.shape)
-        if problem is not None:
+        if (problem := specs[name].find_misfit(array.dtype, array.shape)) is not None:
             raise SessionError(f"{source}: the state {name!r} {problem}")
         arrays[name] = array
     missing = [name for name in specs if name not in arrays]

@@ -92,8 +92,7 @@ def check_names(
             raise SessionError(f"feeds are named by the step's inputs; got {name!r}")
         if name not in inputs:
             raise SessionError(f"the step has no input {name!r}{near(name, inputs, 'inputs')}")
-    missing = [name for name, spec in inputs.items() if name not in feeds and not spec.optional]
-    if missing:
+    if missing := [name for name, spec in inputs.items() if name not in feeds and not spec.optional]:
         raise SessionError(f"the step needs a feed for {', '.join(map(repr, missing))}")
     for name in fetch:
         if name not in outputs:

@@ -76,8 +76,7 @@ def create(
     with reporting(SessionError, problem, Exception), contextlib.redirect_stdout(StringIO()):
         session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted, enable_fallback=0)
     started = session.get_providers()
-    missing = [name for name in map(_name, wanted) if name not in started]
-    if missing:
+    if missing := [name for name in map(_name, wanted) if name not in started]:
         raise SessionError(
             f"the execution provider {missing[0]!r} could not start on this machine (no such device, or its libraries "
             f"are missing); the session would run on {', '.join(started)}"
@@ -98,8 +97,7 @@ def choose_device(providers: Sequence[Any] | None) -> Device:
         has_options = isinstance(provider, tuple) and len(provider) == 2 and isinstance(provider[1], dict)
         if not (isinstance(provider, str) or (has_options and isinstance(provider[0], str))):
             raise SessionError(f"a provider is a name, or (name, options as a dict); got {provider!r}")
-    missing = [name for name in map(_name, wanted) if name not in ort.get_available_providers()]
-    if missing:
+    if missing := [name for name in map(_name, wanted) if name not in ort.get_available_providers()]:
         raise SessionError(
             f"the execution provider {missing[0]!r} is not in the installed onnxruntime {ort.__version__}, which has "
             f"{', '.join(ort.get_available_providers())}"

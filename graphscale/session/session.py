@@ -27,7 +27,7 @@ from graphscale.session.interface import InputSpec, fingerprint, read_specs
 from graphscale.session.loading import choose_device, create, make_quiet_options, maps_files, open_model
 from graphscale.session.result import GradientRange, StepResult
 from graphscale.session.state_file import copy_without_state, export_step, read_state_file, write_state_file
-from graphscale.session.step_plan import StepError, StepPlan
+from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -160,7 +160,8 @@ class Session:
         self._interface = fingerprint(self.inputs, names, self._carried.specs)
         self._status = {role: self.stamp.names[role] for role in _STATUS if role in self.stamp.names}
         self._accepts = self.stamp.policy.get("config", {}).get("on_stuck") == "accept"
-        parts = (self._session, self._carried, self.inputs, self.output_names, self._status)
+        numbers = {} if on_gpu else allocate_numbers(self._session, self._status.values())
+        parts = (self._session, self._carried, self.inputs, self.output_names, self._status, numbers)
         self._plan: Any = functools.lru_cache(_PLANS)(functools.partial(StepPlan, *parts))
 
     @property
@@ -357,7 +358,6 @@ def _check_fetch(fetch: Any) -> tuple[str, ...]:
     if not isinstance(fetch, Iterable):
         raise SessionError(f"fetch is a list of output names; got {fetch!r}")
     wanted = tuple(fetch)
-    wrong = [name for name in wanted if not isinstance(name, str)]
-    if wrong:
+    if wrong := [name for name in wanted if not isinstance(name, str)]:
         raise SessionError(f"fetch is a list of output names; it holds {wrong[0]!r}")
     return wanted

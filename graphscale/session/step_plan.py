@@ -13,7 +13,7 @@ from graphscale.files.tensor_files import Arrays
 from graphscale.session.carried import CarriedState
 from graphscale.session.interface import InputSpec, bindable, check_names, read_specs, to_ort_value
 
-__all__ = ["StepError", "StepPlan"]
+__all__ = ["StepError", "StepPlan", "allocate_numbers"]
 
 _SMALL = 2**16  # bytes
 
@@ -28,7 +28,7 @@ class StepPlan:
     Where some state has two buffers that take turns, there are two bindings that do so, too.
 
     Of all inputs and outputs, `feeds` are fed, `fetch` are fetched, and those of the status, `{role: name}`, are read
-    by the result on demand: on a CPU from memory for numbers, else from the device.
+    by the result on demand: from memory for numbers if they have some from `allocate_numbers`, else from the device.
 
     Raises:
         SessionError: a name is unknown, or a feed is missing.
@@ -41,6 +41,7 @@ class StepPlan:
         inputs: Mapping[str, InputSpec],
         outputs: tuple[str, ...],
         status: Mapping[str, str],
+        numbers: Mapping[str, tuple[np.ndarray[Any, Any], Any]],
         feeds: tuple[str, ...],
         fetch: tuple[str, ...],
     ) -> None:
@@ -51,10 +52,8 @@ class StepPlan:
         self._session, self._carried = session, carried
         self._feeds = [(name, inputs[name]) for name in feeds]
         self._fetch, self._status = tuple(dict.fromkeys(fetch)), dict(status)
-        device = carried.device
-        self._is_on_cpu = device.name == "cpu"
-        wanted = dict.fromkeys((*fetch, *status.values()))
-        self._numbers = _allocate_numbers(session, status.values()) if self._is_on_cpu else {}
+        device, wanted = carried.device, dict.fromkeys((*fetch, *status.values()))
+        self._numbers = dict(numbers)
         # One output at least is bound anew: by that it shows whether a run has ended.
         if self._numbers and len(self._numbers) == len(wanted):
             del self._numbers[next(iter(wanted))]
@@ -111,7 +110,7 @@ class StepPlan:
         if name in self._numbers:
             return self._numbers[name][0].item()
         value = values[self._places[name]]
-        return value.numpy().item() if self._is_on_cpu else value
+        return value.numpy().item() if self._carried.device.name == "cpu" else value
 
     def has_run(self) -> bool:
         """Return whether the run that was begun last has ended: then its outputs, bound without values, have some."""
@@ -131,8 +130,11 @@ class StepPlan:
         return binding
 
 
-def _allocate_numbers(session: Any, names: Collection[str]) -> dict[str, tuple[np.ndarray[Any, Any], Any]]:
-    """Allocate memory for those outputs of a session that are scalars of numpy's dtypes: an array and its OrtValue."""
+def allocate_numbers(session: Any, names: Collection[str]) -> dict[str, tuple[np.ndarray[Any, Any], Any]]:
+    """Allocate memory for those outputs of a session that are scalars of numpy's dtypes: an array and its OrtValue.
+
+    It is read right after each run, so that it can serve all runs.
+    """
     specs = read_specs((output for output in session.get_outputs() if output.name in names), ())
     plain = {name: spec.dtype for name, spec in specs.items() if spec.shape == () and spec.dtype != ml_dtypes.bfloat16}
     arrays = {name: np.zeros((), dtype) for name, dtype in plain.items()}

@@ -64,7 +64,7 @@ def test_what_is_fetched_from_a_second_gpu_comes_to_the_host() -> None:
     session = make()
     session._carried.device = Device("cuda", 1)
     parts = (session._session, session._carried, session.inputs, session.output_names, session._status)
-    plan = StepPlan(*parts, tuple(session.inputs), ("loss",))
+    plan = StepPlan(*parts, {}, tuple(session.inputs), ("loss",))
     assert plan._anew == [("loss", "cpu", 0), ("all_finite", "cuda", 1)]
 
 
