@@ -6,7 +6,12 @@ it and exits with code 2.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _LONGEST = 1000  # characters of a text that came from below, or from a file
 # Unicode's default-ignorable characters, invisible in terminals, as far as `str.isprintable` accepts them.
@@ -29,6 +34,19 @@ def one_line(error: object) -> str:
 
 class GraphscaleError(Exception):
     """Base class of all errors on input that graphscale cannot accept."""
+
+
+@contextlib.contextmanager
+def reporting(kind: type[GraphscaleError], problem: str, *causes: type[Exception]) -> Iterator[None]:
+    """Turn an error from below, an OSError unless other `causes` are given, into one of graphscale's own on a problem.
+
+    `Exception` is the cause where the exceptions of a library share no public base class, as those of ONNX Runtime.
+    """
+    caught = causes or (OSError,)
+    try:
+        yield
+    except caught as error:
+        raise kind(f"{problem}: {getattr(error, 'strerror', None) or one_line(error)}") from error
 
 
 class ModelFileError(GraphscaleError):

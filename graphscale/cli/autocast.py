@@ -18,8 +18,8 @@ __all__ = ["autocast"]
 def autocast(
     model: options.ModelPath,
     output: Annotated[Path | None, option("Where to write the graph or folder.", "-o", "--output")] = None,
-    dtype: Annotated[str, option("The small type.", metavar="float16|bfloat16", show_default=True)] = "float16",
-    emulate: Annotated[bool, option("Round in float32: what float16 does, faithfully on a CPU.", "--emulate")] = False,
+    dtype: Annotated[str, option("The small type.", metavar="float16|bfloat16")] = "float16",
+    emulate: Annotated[bool, option("Round in float32: what float16 does, faithfully on a CPU.")] = False,
     allow: Annotated[list[str] | None, option("Run this operator in the small type.", metavar="OP")] = None,
     deny: Annotated[list[str] | None, option("Never run it in the small type.", metavar="OP")] = None,
     keep: Annotated[list[str] | None, option("Keep this node in float32.", metavar="NODE")] = None,

@@ -24,8 +24,7 @@ __all__ = ["demo"]
 
 def demo(
     precision: Annotated[
-        bool,
-        option("Compare float32 with float16 without, with a fixed, and with a dynamic loss scale.", "--precision"),
+        bool, option("Compare float32 with float16 without, with a fixed, and with a dynamic loss scale.")
     ] = False,
     output: Annotated[
         Path | None, option("Where to draw. Default: demo.png; with --precision precision.png.", "-o", "--output")
@@ -33,7 +32,7 @@ def demo(
     steps: Annotated[
         int | None, option("Training steps. Default: 2000; with --precision 300 in each run.", min=100, max=1_000_000)
     ] = None,
-    seed: Annotated[int, option("Of split, weights and batches.", min=0, show_default=True)] = 0,
+    seed: Annotated[int, option("Of split, weights and batches.", min=0)] = 0,
 ) -> None:
     """Train a digit classifier from a scaled training step, with one overflow on the way, and draw the run."""
     from graphscale.demo.training import require

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from graphscale.cli.options import Json, argument, option
 from graphscale.cli.show import EscapedTable, make_console, make_table, print_json, say, shorten, show_rows
 
@@ -23,9 +21,9 @@ def diff(
     before: Annotated[Path, argument("A model.", metavar="A")],
     after: Annotated[Path, argument("Another one.", metavar="B")],
     html: Annotated[Path | None, option("Draw B into a page of HTML.", metavar="FILE")] = None,
-    exit_code: Annotated[bool, option("Exit with 1 if the models differ.", "--exit-code")] = False,
+    exit_code: Annotated[bool, option("Exit with 1 if the models differ.")] = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Show what changed from A to B: operators, nodes by the pass that inserted them, edges, names."""
     from graphscale.checks import drawing
     from graphscale.checks.diffing.compare import compare
@@ -42,8 +40,7 @@ def diff(
         print_json(report.to_dict())
     else:
         _show(report, f"{before} -> {after}" + (f", drawn -> {html}" if html is not None else ""))
-    if exit_code and report.different:
-        raise typer.Exit(1)
+    return int(exit_code and report.different)
 
 
 def _show(report: DiffReport, title: str) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from graphscale.cli.options import Json, option
+from graphscale.cli.options import Json, argument, option
 from graphscale.cli.show import print_json, say
 from graphscale.files import writing
 
@@ -17,22 +15,19 @@ __all__ = ["export_weights"]
 def export_weights(
     source: Annotated[
         Path,
-        typer.Argument(
+        argument(
+            "The trained weights: a saved state (.npz, .safetensors), or a training step that holds them.",
             metavar="STEP_OR_STATE",
-            help="The trained weights: a saved state (.npz, .safetensors), or a training step that holds them.",
         ),
     ],
     destination: Annotated[
         Path,
-        typer.Argument(
-            metavar="INFERENCE_MODEL",
-            help="The model, or the checkpoint, whose weights of the same names get replaced.",
+        argument(
+            "The model, or the checkpoint, whose weights of the same names get replaced.", metavar="INFERENCE_MODEL"
         ),
     ],
     output: Annotated[Path, option("Where to write it.", "-o", "--output")],
-    partial: Annotated[
-        bool, option("Keep weights that the source does not have, instead of refusing.", "--partial")
-    ] = False,
+    partial: Annotated[bool, option("Keep weights that the source does not have, instead of refusing.")] = False,
     json: Json = False,
 ) -> None:
     """Write trained weights into an inference model or a checkpoint, by name. Neither file given is changed."""

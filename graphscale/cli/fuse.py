@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from graphscale.cli import options
-from graphscale.cli.options import option
+from graphscale.cli.options import argument, option
 from graphscale.cli.show import show_report, warn
 from graphscale.errors import InvalidLossScaleError
 from graphscale.files import writing
@@ -17,14 +15,10 @@ __all__ = ["fuse"]
 
 
 def fuse(
-    folder: Annotated[Path, typer.Argument(help="A folder that generate_artifacts has written.")],
+    folder: Annotated[Path, argument("A folder that generate_artifacts has written.")],
     output: Annotated[Path, option("Where to write the step.", "-o", "--output")],
     target: Annotated[
-        str,
-        option(
-            "The runtime. onnx: state goes from output to input; ort-training: it is written in place.",
-            show_default=True,
-        ),
+        str, option("The runtime. onnx: state goes from output to input; ort-training: it is written in place.")
     ] = "onnx",
     loss_scale: Annotated[str | None, option("Scale the step too.", metavar=options.LOSS_SCALE)] = None,
     initial_loss_scale: options.InitialLossScale = None,

@@ -28,16 +28,14 @@ def inspect(
     roles_out: Annotated[
         Path | None, option("Write the roles, to correct and pass to --roles.", metavar="FILE.json")
     ] = None,
-    check_gradients: Annotated[
-        bool, option("Hold each gradient against differences of the loss.", "--check-gradients")
-    ] = False,
+    check_gradients: Annotated[bool, option("Hold each gradient against differences of the loss.")] = False,
     feeds: Annotated[
         Path | None, option("Arrays for inputs, by name, for --check-gradients. Default: random.", metavar="FILE.npz")
     ] = None,
     dim: options.Dim = None,
     html: Annotated[Path | None, option("Draw the graph into a page of HTML.", metavar="FILE")] = None,
     json: options.Json = False,
-) -> None:
+) -> int:
     """Show the loss, where the scale enters, the gradients, and the role of each input and output. Changes nothing.
 
     Exit code 1 if --check-gradients finds a gradient that is not the derivative of the loss, or none that is.
@@ -68,11 +66,9 @@ def inspect(
         print_json({**report.to_dict(), "gradient_check": checked.to_dict()})
     else:
         show_report(report, json, f"{model}" if html is None else f"{model} drawn -> {html}")
-    if checked is not None:
-        if not json:
-            _show_check(checked)
-        if not checked.ok:
-            raise typer.Exit(1)
+    if checked is not None and not json:
+        _show_check(checked)
+    return int(checked is not None and not checked.ok)
 
 
 def _show_check(checked: GradientCheck) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from graphscale.cli.options import Json, ModelPath, option
 from graphscale.cli.show import EscapedTable, join, make_console, make_text, print_json, say
 from graphscale.files import writing
@@ -28,7 +26,7 @@ def lint(
     ignore: Annotated[list[str] | None, option("Do not report this code. May be repeated.", metavar="CODE")] = None,
     sarif: Annotated[Path | None, option("Write the findings in SARIF 2.1.0.", metavar="FILE")] = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Look for mistakes in the loss scaling of a training graph, scaled or not, by graphscale or by hand.
 
     Exit code 1 if there is an error or a warning.
@@ -42,8 +40,7 @@ def lint(
     if sarif is not None:
         write_sarif(report, model, sarif)
     _show(report, json, str(model))
-    if not report.clean:
-        raise typer.Exit(1)
+    return int(not report.clean)
 
 
 def _show(report: LintReport, as_json: bool, name: str) -> None:

@@ -17,7 +17,7 @@ TARGETS = target_names(lambda target: bool(target.plain))
 def lower(
     scaled: Annotated[Path, argument("A graph that graphscale scale wrote for target onnx.")],
     output: Annotated[Path, option("Where to write the lowered graph.", "-o", "--output")],
-    target: Annotated[str, option(f"The runtime: {TARGETS}.", show_default=True)] = "ort-cpu",
+    target: Annotated[str, option(f"The runtime: {TARGETS}.")] = "ort-cpu",
     json: Json = False,
 ) -> None:
     """Make a scaled graph as fast as one runtime allows: the same step, by standard operators, with the same state.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphscale.errors import InvalidLossScaleError, RolesError, UpdateError
+from graphscale.errors import InvalidLossScaleError, RolesError, UpdateError, reporting
 from graphscale.files.reading import parse_json, read_file
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
@@ -26,7 +26,6 @@ __all__ = [
     "LOSS_SCALE",
     "Dim",
     "DryRun",
-    "ExternalDataRoot",
     "Force",
     "ForceRoles",
     "Gradient",
@@ -35,9 +34,6 @@ __all__ = [
     "Json",
     "Keep",
     "Loss",
-    "MaxBytes",
-    "MaxDepth",
-    "MaxNodes",
     "ModelPath",
     "Multiplier",
     "RolesFile",
@@ -60,8 +56,8 @@ BUCKET_SIZE = "25MiB"
 
 
 def option(help: str, *names: str, **more: Any) -> Any:
-    """Declare an option whose default is not shown, unless asked for."""
-    return typer.Option(*names, help=help, **{"show_default": False, **more})
+    """Declare an option."""
+    return typer.Option(*names, help=help, **more)
 
 
 def argument(help: str, **more: Any) -> Any:
@@ -77,24 +73,18 @@ Update = Annotated[
     list[str] | None, option("Output OUT is the next value of input IN. May be repeated.", metavar="OUT=IN")
 ]
 RolesFile = Annotated[
-    Path | None, option("The roles of outputs, as inspect --roles-out writes them.", "--roles", metavar="FILE.json")
+    Path | None, option("The roles of outputs, as inspect --roles-out writes them.", metavar="FILE.json")
 ]
 Keep = Annotated[list[str] | None, option("This state advances on skipped steps, too. May be repeated.", metavar="OUT")]
-ForceRoles = Annotated[bool, option("Take named roles even where the graph contradicts them.", "--force-roles")]
+ForceRoles = Annotated[bool, option("Take named roles even where the graph contradicts them.")]
 Dim = Annotated[list[str] | None, option("The size of a symbolic axis. May be repeated.", metavar="NAME=SIZE")]
 InitialLossScale = Annotated[float | None, option("The dynamic scale at the beginning. Default: 32768.")]
 IncrementPeriod = Annotated[int | None, option("Good steps before it grows. Default: 2000.")]
 Multiplier = Annotated[float | None, option("The factor of growth and decrease. Default: 2.")]
 Target = Annotated[str | None, option(f"The runtime: {target_names()}. Default: onnx; for a folder ort-training.")]
-Force = Annotated[bool, option("Replace an output that is read, or that graphscale did not write.", "--force")]
-ExternalDataRoot = Annotated[
-    Path | None, option("Weights may lie in this folder, too, not only beside the model.", metavar="DIR")
-]
-MaxNodes = Annotated[int | None, option("Refuse models of more nodes. Default: 1000000.", min=1)]
-MaxDepth = Annotated[int | None, option("Refuse bodies and functions in more levels. Default: 16.", min=1)]
-MaxBytes = Annotated[int | None, option("Refuse packed files of more bytes, unpacked. Default: 1073741824.", min=1)]
-DryRun = Annotated[bool, option("Write nothing.", "--dry-run")]
-Json = Annotated[bool, option("Print JSON.", "--json")]
+Force = Annotated[bool, option("Replace an output that is read, or that graphscale did not write.")]
+DryRun = Annotated[bool, option("Write nothing.")]
+Json = Annotated[bool, option("Print JSON.")]
 
 
 def is_folder(
@@ -190,10 +180,8 @@ def read_roles(path: Path | None) -> Answers | None:
         return None
     from graphscale.analysis.roles.answers import Answers
 
-    try:
+    with reporting(RolesError, f"--roles {path}: cannot read the file"):
         return Answers.parse(read_file(path), f"--roles {path}")
-    except OSError as error:
-        raise RolesError(f"--roles {path}: cannot read the file: {error.strerror or error}") from error
 
 
 def parse_loss_scale(
@@ -241,12 +229,10 @@ def _identifier(text: str) -> Any:
         raise InvalidLossScaleError(
             f"expected dynamic, a number, a preset ({', '.join(presets.NAMES)}), or the path of a .json file"
         )
-    try:
-        config = parse_json(read_file(text))
-    except OSError as error:
-        raise InvalidLossScaleError(f"cannot read the file: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidLossScaleError(f"the file is not JSON: {error}") from error
+    with reporting(InvalidLossScaleError, "cannot read the file"):
+        content = read_file(text)
+    with reporting(InvalidLossScaleError, "the file is not JSON", RecursionError, ValueError):
+        config = parse_json(content)
     if not isinstance(config, dict):
         raise InvalidLossScaleError('the file must hold {"class_name": ..., "config": {...}}')
     return config

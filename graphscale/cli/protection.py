@@ -8,15 +8,24 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
 
-from graphscale.cli.options import ExternalDataRoot, Force, MaxBytes, MaxDepth, MaxNodes
+from graphscale.cli.options import Force, option
 from graphscale.files.limits import Limits, limiting
 from graphscale.files.writing import protecting
 
 __all__ = ["protect"]
 
-_LIMITS = {"external_data_root": ExternalDataRoot, "max_nodes": MaxNodes, "max_depth": MaxDepth, "max_bytes": MaxBytes}
+_LIMITS = {
+    "external_data_root": Annotated[
+        Path | None, option("Weights may lie in this folder, too, not only beside the model.", metavar="DIR")
+    ],
+    "max_nodes": Annotated[int | None, option("Refuse models of more nodes. Default: 1000000.", min=1)],
+    "max_depth": Annotated[int | None, option("Refuse bodies and functions in more levels. Default: 16.", min=1)],
+    "max_bytes": Annotated[
+        int | None, option("Refuse packed files of more bytes, unpacked. Default: 1073741824.", min=1)
+    ],
+}
 
 
 def protect(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,8 +45,11 @@ def protect(command: Callable[..., Any]) -> Callable[..., Any]:
     kind = inspect.Parameter.KEYWORD_ONLY
     added = [inspect.Parameter(name, kind, default=None, annotation=given) for name, given in _LIMITS.items()]
     added += [] if has_force else [inspect.Parameter("force", kind, default=False, annotation=Force)]
-    parameters = [each.replace(kind=kind) for each in signature.parameters.values()]
-    vars(protected)["__signature__"] = signature.replace(parameters=[*parameters, *added])
+    parameters = [*(each.replace(kind=kind) for each in signature.parameters.values()), *added]
+    for each in parameters:
+        if isinstance(each.default, bool):  # typer would give a flag without a name an opposite: --no-NAME
+            get_args(each.annotation)[1].param_decls = (f"--{each.name.replace('_', '-')}",)
+    vars(protected)["__signature__"] = signature.replace(parameters=parameters)
     protected.__annotations__ = {**command.__annotations__, **{each.name: each.annotation for each in added}}
     return protected
 
@@ -52,13 +64,9 @@ def _existing_files(words: list[str]) -> Iterator[Path]:
                 if path.is_file():
                     yield path
                 elif path.is_dir():
-                    yield from _artifacts(path)
+                    from graphscale.ort.artifacts.folder import holds_artifacts
+
+                    if holds_artifacts(path):
+                        yield from (file for file in path.rglob("*") if file.is_file())
             except (OSError, ValueError):  # a text that is no path
                 continue
-
-
-def _artifacts(folder: Path) -> Iterator[Path]:
-    from graphscale.ort.artifacts.folder import holds_artifacts
-
-    if holds_artifacts(folder):
-        yield from (file for file in folder.rglob("*") if file.is_file())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ __all__ = ["scale"]
 def scale(
     model: options.ModelPath,
     output: Annotated[Path | None, option("Where to write the scaled graph or folder.", "-o", "--output")] = None,
-    loss_scale: Annotated[str, option("The loss scale.", metavar=options.LOSS_SCALE, show_default=True)] = "dynamic",
+    loss_scale: Annotated[str, option("The loss scale.", metavar=options.LOSS_SCALE)] = "dynamic",
     initial_loss_scale: options.InitialLossScale = None,
     increment_period: options.IncrementPeriod = None,
     multiplier: options.Multiplier = None,
@@ -29,10 +29,8 @@ def scale(
     keep: options.Keep = None,
     force_roles: options.ForceRoles = False,
     target: options.Target = None,
-    skip_nonfinite: Annotated[
-        bool, option("Check and guard the step for a fixed scale as well.", "--skip-nonfinite")
-    ] = False,
-    expose_scaled_loss: Annotated[bool, option("Append the output scaled_loss.", "--expose-scaled-loss")] = False,
+    skip_nonfinite: Annotated[bool, option("Check and guard the step for a fixed scale as well.")] = False,
+    expose_scaled_loss: Annotated[bool, option("Append the output scaled_loss.")] = False,
     autocast: Annotated[str | None, option("Put it into mixed precision first.", metavar="float16|bfloat16")] = None,
     telemetry: Annotated[
         str | None,
@@ -45,9 +43,7 @@ def scale(
     telemetry_every: Annotated[
         int | None, option("Measure the gradients every N-th step. Default: 100.", metavar="N")
     ] = None,
-    no_lower: Annotated[
-        bool, option("Of a folder: leave the models plain, which costs more on a CPU.", "--no-lower")
-    ] = False,
+    no_lower: Annotated[bool, option("Of a folder: leave the models plain, which costs more on a CPU.")] = False,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -66,34 +62,24 @@ def scale(
     if no_lower and not folder:
         raise typer.BadParameter("--no-lower is for a folder of artifacts; a graph is lowered for ort-cpu alone")
     policy = options.parse_loss_scale(loss_scale, initial_loss_scale, increment_period, multiplier)
+    common: dict[str, Any] = {"loss": loss, "skip_nonfinite": skip_nonfinite, "autocast": autocast}
+    common["target"] = target or ("ort-training" if folder else "onnx")
     if folder:
-        report = scale_artifacts(
-            model,
-            None if dry_run else output,
-            policy,
-            loss=loss,
-            target=target or "ort-training",
-            skip_nonfinite=skip_nonfinite,
-            force=force,
-            autocast=autocast,
-            lower=not no_lower,
-        ).report
+        written = None if dry_run else output
+        report = scale_artifacts(model, written, policy, force=force, lower=not no_lower, **common).report
     else:
         result = pipeline.scale(
             model,
             policy,
-            loss=loss,
             seed=seed,
             gradients=gradient,
             updates=options.parse_updates(update),
             roles=options.read_roles(roles),
             keep=keep,
             force_roles=force_roles,
-            target=target or "onnx",
-            skip_nonfinite=skip_nonfinite,
             expose_scaled_loss=expose_scaled_loss,
             telemetry=counting or False,
-            autocast=autocast,
+            **common,
         )
         report = result.report
         if output is not None and not dry_run:

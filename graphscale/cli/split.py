@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from graphscale.cli.options import BUCKET_SIZE, Json, argument, option
 from graphscale.cli.show import print_json, say, shorten, show_rows
 from graphscale.files import writing
-
-if TYPE_CHECKING:
-    from graphscale.replicas.splitting import SplitReport
 
 __all__ = ["split"]
 
@@ -27,13 +24,10 @@ def split(
         ),
     ],
     bucket_size: Annotated[
-        str, option("What a bucket holds at most: bytes, or like 25MiB.", metavar="SIZE", show_default=True)
+        str, option("What a bucket holds at most: bytes, or like 25MiB.", metavar="SIZE")
     ] = BUCKET_SIZE,
     stages: Annotated[
-        int,
-        option(
-            "Models for the first half: one's buckets are reduced while the next runs.", metavar="N", show_default=True
-        ),
+        int, option("Models for the first half: one's buckets are reduced while the next runs.", metavar="N")
     ] = 1,
     json: Json = False,
 ) -> None:
@@ -42,22 +36,17 @@ def split(
     GRADS computes the unscaled gradients, in buckets. UPDATE takes the reduced buckets, checks them, updates the loss
     scale and applies the guarded update. Run one after the other they are the step, bit for bit.
     """
-    from graphscale.replicas import split as split_step
+    from graphscale.replicas import splitting
 
     for path in output:
         writing.check_new_output(path)
-    result = split_step(step, bucket_bytes=bucket_size, stages=stages)
+    result = splitting.split(step, bucket_bytes=bucket_size, stages=stages)
     result.save(*output)
+    report = result.report
     if json:
-        print_json(result.report.to_dict())
-    else:
-        _show(result.report, step, output)
-
-
-def _show(report: SplitReport, step: Path, output: tuple[Path, Path]) -> None:
-    from graphscale.replicas.splitting import stage_path
-
-    paths = [*(stage_path(output[0], i) for i in range(report.stages)), output[1]]
+        print_json(report.to_dict())
+        return
+    paths = [*(splitting.stage_path(output[0], i) for i in range(report.stages)), output[1]]
     gradients = [f"{name} {shape}" for name, shape in report.gradients.items()]
     buckets = [f"{b['name']} {b['dtype']}[{b['elements']}], {b['bytes']} bytes" for b in report.buckets]
     say(f"{step} -> {', '.join(map(str, paths))}")

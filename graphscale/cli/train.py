@@ -7,22 +7,19 @@ import functools
 import inspect
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
+
+from rich.console import Console
 
 from graphscale.cli.options import BUCKET_SIZE, argument, option
 from graphscale.cli.progress import Tally, show_table
 from graphscale.cli.show import make_console
 from graphscale.errors import TrainingError
 from graphscale.process.streams import tell
-from graphscale.training.interrupt import Interruption
+from graphscale.training.loop import Trainer
 from graphscale.training.record import StepRecord
+from graphscale.training.run import Interruption, Options, Run
 from graphscale.training.schedules import SCHEDULES, LearningRate
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from graphscale.training.loop import Trainer
-    from graphscale.training.run import Options, Run
 
 __all__ = ["train"]
 
@@ -42,8 +39,8 @@ def train(
     epochs: Annotated[int | None, _data("Times through the data. Default: 1.")] = None,
     max_steps: Annotated[int | None, _data("The last step at the latest; skipped ones count.", metavar="N")] = None,
     batch_size: Annotated[int | None, _data("Samples in a step. Default: what the step fixes, or 32.")] = None,
-    seed: Annotated[int, _data("Of the shuffling.", show_default=True)] = 0,
-    no_shuffle: Annotated[bool, _data("Take the samples in their order.", "--no-shuffle")] = False,
+    seed: Annotated[int, _data("Of the shuffling.")] = 0,
+    no_shuffle: Annotated[bool, _data("Take the samples in their order.")] = False,
     feed: Annotated[
         list[str] | None,
         _data(
@@ -54,17 +51,17 @@ def train(
     state: Annotated[
         Path | None, _data("First values of carried inputs (weights, moments): .npz or .safetensors.", metavar="FILE")
     ] = None,
-    ignore_extra: Annotated[
-        bool, _data("Ignore arrays in --data and --state that the step has no input for.", "--ignore-extra")
-    ] = False,
-    learning_rate: Annotated[float | None, _rate("Fed to the step.", "--learning-rate")] = None,
+    ignore_extra: Annotated[bool, _data("Ignore arrays in --data and --state that the step has no input for.")] = False,
+    learning_rate: Annotated[float | None, _rate("Fed to the step.")] = None,
     learning_rate_input: Annotated[
         str | None, _rate("The input that takes it. Default: learning_rate or lr.", metavar="NAME")
     ] = None,
     schedule: Annotated[
-        str, _rate(f"{', '.join(SCHEDULES)}. A skipped step does not advance it.", metavar="NAME", show_default=True)
+        str, _rate(f"{', '.join(SCHEDULES)}. A skipped step does not advance it.", metavar="NAME")
     ] = "constant",
-    warmup: Annotated[int, _rate("Applied steps of linear growth at the beginning.", metavar="STEPS")] = 0,
+    warmup: Annotated[
+        int, _rate("Applied steps of linear growth at the beginning.", metavar="STEPS", show_default=False)
+    ] = 0,
     final_learning_rate: Annotated[float | None, _rate("The last, or lowest, one. Default: 0.")] = None,
     decay_steps: Annotated[
         int | None,
@@ -77,32 +74,24 @@ def train(
     power: Annotated[float | None, _rate("Of the polynomial. Default: 1.")] = None,
     checkpoint_dir: Annotated[Path | None, _files("Where checkpoints go.", metavar="DIR")] = None,
     checkpoint_every: Annotated[int | None, _files("Steps between them. Default: an epoch.", metavar="STEPS")] = None,
-    keep: Annotated[int, _files("So many of the newest stay.", metavar="N", show_default=True)] = 3,
-    resume: Annotated[
-        bool, _files("Go on from the newest checkpoint; begin where there is none yet.", "--resume")
-    ] = False,
+    keep: Annotated[int, _files("So many of the newest stay.", metavar="N")] = 3,
+    resume: Annotated[bool, _files("Go on from the newest checkpoint; begin where there is none yet.")] = False,
     metrics: Annotated[Path | None, _files("One row a step: .jsonl or .csv.", metavar="FILE")] = None,
     logdir: Annotated[Path | None, _files("Event files for TensorBoard.", metavar="DIR")] = None,
     output: Annotated[
         Path | None, _files("The step with its trained weights in it.", "-o", "--output", metavar="FILE.onnx")
     ] = None,
     provider: Annotated[list[str] | None, option("An execution provider. May be repeated. Default: the CPU.")] = None,
-    quiet: Annotated[bool, option("Print errors and interruptions only.", "--quiet")] = False,
+    quiet: Annotated[bool, option("Print errors and interruptions only.")] = False,
     replicas: Annotated[
         int | None, _replicas("Refuse another number of processes. Default: as many as mpiexec starts.", metavar="N")
     ] = None,
-    bucket_size: Annotated[
-        str, _replicas("Of a message at most: bytes, or like 25MiB.", metavar="SIZE", show_default=True)
-    ] = BUCKET_SIZE,
-    stages: Annotated[
-        int, _replicas("Parts of the backward pass that overlap with messages.", metavar="N", show_default=True)
-    ] = 1,
+    bucket_size: Annotated[str, _replicas("Of a message at most: bytes, or like 25MiB.", metavar="SIZE")] = BUCKET_SIZE,
+    stages: Annotated[int, _replicas("Parts of the backward pass that overlap with messages.", metavar="N")] = 1,
     sharded: Annotated[
-        bool, _replicas("Each replica keeps and updates a share of weights and moments (ZeRO, stage 1).", "--sharded")
+        bool, _replicas("Each replica keeps and updates a share of weights and moments (ZeRO, stage 1).")
     ] = False,
-    timeout: Annotated[
-        float, _replicas("To wait for the other replicas.", metavar="SECONDS", show_default=True)
-    ] = 300.0,
+    timeout: Annotated[float, _replicas("To wait for the other replicas.", metavar="SECONDS")] = 300.0,
 ) -> None:
     """Train from a scaled step: batches, learning rate, checkpoints, metrics. Ctrl-C saves and stops.
 
@@ -110,7 +99,6 @@ def train(
     """
     given = locals()
     from graphscale.replicas.collectives import launched_size
-    from graphscale.training.run import Options, Run
 
     rate = None
     if learning_rate is not None:

@@ -6,23 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import typer
 
-from graphscale.cli.options import (
-    Dim,
-    ForceRoles,
-    Gradient,
-    Json,
-    Keep,
-    Loss,
-    RolesFile,
-    Update,
-    argument,
-    option,
-    parse_dims,
-    parse_updates,
-    read_roles,
-)
+from graphscale.cli import options
+from graphscale.cli.options import argument, option
 from graphscale.cli.progress import stage_bar
 from graphscale.cli.show import EscapedTable, join_command, make_console, make_text, print_json, say
 from graphscale.files import writing
@@ -42,41 +28,35 @@ def verify(
     half: Annotated[
         Path | None, argument("Of a split step: its halves are compared with it, STEP GRADS UPDATE.", metavar="UPDATE")
     ] = None,
-    runs: Annotated[int, option("How many random feeds to try; 0 for the proof alone.", min=0, show_default=True)] = 3,
+    runs: Annotated[int, option("How many random feeds to try; 0 for the proof alone.", min=0)] = 3,
     tolerance: Annotated[
-        float,
-        option(
-            "How far values may be off, relative to the largest element of a tensor; 0: the same bits.",
-            show_default=True,
-        ),
+        float, option("How far values may be off, relative to the largest element of a tensor; 0: the same bits.")
     ] = 0.0,
     providers: Annotated[
         str | None, option("Execution providers, such as CUDAExecutionProvider. Default: CPU.", metavar="NAME,...")
     ] = None,
-    seed: Annotated[int, option("Of the random feeds.", min=0, show_default=True)] = 0,
+    seed: Annotated[int, option("Of the random feeds.", min=0)] = 0,
     feeds: Annotated[Path | None, option("Arrays for inputs, by name.", metavar="FILE.npz")] = None,
-    dim: Dim = None,
+    dim: options.Dim = None,
     replay: Annotated[Path | None, option("Run this counterexample alone.", metavar="FILE.npz")] = None,
     save_counterexample: Annotated[
         Path | None,
         option("Where to write the first counterexample. Default: SCALED.counterexample.npz.", metavar="FILE.npz"),
     ] = None,
-    loss: Loss = None,
+    loss: options.Loss = None,
     place: Annotated[
         str | None, option("Where the scale enters, as given to scale --seed. Default: found.", metavar="NODE:INDEX")
     ] = None,
-    gradient: Gradient = None,
-    update: Update = None,
-    roles: RolesFile = None,
-    keep: Keep = None,
-    force_roles: ForceRoles = False,
-    numeric: Annotated[bool, option("Numbers alone: nodes may differ, and nothing is proved.", "--numeric")] = False,
-    trained: Annotated[bool, option("State may begin at other values in the policy's range.", "--trained")] = False,
-    derivatives: Annotated[
-        bool, option("Compare the original's gradients with slopes of its loss, too.", "--derivatives")
-    ] = False,
-    json: Json = False,
-) -> None:
+    gradient: options.Gradient = None,
+    update: options.Update = None,
+    roles: options.RolesFile = None,
+    keep: options.Keep = None,
+    force_roles: options.ForceRoles = False,
+    numeric: Annotated[bool, option("Numbers alone: nodes may differ, and nothing is proved.")] = False,
+    trained: Annotated[bool, option("State may begin at other values in the policy's range.")] = False,
+    derivatives: Annotated[bool, option("Compare the original's gradients with slopes of its loss, too.")] = False,
+    json: options.Json = False,
+) -> int:
     """Prove a scaled graph right, and run it against the original: exit code 0 if all holds, 1 if not.
 
     The original is scaled once more, and each node of SCALED must be one of the result. Two folders of artifacts are
@@ -97,12 +77,12 @@ def verify(
             providers=None if providers is None else [name.strip() for name in providers.split(",")],
             seed=seed,
             feeds=feeds,
-            dims=parse_dims(dim),
+            dims=options.parse_dims(dim),
             loss=loss,
             place=place,
             gradients=gradient,
-            updates=parse_updates(update),
-            roles=read_roles(roles),
+            updates=options.parse_updates(update),
+            roles=options.read_roles(roles),
             keep=keep,
             force_roles=force_roles,
             numeric=numeric,
@@ -123,8 +103,7 @@ def verify(
     _show(report, json, title, command)
     if replay is not None and not json:
         _show_differences(report)
-    if not report.ok:
-        raise typer.Exit(1)
+    return int(not report.ok)
 
 
 def _show(report: VerifyReport, as_json: bool, title: str, command: str | None) -> None:

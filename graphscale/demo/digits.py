@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 
-__all__ = ["Arrays", "initial_state", "make_options", "read_step", "split"]
+from graphscale.files.tensor_files import Arrays
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+__all__ = ["initial_state", "read_step", "split"]
 
 LAYERS = {"fc1": (128, 64), "fc2": (64, 128), "fc3": (10, 64)}
 HELD_OUT = 360
@@ -18,16 +17,6 @@ HELD_OUT = 360
 def read_step(name: str) -> bytes:
     """Return an exported training step that comes with graphscale: `digits_step` or `reversal_step`."""
     return files("graphscale.demo").joinpath(f"{name}.onnx").read_bytes()
-
-
-def make_options(threads: int = 0) -> Any:
-    """Make session options without warnings, for a number of threads; 0 for ONNX Runtime's choice."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads
-    return options
 
 
 def split(rng: np.random.Generator) -> tuple[Arrays, Arrays]:

@@ -14,11 +14,12 @@ import numpy as np
 import onnx
 
 from graphscale.demo import digits, reversal
-from graphscale.demo.digits import Arrays
+from graphscale.files.tensor_files import Arrays
 from graphscale.passes import Autocast
 from graphscale.pipeline import scale
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from graphscale.session import Session
+from graphscale.session.loading import make_quiet_options
 from graphscale.training.data import Batches, Data
 from graphscale.training.loop import Trainer
 from graphscale.training.record import StepRecord
@@ -117,7 +118,7 @@ def train(task: Task, way: Way, steps: int) -> Iterator[Run]:
     # A fixed scale neither checks nor skips by itself; telemetry is of a step that is checked.
     scaled = scale(task.step, way.loss_scale, telemetry=True, skip_nonfinite=True, autocast=pass_)
     run = Run(task, way)
-    with Session(scaled, state=task.state, session_options=digits.make_options(_THREADS)) as session:
+    with Session(scaled, state=task.state, session_options=_make_options()) as session:
         trainer = Trainer(session, task.batches, LearningRate(task.learning_rate), feeds=task.feeds)
         for record in trainer.run(steps):
             run.records.append(record)
@@ -180,9 +181,15 @@ def _reversal(seed: int) -> Task:
     )
 
 
+def _make_options() -> Any:
+    options = make_quiet_options()
+    options.intra_op_num_threads = _THREADS
+    return options
+
+
 def _run(step: bytes, output: str, feeds: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     """Run an exported step once, in float32, for one of its outputs."""
     import onnxruntime as ort
 
-    session = ort.InferenceSession(step, digits.make_options(_THREADS), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(step, _make_options(), providers=["CPUExecutionProvider"])
     return np.asarray(session.run([output], {name: np.asarray(value) for name, value in feeds.items()})[0])

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from graphscale.demo.digits import Arrays
+from graphscale.files.tensor_files import Arrays
 
 __all__ = ["BATCH", "FEEDS", "VOCABULARY", "initial_state", "sequences"]
 

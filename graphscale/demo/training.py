@@ -13,11 +13,13 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 
-from graphscale.demo.digits import Arrays, initial_state, make_options, read_step, split
+from graphscale.demo.digits import initial_state, read_step, split
 from graphscale.errors import GraphscaleError
+from graphscale.files.tensor_files import Arrays
 from graphscale.pipeline import ScaledModel, scale
 from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.session import Session
+from graphscale.session.loading import make_quiet_options
 from graphscale.training.data import Batches, Data
 from graphscale.training.loop import Trainer
 from graphscale.training.record import StepRecord
@@ -91,7 +93,7 @@ class Training:
         self._batches = _WithOverflow(Data(train, len(train["labels"]), BATCH), seed, self.overflow)
         self._initial = initial_state(rng)
         step = read_step("digits_step")
-        self._plain = ort.InferenceSession(step, make_options(), providers=["CPUExecutionProvider"])
+        self._plain = ort.InferenceSession(step, make_quiet_options(), providers=["CPUExecutionProvider"])
         self.scaled: ScaledModel = scale(onnx.ModelProto.FromString(step), self.loss_scale)
         self._session = Session(self.scaled, state=self._initial)
 

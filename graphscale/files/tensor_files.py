@@ -18,7 +18,7 @@ from graphscale.files import checksum, writing
 from graphscale.files.limits import current_limits
 from graphscale.files.reading import check_readable, read_file
 
-__all__ = ["ARRAY_DTYPES", "NUMPY_ERRORS", "Arrays", "read_npz", "read_safetensors", "write_safetensors"]
+__all__ = ["ARRAY_DTYPES", "NUMPY_ERRORS", "Arrays", "read_npz", "read_safetensors", "to_native", "write_safetensors"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -124,5 +124,10 @@ def read_npz(path: str | os.PathLike[str], kind: type[GraphscaleError] = ModelFi
         # Elements without bytes may be 2**60 in a file of a few: a conversion would never end.
         if array.dtype.names is not None or not array.dtype.itemsize:
             raise kind(f"{path}: {name!r} holds records or elements without bytes, not numbers")
-        found[name] = array.astype(array.dtype.newbyteorder("="), copy=False)
+        found[name] = to_native(array)
     return found
+
+
+def to_native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Convert an array to this machine's byte order, without a copy where possible."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -98,11 +98,6 @@ class Bucket:
         """The number of its elements."""
         return sum(segment.end - segment.begin for segment in self.segments)
 
-    @property
-    def nbytes(self) -> int:
-        """Its size in bytes."""
-        return self.elements * int(self.dtype.itemsize)
-
 
 def bucket_size(size: object) -> int:
     """Return the bytes of a bucket.

@@ -197,8 +197,7 @@ class Replicas:
                     time.sleep(0 if now - begin < _SPIN else _PAUSE)
                 if now >= look:
                     look = now + _LOOK
-                    self._abort_if_dead(what)
-                    self._abort_if_left(what)
+                    self._abort_if_gone(what)
                     if now - begin > self._timeout:
                         self.abort(
                             f"waited {self._timeout:g} s for {what}: another replica hangs, is slow, or has left the "
@@ -279,14 +278,12 @@ class Replicas:
         self._finish_control(array, self._start("Iallreduce", self._mpi.IN_PLACE, array, op=operation), what)
         return array
 
-    def _abort_if_dead(self, what: str) -> None:
+    def _abort_if_gone(self, what: str) -> None:
+        """End all replicas if one has died, or has left that has not begun all the operations that this one has."""
         here = socket.gethostname()
         for rank, (host, pid) in self._peers.items():
             if host == here and rank != self.rank and not _lives(pid):
                 self.abort(f"rank {rank} (process {pid} on {host}) has died, {what} cannot be done")
-
-    def _abort_if_left(self, what: str) -> None:
-        """End all replicas if one has left that has not begun all the operations that this one has."""
         if self._notices is not None:
             leaver = self._notices.find_leaver(self._token, self._begun)
             if leaver is not None:

@@ -181,11 +181,9 @@ class _Finder:
 
     def _local(self, batch: set[ir.Value], late: set[ir.Node]) -> set[ir.Value]:
         """Find the values that differ from replica to replica before the gradients are reduced."""
-        found = set(batch)
-        for node in self.nodes:
-            if node not in late and (_is_random(node) or not found.isdisjoint(self.operands[node])):
-                found.update(node.outputs)
-        return found
+        early = [node for node in self.nodes if node not in late]
+        drawn = [value for node in early if _is_random(node) for value in node.outputs]
+        return descendants(early, [*batch, *drawn], operands=self.operands.__getitem__)
 
     def _second(
         self, gradients: list[ir.Value], late: set[ir.Node], local: set[ir.Value]

@@ -154,10 +154,8 @@ def add_common_decision(graph: ir.Graph, name: str) -> None:
     flag = editor.state(REPLICAS_FINITE, np.asarray(True))
     build = editor.builder(MARK, at=behind(own), dtype=ir.DataType.BOOL, shape=())
     common = build.op("And", [own, flag], name=f"{name}.common")
-    replace_reads(own, common, uses)
-    if own.is_graph_output():
-        editor.take_over_output(own, common, "own")
-    else:
+    editor.replace(own, common, uses, "own")
+    if common.name != name:  # no graph output
         own.name, common.name = editor.unique(f"{name}.own"), name
 
 

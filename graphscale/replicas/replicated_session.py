@@ -7,37 +7,36 @@ import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ReplicaError, SessionError
+from graphscale.files.tensor_files import Arrays
 from graphscale.graph.diagnosis import name_damage
 from graphscale.pipeline import Model, ScaledModel
 from graphscale.replicas.agreement import agree, decide, facts_of, means
 from graphscale.replicas.buckets import BUCKET_BYTES, bucket_size
 from graphscale.replicas.collectives import Replicas, Traffic, available_cores, describe_error
-from graphscale.replicas.first_half import FirstHalf
+from graphscale.replicas.half_sessions import FirstHalf, ReplicaSetup, WholeUpdate
 from graphscale.replicas.halves import REPLICAS_FINITE
 from graphscale.replicas.sharded_update import ShardedUpdate
 from graphscale.replicas.splitting import Halves, cut_halves, open_step
-from graphscale.replicas.whole_update import ReplicaSetup, WholeUpdate
-from graphscale.session.access import Access, Uncopyable
+from graphscale.session.carried import check_state
 from graphscale.session.interface import InputSpec, check_names, convert_feed, fingerprint
 from graphscale.session.loading import make_quiet_options
-from graphscale.session.result import GradientRange, StepResult
-from graphscale.session.state_file import drop_state, export_step, read_state_file, write_state_file
+from graphscale.session.result import StepResult
+from graphscale.session.session import Access, Session
+from graphscale.session.state_file import drop_state, read_state_file
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
 __all__ = ["ReplicatedSession"]
 
-Arrays = dict[str, np.ndarray[Any, Any]]
 
-
-class ReplicatedSession(Uncopyable):
+class ReplicatedSession(Session):
     """A training session of one replica among several: the same step, on each a share of the batch.
 
     Each replica computes the gradients of its share of the batch. Their mean over all replicas is taken by
@@ -45,6 +44,9 @@ class ReplicatedSession(Uncopyable):
     on all replicas (MPI_LAND), so that the loss scale and all state stay the same everywhere. Scalar floating-point
     outputs that depend on the batch, and running statistics, are means over the replicas, too; other outputs are those
     of this replica's share.
+
+    The methods are those of `Session`, on sessions of the two halves. Rank 0 writes the files, which are of the whole
+    step: they can be loaded with any number of replicas, and by a `Session`.
 
     All methods but the properties are collective: every replica calls them, in the same order. An error on one replica
     is raised on all, with its rank. A replica that dies or does not answer ends all, with one line that says so; so
@@ -97,7 +99,6 @@ class ReplicatedSession(Uncopyable):
         self._wants_stop = False
         self.stopping = False
         self.rank, self.size = self._replicas.rank, self._replicas.size
-        self._closed = False
         what = "the start of all replicas"
 
         def prepare() -> tuple[ir.Model, Halves, dict[str, Any], int]:
@@ -140,29 +141,10 @@ class ReplicatedSession(Uncopyable):
         }
         self._common = [name for name in self.inputs if name in self._update.inputs]
         self._interface = fingerprint(self.inputs, names, carried)
-        drop_state(model, halves.states)
+        drop_state(model, self.stamp.carried)
         self._model = model
+        self._session, self._fixed_scale = self._update.session, self._update.session._fixed_scale
         self._update.write(self._update.initial())
-
-    @property
-    def loss_scale(self) -> float:
-        """The loss scale that the next step will use."""
-        return self._update.session.loss_scale
-
-    @property
-    def good_steps(self) -> int:
-        """Good steps in a row since the loss scale changed last; 0 for a fixed loss scale."""
-        return self._update.session.good_steps
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Telemetry, as of `Session`."""
-        return self._update.session.counters
-
-    @property
-    def ranges(self) -> dict[str, GradientRange]:
-        """The ranges of the reduced gradients, as of `Session`."""
-        return self._update.session.ranges
 
     @property
     def traffic(self) -> Traffic:
@@ -188,7 +170,7 @@ class ReplicatedSession(Uncopyable):
             return self._step(feeds, fetch)
 
     def _step(self, feeds: Mapping[str, Any], fetch: Sequence[str] | None) -> StepResult:
-        self._open()
+        self._require_open()
         error: BaseException | None = None
         values: dict[str, Any] = {}
         wanted: tuple[str, ...] = ()
@@ -225,7 +207,7 @@ class ReplicatedSession(Uncopyable):
     def state_dict(self) -> Arrays:
         """Return copies of all carried state; see `Session.state_dict`. It is the same on all replicas."""
         with self._access:
-            self._open()
+            self._require_open()
             return self._update.read()
 
     def load_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
@@ -235,17 +217,6 @@ class ReplicatedSession(Uncopyable):
             ReplicaError: a state is missing, unknown, or does not fit; then nothing has changed.
         """
         self._load(lambda: {} if state is None else state, "the state given")
-
-    def save_state(self, path: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> None:
-        """Let rank 0 write all carried state; see `Session.save_state`.
-
-        The file is one of the whole step: it can be loaded with any number of replicas, and by a `Session`.
-        """
-        with self._access:
-            state = self.state_dict()
-            self._write_first(
-                lambda: write_state_file(path, state, self.stamp, self._interface, extra), "writing the state"
-            )
 
     def load_state(self, path: str | os.PathLike[str]) -> dict[str, str]:
         """Let rank 0 read all carried state from a file that `save_state` wrote, here or of a `Session`.
@@ -264,12 +235,6 @@ class ReplicatedSession(Uncopyable):
             self._load(read, os.fspath(path))
             return json.loads(self._replicas.exchange(json.dumps(extra), "reading the state")[0])  # type: ignore[no-any-return]
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Let rank 0 write the whole step with the present state in it; see `Session.export`."""
-        with self._access:
-            state = self.state_dict()
-            self._write_first(lambda: export_step(self._model, state, path), "writing the step")
-
     def ask_to_stop(self) -> None:
         """Let `stopping` be true on all replicas after the next step, for a loop that all are to leave at once.
 
@@ -285,8 +250,8 @@ class ReplicatedSession(Uncopyable):
         if not self._access.is_here:
             return  # the communicator is that of another process
         with self._access:
-            if not self._closed:
-                self._closed = True
+            if self._session is not None:
+                self._session = None
                 self._update.reduction.close()
                 self._update.session.close()
                 self._replicas.close(reason)
@@ -318,16 +283,20 @@ class ReplicatedSession(Uncopyable):
         """Let rank 0 read state, check it, and give it to all."""
 
         def checked() -> Arrays:
-            return self._update.check(read(), source) if self._replicas.is_first else {}
+            return check_state(self._update.specs, read(), source, self.stamp) if self._replicas.is_first else {}
 
         with self._access:
-            self._open()
+            self._require_open()
             found = self._replicas.agreed(checked, "reading the state")
             self._update.write(found)
 
-    def _write_first(self, write: Callable[[], None], what: str) -> None:
+    def _write_file(self, write: Callable[[], None], what: str) -> None:
         """Let rank 0 write a file."""
-        self._replicas.agreed(lambda: write() if self._replicas.is_first else None, what)
+        with self._access:
+            self._replicas.agreed(lambda: write() if self._replicas.is_first else None, what)
+
+    def _read(self, *names: str) -> list[Any]:
+        return self._update.session._read(*names)
 
     def _shared_cores(self) -> ort.SessionOptions:
         """Options that leave the other replicas on this machine their cores, where the launcher has bound none."""
@@ -335,13 +304,6 @@ class ReplicatedSession(Uncopyable):
         if (cores := available_cores()) == os.cpu_count():
             options.intra_op_num_threads = max(1, cores // self._replicas.neighbours)
         return options
-
-    def _open(self) -> None:
-        if self._closed:
-            raise SessionError("the session is closed")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None and self.size > 1 and not isinstance(error, ReplicaError | SystemExit):

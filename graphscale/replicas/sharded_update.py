@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import SplitError
+from graphscale.files.tensor_files import Arrays
 from graphscale.replicas.buckets import Arena, fill_messages, lay_out_shares
 from graphscale.replicas.collectives import Replicas
-from graphscale.replicas.first_half import run_bound
+from graphscale.replicas.half_sessions import REDUCING, SHARING, ReplicaSetup, WholeUpdate, run_bound, sizes_of
 from graphscale.replicas.reduction import Reduction
 from graphscale.replicas.shares import cut_parts, share_out, specs_of, trust_replicas
-from graphscale.replicas.whole_update import REDUCING, SHARING, Arrays, ReplicaSetup, WholeUpdate, sizes_of
 from graphscale.session.carried import CarriedState, first_values
 from graphscale.session.interface import InputSpec
 from graphscale.session.loading import create
@@ -27,7 +27,6 @@ from graphscale.session.result import StepResult
 from graphscale.session.session import Session
 
 __all__ = ["ShardedUpdate"]
-
 
 _ALIGNED = 64  # bytes
 
@@ -41,7 +40,7 @@ class ShardedUpdate(WholeUpdate):
 
     def __init__(self, setup: ReplicaSetup) -> None:
         replicas, halves, state = setup.replicas, setup.halves, setup.state
-        self._replicas, self._stamp = replicas, halves.stamp
+        self._replicas = replicas
         graph, name, rank = halves.update.graph, "the step", replicas.rank
         if halves.stamp.telemetry:
             raise SplitError(f"{name} cannot be sharded: its telemetry looks at all gradients; scale it without")
@@ -50,7 +49,7 @@ class ShardedUpdate(WholeUpdate):
         gradients = {gradient.name: gradient for gradient in halves.gradients}
         self._shares = share_out(graph, gradients, halves.stamp.state, replicas.size, name)
         owners = self._shares.owners
-        self.specs = specs_of(graph, halves.states, carried=True)
+        self.specs = specs_of(graph, halves.stamp.carried, carried=True)
         by_gradient = {gradient: owners.get(gradient, 0) for gradient in gradients}
         buckets = lay_out_shares(halves.groups, by_gradient, replicas.size, setup.nbytes)
         self.arena = Arena(halves.gradients, buckets)
@@ -77,12 +76,12 @@ class ShardedUpdate(WholeUpdate):
         gathered = {n: self.specs[n] for n in sorted(read & set(self.specs))}
         self._gathered = GatheredState(replicas, gathered, owners, setup.nbytes)
         own = [n for n in self.specs if owners.get(n, rank) == rank]
-        self._parts = cut_parts(halves, self._shares, rank, own)
-        self._before = [create(part, None, (), {}, setup.providers, setup.options) for part in self._parts.before]
+        (*before, last), self._given, self._numbers = cut_parts(halves, self._shares, rank, own)
+        self._before = [create(part, None, (), {}, setup.providers, setup.options) for part in before]
         bare = [n for n in own if n not in graph.initializers]
         zeros = {n: np.zeros(sizes_of(self.specs[n]), self.specs[n].dtype) for n in bare}
-        self.session = Session(self._parts.last, setup.providers, setup.options, zeros)
-        self.inputs = specs_of(graph, halves.states, carried=False)
+        self.session = Session(last, setup.providers, setup.options, zeros)
+        self.inputs = specs_of(graph, halves.stamp.carried, carried=False)
         self.output_names = tuple(value.name or "" for value in graph.outputs)
         self._first = (
             first_values(self.specs, graph.initializers, state or {}, halves.stamp) if replicas.is_first else {}
@@ -98,7 +97,7 @@ class ShardedUpdate(WholeUpdate):
         for part, names in zip(self._before, self._shares.rounds, strict=True):
             known.update(self._run(part, known))
             known.update(self._exchange(names, known))
-        known.update({source: known[name] for name, source in self._parts.given.items()})
+        known.update({source: known[name] for name, source in self._given.items()})
         feeds = {name: known[name] for name in self.session.inputs if name in known}
         outputs = self.session.output_names
         result = self.session.step(feeds, fetch=[name for name in fetch if name in outputs])
@@ -132,8 +131,8 @@ class ShardedUpdate(WholeUpdate):
 
     def _run(self, part: Any, known: Mapping[str, Any]) -> dict[str, Any]:
         names = [value.name for value in (*part.get_inputs(), *part.get_overridable_initializers())]
-        carried = self.session._carried
-        values = {name: carried.buffer(name) if name in carried.specs else known.get(name) for name in names}
+        held = super().buffer
+        values = {name: held(name) or known.get(name) for name in names}
         return run_bound(part, values, dict.fromkeys(output.name for output in part.get_outputs()), "update")
 
     def _exchange(self, names: Mapping[str, int], known: Mapping[str, Any]) -> Arrays:
@@ -141,10 +140,10 @@ class ShardedUpdate(WholeUpdate):
         own = [known[name].numpy().item() if rank == self._replicas.rank else 0.0 for name, rank in names.items()]
         what = "the exchange of what the shares of an update have in common"
         numbers = self._replicas.sums(np.asarray(own, np.float64), what)
-        specs = self._parts.numbers
+        specs = (self._numbers[name] for name in names)
         return {
-            name: np.full(sizes_of(specs[name]), number).astype(specs[name].dtype)
-            for name, number in zip(names, numbers, strict=True)
+            name: np.full(sizes_of(spec), number).astype(spec.dtype)
+            for name, spec, number in zip(names, specs, numbers, strict=True)
         }
 
 

@@ -23,7 +23,7 @@ from graphscale.replicas.halves import MARK, REPLICAS_FINITE, extract, know_type
 from graphscale.replicas.splitting import Halves
 from graphscale.session.interface import InputSpec
 
-__all__ = ["Parts", "Shares", "cut_parts", "share_out", "specs_of", "trust_replicas"]
+__all__ = ["Shares", "cut_parts", "share_out", "specs_of", "trust_replicas"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,25 +158,15 @@ def _rounds(graph: ir.Graph, inputs: Mapping[ir.Value, int]) -> Shares:
     return Shares(owners, tuple(rounds), tuple((round_of.get(node, count), home_of[node]) for node in nodes))
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """The part of an update that one replica runs.
-
-    Attributes:
-        before: a model for each round of numbers: what they are computed by.
-        last: the model that updates the state; it says that it carries the state of this replica alone.
-        given: inputs of the last model that are called otherwise than what they take.
-        numbers: dtype and shape of what is exchanged.
-    """
-
-    before: tuple[ir.Model, ...]
-    last: ir.Model
-    given: dict[str, str]
-    numbers: dict[str, InputSpec]
-
-
-def cut_parts(halves: Halves, shares: Shares, rank: int, own: Collection[str]) -> Parts:
+def cut_parts(
+    halves: Halves, shares: Shares, rank: int, own: Collection[str]
+) -> tuple[list[ir.Model], dict[str, str], dict[str, InputSpec]]:
     """Cut the second half for the replica of this rank, which carries its own state.
+
+    Returns:
+        a model for each round of numbers, which they are computed by, and the model that updates the state, which says
+        that it carries the state of this replica alone; inputs of that one that are called otherwise than what they
+        take; dtype and shape of what is exchanged.
 
     Raises:
         SplitError: the step has an output that one replica alone would know.
@@ -217,7 +207,7 @@ def cut_parts(halves: Halves, shares: Shares, rank: int, own: Collection[str]) -
     carried = {source: output for source, output in stamp.state.items() if source in own}
     dataclasses.replace(stamp, state=carried, report={**stamp.report, "state": mine}).write(parts[-1])
     numbers = {v.name or "": InputSpec.of(v) for node in graph for v in node.outputs if v.name in exchanged}
-    return Parts(tuple(parts[:-1]), parts[-1], given, numbers)
+    return parts, given, numbers
 
 
 def specs_of(graph: ir.Graph, states: Collection[str], *, carried: bool) -> dict[str, InputSpec]:

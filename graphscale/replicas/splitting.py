@@ -5,24 +5,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from graphscale.collector import paused_collector
 from graphscale.errors import SplitError
 from graphscale.files import model_files, writing
+from graphscale.graph.builder import Builder, Editor, replace_reads
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import ORIGINAL_KEY
 from graphscale.graph.stamp import SPLIT_KEY, Stamp, read_stamp
+from graphscale.graph.values import uses_of
 from graphscale.lowering.lower_model import plain_form
 from graphscale.pipeline import Model, ScaledModel, open_copy
 from graphscale.replicas.buckets import BUCKET_BYTES, Bucket, Gradient, bucket_size, in_stages, lay_out
 from graphscale.replicas.cut import Cut, find_cut
 from graphscale.replicas.halves import (
+    MARK,
     REPLICAS_FINITE,
     add_common_decision,
     cut_stages,
@@ -30,7 +34,6 @@ from graphscale.replicas.halves import (
     gradients_of,
     know_types,
 )
-from graphscale.replicas.packing import pack, unpack
 
 __all__ = ["SPLIT_KEY", "Halves", "SplitReport", "SplitStep", "cut_halves", "open_step", "split", "stage_path"]
 
@@ -103,7 +106,6 @@ class Halves:
         gradients: what is cut, in the order of the backward pass.
         groups: the same, by the stage that gives it.
         cut: the cut.
-        states: the carried inputs.
     """
 
     stamp: Stamp
@@ -112,7 +114,6 @@ class Halves:
     gradients: tuple[Gradient, ...]
     groups: tuple[tuple[Gradient, ...], ...]
     cut: Cut
-    states: frozenset[str]
 
 
 def stage_path(path: str | os.PathLike[str], stage: int) -> Path:
@@ -153,8 +154,8 @@ def split(
     if pack_buckets:
         by_name = {gradient.name: gradient for gradient in halves.gradients}
         for i, stage in enumerate(halves.stages):
-            pack(stage.graph, [bucket for bucket in buckets if bucket.stage == i], by_name)
-        unpack(halves.update.graph, buckets, by_name)
+            _pack(stage.graph, [bucket for bucket in buckets if bucket.stage == i], by_name)
+        _unpack(halves.update.graph, buckets, by_name)
     _stamp(halves, report)
     models: list[Any] = [*halves.stages, halves.update]
     if isinstance(step, onnx.ModelProto):
@@ -193,7 +194,7 @@ def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:
     decision = stamp.names.get("all_finite")
     if decision is not None:
         add_common_decision(update.graph, decision)
-    return Halves(stamp, models, update, tuple(gradients), tuple(tuple(group) for group in groups), cut, states)
+    return Halves(stamp, models, update, tuple(gradients), tuple(tuple(group) for group in groups), cut)
 
 
 def _report(halves: Halves, buckets: Sequence[Bucket]) -> SplitReport:
@@ -204,7 +205,7 @@ def _report(halves: Halves, buckets: Sequence[Bucket]) -> SplitReport:
                 "name": bucket.name,
                 "dtype": bucket.dtype.name,
                 "elements": bucket.elements,
-                "bytes": bucket.nbytes,
+                "bytes": bucket.elements * int(bucket.dtype.itemsize),
                 "stage": bucket.stage,
                 "segments": [list(dataclasses.astuple(segment)) for segment in bucket.segments],
             }
@@ -227,3 +228,75 @@ def _stamp(halves: Halves, report: SplitReport) -> None:
     decision = REPLICAS_FINITE if "all_finite" in halves.stamp.names else None
     second = {"half": "update", "replicas_finite": decision, **report.to_dict()}
     halves.update.metadata_props[SPLIT_KEY] = json.dumps(second)
+
+
+def _pack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gradient]) -> None:
+    """Let the first half, or a stage of it, give buckets in place of the gradients in them.
+
+    Before: `dw (output), db (output)`
+    After:  `gradients.0 = Concat(Reshape(dw, [-1]), Reshape(db, [-1]))`
+    """
+    build = Editor(graph).builder(MARK)
+    values = {value.name: value for value in graph.outputs}
+    flat: dict[str, ir.Value] = {}
+    results = []
+    for bucket in buckets:
+        parts = []
+        for segment in bucket.segments:
+            name, gradient = segment.gradient, gradients[segment.gradient]
+            if name not in flat:
+                operands, shape = [values[name], _numbers(build.editor, [-1])], [gradient.elements]
+                flat[name] = build.op("Reshape", operands, name=f"{name}.flat", dtype=gradient.dtype, shape=shape)
+            is_whole = segment.end - segment.begin == gradient.elements
+            parts.append(flat[name] if is_whole else _slice(build, flat[name], segment.begin, segment.end))
+        results.append(build.op("Concat", parts, name=bucket.name, dtype=bucket.dtype, shape=[bucket.elements], axis=0))
+    rest = [value for value in graph.outputs if value.name not in flat]
+    graph.outputs.clear()
+    graph.outputs.extend([*results, *rest])
+
+
+def _unpack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gradient]) -> None:
+    """Let the second half take buckets in place of the gradients in them.
+
+    Before: `dw (input), db (input)`
+    After:  `dw = Reshape(Slice(gradients.0, 0, 640), [10, 64]); db = Reshape(Slice(gradients.0, 640, 650), [10])`
+    """
+    editor = Editor(graph)
+    build = editor.builder(MARK)
+    old = {value.name or "": value for value in graph.inputs if value.name in gradients}
+    parts: dict[str, list[ir.Value]] = {}
+    inputs = []
+    for bucket in buckets:
+        whole = ir.val(editor.unique(bucket.name), bucket.dtype, [bucket.elements])
+        inputs.append(whole)
+        begin = 0
+        for segment in bucket.segments:
+            end = begin + segment.end - segment.begin
+            part = _slice(build, whole, begin, end) if end - begin < bucket.elements else whole
+            parts.setdefault(segment.gradient, []).append(part)
+            begin = end
+    for name, pieces in parts.items():
+        gradient, before = gradients[name], old[name]
+        uses = uses_of(before)
+        flat = pieces[0]
+        if len(pieces) > 1:
+            flat = build.op(
+                "Concat", pieces, name=f"{name}.flat", dtype=gradient.dtype, shape=[gradient.elements], axis=0
+            )
+        operands = [flat, _numbers(editor, gradient.shape)]
+        new = build.op("Reshape", operands, name=f"{name}.reduced", dtype=gradient.dtype, shape=gradient.shape)
+        replace_reads(before, new, uses)
+    rest = [value for value in graph.inputs if value.name not in old]
+    graph.inputs.clear()
+    graph.inputs.extend([*rest, *inputs])
+    graph.sort()
+
+
+def _slice(build: Builder, row: ir.Value, begin: int, end: int) -> ir.Value:
+    operands = [row, *(_numbers(build.editor, [place]) for place in (begin, end))]
+    return build.op("Slice", operands, name=f"{row.name}.{begin}", dtype=row.dtype, shape=[end - begin])
+
+
+def _numbers(editor: Editor, numbers: Sequence[int]) -> ir.Value:
+    name = f"graphscale/{MARK}.{'x'.join(map(str, numbers))}"
+    return editor.shared_constant(name, np.asarray(numbers, dtype=np.int64))

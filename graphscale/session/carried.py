@@ -15,13 +15,12 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.errors import SessionError, one_line
+from graphscale.errors import SessionError, one_line, reporting
+from graphscale.files.tensor_files import Arrays, to_native
 from graphscale.graph.stamp import Stamp
-from graphscale.session.interface import InputSpec, to_native
+from graphscale.session.interface import InputSpec
 
 __all__ = ["CarriedState", "Device", "check_state", "first_values", "read_values"]
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +36,8 @@ class Device:
 
         if array.dtype == ml_dtypes.bfloat16:
             raise SessionError(f"the state {name!r} is of bfloat16, which the Python API of ONNX Runtime cannot hold")
-        try:
+        with reporting(SessionError, f"no memory for the state {name!r} on {self.name} {self.index}", Exception):
             return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), self.name, self.index)
-        except Exception as error:  # ORT's exceptions share no public base class
-            raise SessionError(
-                f"no memory for the state {name!r} on {self.name} {self.index}: {one_line(error)}"
-            ) from error
 
 
 class CarriedState:
@@ -54,15 +49,15 @@ class CarriedState:
         outputs: the outputs that give next values, `{input name: output name}`; all other state is written in place.
         shared: inputs whose next value can be written over the present one.
         fed: inputs without an initializer that are written in place: their buffers are bound.
+
+    Attributes:
+        specs: the dtype and shape of each state.
+        buffers: the present buffers, the next ones, and which of two they are, 0 or 1; always 0 where no state has two.
+            Each turn puts another tuple here: they change in one instant, whatever interrupts a step.
     """
 
     def __init__(
-        self,
-        device: Device,
-        first: Mapping[str, np.ndarray[Any, Any]],
-        outputs: Mapping[str, str],
-        shared: Collection[str],
-        fed: Collection[str],
+        self, device: Device, first: Arrays, outputs: Mapping[str, str], shared: Collection[str], fed: Collection[str]
     ) -> None:
         self.device, self.outputs, self._fed = device, dict(outputs), tuple(fed)
         self.specs = {name: InputSpec(array.dtype, array.shape) for name, array in first.items()}
@@ -70,31 +65,15 @@ class CarriedState:
         second = [name for name in self.outputs if name not in shared]
         then = now | {name: device.buffer(name, first[name]) for name in second}
         self._alternates = bool(second)
-        # The present buffers, the next ones, and which of two they are, 0 or 1: one attribute, so that they change
-        # in one instant, whatever interrupts a step.
-        self._turn = (now, then, 0)
-
-    @property
-    def turns(self) -> int:
-        """The index of the present buffers, 0 or 1; always 0 where no state has two."""
-        return self._turn[2]
-
-    @property
-    def position(self) -> object:
-        """An object that is another one after each turn."""
-        return self._turn
-
-    @property
-    def _now(self) -> dict[str, Any]:
-        return self._turn[0]
+        self.buffers = (now, then, 0)
 
     def buffer(self, name: str) -> Any:
         """Return the buffer of ONNX Runtime that holds the present value."""
-        return self._now[name]
+        return self.buffers[0][name]
 
     def bind(self, binding: Any) -> None:
         """Bind the present buffers to the inputs and the next ones to the outputs of a run, outputs first in order."""
-        now, then, _ = self._turn
+        now, then, _ = self.buffers
         for name, output in self.outputs.items():
             binding.bind_ortvalue_input(name, now[name])
             binding.bind_ortvalue_output(output, then[name])
@@ -103,28 +82,25 @@ class CarriedState:
 
     def turn(self) -> None:
         """Swap the present buffers and the next ones, after a run."""
-        now, then, turns = self._turn
-        self._turn = (then, now, 1 - turns if self._alternates else 0)
+        now, then, which = self.buffers
+        self.buffers = (then, now, 1 - which if self._alternates else 0)
 
     def close(self) -> None:
         """Free all buffers."""
-        self._turn = ({}, {}, 0)
+        self.buffers = ({}, {}, 0)
 
     def read(self) -> Arrays:
         """Return copies of all present values."""
-        return {name: np.array(buffer.numpy()) for name, buffer in self._now.items()}
+        return {name: np.array(buffer.numpy()) for name, buffer in self.buffers[0].items()}
 
     def write(self, arrays: Arrays) -> None:
         """Replace all present values by the result of `check_state`."""
         for name, array in arrays.items():
-            self._now[name].update_inplace(np.asarray(array, order="C"))
+            self.buffer(name).update_inplace(np.asarray(array, order="C"))
 
 
 def first_values(
-    specs: Mapping[str, InputSpec],
-    initializers: Mapping[str, ir.Value],
-    given: Mapping[str, Any],
-    stamp: Stamp,
+    specs: Mapping[str, InputSpec], initializers: Mapping[str, ir.Value], given: Mapping[str, Any], stamp: Stamp
 ) -> Arrays:
     """Return the first values of all state: those given, else the initializers.
 
@@ -145,8 +121,7 @@ def first_values(
                 f"or scale the step again and name its next value: --update OUT={name}"
             )
     arrays = check_state(specs, given, "the state given", stamp, complete=False)
-    missing = [name for name in specs if name not in arrays and name not in initializers]
-    if missing:
+    if missing := [name for name in specs if name not in arrays and name not in initializers]:
         raise SessionError(
             f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state"
         )
@@ -170,12 +145,9 @@ def check_state(
     for name, value in values.items():
         if name not in specs:
             raise SessionError(f"{source}: {name!r} is not carried by this graph; carried are {', '.join(specs)}")
-        try:
+        with reporting(SessionError, f"{source}: the state {name!r} is no array", Exception):
             array = to_native(np.asarray(value))
-        except Exception as error:  # whatever another library's tensor raises
-            raise SessionError(f"{source}: the state {name!r} is no array: {one_line(error)}") from error
-        problem = specs[name].find_misfit(array.dtype, array.shape)
-        if problem is not None:
+        if (problem := specs[name].find_misfit(array.dtype, array.shape)) is not None:
             raise SessionError(f"{source}: the state {name!r} {problem}")
         arrays[name] = array
     missing = [name for name in specs if name not in arrays]

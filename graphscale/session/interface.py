@@ -13,13 +13,15 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.errors import SessionError, one_line
-from graphscale.files.tensor_files import ARRAY_DTYPES
+from graphscale.errors import SessionError, one_line, reporting
+from graphscale.files.tensor_files import ARRAY_DTYPES, to_native
 
-__all__ = ["InputSpec", "check_names", "convert_feed", "fingerprint", "read_specs", "to_native", "to_ort_value"]
+__all__ = ["InputSpec", "bindable", "check_names", "convert_feed", "fingerprint", "read_specs", "to_ort_value"]
 
 _DTYPES = {f"tensor({dtype.name.lower()})": dtype.numpy() for dtype in ARRAY_DTYPES}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_CPU = 1  # among the devices of DLPack: kDLCPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +92,7 @@ def check_names(
             raise SessionError(f"feeds are named by the step's inputs; got {name!r}")
         if name not in inputs:
             raise SessionError(f"the step has no input {name!r}{near(name, inputs, 'inputs')}")
-    missing = [name for name, spec in inputs.items() if name not in feeds and not spec.optional]
-    if missing:
+    if missing := [name for name, spec in inputs.items() if name not in feeds and not spec.optional]:
         raise SessionError(f"the step needs a feed for {', '.join(map(repr, missing))}")
     for name in fetch:
         if name not in outputs:
@@ -112,73 +113,53 @@ def convert_feed(name: str, value: Any, spec: InputSpec) -> Any:
     """
     if type(value) is not np.ndarray:
         value = _converted(name, value, spec)
-        if not isinstance(value, np.ndarray):
-            return value
-    problem = spec.find_misfit(value.dtype, value.shape)
-    if problem is not None and not value.dtype.isnative:
-        return convert_feed(name, to_native(value), spec)
+    if isinstance(value, np.ndarray):
+        value = value if value.dtype.isnative else to_native(value)
+        problem = spec.find_misfit(value.dtype, value.shape)
+    else:
+        dtype = _DTYPES.get(value.data_type())
+        problem = f"is a {value.data_type()}" if dtype is None else spec.find_misfit(dtype, tuple(value.shape()))
     if problem is not None:
         raise SessionError(f"the feed {name!r} {problem}")
     return value
 
 
-def to_native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Convert an array to this machine's byte order."""
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+def bindable(name: str, value: Any, spec: InputSpec) -> Any:
+    """Convert a feed for a binding: it takes arrays for inputs that must be fed, and of the dtypes of numpy itself."""
+    value = convert_feed(name, value, spec)
+    is_plain = not isinstance(value, np.ndarray) or not (spec.optional or spec.dtype == _BFLOAT16)
+    return value if is_plain else to_ort_value(name, value)
 
 
 def _converted(name: str, value: Any, spec: InputSpec) -> Any:
+    """Convert a feed that is no plain array: tensors of other libraries stay where they are."""
     import onnxruntime as ort
 
     if isinstance(value, bool | int | float | list | tuple):
-        return _from_numbers(name, value, spec)
-    if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
-    if isinstance(value, ort.OrtValue):
-        return _ort_value(name, value, spec)
-    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        return _from_dlpack(name, value, spec)
-    raise SessionError(
-        f"the feed {name!r} is a {type(value).__name__}; pass a numpy array, an OrtValue, or a tensor that has DLPack"
-    )
-
-
-def _from_numbers(name: str, value: Any, spec: InputSpec) -> np.ndarray[Any, Any]:
-    try:
-        with np.errstate(over="raise"):
+        problem = f"the feed {name!r} cannot become an array of {spec.dtype.name}"
+        with reporting(SessionError, problem, ArithmeticError, TypeError, ValueError), np.errstate(over="raise"):
             array = np.asarray(value)
             if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
                 raise TypeError(f"{array.dtype.name} would lose what {spec.dtype.name} cannot hold")
             return np.asarray(value, dtype=spec.dtype)
-    except (ValueError, TypeError, OverflowError, FloatingPointError) as error:
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if isinstance(value, ort.OrtValue):
+        return value
+    if not (hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")):
         raise SessionError(
-            f"the feed {name!r} cannot become an array of {spec.dtype.name}: {one_line(error)}"
-        ) from error
-
-
-def _ort_value(name: str, value: Any, spec: InputSpec) -> Any:
-    dtype = _DTYPES.get(value.data_type())
-    problem = f"is a {value.data_type()}" if dtype is None else spec.find_misfit(dtype, tuple(value.shape()))
-    if problem is not None:
-        raise SessionError(f"the feed {name!r} {problem}")
-    return value
-
-
-def _from_dlpack(name: str, value: Any, spec: InputSpec) -> Any:
-    """Make a view of a tensor of another library: of numpy on the CPU, of ONNX Runtime elsewhere."""
-    import onnxruntime as ort
-
-    cpu = 1  # kDLCPU
+            f"the feed {name!r} is a {type(value).__name__}; pass a numpy array, an OrtValue, or a tensor that has "
+            "DLPack"
+        )
     try:
-        if value.__dlpack_device__()[0] == cpu and spec.dtype != ml_dtypes.bfloat16:
+        if value.__dlpack_device__()[0] == _CPU and spec.dtype != _BFLOAT16:
             return np.from_dlpack(value)
         capsule = value.__dlpack__()
-        taken = ort.OrtValue(ort.capi._pybind_state.OrtValue.from_dlpack(capsule, spec.dtype == np.bool_))
+        return ort.OrtValue(ort.capi._pybind_state.OrtValue.from_dlpack(capsule, spec.dtype == np.bool_))
     except Exception as error:  # whatever the other library raises
         raise SessionError(
             f"the feed {name!r} cannot be taken over by DLPack: {one_line(error)}; pass a numpy array or an OrtValue"
         ) from error
-    return _ort_value(name, taken, spec)
 
 
 def to_ort_value(name: str, array: np.ndarray[Any, Any]) -> Any:
@@ -189,7 +170,7 @@ def to_ort_value(name: str, array: np.ndarray[Any, Any]) -> Any:
     """
     import onnxruntime as ort
 
-    if array.dtype != ml_dtypes.bfloat16:
+    if array.dtype != _BFLOAT16:
         return ort.OrtValue.ortvalue_from_numpy(array)
     if not hasattr(ort.OrtValue, "ortvalue_from_numpy_with_onnx_type"):
         raise SessionError(

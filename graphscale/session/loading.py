@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from graphscale.errors import SessionError, one_line
+from graphscale.errors import SessionError, reporting
 from graphscale.files import model_files
 from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import Device, read_values
@@ -67,22 +67,16 @@ def create(
     import onnxruntime as ort
 
     wanted = list(providers or [_CPU])
-    try:
+    problem = "the session options hold the state of another session already; make new ones"
+    with reporting(SessionError, problem, Exception):
         for name, buffer in held.items():
             options.add_initializer(name, buffer)
-    except Exception as error:  # ORT's exceptions share no public base class
-        raise SessionError(
-            f"the session options hold the state of another session already; make new ones: {one_line(error)}"
-        ) from error
-    try:
-        # If a provider fails, ONNX Runtime prints that it goes on with the CPU; newer releases can be silenced.
-        with contextlib.redirect_stdout(StringIO()):
-            session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted, enable_fallback=0)
-    except Exception as error:  # ORT's exceptions share no public base class
-        raise SessionError(f"ONNX Runtime {ort.__version__} cannot load the model: {one_line(error)}") from error
+    problem = f"ONNX Runtime {ort.__version__} cannot load the model"
+    # If a provider fails, ONNX Runtime prints that it goes on with the CPU; newer releases can be silenced.
+    with reporting(SessionError, problem, Exception), contextlib.redirect_stdout(StringIO()):
+        session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted, enable_fallback=0)
     started = session.get_providers()
-    missing = [name for name in map(_name, wanted) if name not in started]
-    if missing:
+    if missing := [name for name in map(_name, wanted) if name not in started]:
         raise SessionError(
             f"the execution provider {missing[0]!r} could not start on this machine (no such device, or its libraries "
             f"are missing); the session would run on {', '.join(started)}"
@@ -103,8 +97,7 @@ def choose_device(providers: Sequence[Any] | None) -> Device:
         has_options = isinstance(provider, tuple) and len(provider) == 2 and isinstance(provider[1], dict)
         if not (isinstance(provider, str) or (has_options and isinstance(provider[0], str))):
             raise SessionError(f"a provider is a name, or (name, options as a dict); got {provider!r}")
-    missing = [name for name in map(_name, wanted) if name not in ort.get_available_providers()]
-    if missing:
+    if missing := [name for name in map(_name, wanted) if name not in ort.get_available_providers()]:
         raise SessionError(
             f"the execution provider {missing[0]!r} is not in the installed onnxruntime {ort.__version__}, which has "
             f"{', '.join(ort.get_available_providers())}"
@@ -116,11 +109,8 @@ def choose_device(providers: Sequence[Any] | None) -> Device:
             raise SessionError(
                 f"the execution provider {_CUDA!r} cannot start: this machine has no NVIDIA driver ({error})"
             ) from error
-    first = wanted[0]
-    if _name(first) != _CUDA:
-        return Device()
-    options = first[1] if isinstance(first, tuple) else {}
-    return Device("cuda", int(options.get("device_id", 0)))
+    name, options = wanted[0] if isinstance(wanted[0], tuple) else (wanted[0], {})
+    return Device("cuda", int(options.get("device_id", 0))) if name == _CUDA else Device()
 
 
 def maps_files(model: ir.Model, bound: Collection[str]) -> bool:

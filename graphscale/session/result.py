@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphscale.files.tensor_files import Arrays
+
 __all__ = ["GradientRange", "StepResult"]
 
 _CAUSES = (None, "nan", "inf")
@@ -34,24 +36,17 @@ class StepResult(dict[str, np.ndarray[Any, Any]]):
         status: the outputs that report on the step, by role, as numbers, or values on a GPU, which are read on demand:
             `all_finite`, `stuck`, and with telemetry `cause`, `offender`, `activation` and `zero_fraction`, where the
             step has them.
-        gradients: the names of the gradients that are checked, in order.
+        telemetry: the names of the `gradients` that are checked, in order, and of the `activations` that are looked at.
         accepts: True if a step that is not finite is applied where the scale is stuck.
-        activations: the names of the values of the forward pass that telemetry looks at, in order.
     """
 
     def __init__(
-        self,
-        outputs: Mapping[str, np.ndarray[Any, Any]],
-        status: Mapping[str, Any],
-        gradients: Sequence[str],
-        accepts: bool,
-        activations: Sequence[str] = (),
+        self, outputs: Arrays, status: Mapping[str, Any], telemetry: Mapping[str, Sequence[str]], accepts: bool
     ) -> None:
         super().__init__(outputs)
         self._status = status
-        self._gradients = gradients
+        self._telemetry = telemetry
         self._accepts = accepts
-        self._activations = activations
 
     @property
     def all_finite(self) -> bool:
@@ -77,7 +72,7 @@ class StepResult(dict[str, np.ndarray[Any, Any]]):
     def offender(self) -> str | None:
         """The name of the first gradient that was not finite; None if all were, and without telemetry."""
         index = int(self._read("offender", -1))
-        return None if index < 0 else self._gradients[index]
+        return None if index < 0 else self._telemetry["gradients"][index]
 
     @property
     def activation(self) -> str | None:
@@ -86,7 +81,7 @@ class StepResult(dict[str, np.ndarray[Any, Any]]):
         None if there is no such value, and without telemetry of activations.
         """
         index = int(self._read("activation", -1))
-        return None if index < 0 else self._activations[index]
+        return None if index < 0 else self._telemetry["activations"][index]
 
     @property
     def zero_fraction(self) -> float | None:

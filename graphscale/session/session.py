@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import find_in_place_writes, find_late_failures, find_writable_states
+from graphscale.analysis.hazards import find_in_place_writes, find_late_failures
 from graphscale.errors import SessionError
+from graphscale.files.tensor_files import Arrays
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import read_stamp
-from graphscale.lowering.lower_model import is_lowered, lower_step
+from graphscale.lowering.lower_model import find_states_in_place, is_lowered, lower_step
 from graphscale.lowering.lowering_pass import ScaledStep, is_inserted
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
-from graphscale.pipeline import ScaledModel
-from graphscale.session.access import Access, Uncopyable
+from graphscale.pipeline import Model, ScaledModel
 from graphscale.session.carried import CarriedState, check_state, first_values, read_values
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
 from graphscale.session.loading import choose_device, create, make_quiet_options, maps_files, open_model
@@ -30,16 +32,52 @@ from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-__all__ = ["Session"]
-
-Arrays = dict[str, np.ndarray[Any, Any]]
+__all__ = ["Access", "Session"]
 
 _COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
 _STATUS = ("all_finite", "stuck", "cause", "offender", "activation", "zero_fraction")
 _PLANS = 16  # of different feeds and outputs, kept ready
 
 
-class Session(Uncopyable):
+class Access:
+    """A context that lets one thread in at a time; the others wait.
+
+    A child that was forked from the process would train a copy of its own, without the threads of ONNX Runtime, and
+    wait for ever for a lock that a thread held: it is refused.
+
+    Args:
+        waits: False to refuse a thread instead of letting it wait.
+
+    Raises:
+        SessionError: this is another process; another thread is in, and `waits` is False.
+    """
+
+    def __init__(self, waits: bool = True) -> None:
+        self._lock, self._waits, self._process = threading.RLock(), waits, os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """True in the process that made this."""
+        return os.getpid() == self._process
+
+    def __enter__(self) -> Self:
+        if not self.is_here:
+            raise SessionError(
+                f"the session was made in the process {self._process}, and a fork of it cannot use it; make a session "
+                "here, and give it the state with state_dict and load_state_dict, or save_state and load_state"
+            )
+        if not self._lock.acquire(blocking=self._waits):
+            raise SessionError(
+                "another thread is using the session, whose calls must come in the same order on all replicas; call it "
+                "from one thread"
+            )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+
+class Session:
     """A training session of ONNX Runtime on a scaled step.
 
     Carried state (weights, moments, counters, the loss scale) stays on the device from step to step. Where the target
@@ -73,7 +111,7 @@ class Session(Uncopyable):
     @name_damage
     def __init__(
         self,
-        model: str | os.PathLike[str] | ScaledModel | ir.Model | onnx.ModelProto,
+        model: Model | ScaledModel,
         providers: Sequence[Any] | None = None,
         session_options: ort.SessionOptions | None = None,
         state: Mapping[str, Any] | None = None,
@@ -102,15 +140,9 @@ class Session(Uncopyable):
         work = source if is_mapped else source.clone()
         if not is_mapped and not is_lowered(source):
             lower_step(work, "cpu" if lowering is not None and not on_gpu else "cuda", lowering or PRODUCTION)
-        decision = ScaledStep.of(work).decision
-        inputs, results = (
-            {value.name: value for value in values} for values in (work.graph.inputs, work.graph.outputs)
-        )
-        pairs = {inputs[name]: results[output] for name, output in outputs.items()}
-        shared = {state.name or "" for state in find_writable_states(work.graph, pairs, decision, is_inserted)}
-        self._carried = CarriedState(device, first, outputs, shared, fed)
+        self._carried = CarriedState(device, first, outputs, find_states_in_place(work, outputs), fed)
         held = {name: self._carried.buffer(name) for name in in_place if name not in fed}
-        writes = list(find_in_place_writes(work.graph))
+        decision, writes = ScaledStep.of(work).decision, list(find_in_place_writes(work.graph))
         self._may_tear = bool(find_late_failures(work.graph, writes, decision, is_inserted))
         self._torn = False
         options = make_quiet_options() if session_options is None else session_options
@@ -127,11 +159,10 @@ class Session(Uncopyable):
         self.output_names = tuple(name for name in names if name not in hidden)
         self._interface = fingerprint(self.inputs, names, self._carried.specs)
         self._status = {role: self.stamp.names[role] for role in _STATUS if role in self.stamp.names}
-        self._numbers = {} if on_gpu else allocate_numbers(self._session, self._status.values())
         self._accepts = self.stamp.policy.get("config", {}).get("on_stuck") == "accept"
-        self._gradients = tuple(self.stamp.telemetry.get("gradients", ()))
-        self._activations = tuple(self.stamp.telemetry.get("activations", ()))
-        self._plans: dict[tuple[Any, ...], StepPlan] = {}
+        numbers = {} if on_gpu else allocate_numbers(self._session, self._status.values())
+        parts = (self._session, self._carried, self.inputs, self.output_names, self._status, numbers)
+        self._plan: Any = functools.lru_cache(_PLANS)(functools.partial(StepPlan, *parts))
 
     @property
     def loss_scale(self) -> float:
@@ -141,7 +172,7 @@ class Session(Uncopyable):
             SessionError: the model is fed it; the session is closed.
         """
         if self._fixed_scale is None:
-            return float(self._scalar(self.stamp.names["loss_scale"]))
+            return float(self._read(self.stamp.names["loss_scale"])[0])
         self._require_open()
         return self._fixed_scale
 
@@ -149,7 +180,7 @@ class Session(Uncopyable):
     def good_steps(self) -> int:
         """Good steps in a row since the loss scale changed last; 0 for a fixed loss scale."""
         name = self.stamp.names.get("good_steps")
-        return 0 if name is None else int(self._scalar(name))
+        return 0 if name is None else int(self._read(name)[0])
 
     @property
     def counters(self) -> dict[str, int]:
@@ -157,9 +188,8 @@ class Session(Uncopyable):
 
         Empty where the step was scaled without telemetry.
         """
-        names = self.stamp.names
-        with self._access:
-            return {role: int(self._scalar(names[role])) for role in _COUNTERS if role in names}
+        names = {role: self.stamp.names[role] for role in _COUNTERS if role in self.stamp.names}
+        return dict(zip(names, map(int, self._read(*names.values())), strict=True)) if names else {}
 
     @property
     def ranges(self) -> dict[str, GradientRange]:
@@ -168,12 +198,12 @@ class Session(Uncopyable):
         Empty before the first step, and where the step was scaled without them.
         """
         names = self.stamp.names
-        with self._access:
-            if "ranges" not in names or not self.counters["steps"]:
-                return {}
-            rows = self._scalar(names["ranges"]).tolist()
+        if "ranges" not in names:
+            return {}
+        steps, rows = self._read(names["steps"], names["ranges"])
         # The last column is of all gradients together.
-        return {name: GradientRange(*column) for name, *column in zip(self._gradients, *rows, strict=False)}
+        columns = zip(self.stamp.telemetry.get("gradients", ()), *rows.tolist(), strict=False)
+        return {name: GradientRange(*column) for name, *column in columns} if steps else {}
 
     def step(self, feeds: Mapping[str, Any], *, fetch: Sequence[str] | None = None) -> StepResult:
         """Run one training step.
@@ -192,14 +222,16 @@ class Session(Uncopyable):
         """
         with self._access:
             self._require_state()
-            arrays, values = self._run(self._plan_for(feeds, fetch), feeds)
-        status = {role: values[name] for role, name in self._status.items()}
-        return StepResult(arrays, status, self._gradients, self._accepts, self._activations)
+            if type(feeds) is not dict and not isinstance(feeds, Mapping):
+                raise SessionError(f"feeds are a mapping of input names to values; got a {type(feeds).__name__}")
+            plan = self._plan(tuple(feeds), self.output_names if fetch is None else _check_fetch(fetch))
+            arrays, status = self._run(plan, feeds)
+        return StepResult(arrays, status, self.stamp.telemetry, self._accepts)
 
     def _run(self, plan: StepPlan, feeds: Mapping[str, Any]) -> tuple[Arrays, dict[str, Any]]:
-        checked, before = plan.check(feeds), self._carried.position
+        before = self._carried.buffers
         try:
-            results = plan.run(checked)
+            results = plan.run(feeds)
             self._carried.turn()
             return results
         except StepError as error:
@@ -209,27 +241,9 @@ class Session(Uncopyable):
             raise
         except BaseException:
             # A Ctrl-C is raised as soon as the run is over: the step counts.
-            if self._carried.position is before and plan.has_run():
+            if self._carried.buffers is before and plan.has_run():
                 self._carried.turn()
             raise
-
-    def _plan_for(self, feeds: Mapping[str, Any], fetch: Sequence[str] | None) -> StepPlan:
-        if type(feeds) is not dict and not isinstance(feeds, Mapping):
-            raise SessionError(f"feeds are a mapping of input names to values; got a {type(feeds).__name__}")
-        wanted = self.output_names if fetch is None else _check_fetch(fetch)
-        key = (*feeds, None, *wanted)
-        plan = self._plans.get(key)
-        if plan is not None:
-            return plan
-        for name in feeds:
-            if name in self._carried.specs:
-                raise SessionError(f"{name!r} is carried from step to step by the session; do not feed it")
-        session, carried, status = self._session, self._carried, tuple(self._status.values())
-        plan = StepPlan(session, carried, self.inputs, tuple(feeds), self.output_names, wanted, status, self._numbers)
-        if len(self._plans) >= _PLANS:
-            del self._plans[next(iter(self._plans))]
-        self._plans[key] = plan
-        return plan
 
     def state_dict(self) -> Arrays:
         """Return copies of all carried state: `{name: array}`, weights, moments, counts and the loss scale."""
@@ -259,7 +273,8 @@ class Session(Uncopyable):
             OutputError: the file cannot be written; an existing one is as it was.
             SessionError: `extra` holds something else than texts.
         """
-        write_state_file(path, self.state_dict(), self.stamp, self._interface, extra)
+        state = self.state_dict()
+        self._write_file(lambda: write_state_file(path, state, self.stamp, self._interface, extra), "writing the state")
 
     def load_state(self, path: str | os.PathLike[str]) -> dict[str, str]:
         """Read all carried state from a file that `save_state` wrote; training goes on from there, bit for bit.
@@ -281,23 +296,30 @@ class Session(Uncopyable):
         Raises:
             OutputError: the file cannot be written.
         """
-        with self._access:
-            state, model = self.state_dict(), self._model
+        model, state = self._model, self.state_dict()
         assert model is not None
-        export_step(model, state, path)
+        self._write_file(lambda: export_step(model, state, path), "writing the step")
 
     def close(self) -> None:
         """Free the session of ONNX Runtime and all buffers. A closed session can do nothing more."""
         with self._access if self._access.is_here else nullcontext():
-            self._session = self._model = None
-            self._plans.clear()
+            self._session = self._model = self._plan = None
             self._carried.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise SessionError(
+            f"a {type(self).__name__} cannot be copied or pickled: ONNX Runtime holds its state; make another one of "
+            "the same step, and give it the state with state_dict and load_state_dict, or save_state and load_state"
+        )
+
+    def _write_file(self, write: Callable[[], None], what: str) -> None:
+        write()
 
     def _write(self, state: Mapping[str, Any], source: str) -> None:
         with self._access:
@@ -316,15 +338,17 @@ class Session(Uncopyable):
         if self._torn:
             raise SessionError("the state is partly that of a step that failed; load a state to go on")
 
-    def _scalar(self, name: str) -> Any:
+    def _read(self, *names: str) -> list[Any]:
+        """Return copies of small states of one moment."""
         with self._access:
             self._require_open()
-            if name not in self._carried.specs:
-                raise SessionError(
-                    f"{name!r} is no state of this model, which is fed it: another one carries it, as the second half "
-                    "of a split step does"
-                )
-            return np.array(self._carried.buffer(name).numpy())
+            for name in names:
+                if name not in self._carried.specs:
+                    raise SessionError(
+                        f"{name!r} is no state of this model, which is fed it: another one carries it, as the second "
+                        "half of a split step does"
+                    )
+            return [np.array(self._carried.buffer(name).numpy()) for name in names]
 
 
 def _check_fetch(fetch: Any) -> tuple[str, ...]:
@@ -334,7 +358,6 @@ def _check_fetch(fetch: Any) -> tuple[str, ...]:
     if not isinstance(fetch, Iterable):
         raise SessionError(f"fetch is a list of output names; got {fetch!r}")
     wanted = tuple(fetch)
-    wrong = [name for name in wanted if not isinstance(name, str)]
-    if wrong:
+    if wrong := [name for name in wanted if not isinstance(name, str)]:
         raise SessionError(f"fetch is a list of output names; it holds {wrong[0]!r}")
     return wanted

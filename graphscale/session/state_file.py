@@ -6,15 +6,13 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from importlib.metadata import version
-from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
-from graphscale.errors import ModelFileError, SessionError, one_line
+from graphscale.errors import ModelFileError, SessionError, one_line, reporting
 from graphscale.files import checksum, model_files
 from graphscale.files.external_data import external_tensors
-from graphscale.files.tensor_files import read_safetensors, write_safetensors
+from graphscale.files.tensor_files import Arrays, read_safetensors, write_safetensors
 from graphscale.graph.stamp import Stamp
 
 __all__ = ["copy_without_state", "drop_state", "export_step", "read_state_file", "write_state_file"]
@@ -23,15 +21,9 @@ _FORMAT, _STATE = "graphscale.format", "state/2"
 _WITHOUT_CHECKSUM = "state/1"
 _LARGE = 2**24  # bytes
 
-Arrays = dict[str, np.ndarray[Any, Any]]
-
 
 def write_state_file(
-    path: str | os.PathLike[str],
-    state: Mapping[str, np.ndarray[Any, Any]],
-    stamp: Stamp,
-    interface: str,
-    extra: Mapping[str, str] | None,
+    path: str | os.PathLike[str], state: Arrays, stamp: Stamp, interface: str, extra: Mapping[str, str] | None
 ) -> None:
     """Write a state file atomically.
 
@@ -85,10 +77,8 @@ def read_state_file(path: str | os.PathLike[str], stamp: Stamp, interface: str) 
             f"{path} was saved with the loss scale {one_line(metadata.get('graphscale.policy'))}, and this graph has "
             f"{policy}"
         )
-    try:
+    with reporting(SessionError, f"{path}: its extra texts are damaged", RecursionError, ValueError):
         extra = json.loads(metadata.get("graphscale.extra", "{}"))
-    except (ValueError, RecursionError) as error:
-        raise SessionError(f"{path}: its extra texts are damaged: {one_line(error)}") from error
     if not isinstance(extra, dict) or not all(isinstance(text, str) for text in extra.values()):
         raise SessionError(f"{path}: its extra texts are damaged")
     return state, extra

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphscale.errors import TrainingError
+from graphscale.errors import TrainingError, reporting
 from graphscale.files.reading import check_readable
 from graphscale.files.tensor_files import NUMPY_ERRORS
 
@@ -115,13 +115,10 @@ def _from_number(option: str, text: str, spec: InputSpec) -> np.ndarray[Any, Any
 
 
 def _from_file(option: str, path: str, spec: InputSpec) -> np.ndarray[Any, Any]:
-    try:
+    damaged = reporting(TrainingError, f"--feed {option}: {path} is damaged, or no .npy file", *NUMPY_ERRORS)
+    with damaged, reporting(TrainingError, f"--feed {option}: cannot read {path}"):
         check_readable(path)
         array = np.load(Path(path), allow_pickle=False)
-    except OSError as error:
-        raise TrainingError(f"--feed {option}: cannot read {path}: {error.strerror or error}") from error
-    except NUMPY_ERRORS as error:
-        raise TrainingError(f"--feed {option}: {path} is damaged, or no .npy file: {error}") from error
     if not isinstance(array, np.ndarray):
         array.close()
         raise TrainingError(f"--feed {option}: {path} is no .npy file of one array")

@@ -8,14 +8,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from graphscale.errors import GraphscaleError, OutputError, TrainingError, one_line
+from graphscale.errors import GraphscaleError, OutputError, TrainingError, one_line, reporting
 from graphscale.files.external_data import leaves_folder
+from graphscale.session import Session
 from graphscale.training.data import Arrays, load_arrays
-from graphscale.training.step_session import StepSession
 
 __all__ = ["Checkpoints", "Position"]
 
@@ -105,13 +105,10 @@ class Checkpoints:
         return found
 
     def _list(self) -> list[Path]:
-        try:
+        with reporting(TrainingError, f"cannot read {self.folder}"), suppress(FileNotFoundError):
             names = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise TrainingError(f"cannot read {self.folder}: {error.strerror or error}") from error
-        return sorted(names, key=lambda path: (len(path.name), path.name))
+            return sorted(names, key=lambda path: (len(path.name), path.name))
+        return []
 
     def refuse_existing(self) -> None:
         """Check that a new run replaces no checkpoint.
@@ -133,7 +130,7 @@ class Checkpoints:
         """
         return self._newest(load_arrays) or {}
 
-    def resume(self, session: StepSession) -> Position | None:
+    def resume(self, session: Session) -> Position | None:
         """Give a session the state of the newest checkpoint.
 
         Returns:
@@ -170,7 +167,7 @@ class Checkpoints:
             TrainingError: another run is writing there, or has done so since this one looked for checkpoints.
         """
         with ExitStack() as stack:
-            try:
+            with reporting(OutputError, f"cannot write to {self.folder}"):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 lock = self.folder / _LOCK
                 if lock.is_symlink() or (lock.exists() and not lock.is_file()):  # a pipe would wait
@@ -179,11 +176,9 @@ class Checkpoints:
                 self._refuse_newer()
                 for path in self.folder.glob(_TEMPORARY):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-            except OSError as error:
-                raise OutputError(f"cannot write to {self.folder}: {error.strerror or error}") from error
             yield
 
-    def save(self, session: StepSession, position: Position) -> Path:
+    def save(self, session: Session, position: Position) -> Path:
         """Write a checkpoint, atomically and through to the disk, and remove those that are too old.
 
         Raises:
@@ -198,10 +193,8 @@ class Checkpoints:
         return path
 
     def _remove(self, path: Path) -> None:
-        try:
+        with reporting(OutputError, f"cannot remove {path}"):
             path.unlink()
-        except OSError as error:
-            raise OutputError(f"cannot remove {path}: {error.strerror or error}") from error
 
     def _refuse_newer(self) -> None:
         """Check that no other run has written checkpoints between the look at the folder and the lock."""

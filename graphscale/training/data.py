@@ -18,20 +18,11 @@ from graphscale.files.tensor_files import read_npz, read_safetensors
 if TYPE_CHECKING:
     from graphscale.session import InputSpec
 
-__all__ = ["Arrays", "Batches", "Data", "load_arrays", "load_npz"]
+__all__ = ["Arrays", "Batches", "Data", "load_arrays"]
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 DEFAULT_BATCH_SIZE = 32
-
-
-def load_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Read every array of an .npz file into memory, once, in the byte order of this machine.
-
-    Raises:
-        TrainingError: the file is missing, damaged, of another kind, or holds Python objects.
-    """
-    return read_npz(path, TrainingError)
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
@@ -42,7 +33,7 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
     """
     suffix = Path(path).suffix
     if suffix == ".npz":
-        return load_npz(path)
+        return read_npz(path, TrainingError)
     if suffix != ".safetensors":
         raise TrainingError(f"{path}: expected an .npz or a .safetensors file")
     return read_safetensors(path)[0]

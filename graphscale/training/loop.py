@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import SessionError
-from graphscale.session import GradientRange
+from graphscale.session import GradientRange, Session
 from graphscale.training.checkpoints import Checkpoints, Position
 from graphscale.training.data import Arrays, Batches
 from graphscale.training.metrics import MetricsFile
 from graphscale.training.record import StepRecord
 from graphscale.training.schedules import LearningRate
-from graphscale.training.step_session import StepSession
 from graphscale.training.tensorboard import TensorBoard
 
 __all__ = ["Trainer"]
@@ -44,7 +43,7 @@ class Trainer:
 
     def __init__(
         self,
-        session: StepSession,
+        session: Session,
         batches: Batches,
         learning_rate: LearningRate | None = None,
         rate_input: str = "learning_rate",

@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from graphscale.errors import OutputError, TrainingError
+from graphscale.errors import OutputError, TrainingError, reporting
 from graphscale.files.reading import parse_json, read_file
 from graphscale.files.writing import check_new_output
 from graphscale.training.record import StepRecord
@@ -40,12 +40,9 @@ def check_metrics(path: str | os.PathLike[str], resume_at: int | None = None) ->
     if target.suffix not in SUFFIXES:
         raise TrainingError(f"--metrics {path}: expected a name that ends in {' or '.join(SUFFIXES)}")
     if resume_at:
-        try:
-            with target.open("rb") as file:
-                file.seek(resume_at - 1)
-                last = file.read(1)
-        except OSError as error:
-            raise TrainingError(f"cannot go on with the metrics in {path}: {error.strerror or error}") from error
+        with reporting(TrainingError, f"cannot go on with the metrics in {path}"), target.open("rb") as file:
+            file.seek(resume_at - 1)
+            last = file.read(1)
         if last != b"\n":
             raise TrainingError(
                 f"cannot go on with the metrics in {path}: it has no row that ends at byte {resume_at}, as it had when "
@@ -87,20 +84,16 @@ class MetricsFile:
         Raises:
             TrainingError: the columns are not those of the rows before.
         """
-        try:
+        with reporting(OutputError, f"cannot write {self._path}"):
             left = self._format(record.to_row()).encode()
             while left:
                 left = left[self._file.write(left) :]
-        except OSError as error:
-            raise OutputError(f"cannot write {self._path}: {error.strerror or error}") from error
 
     def sync(self) -> int:
         """Sync the file to the disk, and return its size in bytes."""
-        try:
+        with reporting(OutputError, f"cannot write {self._path}"):
             os.fsync(self._file.fileno())
             return self._file.tell()
-        except OSError as error:
-            raise OutputError(f"cannot write {self._path}: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Close the file; nothing is buffered."""
@@ -143,10 +136,8 @@ def read_metrics(path: str | os.PathLike[str]) -> list[StepRecord]:
     suffix = Path(path).suffix
     if suffix not in SUFFIXES:
         raise TrainingError(f"{path}: expected a metrics file, a name that ends in {' or '.join(SUFFIXES)}")
-    try:
+    with reporting(TrainingError, f"cannot read {path}"):
         content = read_file(path)
-    except OSError as error:
-        raise TrainingError(f"cannot read {path}: {error.strerror or error}") from error
     records: list[StepRecord] = []
     columns: list[str] = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):

@@ -4,28 +4,101 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
 
 from graphscale.errors import TrainingError
 from graphscale.files import model_files, writing
+from graphscale.files.tensor_files import read_npz
 from graphscale.graph.stamp import read_stamp
+from graphscale.session import Session
 from graphscale.training.batch_feeds import check_fed, find_rate_input, parse_feeds
 from graphscale.training.checkpoints import Checkpoints, Position
 from graphscale.training.data import Arrays, Batches, Data, load_arrays
-from graphscale.training.interrupt import Interruption
 from graphscale.training.loop import Trainer
 from graphscale.training.metrics import MetricsFile, check_metrics
 from graphscale.training.schedules import LearningRate
-from graphscale.training.step_session import StepSession
 from graphscale.training.tensorboard import TensorBoard, check_logdir
-from graphscale.training.world import World
 
-__all__ = ["Options", "Run"]
+__all__ = ["Interruption", "Options", "Run", "World"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class World:
+    """The processes that a run trains in: this one alone, or those that a subclass speaks for.
+
+    Attributes:
+        is_first: True if this process writes and draws; one of several does.
+    """
+
+    is_first: bool = True
+
+    def agree(self, settings: Callable[[], Mapping[str, Any]]) -> None:
+        """Check that all processes have the same settings.
+
+        Raises:
+            ReplicaError: with the first that differs.
+        """
+
+    def load(self, path: Path) -> Arrays:
+        """Load the arrays of a file of data."""
+        return read_npz(path, TrainingError)
+
+    def batches(self, data: Data, size: int | None, seed: int, shuffle: bool) -> Batches:
+        """Cut the data into the batches of this process."""
+        return Batches(data, size, seed, shuffle)
+
+    def checkpoints(self, folder: Path, keep: int) -> Checkpoints:
+        """Open the folder of the run's checkpoints."""
+        return Checkpoints(folder, keep)
+
+    def session(self, step: Path, *, providers: list[str] | None, state: Mapping[str, Any]) -> Session:
+        """Open the session of this process."""
+        return Session(step, providers=providers, state=state)
+
+    def stops(self, signalled: bool) -> bool:
+        """Return whether a run ends with its last step, since a process of it was signalled."""
+        return signalled
+
+
+class Interruption:
+    """A context that notes SIGINT and SIGTERM in `received`: the step that runs is finished, and its checkpoint.
+
+    A second signal does what it does elsewhere, so that a step that hangs can be ended. Outside the main thread, where
+    Python allows no handlers, nothing is noted.
+
+    Attributes:
+        received: the signal; None as long as there was none.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = signal.Signals(number)
+        self._restore()
+
+    def _restore(self) -> None:
+        before, self._before = self._before, {}
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +232,7 @@ class Run:
         """Return whether the run ends with its last step, since a process of it received a signal."""
         return self._options.world.stops(interruption.received is not None)
 
-    def _open_session(self) -> StepSession:
+    def _open_session(self) -> Session:
         options = self._options
         state: Arrays = {}
         if options.state is not None:

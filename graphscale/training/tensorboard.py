@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from graphscale.errors import OutputError, TrainingError
+from graphscale.errors import OutputError, TrainingError, reporting
 from graphscale.training.record import StepRecord
 
 __all__ = ["TensorBoard", "check_logdir"]
@@ -56,7 +55,7 @@ class TensorBoard:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import SessionLog
 
-        self._folder = folder
+        self._reported = functools.partial(reporting, OutputError, f"cannot write to --logdir {folder}")
         with self._reported():
             os.makedirs(folder, exist_ok=True)
             # File names have the time in seconds; a run that is resumed at once must not replace its first part.
@@ -100,10 +99,3 @@ class TensorBoard:
         from tensorboardX.proto.event_pb2 import Event
 
         self._writer.write_event(Event(wall_time=time.time(), **fields))
-
-    @contextmanager
-    def _reported(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(f"cannot write to --logdir {self._folder}: {error.strerror or error}") from error

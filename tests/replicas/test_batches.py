@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphscale.errors import TrainingError
-from graphscale.replicas.batches import Share, map_npz
+from graphscale.replicas.replica_world import Share, map_npz
 from graphscale.training.data import Batches, Data
 
 pytestmark = pytest.mark.mpi

@@ -33,7 +33,7 @@ def test_a_weight_its_gradient_and_its_moments_have_one_owner(name: str, size: i
     assert max(loads) - min(loads) <= max(gradient.nbytes for gradient in gradients.values())
     graph = halves.update.graph
     shapes = {value.name: value.shape for value in graph.inputs}
-    tensors = [name for name in halves.states if shapes[name] is not None and shapes[name].rank() > 0]
+    tensors = [name for name in halves.stamp.carried if shapes[name] is not None and shapes[name].rank() > 0]
     assert set(tensors) <= set(found.owners)
     for node, (_, owner) in zip(graph, found.nodes, strict=True):
         read = {found.owners[v.name] for v in node.inputs if v is not None and v.name in found.owners}

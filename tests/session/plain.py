@@ -118,7 +118,7 @@ def assert_same_run(
 
 def buffers(session: gs.Session) -> tuple[dict[str, Any], dict[str, Any]]:
     """The buffers of ONNX Runtime that hold the present state, and those that the next one is written to."""
-    now, then, _ = session._carried._turn
+    now, then, _ = session._carried.buffers
     return now, then
 
 

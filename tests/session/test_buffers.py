@@ -13,9 +13,9 @@ from onnx.shape_inference import infer_shapes
 import graphscale as gs
 from graphscale.analysis.hazards import find_writable_states
 from graphscale.graph.marks import PASS_KEY
+from graphscale.lowering import lower_model
 from graphscale.lowering.delay_update import DelayUpdate
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
-from graphscale.session import session as session_module
 from tests.conftest import OPTIMIZATION_LEVELS, TARGETS, Level, load_example
 from tests.session.dangerous import CASES, Case, batches
 from tests.session.plain import PlainLoop, buffers, first_state, options, shared_states
@@ -138,7 +138,7 @@ WRONG_IF_SHARED = [
 @pytest.mark.parametrize("name", WRONG_IF_SHARED)
 def test_sharing_everywhere_would_be_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above can fail."""
-    monkeypatch.setattr(session_module, "find_writable_states", lambda graph, pairs, *rest: set(pairs))
+    monkeypatch.setattr(lower_model, "find_writable_states", lambda graph, pairs, *rest: set(pairs))
     # It puts some late readers before the writes, by the way.
     monkeypatch.setattr(DelayUpdate, "lower", lambda self, step: False)
     found = [differences(CASES[name], "dynamic", "onnx", level) for level in OPTIMIZATION_LEVELS]

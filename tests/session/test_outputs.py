@@ -63,9 +63,8 @@ def test_what_is_fetched_from_a_second_gpu_comes_to_the_host() -> None:
     """Its number is none of the host's devices."""
     session = make()
     session._carried.device = Device("cuda", 1)
-    feeds, status = tuple(session.inputs), tuple(session._status.values())
-    outputs = session.output_names
-    plan = StepPlan(session._session, session._carried, session.inputs, feeds, outputs, ("loss",), status, {})
+    parts = (session._session, session._carried, session.inputs, session.output_names, session._status)
+    plan = StepPlan(*parts, {}, tuple(session.inputs), ("loss",))
     assert plan._anew == [("loss", "cpu", 0), ("all_finite", "cuda", 1)]
 
 

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from graphscale.errors import GraphscaleError, TrainingError
 from graphscale.session import InputSpec
 from graphscale.training.batch_feeds import check_fed, find_rate_input, parse_feeds
-from graphscale.training.data import Batches, Data, load_arrays, load_npz
+from graphscale.training.data import Batches, Data, load_arrays
 from tests.conftest import assert_all_same_bits
 
 FREE = {
@@ -226,7 +226,7 @@ def test_bad_files(case: str, tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     make(path)
     with pytest.raises(TrainingError, match=message) as error:
-        load_npz(path)
+        load_arrays(path)
     assert "data.npz" in str(error.value)
 
 

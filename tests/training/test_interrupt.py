@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from graphscale.training.interrupt import Interruption
 from graphscale.training.metrics import read_metrics
+from graphscale.training.run import Interruption
 from tests.conftest import assert_all_same_bits
 from tests.training.runs import (
     DIGITS_COMMAND,
