@@ -15,7 +15,7 @@ from graphscale.graph.builder import Builder, Editor, replace_reads
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import Use, operand_at, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
-from graphscale.lowering.sizes import count_elements
+from graphscale.lowering.thresholds import count_elements
 
 __all__ = ["FlagWindow", "can_flag"]
 

@@ -16,7 +16,7 @@ from graphscale.graph.builder import Builder, Editor, replace_inputs
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, operand_at, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
-from graphscale.lowering.sizes import count_elements
+from graphscale.lowering.thresholds import count_elements
 from graphscale.passes import CheckFinite
 
 __all__ = ["MergeProbes"]

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from graphscale.graph.builder import replace_reads
 from graphscale.graph.values import Use, constant_number, operand_at, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
-from graphscale.lowering.sizes import skip_views
+from graphscale.lowering.thresholds import skip_views
 from graphscale.passes import CheckFinite, UnscaleGradients
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 

@@ -15,7 +15,7 @@ from graphscale.analysis.buffers import is_fresh
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.values import Use, operand_at, subgraphs, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
-from graphscale.lowering.sizes import count_elements, same_shape
+from graphscale.lowering.thresholds import count_elements, same_shape
 from graphscale.operators import Trait, has_trait
 
 __all__ = ["SelectUpdate"]
