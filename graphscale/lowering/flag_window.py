@@ -43,8 +43,9 @@ class FlagWindow(LoweringPass):
             return False
         number = numbers[0].outputs[0]
         build = self.builder(Editor(step.graph), shape=())
+        finite = build.within(f"{self.name}.finite")
         branches = {
-            "then_branch": _give(build.within(f"{self.name}.finite"), 1.0),
+            "then_branch": finite.closed([finite.number(1.0, ir.DataType.FLOAT)]),
             "else_branch": _overwrite(build.within(f"{self.name}.nonfinite"), [node.outputs[1] for node in smallest]),
         }
         outputs = [(f"{number.name}.flagged", number.dtype, ())]
@@ -70,23 +71,17 @@ def _find_smallest(graph: ir.Graph) -> list[ir.Node]:
     return [node for node, size in zip(nodes, sizes, strict=True) if size == least]
 
 
-def _give(build: Builder, number: float) -> ir.Graph:
-    return build.closed([build.number(number, ir.DataType.FLOAT)])
-
-
 def _overwrite(build: Builder, buffers: list[ir.Value]) -> ir.Graph:
     """Make the branch that fills buffers with NaN, and gives 0."""
     nan = build.number(np.nan, ir.DataType.FLOAT)
-    always = build.op("Constant", [], dtype=ir.DataType.BOOL, shape=[1], value=ir.tensor(np.asarray([True])))
-    flags = []
+    always = build.number([True], ir.DataType.BOOL)
+    flags = list[ir.Value]()
     for buffer in buffers:
         assert buffer.shape is not None
-        numbers = np.asarray(buffer.shape.numpy(), dtype=np.int64)
-        shape = build.op("Constant", [], dtype=ir.DataType.INT64, shape=[numbers.size], value=ir.tensor(numbers))
+        shape = build.number(buffer.shape.numpy(), ir.DataType.INT64)
         fill = build.op("Expand", [nan, shape], like=buffer, dtype=ir.DataType.FLOAT)
         outputs = [(f"{buffer.name}.flagged", ir.DataType.BOOL, [1])]
-        node = build.node("InPlaceAccumulatorV2", [buffer, fill, always], outputs, domain="com.microsoft")
-        flags.append(node.outputs[0])
+        flags += build.node("InPlaceAccumulatorV2", [buffer, fill, always], outputs, domain="com.microsoft").outputs
     done = flags[0]
     for flag in flags[1:]:
         done = build.op("And", [done, flag], dtype=ir.DataType.BOOL, shape=[1])

@@ -13,7 +13,7 @@ from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import constant_tensor
 from graphscale.operators import Optimizer, optimizer_of
-from graphscale.passes.rewrite import Rewrite, StatePair
+from graphscale.passes.rewrite import Rewrite
 
 __all__ = ["copy_overwritten_input", "guard_accumulator", "guard_optimizer", "guard_written_input"]
 
@@ -97,5 +97,4 @@ def guard_written_input(rewrite: Rewrite, build: Builder, node: ir.Node, i: int,
     copy_overwritten_input(build, node, i)
     build = dataclasses.replace(build, dtype=dtype_of(state))
     guarded = build.op("Where", [applies, new, state], name=f"{state.name}.guarded", like=state)
-    rewrite.bound.write_in_place(build, state, guarded)
-    rewrite.carried.append(StatePair(state, guarded, True, WRITTEN_IN_PLACE))
+    rewrite.carry(build, state, guarded, WRITTEN_IN_PLACE, in_place=True)

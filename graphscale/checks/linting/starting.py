@@ -13,9 +13,7 @@ from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.view import number_of
 from graphscale.checks.scaled_graph import COUNTERS
 from graphscale.errors import InvalidLossScaleError
-from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
-from graphscale.passes.nodes.update_rule import initial_values
-from graphscale.policy.dynamic_rule import DynamicRule
+from graphscale.policy.dynamic_rule import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE, DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 
 __all__: list[str] = []
@@ -69,7 +67,7 @@ def _counts(context: LintContext) -> Iterator[Finding]:
     }
     firsts: dict[str, float] = {} if policy is None else {LOSS_SCALE: float(policy())}
     if dynamic is not None:
-        firsts = initial_values(dynamic, dynamic.initial_state())
+        firsts = dynamic.carried(dynamic.initial_state())
         ranges |= {role: dynamic.ranges[role] for role in (GOOD_STEPS, HYSTERESIS_LEFT)}
     for role, number in numbers.items():
         name = f"{context.named[role].name!r} begins with {number:g}"

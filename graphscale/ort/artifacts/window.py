@@ -17,10 +17,8 @@ from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD
 from graphscale.passes import CheckFinite, Rewrite, RewritePass, UnscaleGradients, UpdateLossScale
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.nodes.graph_scale import GraphScale
-from graphscale.passes.nodes.update_nodes import LOSS_SCALE, STUCK
-from graphscale.passes.nodes.update_rule import add_update_rule, initial_values
-from graphscale.passes.rewrite import StatePair
-from graphscale.policy.dynamic_rule import DynamicRule
+from graphscale.passes.nodes.update_rule import add_update_rule
+from graphscale.policy.dynamic_rule import LOSS_SCALE, STUCK, DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 
 __all__ = ["AccumulationWindow", "initial_states"]
@@ -83,7 +81,8 @@ class AccumulationWindow(RewritePass):
         gradients = [_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators]
         self.all_finite = all_finite(CheckFinite.builder(bound.editor), gradients, bound.target)
         finite = self.states[WINDOW_FINITE]
-        _write(updating, rewrite, finite, build.cast(self.all_finite, ir.DataType.FLOAT, name=f"{finite.name}.next"))
+        number = build.cast(self.all_finite, ir.DataType.FLOAT, name=f"{finite.name}.next")
+        rewrite.carry(updating, finite, number, STATE_OF_SCALE, in_place=True, guarded=False)
         bound.graph.sort()
         return True
 
@@ -103,13 +102,8 @@ def initial_states(policy: LossScale | None) -> dict[str, float]:
     """Return the states of a loss scale and its window at the beginning, by their role; none for a fixed scale."""
     if not isinstance(policy, DynamicLossScale):
         return {}
-    states = initial_values(policy.rule, policy.state) | {WINDOW_FINITE: -1.0}
+    states = policy.rule.carried(policy.state) | {WINDOW_FINITE: -1.0}
     return states if policy.rule.on_stuck == "hold" else states | {STUCK: 0.0}
-
-
-def _write(build: Builder, rewrite: Rewrite, state: ir.Value, value: ir.Value) -> None:
-    rewrite.bound.write_in_place(build, state, value)
-    rewrite.carried.append(StatePair(state, value, True, STATE_OF_SCALE, guarded=False))
 
 
 def _begin(build: Builder, rewrite: Rewrite, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
@@ -133,7 +127,7 @@ def _begin(build: Builder, rewrite: Rewrite, rule: DynamicRule, states: Mapping[
         for role, value in following.items()
     }
     for role, value in window.items():
-        _write(build, rewrite, states[role], value)
+        rewrite.carry(build, states[role], value, STATE_OF_SCALE, in_place=True, guarded=False)
     return window[LOSS_SCALE]
 
 

@@ -21,7 +21,7 @@ from graphscale.ort.fusing.formulas import Formula, add_sgd, clip_by_norm, make_
 from graphscale.ort.fusing.optimizer_model import AdamW, read_optimizer
 from graphscale.ort.fusing.training_model import open_training_model
 from graphscale.passes import OrderWrites
-from graphscale.passes.nodes.write_order import order_writes
+from graphscale.passes.nodes.write_order import order_writes, write_in_place
 from graphscale.targets import check_versions, get_target
 
 __all__ = ["MOMENTS", "STEP", "FusedStep", "fuse"]
@@ -139,10 +139,8 @@ def _add_moment(editor: Editor, weight: ir.Value, key: str, array: Array | None)
 def _write_in_place(editor: Editor, states: Mapping[ir.Value, ir.Value]) -> None:
     """Let the graph assign each state its next value, after all readers of the present one."""
     build = editor.builder("fuse", is_marked=False)
-    overwrite = editor.constant("optimizer/overwrite", np.asarray([True]))
     for state, value in states.items():
         if state.dtype is not ir.DataType.FLOAT:
             raise UnsupportedModelError(f"{state.name!r} is {state.dtype}; only float32 state can be written in place")
-        outputs = [(f"{state.name}.written", ir.DataType.BOOL, [1])]
-        build.node("InPlaceAccumulatorV2", [state, value, overwrite], outputs, domain="com.microsoft")
+        write_in_place(build, state, value, "optimizer/overwrite")
     order_writes(OrderWrites.builder(editor))
