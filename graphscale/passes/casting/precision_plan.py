@@ -13,10 +13,12 @@ from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import captured_values, constant_tensor
 from graphscale.graph.walks import nodes_above
 from graphscale.operators import OPERATORS, CastRule, Colour, Kind, operators_of_kind
-from graphscale.passes.casting.schema import Slots
 from graphscale.passes.casting.settings import Settings
 
-__all__ = ["PrecisionPlan", "Sides", "begin_plan", "takes_any_type"]
+__all__ = ["PrecisionPlan", "Sides", "Slots", "begin_plan", "takes_any_type"]
+
+# Indices of operands, and of results.
+Slots = tuple[tuple[int, ...], tuple[int, ...]]
 
 _SHAPE_READERS = frozenset(key for key in operators_of_kind(Kind.SHAPE) if OPERATORS[key].dtype is not None)
 _UNKNOWN_RULE = CastRule(Colour.DENY, "the operator is unknown")
