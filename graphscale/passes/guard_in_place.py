@@ -44,13 +44,16 @@ def _set_input(node: ir.Node, index: int, value: ir.Value) -> None:
     node.replace_input_with(index, value)
 
 
-def _as_vector(build: Builder, flag: ir.Value) -> ir.Value:
-    shape = build.editor.shared_constant("graphscale/flag_shape", np.asarray([1], dtype=np.int64))
-    return build.op("Reshape", [flag, shape], name=f"{flag.name}.vector", dtype=ir.DataType.BOOL, shape=[1])
+def _as_vector(build: Builder, flag: ir.Value, name: str = "", shape: str = "flag_shape") -> ir.Value:
+    wanted = build.editor.shared_constant(f"graphscale/{shape}", np.asarray([1], dtype=np.int64))
+    return build.op("Reshape", [flag, wanted], name=name or f"{flag.name}.vector", dtype=ir.DataType.BOOL, shape=[1])
 
 
-def guard_optimizer(build: Builder, node: ir.Node, applies: ir.Value) -> None:
-    """Tell an optimizer operator to do nothing on a skipped step; kernels may write its states in place."""
+def guard_optimizer(build: Builder, node: ir.Node, applies: ir.Value, **names: str) -> None:
+    """Tell an optimizer operator to do nothing on a skipped step; kernels may write its states in place.
+
+    The names are those of the signal as a vector, `name`, and of the constant with its `shape`.
+    """
     optimizer = optimizer_of(node)
     if optimizer is None:
         return
@@ -63,7 +66,7 @@ def guard_optimizer(build: Builder, node: ir.Node, applies: ir.Value) -> None:
     if original is not None:
         signal = build.op("And", [original, applies], name="update_signal", like=original, dtype=ir.DataType.BOOL)
     elif optimizer.signal_shape:
-        signal = _as_vector(build, applies)
+        signal = _as_vector(build, applies, **names)
     _set_input(node, index, signal)
 
 

@@ -13,7 +13,7 @@ from graphscale.checks.translation.tensor_bits import tensor_difference
 from graphscale.checks.verification.translated import state_faults
 from graphscale.files.ort_checkpoint import Checkpoint
 from graphscale.graph.stamp import Stamp
-from graphscale.ort.artifacts.window import initial_states
+from graphscale.ort.artifacts.training_scaling import initial_states
 from graphscale.policy.loss_scale import LossScale
 
 __all__ = ["checkpoint_differences", "trained_differences"]

@@ -47,11 +47,9 @@ __all__ = [
     "further_checkpoint",
     "repair_versions",
     "scale_artifacts",
-    "sort_others",
     "with_states",
     "write_artifacts",
 ]
-
 
 _OPTIMIZER = "optimizer model: "  # begins the passes of that model in a report
 
@@ -124,7 +122,6 @@ def scale_artifacts(
         mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
         if mixed is not None:
             mixed.roles = watched_outputs(training, loss)
-        if mixed is not None:
             run_passes(training, mixed)
         states, names, report = scale_training_model(artifacts, policy, chosen, loss, skip_nonfinite)
         # A training session feeds all parameters of the training model to the eval model, by position.
@@ -132,7 +129,7 @@ def scale_artifacts(
         if isinstance(policy, DynamicLossScale) or skip_nonfinite:
             count = len(artifacts.checkpoint.trainable)
             GuardOptimizer(count, chosen, str(artifacts.path / OPTIMIZER_MODEL))(optimizer)
-        others, left_out = sort_others(artifacts, states)
+        others, left_out = _sort_others(artifacts, states)
         report = dataclasses.replace(
             report,
             inserted=report.inserted | _count_guards(optimizer),
@@ -153,7 +150,8 @@ def scale_artifacts(
         report = _lower(artifacts, chosen, report)
     if written is not None:
         with write_folder(written) as temporary:
-            write_artifacts(artifacts, states, others, temporary)
+            artifacts.checkpoint = with_states(artifacts.checkpoint, states)
+            write_artifacts(artifacts, others, temporary)
     return ScaledArtifacts(written, report)
 
 
@@ -199,7 +197,7 @@ def repair_versions(artifacts: ArtifactFolder, target: Target) -> list[str]:
     return warnings
 
 
-def sort_others(
+def _sort_others(
     artifacts: ArtifactFolder, states: Mapping[str, float]
 ) -> tuple[dict[Path, Checkpoint | None], list[str]]:
     """Return the other files that go along, with the new content of checkpoints of the model among them; warnings."""
@@ -225,27 +223,20 @@ def further_checkpoint(artifacts: ArtifactFolder, file: Path) -> Checkpoint | No
 
 
 def write_artifacts(
-    artifacts: ArtifactFolder,
-    states: Mapping[str, float],
-    others: Mapping[Path, Checkpoint | None],
-    folder: Path,
-    unchanged: Collection[str] = (),
+    artifacts: ArtifactFolder, others: Mapping[Path, Checkpoint | None], folder: Path, unchanged: Collection[str] = ()
 ) -> None:
-    """Write all files of a folder: models, checkpoints that also hold these states, and copies of the others.
+    """Write all files of a folder: models, checkpoints, and copies of the others.
 
     Other files that have new content get it; models and the checkpoint whose names are `unchanged` are copied.
     """
-    for file, checkpoint in others.items():
-        if checkpoint is None:
-            shutil.copy2(file, folder / file.name)
-        else:
-            write_checkpoint(folder / file.name, checkpoint)
     for name, model in artifacts.models.items():
         if name in unchanged and not external_tensors(model):
             shutil.copy2(artifacts.path / name, folder / name)
         else:
             model_files.save(model, folder / name)
-    if CHECKPOINT in unchanged:
-        shutil.copy2(artifacts.path / CHECKPOINT, folder / CHECKPOINT)
-    else:
-        write_checkpoint(folder / CHECKPOINT, with_states(artifacts.checkpoint, states))
+    own = None if CHECKPOINT in unchanged else artifacts.checkpoint
+    for file, checkpoint in {**others, artifacts.path / CHECKPOINT: own}.items():
+        if checkpoint is None:
+            shutil.copy2(file, folder / file.name)
+        else:
+            write_checkpoint(folder / file.name, checkpoint)

@@ -60,7 +60,7 @@ def strip_artifacts(
     others = {file: held and _without(held, states) for file, held in further.items()}
     unchanged = {name for name in MODELS if name not in rewritten} | (set() if states else {CHECKPOINT})
     with write_folder(target) as temporary:
-        write_artifacts(found, {}, others, temporary, unchanged)
+        write_artifacts(found, others, temporary, unchanged)
     return rewritten
 
 

@@ -38,8 +38,7 @@ class GraphScale:
         self.policy = policy
         self.target = get_target(target)
         self.model = graph if isinstance(graph, ir.Model) else None
-        self.graph = graph.graph if isinstance(graph, ir.Model) else graph
-        self.editor = Editor(self.graph)
+        self.editor = Editor(graph.graph if isinstance(graph, ir.Model) else graph)
         self.updated: UpdatedScale | None = None
         self.alone = False
         self.states: dict[str, ir.Value] = {}
