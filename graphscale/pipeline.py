@@ -157,8 +157,7 @@ def scale(
         )
         _stamp(work, rewrite, policy, report, counting)
     if chosen.plain:
-        lower_model(work, chosen)
-        report = read_report(read_stamp(work, name), name)
+        report = lower_model(work, chosen)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
@@ -193,8 +192,7 @@ def lower(scaled: Model | ScaledModel, target: str = "ort-cpu") -> ScaledModel:
         raise TargetError(
             f"{name} was scaled for target {stamp.target!r}; for {target!r} scale its original with --target {target}"
         )
-    lower_model(work, chosen)
-    report = read_report(read_stamp(work, name), name)
+    report = lower_model(work, chosen)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 

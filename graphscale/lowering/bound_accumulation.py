@@ -20,7 +20,6 @@ from graphscale.passes import UnscaleGradients
 __all__ = ["BoundAccumulation"]
 
 
-@dataclasses.dataclass(frozen=True)
 class BoundAccumulation(LoweringPass):
     """Test gradients by the bounds of the operands that they come from, where a window of gradients begins.
 

@@ -24,7 +24,6 @@ from graphscale.passes import CheckFinite, UnscaleGradients
 __all__ = ["BoundGradients"]
 
 
-@dataclasses.dataclass(frozen=True)
 class BoundGradients(LoweringPass):
     """Test gradients by the bounds of the operands that they come from.
 

@@ -5,8 +5,6 @@ A training session hands an optimizer model parameters, gradients and moments, a
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 
@@ -20,7 +18,6 @@ from graphscale.lowering.thresholds import count_elements
 __all__ = ["FlagWindow", "can_flag"]
 
 
-@dataclasses.dataclass(frozen=True)
 class FlagWindow(LoweringPass):
     """Overwrite the smallest gradient with NaN where an accumulated gradient is not finite: it stays so in its window.
 

@@ -6,7 +6,6 @@ product of matrices with zeros forms it without writing the products down.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +23,6 @@ __all__ = ["MergeProbes"]
 _COLUMNS = 2**10  # at most, of the matrix that a gradient of another rank is reshaped to
 
 
-@dataclasses.dataclass(frozen=True)
 class MergeProbes(LoweringPass):
     """Probe gradients of at least some elements by a product with zeros, and all small ones together.
 

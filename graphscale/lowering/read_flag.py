@@ -19,7 +19,6 @@ __all__ = ["ReadFlag"]
 _REAL, _WHOLE, _FLAG = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 
 
-@dataclasses.dataclass(frozen=True)
 class ReadFlag(LoweringPass):
     """Test the smallest gradient that has elements, the flag of the window, in the place of all gradients.
 

@@ -6,7 +6,6 @@ or leaves the old ones.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
@@ -21,7 +20,6 @@ from graphscale.operators import Trait, has_trait
 __all__ = ["SelectUpdate"]
 
 
-@dataclasses.dataclass(frozen=True)
 class SelectUpdate(LoweringPass):
     """Replace the guards of all states by one `If` that computes the next values, or hands on the present ones.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
 from graphscale.analysis.updates import Update
@@ -32,7 +30,6 @@ _WIDER = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
 class GuardUpdates(RewritePass):
     """Let all carried state keep its old value on a step with a non-finite gradient.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from graphscale.graph.builder import Builder
 from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.nodes.write_order import order_writes
@@ -12,7 +10,6 @@ from graphscale.passes.rewrite import Rewrite, RewritePass
 __all__ = ["OrderWrites"]
 
 
-@dataclasses.dataclass(frozen=True)
 class OrderWrites(RewritePass):
     """Make each value that is written in place depend on all readers of the state that it overwrites.
 

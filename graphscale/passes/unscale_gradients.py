@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -18,7 +17,6 @@ from graphscale.passes.scale_loss import ScaleLoss
 __all__ = ["UnscaleGradients"]
 
 
-@dataclasses.dataclass(frozen=True)
 class UnscaleGradients(RewritePass):
     """Divide every gradient by the loss scale, once, for all readers that need it unscaled.
 

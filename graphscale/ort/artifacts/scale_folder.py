@@ -16,10 +16,9 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.report import Report
-from graphscale.errors import ModelFileError
 from graphscale.files import model_files
 from graphscale.files.external_data import external_tensors
-from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
+from graphscale.files.ort_checkpoint import Checkpoint, write_checkpoint
 from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.diagnosis import name_damage
@@ -42,14 +41,7 @@ from graphscale.pipeline import prepare
 from graphscale.policy.loss_scale import DynamicLossScale, get_policy
 from graphscale.targets import Target, check_versions, get_training_target
 
-__all__ = [
-    "ScaledArtifacts",
-    "further_checkpoint",
-    "repair_versions",
-    "scale_artifacts",
-    "with_states",
-    "write_artifacts",
-]
+__all__ = ["ScaledArtifacts", "repair_versions", "scale_artifacts", "with_states", "write_artifacts"]
 
 _OPTIMIZER = "optimizer model: "  # begins the passes of that model in a report
 
@@ -204,22 +196,12 @@ def _sort_others(
     files: dict[Path, Checkpoint | None] = {}
     warnings = []
     for file in artifacts.others():
-        checkpoint = further_checkpoint(artifacts, file) if states else None
+        checkpoint = artifacts.further_checkpoint(file) if states else None
         if checkpoint is None or not checkpoint.nominal:
             files[file] = None if checkpoint is None else with_states(checkpoint, states)
         else:
             warnings.append(f"{file.name} is a nominal checkpoint, which cannot hold the loss scale; it was left out")
     return files, warnings
-
-
-def further_checkpoint(artifacts: ArtifactFolder, file: Path) -> Checkpoint | None:
-    """Read a file that is a checkpoint of this model; None for another one."""
-    try:
-        checkpoint = read_checkpoint(file) if is_checkpoint(file) else None
-    except (ModelFileError, OSError):
-        return None
-    same = checkpoint is not None and checkpoint.trainable.keys() == artifacts.checkpoint.trainable.keys()
-    return checkpoint if same else None
 
 
 def write_artifacts(

@@ -82,7 +82,7 @@ def find_offender(
     gradients: Sequence[ir.Value],
     all_finite: ir.Value,
     target: Target,
-    activations: Mapping[ir.Value, ir.DataType] | None = None,
+    activations: Mapping[ir.Value, ir.DataType],
 ) -> tuple[ir.Value, ...]:
     """Add nodes that find the first gradient that is not finite, and the first such value of some others.
 
