@@ -78,13 +78,11 @@ def _probe(build: Builder, product: ir.Node, total: ir.Node) -> None:
     """Probe a large gradient as a matrix."""
     gradient, dtype = _gradient(product), dtype_of(product.outputs[0])
     assert gradient.shape is not None
-    if len(gradient.shape) == 2:
-        rows, columns = gradient.shape.numpy()
-    else:
-        size = count_elements(gradient)
-        columns = next(c for c in range(min(_COLUMNS, size), 0, -1) if size % c == 0)
-        rows = size // columns
-        gradient = build.reshape(gradient, [rows, columns], name=f"{gradient.name}.reshaped")
+    size, is_matrix = count_elements(gradient), len(gradient.shape) == 2
+    width = gradient.shape.numpy()[1] if is_matrix else min(_COLUMNS, size)
+    columns = next(c for c in range(width, 0, -1) if size % c == 0)
+    rows = size // columns
+    gradient = build.reshape(gradient, [rows, columns], name=f"{gradient.name}.reshaped")
     name = f"graphscale/{build.mark}.zeros.{dtype.name.lower()}.{rows}"
     zeros = build.editor.shared_constant(name, np.zeros((1, rows), dtype.numpy()))
     sums = build.op("MatMul", [zeros, gradient], name=f"{gradient.name}.sums", dtype=dtype, shape=[1, columns])

@@ -100,4 +100,4 @@ def guard_written_input(rewrite: Rewrite, build: Builder, node: ir.Node, i: int,
     copy_overwritten_input(build, node, i)
     build = dataclasses.replace(build, dtype=dtype_of(state))
     guarded = build.op("Where", [applies, new, state], name=f"{state.name}.guarded", like=state)
-    rewrite.carry(build, state, guarded, WRITTEN_IN_PLACE, in_place=True)
+    rewrite.carry(build, state, guarded, WRITTEN_IN_PLACE, in_place=True, guarded=True)

@@ -102,9 +102,7 @@ class Rewrite:
         """Return whether the loss scale is a fixed one, which has no state."""
         return isinstance(self.bound.policy, FixedLossScale)
 
-    def carry(
-        self, build: Builder, state: ir.Value, value: ir.Value, how: str, *, in_place: bool, guarded: bool = True
-    ) -> None:
+    def carry(self, build: Builder, state: ir.Value, value: ir.Value, how: str, in_place: bool, guarded: bool) -> None:
         """Add a piece of carried state, and write it in place where that is wanted; see `StatePair`."""
         if in_place:
             write_in_place(build, state, value)
@@ -122,8 +120,7 @@ class Rewrite:
     @staticmethod
     def detach(model: ir.Model) -> Rewrite:
         """End the rewrite under way, and return it."""
-        rewrite = model.meta.pop(_KEY)
-        assert isinstance(rewrite, Rewrite)
+        rewrite: Rewrite = model.meta.pop(_KEY)
         return rewrite
 
 

@@ -67,7 +67,7 @@ def deny_nodes(
             return "its bodies are treated by themselves"
         if untyped and not untyped.isdisjoint(node.inputs):
             return "the type of an operand is not known"
-        if not sides.inputs:
+        if not sides.low[0]:
             return "it makes float32 numbers of others"
         if op_type in wide_ops:
             return "the runtime cannot load it in a small type"
@@ -104,7 +104,7 @@ def _own_reason(plan: PrecisionPlan, node: ir.Node, unfit: Mapping[ir.Value, _Mi
             return "its statistics are not float32"
     if op_type in ("Clip", "Pad") and not {"max", "min", "value"}.isdisjoint(node.attributes):
         return "its bounds are attributes, which are float32"
-    for i in plan.sides[node].inputs if unfit else ():
+    for i in plan.sides[node].low[0] if unfit else ():
         value = inputs[i]
         problem = None if value is None else unfit.get(value)
         # Small numbers among the weights of a contraction may become zero, as those of trained weights do.

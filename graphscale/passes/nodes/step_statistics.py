@@ -25,12 +25,9 @@ _NAN, _INF = 1, 2  # the causes; 0 is none
 
 
 def add_counters(build: Builder, applies: ir.Value, kind: ir.DataType) -> dict[str, tuple[ir.Value, ir.Value]]:
-    """Add counters of a dtype, and return `{role: (present value, next value)}`, scalars.
+    """Add counters, and return `{role: (present value, next value)}`, scalars: int64, or float32, exact to 2**24 steps.
 
-    Args:
-        build: the builder of the nodes.
-        applies: whether the step is applied, a scalar bool value.
-        kind: int64, or float32, exact to 2**24 steps.
+    `applies` is a scalar bool value: whether the step is applied.
     """
     dtype, editor = kind.numpy(), build.editor
     roles = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
@@ -237,13 +234,9 @@ def _measure_one(build: Builder, gradient: ir.Value) -> list[ir.Value]:
 def _flatten(
     build: Builder, value: ir.Value, dtype: ir.DataType, row: ir.Value
 ) -> tuple[ir.Value, ir.Value, ir.Value, ir.DataType]:
-    """Add nodes that give a value as a vector, and its products with zero: NaN for infinity and NaN.
+    """Add nodes that give a floating-point value as a vector, and its products with zero: NaN for infinity and NaN.
 
-    Args:
-        build: the builder of the nodes.
-        value: a floating-point value.
-        dtype: its dtype.
-        row: the shape [-1].
+    The value has a dtype; `row` is the shape [-1].
 
     Returns:
         the vector, the products, the zero, and the dtype of all three: float64 for float64, else float32.

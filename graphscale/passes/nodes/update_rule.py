@@ -25,11 +25,6 @@ DOMAIN, FUNCTION = "graphscale", "UpdateLossScale"
 # Functions came with this IR version; the operators of the rule have their present form since this opset.
 _FUNCTION_IR_VERSION, _FUNCTION_OPSET = 8, 12
 
-# Creates a node from an operator, inputs, the dtype of its output, and attributes; returns that output.
-_Make = Callable[..., ir.Value]
-# Creates a value from the name of one of the policy's numbers, and a dtype.
-_Attribute = Callable[[str, ir.DataType], ir.Value]
-
 _REAL, _WIDE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
@@ -154,13 +149,13 @@ class _RuleNodes:
     """Creates the nodes of a rule.
 
     Attributes:
-        make: creates a node.
-        attribute: creates a number of the policy.
+        make: creates a node from an operator, inputs, the dtype of its output, and attributes; returns that output.
+        attribute: creates a value from the name of one of the policy's numbers, and a dtype.
         rule: the rule.
     """
 
-    make: _Make
-    attribute: _Attribute
+    make: Callable[..., ir.Value]
+    attribute: Callable[[str, ir.DataType], ir.Value]
     rule: DynamicRule
 
     def results(self, states: Mapping[str, ir.Value], finite: ir.Value) -> list[ir.Value]:
@@ -235,11 +230,7 @@ class _RuleNodes:
         return self._op("Where", finite, after_good, after_bad)
 
     def _stuck(
-        self,
-        states: Mapping[str, ir.Value],
-        following: dict[str, ir.Value],
-        lowers: ir.Value | None,
-        finite: ir.Value,
+        self, states: Mapping[str, ir.Value], following: dict[str, ir.Value], lowers: ir.Value | None, finite: ir.Value
     ) -> ir.Value:
         stuck = self._op("Not", self._op("Greater", states[LOSS_SCALE], self._floor()))
         if lowers is not None:
