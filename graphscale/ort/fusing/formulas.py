@@ -105,17 +105,11 @@ class Formula:
         self._numbers: dict[tuple[float, ir.DataType], ir.Value] = {}
 
     def __call__(
-        self,
-        name: str,
-        op_type: str,
-        *operands: Operand,
-        like: ir.Value | None = None,
-        dtype: ir.DataType = ir.DataType.FLOAT,
-        **attributes: Any,
+        self, name: str, op_type: str, *operands: Operand, dtype: ir.DataType = ir.DataType.FLOAT, **options: Any
     ) -> ir.Value:
-        """Add a node, and return its output: of the shape of `like`, or a scalar."""
+        """Add a node, and return its output, a scalar if not said otherwise; the options are those of `Builder.op`."""
         inputs = [operand if isinstance(operand, ir.Value) else self._number(operand, dtype) for operand in operands]
-        return self.build.op(op_type, inputs, name=name, like=like, dtype=dtype, **attributes)
+        return self.build.op(op_type, inputs, name=name, dtype=dtype, **options)
 
     def _number(self, number: float | np.floating[Any], dtype: ir.DataType) -> ir.Value:
         key = (float(number), dtype)
