@@ -35,14 +35,6 @@ class Product(NamedTuple):
     cotangent: Use
     is_exclusive: bool
 
-    def count_reads(self) -> int:
-        """Return the number of elements that a bound reads."""
-        return sum(map(count_elements, {*self.operands}))
-
-    def count_early(self) -> int:
-        """Return the number of elements that a bound and early unscaling read and write."""
-        return self.count_reads() + 2 * count_elements(operand_at(self.cotangent))
-
 
 @dataclasses.dataclass(frozen=True)
 class GradientTest:
@@ -90,9 +82,11 @@ def plan_test(
         return None
     product = _find_product(division, scaled)
     if product is not None:
-        if is_private and product.is_exclusive and product.count_early() <= thresholds.unbounded_passes * size:
+        read_by_bound = sum(map(count_elements, {*product.operands}))
+        touched_early = read_by_bound + 2 * count_elements(operand_at(product.cotangent))
+        if is_private and product.is_exclusive and touched_early <= thresholds.unbounded_passes * size:
             return GradientTest(division, probes[0], product, early=True)
-        if product.count_reads() <= thresholds.bound_share * size:
+        if read_by_bound <= thresholds.bound_share * size:
             return GradientTest(division, probes[0], product)
     return GradientTest(division, probes[0])
 
