@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from graphscale.graph.builder import Builder
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.rewrite import Rewrite, RewritePass
@@ -10,6 +12,7 @@ from graphscale.passes.unscale_gradients import UnscaleGradients
 __all__ = ["CheckFinite"]
 
 
+@dataclasses.dataclass(frozen=True)
 class CheckFinite(RewritePass):
     """Test all elements of all unscaled gradients for finiteness: one scalar bool value, `all_finite`.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx_ir as ir
 
 from graphscale.analysis.updates import Update
@@ -30,6 +32,7 @@ _WIDER = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
 class GuardUpdates(RewritePass):
     """Let all carried state keep its old value on a step with a non-finite gradient.
 

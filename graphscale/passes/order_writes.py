@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from graphscale.graph.builder import Builder
 from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.nodes.write_order import order_writes
@@ -10,6 +12,7 @@ from graphscale.passes.rewrite import Rewrite, RewritePass
 __all__ = ["OrderWrites"]
 
 
+@dataclasses.dataclass(frozen=True)
 class OrderWrites(RewritePass):
     """Make each value that is written in place depend on all readers of the state that it overwrites.
 

@@ -124,7 +124,6 @@ class Rewrite:
         return rewrite
 
 
-@dataclasses.dataclass(frozen=True)
 class RewritePass(GraphPass):
     """A pass that goes on with the rewrite that `ScaleLoss` began.
 

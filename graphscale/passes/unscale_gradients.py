@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -17,6 +18,7 @@ from graphscale.passes.scale_loss import ScaleLoss
 __all__ = ["UnscaleGradients"]
 
 
+@dataclasses.dataclass(frozen=True)
 class UnscaleGradients(RewritePass):
     """Divide every gradient by the loss scale, once, for all readers that need it unscaled.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from graphscale.analysis.report import STATE_OF_SCALE
 from graphscale.graph.builder import Builder
 from graphscale.passes.check_finite import CheckFinite
@@ -10,6 +12,7 @@ from graphscale.passes.rewrite import Rewrite, RewritePass, StatePair
 __all__ = ["UpdateLossScale"]
 
 
+@dataclasses.dataclass(frozen=True)
 class UpdateLossScale(RewritePass):
     """Call the update rule, a model-local function, and write the new state.
 
