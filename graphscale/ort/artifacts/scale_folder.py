@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
 from collections.abc import Collection, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
-from graphscale.graph.stamp import Stamp, read_stamp
+from graphscale.graph.stamp import read_stamp
 from graphscale.lowering.flag_window import can_flag
 from graphscale.lowering.lower_model import count_lowered, lower_model
 from graphscale.ort.artifacts.folder import (
@@ -37,7 +35,7 @@ from graphscale.ort.artifacts.folder import (
 from graphscale.ort.artifacts.optimizer_guard import GuardOptimizer
 from graphscale.ort.artifacts.training_scaling import scale_training_model
 from graphscale.passes import Autocast, run_passes
-from graphscale.pipeline import prepare
+from graphscale.pipeline import make_stamp, prepare
 from graphscale.policy.loss_scale import DynamicLossScale, get_policy
 from graphscale.targets import Target, check_versions, get_training_target
 
@@ -128,16 +126,8 @@ def scale_artifacts(
             warnings=(*warnings, *left_out, *report.warnings),
             autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
         )
-        stamp = Stamp(
-            version=version("graphscale"),
-            policy=json.loads(policy.to_json()),
-            state={},
-            target=str(report.target),
-            names=names,
-            report=report.to_dict(),
-        )
         for model in artifacts.models.values():
-            stamp.write(model)
+            make_stamp(report, names).write(model)
     if lower and states and not chosen.cuda:
         report = _lower(artifacts, chosen, report)
     if written is not None:
