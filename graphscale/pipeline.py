@@ -375,8 +375,8 @@ def _stamp(rewrite: Rewrite, report: Report, counting: AddTelemetry | None) -> S
 def make_stamp(report: Report, names: dict[str, str]) -> Stamp:
     """Return the metadata of a scaled model, from its complete report and the names of its values by their role."""
     states = {state.input: state.output for state in report.state if state.output is not None}
-    own, policy, target = version("graphscale"), report.policy or {}, report.target or ""
-    return Stamp(own, policy, states, target, names, report.to_dict())
+    release, policy, target = version("graphscale"), report.policy or {}, report.target or ""
+    return Stamp(release, policy, states, target, names, report.to_dict())
 
 
 def _checked_names(rewrite: Rewrite) -> list[str]:
