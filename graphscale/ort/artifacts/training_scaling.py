@@ -183,8 +183,8 @@ def _add_windows(rewrite: Rewrite, taken: Collection[str]) -> _Windows:
     gradients = [_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators]
     decision = all_finite(CheckFinite.builder(editor), gradients, bound.target)
     finite = states[_WINDOW_FINITE]
-    number = editor.builder("accumulation-window").cast(decision, ir.DataType.FLOAT, name=f"{finite.name}.next")
-    rewrite.carry(build, finite, number, STATE_OF_SCALE, in_place=True, guarded=False)
+    following = editor.builder("accumulation-window").cast(decision, ir.DataType.FLOAT, name=f"{finite.name}.next")
+    rewrite.carry(build, finite, following, STATE_OF_SCALE, in_place=True, guarded=False)
     editor.graph.sort()
     return _Windows(scale, states, decision)
 
