@@ -41,7 +41,7 @@ from graphscale.passes import (
     scale_nodes,
     standard_passes,
 )
-from graphscale.policy.loss_scale import LossScale, get_policy
+from graphscale.policy.loss_scale import get_policy
 from graphscale.targets import advise, check_versions, get_target, target_names
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "complete_report",
     "inspect",
     "lower",
+    "make_stamp",
     "needs_preparation",
     "open_copy",
     "open_copy_with_proto",
@@ -155,10 +156,9 @@ def scale(
             complete_report(rewrite, with_mark, nodes_before, warnings),
             autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
         )
-        _stamp(work, rewrite, policy, report, counting)
+        _stamp(rewrite, report, counting).write(work)
     if chosen.plain:
-        lower_model(work, chosen)
-        report = read_report(read_stamp(work, name), name)
+        report = lower_model(work, chosen)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
@@ -193,8 +193,7 @@ def lower(scaled: Model | ScaledModel, target: str = "ort-cpu") -> ScaledModel:
         raise TargetError(
             f"{name} was scaled for target {stamp.target!r}; for {target!r} scale its original with --target {target}"
         )
-    lower_model(work, chosen)
-    report = read_report(read_stamp(work, name), name)
+    report = lower_model(work, chosen)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
@@ -363,20 +362,21 @@ def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
     )
 
 
-def _stamp(model: ir.Model, rewrite: Rewrite, policy: LossScale, report: Report, counting: AddTelemetry | None) -> None:
+def _stamp(rewrite: Rewrite, report: Report, counting: AddTelemetry | None) -> Stamp:
     bound = rewrite.bound
     stuck = None if bound.updated is None else bound.updated.stuck
-    names: dict[str, ir.Value | None] = {"loss": rewrite.training_graph.loss, "loss_scale": bound(), **bound.states}
-    names |= {"stuck": stuck, "all_finite": rewrite.all_finite, **rewrite.telemetry}
-    Stamp(
-        version=version("graphscale"),
-        policy=json.loads(policy.to_json()),
-        state={state.input: state.output for state in report.state if state.output is not None},
-        target=bound.target.name,
-        names={key: value.name or "" for key, value in names.items() if value is not None},
-        report=report.to_dict(),
-        telemetry={} if counting is None else counting.to_stamp(rewrite, _checked_names(rewrite)),
-    ).write(model)
+    values: dict[str, ir.Value | None] = {"loss": rewrite.training_graph.loss, "loss_scale": bound(), **bound.states}
+    values |= {"stuck": stuck, "all_finite": rewrite.all_finite, **rewrite.telemetry}
+    names = {key: value.name or "" for key, value in values.items() if value is not None}
+    telemetry = {} if counting is None else counting.to_stamp(rewrite, _checked_names(rewrite))
+    return dataclasses.replace(make_stamp(report, names), telemetry=telemetry)
+
+
+def make_stamp(report: Report, names: dict[str, str]) -> Stamp:
+    """Return the metadata of a scaled model, from its complete report and the names of its values by their role."""
+    states = {state.input: state.output for state in report.state if state.output is not None}
+    release, policy, target = version("graphscale"), report.policy or {}, report.target or ""
+    return Stamp(release, policy, states, target, names, report.to_dict())
 
 
 def _checked_names(rewrite: Rewrite) -> list[str]:

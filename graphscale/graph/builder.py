@@ -224,10 +224,10 @@ class Builder:
         wanted = self.editor.shared_constant(name, np.asarray(shape, dtype=np.int64))
         return self.op("Reshape", [value, wanted], dtype=value.dtype, shape=shape, **options)
 
-    def number(self, number: float, dtype: ir.DataType) -> ir.Value:
-        """Add a Constant node that gives a scalar."""
-        tensor = ir.tensor(np.asarray(number, dtype=dtype.numpy()))
-        return self.op("Constant", [], dtype=dtype, shape=(), value=tensor)
+    def number(self, number: float | Sequence[int], dtype: ir.DataType) -> ir.Value:
+        """Add a Constant node that gives a scalar, or a vector of some numbers."""
+        array = np.asarray(number, dtype=dtype.numpy())
+        return self.op("Constant", [], dtype=dtype, shape=array.shape, value=ir.tensor(array))
 
     def node(
         self,

@@ -7,22 +7,23 @@ bit for bit, unless a number is subnormal on the way. Otherwise dw is divided.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, replace_reads
-from graphscale.graph.values import Use, operand_at, uses_of
+from graphscale.graph.builder import Editor, replace_inputs, replace_reads
+from graphscale.graph.values import Use, captured_values, operand_at, uses_of
+from graphscale.graph.walks import descendants
+from graphscale.lowering.delay_update import DelayUpdate
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
 from graphscale.lowering.multiply_first import has_powers_of_two
-from graphscale.lowering.nodes.bounds import OPSET, ScalarBuilder, add_tests, rename_nodes
-from graphscale.lowering.nodes.gradient_tests import FiniteCheck, GradientTest, find_check, plan_tests
+from graphscale.lowering.nodes.bounds import OPSET, ScalarBuilder, add_tests
+from graphscale.lowering.nodes.gradient_tests import GradientTest, find_scaled, find_total, plan_test
 from graphscale.lowering.select_update import SelectUpdate
+from graphscale.passes import CheckFinite, UnscaleGradients
 
 __all__ = ["BoundGradients"]
 
 
-@dataclasses.dataclass(frozen=True)
 class BoundGradients(LoweringPass):
     """Test gradients by the bounds of the operands that they come from.
 
@@ -45,64 +46,76 @@ class BoundGradients(LoweringPass):
     relies_on = "a scale that is a power of two, else gradients are divided as before; no subnormal number on the way"
 
     def lower(self, step: ScaledStep) -> bool:
-        graph, scale = step.graph, step.scale
+        graph, scale, decision = step.graph, step.scale, step.decision
         update = next((node for node in graph if node.op_type == "If" and SelectUpdate.inserted(node)), None)
-        assert step.decision is not None
-        check = None if update is None else find_check(graph, step.decision, update)
-        if update is None or scale is None or check is None:
+        assert decision is not None
+        waiting = decision.producer()
+        flag = operand_at(Use(waiting, 0)) if waiting is not None and DelayUpdate.inserted(waiting) else decision
+        total = find_total(flag)
+        # Other forms of the check add up several gradients first.
+        first = next((node for node in graph if node.op_type == "Sum" and CheckFinite.inserted(node)), None)
+        if update is None or scale is None or total is None or total is not first:
             return False
-        tests = plan_tests(graph, check, scale, update, self.thresholds, exact=has_powers_of_two(step.policy))
-        is_bound = bool(tests) and graph.opset_imports.get("", 0) >= OPSET
-        if is_bound:
-            make = ScalarBuilder(Editor(graph), self.name, "bound", dtype=ir.DataType.FLOAT, shape=())
-            self._bound(make, check, scale, update, tests)
-        return is_bound
-
-    def _bound(
-        self, make: ScalarBuilder, check: FiniteCheck, scale: ir.Value, step: ir.Node, tests: Sequence[GradientTest]
-    ) -> None:
-        graph = make.editor.graph
+        outcome = descendants((node for node in graph if node is not update), [flag])
+        tests = self._plan_tests(step, scale, update, total) if outcome.isdisjoint(captured_values(update)) else []
+        if not tests or graph.opset_imports.get("", 0) < OPSET:
+            return False
+        make = ScalarBuilder(Editor(graph), self.name, "bound", dtype=ir.DataType.FLOAT, shape=())
         fit, factors = add_tests(make, scale, tests, self.thresholds)
-        check.remove_probes(tests, make.zero)
-        at_once = make.flag("And", [fit, check.decision])
-        then, keep = (step.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
-        apply = then.clone(allow_outer_scope_values=True)
-        otherwise = _make_exact_branch(make, check, scale, tests, factors, apply, keep)
+        probes = {test.probe[-1].outputs[0] for test in tests}
+        kept = [value for value in total.inputs if value is not None and value not in probes]
+        replace_inputs(total, kept or [make.constant("zero")])
+        graph.remove([node for test in tests for node in test.probe], safe=True)
+        at_once = make.flag("And", [fit, decision])
+        otherwise = _make_exact_branch(make, step, tests, factors, update)
+        then = update.attributes["then_branch"].as_graph()
         for division in factors:
             unscaled = division.outputs[0]
             replace_reads(unscaled, operand_at(Use(division, 0)), uses_of(unscaled))
         then.outputs.insert(0, dataclasses.replace(make, body=then).flag("Identity", [at_once]))
-        outputs = [("finite", ir.DataType.BOOL, ()), *((f"{v.name}.bound", v.dtype, v.shape) for v in step.outputs)]
+        outputs = [("finite", ir.DataType.BOOL, ()), *((f"{v.name}.bound", v.dtype, v.shape) for v in update.outputs)]
         node = make.node("If", [at_once], outputs, attributes={"then_branch": then, "else_branch": otherwise})
-        for old, new in zip(step.outputs, node.outputs[1:], strict=True):
+        for old, new in zip(update.outputs, node.outputs[1:], strict=True):
             make.editor.replace(old, new, uses_of(old), "selected")
-        graph.remove(step, safe=True)
-        check.redirect_readers(make.editor, node.outputs[0], otherwise)
+        graph.remove(update, safe=True)
+        own = {at_once.producer(), *otherwise}
+        for value in {flag, decision}:
+            uses = [use for use in uses_of(value) if use.node not in own and not DelayUpdate.inserted(use.node)]
+            make.editor.replace(value, node.outputs[0], uses, "others")
         graph.remove(list(factors), safe=True)
         graph.sort()
+        return True
+
+    def _plan_tests(self, step: ScaledStep, scale: ir.Value, update: ir.Node, total: ir.Node) -> list[GradientTest]:
+        """Plan tests of large gradients; those that the update alone reads may be unscaled early."""
+        scaled, exact = find_scaled(step.graph, scale), has_powers_of_two(step.policy)
+        then, tests = update.attributes["then_branch"].as_graph(), []
+        for division in filter(UnscaleGradients.inserted, step.graph):
+            gradient = division.outputs[0]
+            readers = [use.node for use in uses_of(gradient) if use.node.graph is not then]
+            is_private = exact and len(readers) == 1 and not gradient.is_graph_output()
+            tests.append(plan_test(division, readers, total, scaled, self.thresholds, is_private=is_private))
+        return [test for test in tests if test is not None]
 
 
 def _make_exact_branch(
-    main: ScalarBuilder,
-    check: FiniteCheck,
-    scale: ir.Value,
-    tests: Sequence[GradientTest],
-    factors: Mapping[ir.Node, ir.Value],
-    apply: ir.Graph,
-    keep: ir.Graph,
+    main: ScalarBuilder, step: ScaledStep, tests: list[GradientTest], factors: dict[ir.Node, ir.Value], update: ir.Node
 ) -> ir.Graph:
     """Make the branch that tests the gradients themselves, and divides those that are still scaled."""
     make, probes = main.within(f"{main.mark}.exact"), []
+    then, keep = (update.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
+    apply = then.clone(allow_outer_scope_values=True)
     for test in tests:
         old = unscaled = test.division.outputs[0]
         if test.division in factors:
-            scaled, rest = operand_at(Use(test.division, 0)), make.op("Mul", [scale, factors[test.division]])
+            scaled, rest = operand_at(Use(test.division, 0)), make.op("Mul", [step.scale, factors[test.division]])
             unscaled = make.op("Div", [scaled, rest], like=scaled)
             replace_reads(old, unscaled, [use for use in uses_of(old) if use.node.graph is apply])
-        probes.append(make.op("ReduceSum", [make.op("Mul", [unscaled, make.zero], like=unscaled)], keepdims=0))
+        product = make.op("Mul", [unscaled, make.constant("zero")], like=unscaled)
+        probes.append(make.op("ReduceSum", [product], keepdims=0))
     bad = make.flag("IsNaN", [make.total(probes)])
-    finite = make.flag("And", [check.decision, make.flag("Not", [bad])])
-    rename_nodes(make.editor, apply)
+    finite = make.flag("And", [step.decision, make.flag("Not", [bad])])
+    make.rename(apply)
     outputs = [(f"{value.name}.exact", value.dtype, value.shape) for value in apply.outputs]
     node = make.node("If", [finite], outputs, attributes={"then_branch": apply, "else_branch": keep})
     return make.closed([finite, *node.outputs])

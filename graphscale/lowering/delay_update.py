@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
 from graphscale.graph.builder import Editor, replace_reads
@@ -18,7 +16,6 @@ __all__ = ["DelayUpdate"]
 _MOST_WAITS = 64  # nodes to wait for one by one
 
 
-@dataclasses.dataclass(frozen=True)
 class DelayUpdate(LoweringPass):
     """Delay the decision whether the step is applied until all nodes that can fail have run: those of the loss, say.
 

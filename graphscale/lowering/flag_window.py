@@ -5,8 +5,6 @@ A training session hands an optimizer model parameters, gradients and moments, a
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 
@@ -15,12 +13,11 @@ from graphscale.graph.builder import Builder, Editor, replace_reads
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import Use, operand_at, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
-from graphscale.lowering.sizes import count_elements
+from graphscale.lowering.thresholds import count_elements
 
 __all__ = ["FlagWindow", "can_flag"]
 
 
-@dataclasses.dataclass(frozen=True)
 class FlagWindow(LoweringPass):
     """Overwrite the smallest gradient with NaN where an accumulated gradient is not finite: it stays so in its window.
 
@@ -43,8 +40,9 @@ class FlagWindow(LoweringPass):
             return False
         number = numbers[0].outputs[0]
         build = self.builder(Editor(step.graph), shape=())
+        finite = build.within(f"{self.name}.finite")
         branches = {
-            "then_branch": _give(build.within(f"{self.name}.finite"), 1.0),
+            "then_branch": finite.closed([finite.number(1.0, ir.DataType.FLOAT)]),
             "else_branch": _overwrite(build.within(f"{self.name}.nonfinite"), [node.outputs[1] for node in smallest]),
         }
         outputs = [(f"{number.name}.flagged", number.dtype, ())]
@@ -70,23 +68,17 @@ def _find_smallest(graph: ir.Graph) -> list[ir.Node]:
     return [node for node, size in zip(nodes, sizes, strict=True) if size == least]
 
 
-def _give(build: Builder, number: float) -> ir.Graph:
-    return build.closed([build.number(number, ir.DataType.FLOAT)])
-
-
 def _overwrite(build: Builder, buffers: list[ir.Value]) -> ir.Graph:
     """Make the branch that fills buffers with NaN, and gives 0."""
     nan = build.number(np.nan, ir.DataType.FLOAT)
-    always = build.op("Constant", [], dtype=ir.DataType.BOOL, shape=[1], value=ir.tensor(np.asarray([True])))
-    flags = []
+    always = build.number([True], ir.DataType.BOOL)
+    flags = list[ir.Value]()
     for buffer in buffers:
         assert buffer.shape is not None
-        numbers = np.asarray(buffer.shape.numpy(), dtype=np.int64)
-        shape = build.op("Constant", [], dtype=ir.DataType.INT64, shape=[numbers.size], value=ir.tensor(numbers))
+        shape = build.number(buffer.shape.numpy(), ir.DataType.INT64)
         fill = build.op("Expand", [nan, shape], like=buffer, dtype=ir.DataType.FLOAT)
         outputs = [(f"{buffer.name}.flagged", ir.DataType.BOOL, [1])]
-        node = build.node("InPlaceAccumulatorV2", [buffer, fill, always], outputs, domain="com.microsoft")
-        flags.append(node.outputs[0])
+        flags += build.node("InPlaceAccumulatorV2", [buffer, fill, always], outputs, domain="com.microsoft").outputs
     done = flags[0]
     for flag in flags[1:]:
         done = build.op("And", [done, flag], dtype=ir.DataType.BOOL, shape=[1])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_writable_states
-from graphscale.analysis.report import read_report
+from graphscale.analysis.report import Report, read_report
 from graphscale.errors import ModelFileError
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.original import ORIGINAL_KEY, record_original, restore_original
@@ -49,8 +49,8 @@ def lower_step(model: ir.Model, provider: str, thresholds: Thresholds = PRODUCTI
     run_passes(model, *(kind(thresholds) for kind in ORDER[provider]))
 
 
-def lower_model(model: ir.Model, target: Target) -> None:
-    """Lower a scaled model in place, with its metadata; `plain_form` gives back what it was.
+def lower_model(model: ir.Model, target: Target) -> Report:
+    """Lower a scaled model in place, with its metadata, and return its report; `plain_form` gives back what it was.
 
     Args:
         model: a model that was scaled for the target `target.plain`; or the training model or the optimizer model of a
@@ -72,7 +72,9 @@ def lower_model(model: ir.Model, target: Target) -> None:
         "inserted": {**stamp.report["inserted"], **count_lowered(model, provider)},
     }
     in_place = sorted(find_states_in_place(model, stamp.state))
-    dataclasses.replace(stamp, target=target.name, report=report, in_place=in_place).write(model)
+    stamp = dataclasses.replace(stamp, target=target.name, report=report, in_place=in_place)
+    stamp.write(model)
+    return read_report(stamp, "the model")
 
 
 def count_lowered(model: ir.Model, provider: str) -> dict[str, dict[str, int]]:

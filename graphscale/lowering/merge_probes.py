@@ -6,7 +6,6 @@ product of matrices with zeros forms it without writing the products down.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +15,7 @@ from graphscale.graph.builder import Builder, Editor, replace_inputs
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, operand_at, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
-from graphscale.lowering.sizes import count_elements
+from graphscale.lowering.thresholds import count_elements
 from graphscale.passes import CheckFinite
 
 __all__ = ["MergeProbes"]
@@ -24,7 +23,6 @@ __all__ = ["MergeProbes"]
 _COLUMNS = 2**10  # at most, of the matrix that a gradient of another rank is reshaped to
 
 
-@dataclasses.dataclass(frozen=True)
 class MergeProbes(LoweringPass):
     """Probe gradients of at least some elements by a product with zeros, and all small ones together.
 
@@ -80,13 +78,11 @@ def _probe(build: Builder, product: ir.Node, total: ir.Node) -> None:
     """Probe a large gradient as a matrix."""
     gradient, dtype = _gradient(product), dtype_of(product.outputs[0])
     assert gradient.shape is not None
-    if len(gradient.shape) == 2:
-        rows, columns = gradient.shape.numpy()
-    else:
-        size = count_elements(gradient)
-        columns = next(c for c in range(min(_COLUMNS, size), 0, -1) if size % c == 0)
-        rows = size // columns
-        gradient = build.reshape(gradient, [rows, columns], name=f"{gradient.name}.reshaped")
+    size, is_matrix = count_elements(gradient), len(gradient.shape) == 2
+    width = gradient.shape.numpy()[1] if is_matrix else min(_COLUMNS, size)
+    columns = next(c for c in range(width, 0, -1) if size % c == 0)
+    rows = size // columns
+    gradient = build.reshape(gradient, [rows, columns], name=f"{gradient.name}.reshaped")
     name = f"graphscale/{build.mark}.zeros.{dtype.name.lower()}.{rows}"
     zeros = build.editor.shared_constant(name, np.zeros((1, rows), dtype.numpy()))
     sums = build.op("MatMul", [zeros, gradient], name=f"{gradient.name}.sums", dtype=dtype, shape=[1, columns])

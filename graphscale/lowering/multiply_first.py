@@ -6,7 +6,6 @@ rounded once more, as the products with that scale are.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import onnx_ir as ir
@@ -14,7 +13,7 @@ import onnx_ir as ir
 from graphscale.graph.builder import replace_reads
 from graphscale.graph.values import Use, constant_number, operand_at, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
-from graphscale.lowering.sizes import skip_views
+from graphscale.lowering.thresholds import skip_views
 from graphscale.passes import CheckFinite, UnscaleGradients
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 
@@ -31,12 +30,6 @@ def has_powers_of_two(policy: LossScale | None) -> bool:
     return all(math.frexp(number)[0] == 0.5 for number in numbers)
 
 
-def _is_at_least_one(policy: LossScale | None) -> bool:
-    """Return whether a loss scale adjusts itself, and never falls below 1."""
-    return isinstance(policy, DynamicLossScale) and policy.rule.min_loss_scale >= 1
-
-
-@dataclasses.dataclass(frozen=True)
 class MultiplyFirst(LoweringPass):
     """Divide products of matrices after the step has multiplied them by a number, such as the learning rate.
 
@@ -53,7 +46,8 @@ class MultiplyFirst(LoweringPass):
     relies_on = "a scale that is a power of two, and at least 1"
 
     def lower(self, step: ScaledStep) -> bool:
-        if not (has_powers_of_two(step.policy) and _is_at_least_one(step.policy)):
+        policy = step.policy
+        if not has_powers_of_two(policy) or not isinstance(policy, DynamicLossScale) or policy.rule.min_loss_scale < 1:
             return False
         found = [(node, use) for node in tuple(step.graph) if (use := _find_only_factor(node)) is not None]
         for division, use in found:

@@ -12,13 +12,13 @@ from graphscale.graph.builder import Builder, Editor, replace_inputs
 from graphscale.graph.values import Use, operand_at, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
 from graphscale.passes import CheckFinite
+from graphscale.passes.nodes.write_order import write_in_place
 
 __all__ = ["ReadFlag"]
 
 _REAL, _WHOLE, _FLAG = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 
 
-@dataclasses.dataclass(frozen=True)
 class ReadFlag(LoweringPass):
     """Test the smallest gradient that has elements, the flag of the window, in the place of all gradients.
 
@@ -69,9 +69,7 @@ class ReadFlag(LoweringPass):
         }
         outputs = [("flag_position.next", _REAL, ())]
         position = build.node("If", [unknown], outputs, attributes=branches).outputs[0]
-        always = editor.constant("graphscale/overwrite", np.asarray([True]))
-        written = [("flag_position.written", _FLAG, [1])]
-        build.node("InPlaceAccumulatorV2", [state, position, always], written, domain="com.microsoft")
+        write_in_place(build, state, position)
         index = build.cast(position, _WHOLE, name="flag_index")
         return build.op("SequenceAt", [sequence, index], name="flag", dtype=sequence.dtype or _REAL)
 
@@ -80,7 +78,7 @@ def _find_smallest(build: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
     """Add the position of the first of the smallest gradients that have elements, a float32 scalar."""
     count = [len(gradients)]
     build = dataclasses.replace(build, dtype=_WHOLE, shape=count)
-    one = build.op("Constant", [], shape=[1], value=ir.tensor(np.asarray([1], dtype=np.int64)))
+    one = build.number([1], _WHOLE)
     sizes = [build.op("Reshape", [build.op("Size", [value], shape=()), one], shape=[1]) for value in gradients]
     joined = build.op("Concat", sizes, axis=0)
     is_empty = build.op("Less", [joined, one], dtype=_FLAG)

@@ -6,7 +6,6 @@ or leaves the old ones.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
@@ -15,13 +14,12 @@ from graphscale.analysis.hazards import is_fresh
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.values import Use, operand_at, subgraphs, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
-from graphscale.lowering.sizes import count_elements, same_shape
+from graphscale.lowering.thresholds import count_elements, same_shape
 from graphscale.operators import Trait, has_trait
 
 __all__ = ["SelectUpdate"]
 
 
-@dataclasses.dataclass(frozen=True)
 class SelectUpdate(LoweringPass):
     """Replace the guards of all states by one `If` that computes the next values, or hands on the present ones.
 

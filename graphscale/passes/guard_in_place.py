@@ -13,7 +13,7 @@ from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import constant_tensor
 from graphscale.operators import Optimizer, optimizer_of
-from graphscale.passes.rewrite import Rewrite, StatePair
+from graphscale.passes.rewrite import Rewrite
 
 __all__ = ["copy_overwritten_input", "guard_accumulator", "guard_optimizer", "guard_written_input"]
 
@@ -44,13 +44,16 @@ def _set_input(node: ir.Node, index: int, value: ir.Value) -> None:
     node.replace_input_with(index, value)
 
 
-def _as_vector(build: Builder, flag: ir.Value) -> ir.Value:
-    shape = build.editor.shared_constant("graphscale/flag_shape", np.asarray([1], dtype=np.int64))
-    return build.op("Reshape", [flag, shape], name=f"{flag.name}.vector", dtype=ir.DataType.BOOL, shape=[1])
+def _as_vector(build: Builder, flag: ir.Value, name: str = "", shape: str = "flag_shape") -> ir.Value:
+    wanted = build.editor.shared_constant(f"graphscale/{shape}", np.asarray([1], dtype=np.int64))
+    return build.op("Reshape", [flag, wanted], name=name or f"{flag.name}.vector", dtype=ir.DataType.BOOL, shape=[1])
 
 
-def guard_optimizer(build: Builder, node: ir.Node, applies: ir.Value) -> None:
-    """Tell an optimizer operator to do nothing on a skipped step; kernels may write its states in place."""
+def guard_optimizer(build: Builder, node: ir.Node, applies: ir.Value, **names: str) -> None:
+    """Tell an optimizer operator to do nothing on a skipped step; kernels may write its states in place.
+
+    The names are those of the signal as a vector, `name`, and of the constant with its `shape`.
+    """
     optimizer = optimizer_of(node)
     if optimizer is None:
         return
@@ -63,7 +66,7 @@ def guard_optimizer(build: Builder, node: ir.Node, applies: ir.Value) -> None:
     if original is not None:
         signal = build.op("And", [original, applies], name="update_signal", like=original, dtype=ir.DataType.BOOL)
     elif optimizer.signal_shape:
-        signal = _as_vector(build, applies)
+        signal = _as_vector(build, applies, **names)
     _set_input(node, index, signal)
 
 
@@ -97,5 +100,4 @@ def guard_written_input(rewrite: Rewrite, build: Builder, node: ir.Node, i: int,
     copy_overwritten_input(build, node, i)
     build = dataclasses.replace(build, dtype=dtype_of(state))
     guarded = build.op("Where", [applies, new, state], name=f"{state.name}.guarded", like=state)
-    rewrite.bound.write_in_place(build, state, guarded)
-    rewrite.carried.append(StatePair(state, guarded, True, WRITTEN_IN_PLACE))
+    rewrite.carry(build, state, guarded, WRITTEN_IN_PLACE, in_place=True, guarded=True)

@@ -18,7 +18,7 @@ from graphscale.passes.guard_in_place import (
     guard_optimizer,
     guard_written_input,
 )
-from graphscale.passes.rewrite import Rewrite, RewritePass, StatePair
+from graphscale.passes.rewrite import Rewrite, RewritePass
 
 __all__ = ["GuardUpdates"]
 
@@ -85,9 +85,8 @@ def _carry(rewrite: Rewrite, build: Builder, update: Update, applies: ir.Value |
     # A state that is an output itself must hold the old value to the end of the step.
     in_place = in_place and not state.is_graph_output()
     if in_place:
-        rewrite.bound.write_in_place(build, state, new)
         editor.graph.outputs.remove(new)
-    rewrite.carried.append(StatePair(state, new, in_place, update.how, guarded=not update.kept))
+    rewrite.carry(build, state, new, update.how, in_place=in_place, guarded=not update.kept)
     return promoted or in_place or applies is not None
 
 

@@ -15,6 +15,7 @@ from graphscale.errors import PassOrderError
 from graphscale.graph.builder import Builder
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.graph_scale import GraphScale
+from graphscale.passes.nodes.write_order import write_in_place
 from graphscale.policy.loss_scale import FixedLossScale
 
 __all__ = ["Gradient", "Rewrite", "RewritePass", "StatePair"]
@@ -53,7 +54,7 @@ class StatePair:
     next: ir.Value
     in_place: bool
     how: str
-    guarded: bool = True
+    guarded: bool
 
 
 @dataclasses.dataclass
@@ -101,6 +102,12 @@ class Rewrite:
         """Return whether the loss scale is a fixed one, which has no state."""
         return isinstance(self.bound.policy, FixedLossScale)
 
+    def carry(self, build: Builder, state: ir.Value, value: ir.Value, how: str, in_place: bool, guarded: bool) -> None:
+        """Add a piece of carried state, and write it in place where that is wanted; see `StatePair`."""
+        if in_place:
+            write_in_place(build, state, value)
+        self.carried.append(StatePair(state, value, in_place, how, guarded))
+
     def attach(self) -> None:
         """Put this where the following passes find it."""
         self.model.meta[_KEY] = self
@@ -113,8 +120,7 @@ class Rewrite:
     @staticmethod
     def detach(model: ir.Model) -> Rewrite:
         """End the rewrite under way, and return it."""
-        rewrite = model.meta.pop(_KEY)
-        assert isinstance(rewrite, Rewrite)
+        rewrite: Rewrite = model.meta.pop(_KEY)
         return rewrite
 
 

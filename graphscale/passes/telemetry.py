@@ -6,17 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.report import TELEMETRY
 from graphscale.errors import InvalidLossScaleError, TargetError
 from graphscale.graph.builder import Builder
 from graphscale.passes.nodes.forward_values import find_forward_values
-from graphscale.passes.nodes.gradient_ranges import ROWS, add_ranges, read_zero_fraction
-from graphscale.passes.nodes.gradient_statistics import find_offender, zero_fraction
-from graphscale.passes.nodes.step_counters import add_counters
-from graphscale.passes.rewrite import Rewrite, RewritePass, StatePair
+from graphscale.passes.nodes.step_statistics import add_counters, add_ranges, find_offender, read_zeros, zero_fraction
+from graphscale.passes.rewrite import Rewrite, RewritePass
 from graphscale.passes.update_loss_scale import UpdateLossScale
 from graphscale.policy.dynamic_rule import MAX_COUNT
 from graphscale.targets import target_names
@@ -119,29 +116,20 @@ class AddTelemetry(RewritePass):
                 carried = {update.input for update in graph.updates}
                 rewrite.activations = find_forward_values(rewrite.model, graph.loss, carried)
             found = find_offender(build, gradients, finite, target, rewrite.activations)
-            zeros = (
-                self._measure(rewrite, build, counters["steps"][1]) if self.ranges else zero_fraction(build, gradients)
-            )
+            if self.ranges:
+                state, ranges = add_ranges(build, gradients, counters["steps"][1], self.every)
+                _carry(rewrite, build, "ranges", state, ranges)
+                zeros = read_zeros(build, ranges, len(gradients))
+            else:
+                zeros = zero_fraction(build, gradients)
             values = dict(zip(("cause", "offender", "activation"), found, strict=False)) | {"zero_fraction": zeros}
             for role, value in values.items():
                 build.editor.output(value, value.name or role)
             rewrite.telemetry.update(values)
         return True
 
-    def _measure(self, rewrite: Rewrite, build: Builder, steps: ir.Value) -> ir.Value:
-        """Carry the ranges of the gradients, and return the share of zeros."""
-        gradients = rewrite.checked
-        first = np.zeros((len(ROWS), len(gradients) + 1), dtype=np.float32)
-        state = build.editor.state("gradient_ranges", first)
-        ranges = add_ranges(build, gradients, steps, self.every, state)
-        _carry(rewrite, build, "ranges", state, ranges)
-        return read_zero_fraction(build, ranges, len(gradients))
-
 
 def _carry(rewrite: Rewrite, build: Builder, role: str, state: ir.Value, value: ir.Value) -> None:
-    bound = rewrite.bound
     build.editor.output(value, f"{state.name}.next")
-    if bound.target.in_place:
-        bound.write_in_place(build, state, value)
-    rewrite.carried.append(StatePair(state, value, bound.target.in_place, TELEMETRY, guarded=False))
+    rewrite.carry(build, state, value, TELEMETRY, in_place=rewrite.bound.target.in_place, guarded=False)
     rewrite.telemetry[role] = state

@@ -19,6 +19,9 @@ from graphscale.errors import InvalidLossScaleError
 
 __all__ = ["DynamicRule", "ScaleState", "check_number"]
 
+# The roles of the state that a rule carries from step to step, and of its flag.
+LOSS_SCALE, GOOD_STEPS, HYSTERESIS_LEFT, BAD_STEPS = "loss_scale", "good_steps", "hysteresis_left", "bad_steps"
+STUCK = "stuck"
 # The largest count of steps that a float32 counter holds exactly: the in-place targets keep one.
 MAX_COUNT = 2**24
 
@@ -136,6 +139,11 @@ class DynamicRule:
     def initial_state(self) -> ScaleState:
         """Return the state at the beginning."""
         return ScaleState(np.float32(self.initial_loss_scale), self.good_steps_at_start, self.hysteresis)
+
+    def carried(self, state: ScaleState) -> dict[str, float]:
+        """Return the numbers of a state that are carried from step to step in a graph, by their role."""
+        is_kept = {HYSTERESIS_LEFT: self.counts_hysteresis, BAD_STEPS: self.counts_bad_steps}
+        return {role: float(value) for role, value in vars(state).items() if is_kept.get(role, True)}
 
     def find_fault(self, state: ScaleState) -> str | None:
         """Return the first number of a state that no run of the rule reaches, in words; None where there is none."""

@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import ml_dtypes
@@ -23,16 +23,7 @@ from graphscale.policy.dynamic_rule import DynamicRule, check_number
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = [
-    "Binder",
-    "DynamicLossScale",
-    "FixedLossScale",
-    "GraphLossScale",
-    "LossScale",
-    "flatten",
-    "get",
-    "get_policy",
-]
+__all__ = ["DynamicLossScale", "FixedLossScale", "GraphLossScale", "LossScale", "flatten", "get", "get_policy"]
 
 
 class GraphLossScale(Protocol):
@@ -52,13 +43,6 @@ class GraphLossScale(Protocol):
         """Make in-place writes wait for all readers of the old values; return whether any did not."""
 
 
-class Binder(Protocol):
-    """A function that creates a loss scale's state in a graph."""
-
-    def __call__(self, loss_scale: LossScale, graph: ir.Graph | ir.Model, target: str) -> GraphLossScale:
-        """Return the loss scale in graph mode."""
-
-
 class LossScale(abc.ABC):
     """Base class of all loss scales.
 
@@ -66,10 +50,10 @@ class LossScale(abc.ABC):
     effect; in float16 it keeps small intermediate gradients from underflowing.
 
     Attributes:
-        binder: the function that `bind` calls; the package sets it, so that policies know no graphs.
+        binder: the function by which `bind` creates state; the package sets it, so that policies know no graphs.
     """
 
-    binder: ClassVar[Binder]
+    binder: ClassVar[Callable[[LossScale, ir.Graph | ir.Model, str], GraphLossScale]]
 
     @abc.abstractmethod
     def __call__(self) -> np.float32:
@@ -118,7 +102,7 @@ class LossScale(abc.ABC):
             `bound`: `bound()` is the scale, a scalar float32 value of the graph, and `bound.update(grads)` returns
             `(update_op, should_apply_gradients)`, the node that writes the new state and a scalar bool value.
         """
-        return self.binder(self, graph, target)
+        return LossScale.binder(self, graph, target)
 
     def to_json(self) -> str:
         """Return `{"class_name": ..., "config": {...}}` as JSON; `get` accepts the parsed form."""

@@ -114,12 +114,7 @@ def deepspeed(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
         ValueError: an option is out of its range.
     """
     return _preset(
-        options,
-        initial_loss_scale=2.0**16,
-        increment_period=1000,
-        growth_delay="first",
-        hysteresis=2,
-        on_stuck="flag",
+        options, initial_loss_scale=2.0**16, increment_period=1000, growth_delay="first", hysteresis=2, on_stuck="flag"
     )
 
 

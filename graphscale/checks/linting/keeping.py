@@ -18,8 +18,7 @@ from graphscale.checks.scaled_graph import COUNTERS
 from graphscale.errors import InvalidLossScaleError
 from graphscale.graph.values import constant_number, is_scalar, is_source, node_name, op_name
 from graphscale.operators import Trait, has_trait, nodes_with, optimizer_of, written_inputs
-from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
-from graphscale.passes.nodes.update_rule import initial_values
+from graphscale.policy.dynamic_rule import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 
 __all__ = ["UNSEEN"]
@@ -180,7 +179,7 @@ def _counts(context: LintContext) -> Iterator[Finding]:
     ranges: dict[str, tuple[float, float]] = {r: (0, most if most >= 0 else math.inf) for r, most in most_of.items()}
     firsts: dict[str, float] = {} if policy is None else {LOSS_SCALE: float(policy())}
     if dynamic is not None:
-        firsts = initial_values(dynamic, dynamic.initial_state())
+        firsts = dynamic.carried(dynamic.initial_state())
         ranges |= {role: dynamic.ranges[role] for role in (GOOD_STEPS, HYSTERESIS_LEFT)}
     for role, number in numbers.items():
         name = f"{context.named[role].name!r} begins with {number:g}"

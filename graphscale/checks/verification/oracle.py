@@ -12,10 +12,8 @@ from graphscale.checks.scaled_graph import RANGES
 from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
-from graphscale.passes.nodes.gradient_ranges import ROWS
-from graphscale.passes.nodes.update_nodes import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
-from graphscale.passes.nodes.update_rule import initial_values
-from graphscale.policy.dynamic_rule import DynamicRule, ScaleState
+from graphscale.passes.nodes.step_statistics import ROWS
+from graphscale.policy.dynamic_rule import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE, DynamicRule, ScaleState
 from graphscale.policy.loss_scale import DynamicLossScale
 
 __all__ = ["Oracle"]
@@ -47,7 +45,7 @@ class Oracle:
         rule = self.rule
         if rule is None:
             return [self._feeds({LOSS_SCALE: self.initial}, i) for i in range(2 if self._every else 1)]
-        first = initial_values(rule, rule.initial_state())
+        first = rule.carried(rule.initial_state())
         about_to_grow: dict[str, float] = {GOOD_STEPS: rule.steps_to_growth - 1}
         variants: list[dict[str, float]] = [
             {},

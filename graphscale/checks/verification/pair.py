@@ -33,7 +33,7 @@ from graphscale.graph.walks import check_order
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
 from graphscale.passes import run_passes
-from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION, initial_values
+from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 
@@ -291,7 +291,7 @@ def find_roles(pair: Pair) -> Roles:
     found, outputs = dict(pair.reading.named), {value.name: value for value in graph.outputs}
     wanted, states = ["loss_scale"], list[str]()
     if isinstance(pair.policy, DynamicLossScale):
-        states = ["loss_scale", *initial_values(pair.policy.rule, pair.policy.state)]
+        states = ["loss_scale", *pair.policy.rule.carried(pair.policy.state)]
         wanted += [*states, "all_finite", *([] if pair.policy.rule.on_stuck == "hold" else ["stuck"])]
     elif not pair.proved and "all_finite" not in names and "loss_scale" in names:
         # Another tool may have folded the constant.

@@ -30,7 +30,7 @@ from graphscale.lowering.lower_model import is_lowered
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
 from graphscale.ort.artifacts.folder import CHECKPOINT, MODELS, TRAINING_MODEL, ArtifactFolder, check_complete
 from graphscale.ort.artifacts.scale_folder import scale_artifacts
-from graphscale.ort.artifacts.window import initial_states
+from graphscale.ort.artifacts.training_scaling import initial_states
 from graphscale.pipeline import Model
 from graphscale.policy.loss_scale import FixedLossScale, LossScale
 from graphscale.replicas.buckets import LEAST_BYTES

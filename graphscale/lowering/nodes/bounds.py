@@ -13,60 +13,45 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Builder, Editor
+from graphscale.graph.builder import Builder
 from graphscale.graph.values import operand_at
-from graphscale.lowering.nodes.gradient_tests import GradientTest
-from graphscale.lowering.nodes.products import Product
-from graphscale.lowering.sizes import count_elements
-from graphscale.lowering.thresholds import Thresholds
+from graphscale.lowering.nodes.gradient_tests import GradientTest, Product
+from graphscale.lowering.thresholds import Thresholds, count_elements
 
-__all__ = [
-    "OPSET",
-    "ScalarBuilder",
-    "add_bound",
-    "add_inverse",
-    "add_sum",
-    "add_tests",
-    "rename_nodes",
-    "unscale_early",
-]
+__all__ = ["OPSET", "ScalarBuilder", "add_bound", "add_inverse", "add_sum", "add_tests", "unscale_early"]
 
 OPSET = 13  # since which ReduceSum takes its axes as an input
 
 # Far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 of them; a number that a file can hold.
 _SAFE = float(np.float32(1e36))
-_LARGEST = 126  # the power of two that is the largest one with a normal reciprocal
+# 2**126 is the largest power of two with a normal reciprocal.
+_NUMBERS = {"zero": 0, "half": 0.5, "one": 1, "limit": _SAFE, "largest_scale": 2.0**126, "no_remainder": 2.0**-24}
 
 
 class ScalarBuilder(Builder):
     """Creates nodes whose results are float32 scalars, or of the shape of an operand, in a graph or in a branch."""
 
-    def flag(self, op_type: str, inputs: Sequence[ir.Value]) -> ir.Value:
+    def flag(self, op_type: str, inputs: Sequence[ir.Value | None]) -> ir.Value:
         return self.op(op_type, inputs, dtype=ir.DataType.BOOL)
 
     def total(self, terms: Sequence[ir.Value]) -> ir.Value:
         """Add the sum of scalars."""
         return self.op("Sum", terms) if len(terms) > 1 else terms[0]
 
-    def constant(self, name: str, value: float) -> ir.Value:
-        with np.errstate(over="ignore"):
-            return self.editor.shared_constant(f"graphscale/{self.mark}.{name}", np.asarray(value, dtype=np.float32))
+    def constant(self, name: str) -> ir.Value:
+        array = np.asarray(_NUMBERS[name], dtype=np.float32)
+        return self.editor.shared_constant(f"graphscale/{self.mark}.{name}", array)
 
     def excess(self, number: ir.Value) -> ir.Value:
         """Add a node that gives the number if it is too large, else 0."""
         return self.op("ThresholdedRelu", [number], alpha=_SAFE)
 
-    @property
-    def one(self) -> ir.Value:
-        return self.constant("one", 1.0)
-
-    @property
-    def zero(self) -> ir.Value:
-        return self.constant("zero", 0.0)
-
-    @property
-    def limit(self) -> ir.Value:
-        return self.constant("limit", _SAFE)
+    def rename(self, body: ir.Graph) -> None:
+        """Give the nodes and values of a copied body names of their own."""
+        for node in body:
+            node.name = self.editor.unique(node.name or "node")
+            for value in node.outputs:
+                value.name = self.editor.unique(value.name or "value")
 
 
 def add_tests(
@@ -99,10 +84,10 @@ def add_tests(
         factors[test.division] = unscale_early(make, test.product, inverse, [bounds[-1], *before])
     # A sum below the limit has only terms below it; NaN is below nothing.
     if is_moved:
-        return make.flag("And", [make.flag("Less", [make.total(bounds), make.limit]), exact]), factors
+        return make.flag("And", [make.flag("Less", [make.total(bounds), make.constant("limit")]), exact]), factors
     # No quotient may overflow, either: a scale below 1 makes numbers larger.
-    is_large = make.flag("Less", [make.one, scale])
-    limit = make.op("Mul", [make.limit, make.op("Where", [is_large, make.one, scale])])
+    is_large = make.flag("Less", [make.constant("one"), scale])
+    limit = make.op("Mul", [make.constant("limit"), make.op("Where", [is_large, make.constant("one"), scale])])
     return make.flag("Less", [make.total(bounds), limit]), factors
 
 
@@ -113,10 +98,10 @@ def add_inverse(make: ScalarBuilder, scale: ir.Value) -> tuple[ir.Value, ir.Valu
     larger; and not so large that 1 / scale is subnormal. The largest such power of two divided by it leaves 0 then, and
     by any other number of at least 1 it leaves 2**-23 or more.
     """
-    remainder = make.op("Mod", [make.constant("largest_scale", 2.0**_LARGEST), scale], fmod=1)
-    is_power = make.flag("Less", [remainder, make.constant("no_remainder", 2.0**-24)])
-    exact = make.flag("And", [is_power, make.flag("Less", [make.constant("half", 0.5), scale])])
-    return exact, make.op("Where", [exact, make.op("Reciprocal", [scale]), make.one])
+    remainder = make.op("Mod", [make.constant("largest_scale"), scale], fmod=1)
+    is_power = make.flag("Less", [remainder, make.constant("no_remainder")])
+    exact = make.flag("And", [is_power, make.flag("Less", [make.constant("half"), scale])])
+    return exact, make.op("Where", [exact, make.op("Reciprocal", [scale]), make.constant("one")])
 
 
 def add_bound(make: ScalarBuilder, product: Product, sums: dict[ir.Value, ir.Value]) -> ir.Value:
@@ -134,7 +119,7 @@ def unscale_early(make: ScalarBuilder, product: Product, inverse: ir.Value, numb
     summation; or from an operand that is not finite, and neither is the gradient then. So NaN counts for 0.
     """
     excess = make.total([make.excess(number) for number in numbers])
-    factor = make.op("Clip", [excess, inverse, make.one])
+    factor = make.op("Clip", [excess, inverse, make.constant("one")])
     (node, index), cotangent = product.cotangent, operand_at(product.cotangent)
     node.replace_input_with(index, make.op("Mul", [cotangent, factor], like=cotangent))
     return factor
@@ -152,11 +137,3 @@ def add_sum(make: ScalarBuilder, value: ir.Value, thresholds: Thresholds) -> ir.
         axes = make.editor.shared_constant(f"graphscale/{make.mark}.axes.{rank}", np.arange(1, rank, dtype=np.int64))
         value = make.op("ReduceSum", [value, axes], keepdims=0, shape=ir.Shape(shape[:1]))
     return make.op("Abs", [make.op("ReduceSum", [value], keepdims=0)])
-
-
-def rename_nodes(editor: Editor, body: ir.Graph) -> None:
-    """Give the nodes and values of a copied body names of their own."""
-    for node in body:
-        node.name = editor.unique(node.name or "node")
-        for value in node.outputs:
-            value.name = editor.unique(value.name or "value")

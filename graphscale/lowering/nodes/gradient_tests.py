@@ -1,24 +1,39 @@
-"""The plan by which each gradient of a scaled step is tested and unscaled, and the finite check that tests replace."""
+"""The plan by which a gradient is tested and unscaled: as a product of matrices, by its operands, or by its own sum."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, replace_inputs
-from graphscale.graph.values import captured_values, uses_of
+from graphscale.graph.values import Use, operand_at, uses_of
 from graphscale.graph.walks import descendants
-from graphscale.lowering.delay_update import DelayUpdate
 from graphscale.lowering.merge_probes import MergeProbes
-from graphscale.lowering.nodes.products import Product, find_product, find_scaled
-from graphscale.lowering.sizes import count_elements
-from graphscale.lowering.thresholds import Thresholds
+from graphscale.lowering.multiply_first import is_number_up_to_one
+from graphscale.lowering.thresholds import VIEWS, Thresholds, count_elements, skip_views
+from graphscale.operators import attribute, has_trait
 from graphscale.passes import CheckFinite, UnscaleGradients
 
-__all__ = ["FiniteCheck", "GradientTest", "find_check", "find_probe", "plan_tests"]
+__all__ = ["GradientTest", "Product", "find_scaled", "find_total", "plan_test"]
+
+
+class Product(NamedTuple):
+    """A product of two matrices that is a gradient, or a part of it from -1 to 1; in any shape, order and sign.
+
+    No sum of absolute values of its elements is larger than that of one operand times that of the other: of operands
+    far from too large it is finite.
+
+    Attributes:
+        operands: the values that are multiplied, before views.
+        cotangent: the place where the product, or the transposition before that, reads its scaled operand.
+        is_exclusive: True if nothing but the gradient is computed from the product: it may be unscaled instead.
+    """
+
+    operands: tuple[ir.Value, ...]
+    cotangent: Use
+    is_exclusive: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,106 +53,108 @@ class GradientTest:
     early: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class FiniteCheck:
-    """The finite check of a step.
-
-    Attributes:
-        total: the sum of all probes.
-        flag: True if all gradients are finite.
-        decision: the flag, once every node that can fail has run.
-    """
-
-    total: ir.Node
-    flag: ir.Value
-    decision: ir.Value
-
-    def remove_probes(self, tests: Sequence[GradientTest], zero: ir.Value) -> None:
-        """Take the probes of gradients out of the sum, and out of the graph; `zero` stands for an empty sum."""
-        graph = self.total.graph
-        assert isinstance(graph, ir.Graph)
-        probes = {test.probe[-1].outputs[0] for test in tests}
-        kept = [value for value in self.total.inputs if value is not None and value not in probes]
-        replace_inputs(self.total, kept or [zero])
-        graph.remove([node for test in tests for node in test.probe], safe=True)
-
-    def redirect_readers(self, editor: Editor, finite: ir.Value, branch: ir.Graph) -> None:
-        """Redirect readers of the flag and the decision to another flag, but for those in a branch."""
-        asking = finite.producer()
-        for value in {self.flag, self.decision}:
-            uses = [
-                use
-                for use in uses_of(value)
-                if use.node.graph is not branch
-                and not DelayUpdate.inserted(use.node)
-                and not (asking is not None and use.node.outputs[0] is asking.inputs[0])
-            ]
-            editor.replace(value, finite, uses, "others")
-
-
-def find_check(graph: ir.Graph, decision: ir.Value, step: ir.Node) -> FiniteCheck | None:
-    """Find the finite check by standard operators that a step, an If, depends on by its condition alone."""
-    total = next((n for n in graph if n.op_type == "Sum" and CheckFinite.inserted(n)), None)
-    if total is None:
-        return None
-    value = total.outputs[0]
-    for op_type in ("IsNaN", "Not"):
-        uses = uses_of(value)
-        if len(uses) != 1 or uses[0].node.op_type != op_type or value.is_graph_output():
-            return None
-        value = uses[0].node.outputs[0]
-    outcome = descendants((node for node in graph if node is not step), [value])
-    if decision not in outcome or not outcome.isdisjoint(captured_values(step)):
-        return None
-    return FiniteCheck(total, value, decision)
-
-
-def plan_tests(
-    graph: ir.Graph, check: FiniteCheck, scale: ir.Value, step: ir.Node, thresholds: Thresholds, *, exact: bool
-) -> list[GradientTest]:
-    """Plan tests of large float32 gradients.
-
-    Where the scale is `exact`, a power of two, gradients that the step, an If, alone reads may be unscaled early.
-    """
-    divisions = [node for node in graph if UnscaleGradients.inserted(node)]
-    scaled = find_scaled(graph, scale)
-    tests = (_plan_test(node, check, scaled, step, thresholds, exact=exact) for node in divisions)
-    return [test for test in tests if test is not None]
-
-
-def _plan_test(
-    division: ir.Node, check: FiniteCheck, scaled: set[ir.Value], step: ir.Node, thresholds: Thresholds, *, exact: bool
+def plan_test(
+    division: ir.Node,
+    readers: Iterable[ir.Node],
+    total: ir.Node,
+    scaled: set[ir.Value],
+    thresholds: Thresholds,
+    *,
+    is_private: bool,
 ) -> GradientTest | None:
+    """Plan the test of a gradient; return None if it is small, or no float32 gradient with one probe.
+
+    Args:
+        division: the node that unscales it.
+        readers: the nodes that may begin its probe: they read it, or the buffer that it is added to.
+        total: the sum of all probes.
+        scaled: the values of `find_scaled`.
+        thresholds: the sizes from which a bound and early unscaling pay.
+        is_private: whether the gradient may be unscaled early, as far as its readers and the scale are concerned.
+    """
     gradient = division.outputs[0]
     if division.op_type != "Div" or gradient.dtype is not ir.DataType.FLOAT:
         return None
     if gradient.shape is None or not gradient.shape.is_static():
         return None
-    if math.prod(gradient.shape.numpy()) < thresholds.bound_elements:
+    size, probes = count_elements(gradient), [probe for node in readers if (probe := _find_probe(node, total))]
+    if size < thresholds.bound_elements or len(probes) != 1:
         return None
-    then = step.attributes["then_branch"].as_graph()
-    readers = [use.node for use in uses_of(gradient) if use.node.graph is not then]
-    only_step = exact and len(readers) == 1 and not gradient.is_graph_output()
-    probes = [probe for node in readers if (probe := find_probe(node, check.total)) is not None]
-    if len(probes) != 1:
-        return None
-    size, product = count_elements(gradient), find_product(division, scaled)
+    product = _find_product(division, scaled)
     if product is not None:
-        if only_step and product.is_exclusive and product.count_early() <= thresholds.unbounded_passes * size:
+        read_by_bound = sum(map(count_elements, {*product.operands}))
+        touched_early = read_by_bound + 2 * count_elements(operand_at(product.cotangent))
+        if is_private and product.is_exclusive and touched_early <= thresholds.unbounded_passes * size:
             return GradientTest(division, probes[0], product, early=True)
-        if product.count_reads() <= thresholds.bound_share * size:
+        if read_by_bound <= thresholds.bound_share * size:
             return GradientTest(division, probes[0], product)
     return GradientTest(division, probes[0])
 
 
-def find_probe(node: ir.Node, total: ir.Node) -> tuple[ir.Node, ...] | None:
-    """Return the nodes from a reader of a gradient to the sum of all probes, if they are a probe of it alone."""
+def _find_probe(node: ir.Node, total: ir.Node) -> tuple[ir.Node, ...]:
+    """Return the nodes from a reader of a gradient to the sum of all probes, none if they are no probe of it alone."""
     path = [node]
     while (MergeProbes.inserted(path[-1]) or CheckFinite.inserted(path[-1])) and len(path) < 5:
         uses = uses_of(path[-1].outputs[0])
         if len(uses) != 1:
-            return None
+            break
         if uses[0].node is total:
-            return None if any(each.op_type == "Concat" for each in path) else tuple(path)
+            return () if any(each.op_type == "Concat" for each in path) else tuple(path)
         path.append(uses[0].node)
-    return None
+    return ()
+
+
+def find_total(flag: ir.Value | None) -> ir.Node | None:
+    """Return the sum of all probes that a flag, true if all gradients are finite, alone depends on."""
+    value = flag
+    for op_type in ("Not", "IsNaN", "Sum"):
+        node = None if value is None else value.producer()
+        if node is None or node.op_type != op_type or not CheckFinite.inserted(node):
+            return None
+        if value is not flag and not _has_one_reader(node.outputs[0]):
+            return None
+        value = node.inputs[0]
+    return node
+
+
+def find_scaled(graph: ir.Graph, scale: ir.Value) -> set[ir.Value]:
+    """Find all values that depend on the loss scale before they are unscaled."""
+    return descendants((node for node in graph if not UnscaleGradients.inserted(node)), [scale])
+
+
+def _find_product(division: ir.Node, scaled: set[ir.Value]) -> Product | None:
+    """Find the product of matrices behind a gradient."""
+    value, is_exclusive = operand_at(Use(division, 0)), True
+    while (node := value.producer()) is not None and (index := _find_source(node)) is not None:
+        is_exclusive &= _has_one_reader(value)
+        value = operand_at(Use(node, index))
+    if node is None or node.domain != "" or node.op_type not in ("Gemm", "MatMul"):
+        return None
+    # A factor above 1 is not in the operands, and an addend has no bound.
+    if abs(attribute(node, "alpha", 1.0)) > 1 or any(value is not None for value in node.inputs[2:]):
+        return None
+    operands = [operand_at(Use(node, i)) for i in (0, 1)]
+    places = [i for i in (0, 1) if operands[i] in scaled]
+    # Operands and result have one type; some exporters declare that of the gradient alone.
+    dtypes = {operand.dtype or value.dtype for operand in operands}
+    if len(places) != 1 or dtypes != {ir.DataType.FLOAT}:
+        return None
+    [place] = places
+    use, transposition = Use(node, place), operands[place].producer()
+    if transposition is not None and transposition.op_identifier() == ("", "Transpose", ""):
+        if len(uses_of(operands[place])) == 1:
+            use = Use(transposition, 0)  # ONNX Runtime fuses the transposition with the product
+    return Product(tuple(map(skip_views, operands)), use, is_exclusive and _has_one_reader(value))
+
+
+def _find_source(node: ir.Node) -> int | None:
+    """Return the index of the operand whose elements a node moves, or multiplies by a constant number."""
+    if has_trait(node, VIEWS):
+        return 0
+    if node.domain != "" or node.op_type != "Mul":
+        return None
+    return next((1 - i for i in (0, 1) if is_number_up_to_one(node.inputs[i])), None)
+
+
+def _has_one_reader(value: ir.Value) -> bool:
+    return len(uses_of(value)) == 1 and not value.is_graph_output()

@@ -13,7 +13,7 @@ from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, read_folder, watched_outputs
-from graphscale.ort.artifacts.scale_folder import repair_versions, scale_artifacts, sort_others, write_artifacts
+from graphscale.ort.artifacts.scale_folder import repair_versions, scale_artifacts, write_artifacts
 from graphscale.passes import Autocast, run_passes
 from graphscale.passes.casting.cast_report import AutocastReport
 from graphscale.passes.casting.settings import make_settings
@@ -81,8 +81,8 @@ def autocast_artifacts(
         mixed.roles = watched_outputs(training, loss)
         run_passes(training, mixed)
     assert mixed.report is not None
-    others, left_out = sort_others(artifacts, {})
+    others = dict.fromkeys(artifacts.others())
     if written is not None:
         with write_folder(written) as temporary:
-            write_artifacts(artifacts, {}, others, temporary, unchanged)
-    return dataclasses.replace(mixed.report, warnings=(*warnings, *left_out, *mixed.report.warnings))
+            write_artifacts(artifacts, others, temporary, unchanged)
+    return dataclasses.replace(mixed.report, warnings=(*warnings, *mixed.report.warnings))

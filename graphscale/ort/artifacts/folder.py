@@ -17,7 +17,7 @@ from graphscale.errors import GradientError, ModelFileError, UnsupportedModelErr
 from graphscale.files import model_files
 from graphscale.files.external_data import external_tensors, leaves_folder
 from graphscale.files.limits import current_limits
-from graphscale.files.ort_checkpoint import Array, Checkpoint, read_checkpoint
+from graphscale.files.ort_checkpoint import Array, Checkpoint, is_checkpoint, read_checkpoint
 from graphscale.graph.stamp import refuse_scaled
 
 __all__ = [
@@ -75,6 +75,15 @@ class ArtifactFolder:
             if file.is_file() and file.name not in ARTIFACTS and file.resolve() not in weights:
                 _refuse_strange(file, self.path)
                 yield file
+
+    def further_checkpoint(self, file: Path) -> Checkpoint | None:
+        """Read a file that is a checkpoint of this model; None for another one."""
+        try:
+            checkpoint = read_checkpoint(file) if is_checkpoint(file) else None
+        except (ModelFileError, OSError):
+            return None
+        same = checkpoint is not None and checkpoint.trainable.keys() == self.checkpoint.trainable.keys()
+        return checkpoint if same else None
 
 
 def _refuse_strange(file: Path, folder: Path) -> None:

@@ -11,14 +11,14 @@ from onnx_ir.passes import PassResult
 
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.builder import Editor
-from graphscale.operators import Optimizer, optimizer_of
+from graphscale.operators import MICROSOFT, Optimizer, optimizer_of
 from graphscale.passes import CheckFinite, GraphPass
+from graphscale.passes.guard_in_place import guard_optimizer
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.targets import Target
 
 __all__ = ["GuardOptimizer", "trace_clips"]
 
-MICROSOFT = "com.microsoft"
 GRADIENTS = "gradients"
 _CLIP = "InplaceClipGradNorm"
 
@@ -63,7 +63,7 @@ class GuardOptimizer(GraphPass):
         finite = all_finite(CheckFinite.builder(editor), values, self.target)
         for clip in clips:
             _clip_if(editor, clip, finite)
-        _signal(editor, node, optimizer, finite)
+        guard_optimizer(self.builder(editor), node, finite, name="update_signal", shape="signal_shape")
         graph.sort()
         return PassResult(model, modified=True)
 
@@ -132,17 +132,3 @@ def _clip_if(editor: Editor, clip: ir.Node, finite: ir.Value) -> None:
     chosen.type = clipped.type or sequence.type
     editor.replace(clipped, chosen, uses, "unguarded")
     editor.graph.remove(clip, safe=True)
-
-
-def _signal(editor: Editor, node: ir.Node, optimizer: Optimizer, finite: ir.Value) -> None:
-    index = optimizer.update_signal
-    assert index is not None
-    build = GuardOptimizer.builder(editor, at=("before", node), dtype=ir.DataType.BOOL)
-    given = node.inputs[index] if index < len(node.inputs) else None
-    if given is not None:
-        signal = build.op("And", [given, finite], name="update_signal", like=given)
-    else:
-        shape = editor.constant("graphscale/signal_shape", np.asarray(optimizer.signal_shape, dtype=np.int64))
-        signal = build.op("Reshape", [finite, shape], name="update_signal", shape=optimizer.signal_shape)
-    node.resize_inputs(max(len(node.inputs), index + 1))
-    node.replace_input_with(index, signal)

@@ -13,7 +13,7 @@ from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import read_stamp
 from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, check_parameters
 from graphscale.ort.artifacts.scale_folder import with_states
-from graphscale.ort.artifacts.window import initial_states
+from graphscale.ort.artifacts.training_scaling import initial_states
 from graphscale.policy.loss_scale import get
 
 __all__ = ["ResumedArtifacts", "resume_artifacts"]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
 from collections.abc import Collection, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.report import Report
-from graphscale.errors import ModelFileError
 from graphscale.files import model_files
 from graphscale.files.external_data import external_tensors
-from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
+from graphscale.files.ort_checkpoint import Checkpoint, write_checkpoint
 from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
-from graphscale.graph.stamp import Stamp, read_stamp
+from graphscale.graph.stamp import read_stamp
 from graphscale.lowering.flag_window import can_flag
 from graphscale.lowering.lower_model import count_lowered, lower_model
 from graphscale.ort.artifacts.folder import (
@@ -38,20 +35,11 @@ from graphscale.ort.artifacts.folder import (
 from graphscale.ort.artifacts.optimizer_guard import GuardOptimizer
 from graphscale.ort.artifacts.training_scaling import scale_training_model
 from graphscale.passes import Autocast, run_passes
-from graphscale.pipeline import prepare
+from graphscale.pipeline import make_stamp, prepare
 from graphscale.policy.loss_scale import DynamicLossScale, get_policy
 from graphscale.targets import Target, check_versions, get_training_target
 
-__all__ = [
-    "ScaledArtifacts",
-    "further_checkpoint",
-    "repair_versions",
-    "scale_artifacts",
-    "sort_others",
-    "with_states",
-    "write_artifacts",
-]
-
+__all__ = ["ScaledArtifacts", "repair_versions", "scale_artifacts", "with_states", "write_artifacts"]
 
 _OPTIMIZER = "optimizer model: "  # begins the passes of that model in a report
 
@@ -124,7 +112,6 @@ def scale_artifacts(
         mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
         if mixed is not None:
             mixed.roles = watched_outputs(training, loss)
-        if mixed is not None:
             run_passes(training, mixed)
         states, names, report = scale_training_model(artifacts, policy, chosen, loss, skip_nonfinite)
         # A training session feeds all parameters of the training model to the eval model, by position.
@@ -132,28 +119,21 @@ def scale_artifacts(
         if isinstance(policy, DynamicLossScale) or skip_nonfinite:
             count = len(artifacts.checkpoint.trainable)
             GuardOptimizer(count, chosen, str(artifacts.path / OPTIMIZER_MODEL))(optimizer)
-        others, left_out = sort_others(artifacts, states)
+        others, left_out = _sort_others(artifacts, states)
         report = dataclasses.replace(
             report,
             inserted=report.inserted | _count_guards(optimizer),
             warnings=(*warnings, *left_out, *report.warnings),
             autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
         )
-        stamp = Stamp(
-            version=version("graphscale"),
-            policy=json.loads(policy.to_json()),
-            state={},
-            target=str(report.target),
-            names=names,
-            report=report.to_dict(),
-        )
         for model in artifacts.models.values():
-            stamp.write(model)
+            make_stamp(report, names).write(model)
     if lower and states and not chosen.cuda:
         report = _lower(artifacts, chosen, report)
     if written is not None:
         with write_folder(written) as temporary:
-            write_artifacts(artifacts, states, others, temporary)
+            artifacts.checkpoint = with_states(artifacts.checkpoint, states)
+            write_artifacts(artifacts, others, temporary)
     return ScaledArtifacts(written, report)
 
 
@@ -199,14 +179,14 @@ def repair_versions(artifacts: ArtifactFolder, target: Target) -> list[str]:
     return warnings
 
 
-def sort_others(
+def _sort_others(
     artifacts: ArtifactFolder, states: Mapping[str, float]
 ) -> tuple[dict[Path, Checkpoint | None], list[str]]:
     """Return the other files that go along, with the new content of checkpoints of the model among them; warnings."""
     files: dict[Path, Checkpoint | None] = {}
     warnings = []
     for file in artifacts.others():
-        checkpoint = further_checkpoint(artifacts, file) if states else None
+        checkpoint = artifacts.further_checkpoint(file) if states else None
         if checkpoint is None or not checkpoint.nominal:
             files[file] = None if checkpoint is None else with_states(checkpoint, states)
         else:
@@ -214,38 +194,21 @@ def sort_others(
     return files, warnings
 
 
-def further_checkpoint(artifacts: ArtifactFolder, file: Path) -> Checkpoint | None:
-    """Read a file that is a checkpoint of this model; None for another one."""
-    try:
-        checkpoint = read_checkpoint(file) if is_checkpoint(file) else None
-    except (ModelFileError, OSError):
-        return None
-    same = checkpoint is not None and checkpoint.trainable.keys() == artifacts.checkpoint.trainable.keys()
-    return checkpoint if same else None
-
-
 def write_artifacts(
-    artifacts: ArtifactFolder,
-    states: Mapping[str, float],
-    others: Mapping[Path, Checkpoint | None],
-    folder: Path,
-    unchanged: Collection[str] = (),
+    artifacts: ArtifactFolder, others: Mapping[Path, Checkpoint | None], folder: Path, unchanged: Collection[str] = ()
 ) -> None:
-    """Write all files of a folder: models, checkpoints that also hold these states, and copies of the others.
+    """Write all files of a folder: models, checkpoints, and copies of the others.
 
     Other files that have new content get it; models and the checkpoint whose names are `unchanged` are copied.
     """
-    for file, checkpoint in others.items():
-        if checkpoint is None:
-            shutil.copy2(file, folder / file.name)
-        else:
-            write_checkpoint(folder / file.name, checkpoint)
     for name, model in artifacts.models.items():
         if name in unchanged and not external_tensors(model):
             shutil.copy2(artifacts.path / name, folder / name)
         else:
             model_files.save(model, folder / name)
-    if CHECKPOINT in unchanged:
-        shutil.copy2(artifacts.path / CHECKPOINT, folder / CHECKPOINT)
-    else:
-        write_checkpoint(folder / CHECKPOINT, with_states(artifacts.checkpoint, states))
+    own = None if CHECKPOINT in unchanged else artifacts.checkpoint
+    for file, checkpoint in {**others, artifacts.path / CHECKPOINT: own}.items():
+        if checkpoint is None:
+            shutil.copy2(file, folder / file.name)
+        else:
+            write_checkpoint(folder / file.name, checkpoint)

@@ -15,7 +15,7 @@ from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import is_scaled, read_stamp
 from graphscale.ort.artifacts.folder import CHECKPOINT, MODELS, TRAINING_MODEL, ArtifactFolder, check_parameters
-from graphscale.ort.artifacts.scale_folder import further_checkpoint, write_artifacts
+from graphscale.ort.artifacts.scale_folder import write_artifacts
 from graphscale.stripping import is_rewritten, strip_model
 
 __all__ = ["strip_artifacts"]
@@ -56,11 +56,11 @@ def strip_artifacts(
     check_parameters(checkpoint, models[TRAINING_MODEL], str(path / CHECKPOINT), str(path / TRAINING_MODEL))
     stripped = {name: strip_model(models[name], str(path / name)) for name in rewritten}
     found = ArtifactFolder(path, models | stripped, _without(checkpoint, states))
-    further = {file: further_checkpoint(found, file) if states else None for file in found.others()}
+    further = {file: found.further_checkpoint(file) if states else None for file in found.others()}
     others = {file: held and _without(held, states) for file, held in further.items()}
     unchanged = {name for name in MODELS if name not in rewritten} | (set() if states else {CHECKPOINT})
     with write_folder(target) as temporary:
-        write_artifacts(found, {}, others, temporary, unchanged)
+        write_artifacts(found, others, temporary, unchanged)
     return rewritten
 
 

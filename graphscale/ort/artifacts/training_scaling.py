@@ -1,28 +1,67 @@
-"""Loss scaling in the training model of an artifact folder."""
+"""Loss scaling in the training model of an artifact folder: one decision for each window of accumulated gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import dataclasses
+from collections.abc import Collection, Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.proof import prove
-from graphscale.analysis.report import Report
-from graphscale.errors import GradientError
-from graphscale.graph.builder import shape_like
+from graphscale.analysis.report import STATE_OF_SCALE, Report
+from graphscale.errors import GradientError, InvalidLossScaleError
+from graphscale.graph.builder import Builder, Editor, Names, replace_reads, shape_like
 from graphscale.graph.types import dtype_of
+from graphscale.graph.values import uses_of
 from graphscale.graph.walks import ancestors, descendants
 from graphscale.operators import written_inputs
-from graphscale.ort.artifacts.folder import EVAL_MODEL, TRAINING_MODEL, ArtifactFolder, buffer_of, watched_outputs
-from graphscale.ort.artifacts.window import AccumulationWindow, initial_states
-from graphscale.passes import CheckFinite, GuardUpdates, OrderWrites, Rewrite, ScaleLoss, UnscaleGradients, scale_nodes
+from graphscale.ort.artifacts.folder import (
+    EVAL_MODEL,
+    LAZY_RESET_GRAD,
+    TRAINING_MODEL,
+    ArtifactFolder,
+    buffer_of,
+    watched_outputs,
+)
+from graphscale.passes import (
+    CheckFinite,
+    GuardUpdates,
+    OrderWrites,
+    Rewrite,
+    ScaleLoss,
+    UnscaleGradients,
+    UpdateLossScale,
+    scale_nodes,
+)
 from graphscale.passes.guard_in_place import guard_written_input
+from graphscale.passes.nodes.finite import all_finite
+from graphscale.passes.nodes.update_rule import add_update_rule
 from graphscale.passes.nodes.write_order import order_writes
 from graphscale.pipeline import complete_report, prove_rewrite
-from graphscale.policy.loss_scale import LossScale
+from graphscale.policy.dynamic_rule import LOSS_SCALE, STUCK, DynamicRule
+from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 from graphscale.targets import Target
 
-__all__ = ["scale_training_model"]
+__all__ = ["initial_states", "scale_training_model"]
+
+_WINDOW_FINITE = "window_finite"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Windows:
+    """The loss scale in windows of accumulated gradients.
+
+    Attributes:
+        loss_scale: the scale throughout the present window.
+        states: the state by its role, graph inputs without initializers, float32 scalars; none for a fixed scale.
+        all_finite: whether the gradients accumulated in the window so far are all finite, a scalar bool value; None
+            for a fixed scale.
+    """
+
+    loss_scale: ir.Value
+    states: dict[str, ir.Value]
+    all_finite: ir.Value | None
 
 
 def scale_training_model(
@@ -48,12 +87,9 @@ def scale_training_model(
         CheckFinite()(model)
     rewrite = Rewrite.detach(model)
     _check_accumulated(rewrite, checkpoint.trainable, str(artifacts.path / TRAINING_MODEL))
-    rewrite.attach()
     # A training session feeds the parameters of the training model, the state among them, to the eval model.
     taken = {*checkpoint.parameters, *ir.convenience.create_value_mapping(artifacts.models[EVAL_MODEL].graph)}
-    windows = AccumulationWindow(taken)
-    windows(model)
-    Rewrite.detach(model)
+    windows = _add_windows(rewrite, taken)
     editor = rewrite.bound.editor
     if rewrite.all_finite is not None:
         guard = GuardUpdates.builder(editor)
@@ -63,7 +99,7 @@ def scale_training_model(
         model.graph.sort()
     rewrite.bound.look_for_names()
     order_writes(OrderWrites.builder(editor))
-    scale, loss_value = windows.loss_scale or rewrite.bound(), rewrite.training_graph.loss
+    scale, loss_value = windows.loss_scale, rewrite.training_graph.loss
     prove_rewrite(rewrite, scale, model.graph)
     if windows.all_finite is not None:
         own, finite = scale_nodes(model.graph), windows.all_finite
@@ -105,3 +141,107 @@ def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) 
                 f"{name} does not accumulate the gradient {found.name!r}: nothing would skip a step for it; remove "
                 "the output that shows it"
             )
+
+
+def _add_windows(rewrite: Rewrite, taken: Collection[str]) -> _Windows:
+    """Run the update rule where a window begins, on what the window before left behind.
+
+    Before: `fc_grad = Div(fc_grad.scaled, current_loss_scale)`
+            `fc_grad.accumulation.out = InPlaceAccumulatorV2(fc_grad.accumulation.buffer, fc_grad, lazy_reset_grad)`
+    After:  `updates = And(lazy_reset_grad, window_finite >= 0)`
+            `next_scale, next_count = UpdateLossScale(current_loss_scale, good_steps, window_finite > 0)`
+            `window_loss_scale = Where(updates, next_scale, current_loss_scale)`, written to `current_loss_scale`
+            `fc_grad = Div(fc_grad.scaled, window_loss_scale)`
+            `window_finite` is assigned whether the accumulated gradients are all finite: 1 or 0
+
+    Before the first window `window_finite` is -1. The scale is constant within a window. A non-finite gradient stays
+    in its buffer to the window's end, so that the optimizer model, which looks at the buffers, skips the window.
+
+    Args:
+        rewrite: the rewrite, in which the loss scale is bound and the gradients are unscaled.
+        taken: names that the state must not get: those in the eval model and the checkpoint.
+    """
+    bound = rewrite.bound
+    policy, editor = bound.policy, bound.editor
+    if not isinstance(policy, DynamicLossScale):
+        return _Windows(bound(), {}, None)
+    if policy.rule.on_stuck == "accept":
+        raise InvalidLossScaleError(
+            'on_stuck="accept" has no effect in a training session, whose optimizer model sees the gradients '
+            'alone; choose "hold", "flag" or "reset"'
+        )
+    bound.look_for_names()
+    reads, states = uses_of(bound.loss_scale), dict(bound.states)
+    for role, number in initial_states(policy).items():
+        if role not in states:
+            states[role] = editor.state(role, np.asarray(number, dtype=np.float32))
+    for state in states.values():
+        _make_plain(editor, state, taken)
+    build = UpdateLossScale.builder(editor, shape=())
+    scale = _begin(build, rewrite, policy.rule, states)
+    replace_reads(bound.loss_scale, scale, reads)
+    gradients = [_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators]
+    decision = all_finite(CheckFinite.builder(editor), gradients, bound.target)
+    finite = states[_WINDOW_FINITE]
+    following = editor.builder("accumulation-window").cast(decision, ir.DataType.FLOAT, name=f"{finite.name}.next")
+    rewrite.carry(build, finite, following, STATE_OF_SCALE, in_place=True, guarded=False)
+    editor.graph.sort()
+    return _Windows(scale, states, decision)
+
+
+def _make_plain(editor: Editor, state: ir.Value, taken: Collection[str]) -> None:
+    """Leave the state's value to the checkpoint."""
+    wanted = state.name or ""
+    del editor.graph.initializers[wanted]
+    state.const_value = None
+    if wanted in taken:
+        state.name = Names([*taken, *(value.name or "" for value in editor.graph.inputs)]).reserve(wanted)
+        editor.refresh()
+        editor.renamed.append((wanted, state.name))
+
+
+def initial_states(policy: LossScale | None) -> dict[str, float]:
+    """Return the states of a loss scale and its window at the beginning, by their role; none for a fixed scale."""
+    if not isinstance(policy, DynamicLossScale):
+        return {}
+    states = policy.rule.carried(policy.state) | {_WINDOW_FINITE: -1.0}
+    return states if policy.rule.on_stuck == "hold" else states | {STUCK: 0.0}
+
+
+def _begin(build: Builder, rewrite: Rewrite, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
+    """Run the update rule if a window begins and there was one before; return the scale of the window."""
+    bound, editor, finite = rewrite.bound, rewrite.bound.editor, states[_WINDOW_FINITE]
+    resets = next(value for value in editor.graph.inputs if value.name == LAZY_RESET_GRAD)
+    shape = editor.constant("graphscale/scalar_shape", np.asarray([], dtype=np.int64))
+    zero = editor.constant("graphscale/no_window", np.asarray(0, dtype=np.float32))
+    flag, real = ir.DataType.BOOL, ir.DataType.FLOAT
+    begins = build.op("Reshape", [resets, shape], name="window_begins", dtype=flag)
+    first = build.op("Less", [finite, zero], name="first_window", dtype=flag)
+    later = build.op("Not", [first], name="not_first_window", dtype=flag)
+    updates = build.op("And", [begins, later], name="updates_loss_scale", dtype=flag)
+    was_finite = build.op("Greater", [finite, zero], name="last_window_finite", dtype=flag)
+    updated = add_update_rule(build, bound.model, rule, bound.states, was_finite, in_place=True)
+    following = dict(updated.next)
+    if updated.stuck is not None:
+        following[STUCK] = build.cast(updated.stuck, real, name="stuck.number")
+    window = {
+        role: build.op("Where", [updates, value, states[role]], name=f"window_{role}", dtype=real)
+        for role, value in following.items()
+    }
+    for role, value in window.items():
+        rewrite.carry(build, states[role], value, STATE_OF_SCALE, in_place=True, guarded=False)
+    return window[LOSS_SCALE]
+
+
+def _accumulated(rewrite: Rewrite, node: ir.Node) -> ir.Value:
+    """Return the accumulator's second output: its buffer, after the gradient was added."""
+    buffer = node.inputs[0]
+    assert buffer is not None
+    if len(node.outputs) < 2:
+        node.resize_outputs(2)
+    value = node.outputs[1]
+    if not value.name:
+        value.name = rewrite.bound.editor.unique(f"{buffer.name}.sum")
+        value.type = ir.TensorType(dtype_of(buffer))
+        value.shape = shape_like(buffer)
+    return value

@@ -1,11 +1,13 @@
-"""The optimizers of ONNX Runtime's training sessions in standard operators, with the formulas of their CPU kernels.
+"""The optimizers of ONNX Runtime's training sessions: read from an optimizer model, and written in standard operators.
 
-Operations come in the kernels' order, and in float32 but for the powers of the bias corrections, so that the results
-are the kernels' own; their coefficients `1 - alpha` are differences of float32 numbers too.
+The formulas are those of their CPU kernels. Operations come in the kernels' order, and in float32 but for the powers of
+the bias corrections, so that the results are the kernels' own; their coefficients `1 - alpha` are differences of
+float32 numbers too.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,16 +15,84 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.errors import UnsupportedModelError
 from graphscale.graph.builder import Editor
-from graphscale.ort.fusing.optimizer_model import AdamW
+from graphscale.graph.values import node_name
+from graphscale.operators import attribute, optimizer_of
+from graphscale.ort.artifacts.optimizer_guard import trace_clips
 
-__all__ = ["Formula", "add_sgd", "clip_by_norm", "make_adamw"]
+__all__ = ["AdamW", "Formula", "add_sgd", "clip_by_norm", "make_adamw", "read_optimizer"]
 
 # InplaceClipGradNorm divides by the norm plus this.
 _CLIP_EPSILON = 1e-6
 
 Operand = ir.Value | float | np.floating[Any]
 Rule = Callable[[ir.Value, ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value, ir.Value]]
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+    """The attributes of `com.microsoft.AdamWOptimizer`, with its defaults."""
+
+    alpha: float = 0.9
+    beta: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 1e-2
+    adam_mode: int = 0
+    correct_bias: int = 1
+
+
+def read_optimizer(model: ir.Model, name: str) -> tuple[AdamW | None, list[float]]:
+    """Read an optimizer model; messages call it by its path.
+
+    Returns:
+        the attributes of AdamWOptimizer, None for SGDOptimizerV2, which has none; the global norms that the gradients
+        are clipped to before, one after the other.
+
+    Raises:
+        UnsupportedModelError: it has an operator other than AdamWOptimizer, SGDOptimizerV2 and InplaceClipGradNorm,
+            or feeds them in another way than `generate_artifacts` does.
+    """
+    nodes = tuple(model.graph)
+    optimizers = [(node, found.inputs) for node in nodes if (found := optimizer_of(node)) and found.inputs]
+    if len(optimizers) != 1:
+        raise UnsupportedModelError(
+            f"{name} has {len(optimizers)} optimizer operators; one is needed, AdamWOptimizer or SGDOptimizerV2"
+        )
+    [(node, roles)] = optimizers
+    for index, operand in enumerate(node.inputs):
+        role = roles[index] if index < len(roles) else None
+        if role is None and operand is not None:
+            raise UnsupportedModelError(
+                f"{name} steers {node_name(node)!r} with the update signal {operand.name!r}, which a fused step "
+                "decides by itself; fuse the folder as generate_artifacts wrote it"
+            )
+        if role is not None and role != "gradients" and (operand is None or operand.name != role):
+            given = "nothing" if operand is None else repr(operand.name)
+            raise UnsupportedModelError(f"{name}: {node_name(node)!r} reads {given} where {role!r} is expected")
+    gradients, clips = trace_clips(node.inputs[roles.index("gradients")])
+    source = None if gradients is None else gradients.producer()
+    if source is not None:
+        raise UnsupportedModelError(
+            f"{name}: the optimizer's gradients come from {source.op_type} (node {node_name(source)!r}), not from "
+            "InplaceClipGradNorm"
+        )
+    if gradients is None or gradients.name != "gradients":
+        raise UnsupportedModelError(f"{name}: the optimizer's gradients do not come from the input 'gradients'")
+    others = [other for other in nodes if other is not node and other not in clips]
+    if others:
+        raise UnsupportedModelError(
+            f"{name}: fuse knows AdamWOptimizer, SGDOptimizerV2 and InplaceClipGradNorm, and not "
+            f"{others[0].op_type} (node {node_name(others[0])!r})"
+        )
+    attributes = {key: held.value for key, held in node.attributes.items()}
+    rule = AdamW(**attributes) if node.op_type == "AdamWOptimizer" else None
+    if rule is not None and (rule.adam_mode, rule.correct_bias) not in {(0, 1), (1, 0), (1, 1)}:
+        raise UnsupportedModelError(
+            f"{name}: ONNX Runtime has no AdamWOptimizer with adam_mode {rule.adam_mode} and correct_bias "
+            f"{rule.correct_bias}"
+        )
+    return rule, [attribute(clip, "max_norm", 1.0) for clip in reversed(clips)]
 
 
 class Formula:
@@ -35,17 +105,11 @@ class Formula:
         self._numbers: dict[tuple[float, ir.DataType], ir.Value] = {}
 
     def __call__(
-        self,
-        name: str,
-        op_type: str,
-        *operands: Operand,
-        like: ir.Value | None = None,
-        dtype: ir.DataType = ir.DataType.FLOAT,
-        **attributes: Any,
+        self, name: str, op_type: str, *operands: Operand, dtype: ir.DataType = ir.DataType.FLOAT, **options: Any
     ) -> ir.Value:
-        """Add a node, and return its output: of the shape of `like`, or a scalar."""
+        """Add a node, and return its output, a scalar if not said otherwise; the options are those of `Builder.op`."""
         inputs = [operand if isinstance(operand, ir.Value) else self._number(operand, dtype) for operand in operands]
-        return self.build.op(op_type, inputs, name=name, like=like, dtype=dtype, **attributes)
+        return self.build.op(op_type, inputs, name=name, dtype=dtype, **options)
 
     def _number(self, number: float | np.floating[Any], dtype: ir.DataType) -> ir.Value:
         key = (float(number), dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 
 import numpy as np
@@ -16,15 +16,15 @@ from graphscale.files.ort_checkpoint import Array, Checkpoint
 from graphscale.files.writing import MARK_KEY
 from graphscale.graph.builder import Editor
 from graphscale.graph.diagnosis import name_damage
-from graphscale.ort.artifacts.folder import OPTIMIZER_MODEL, TRAINING_MODEL, read_folder
-from graphscale.ort.fusing.formulas import Formula, add_sgd, clip_by_norm, make_adamw
-from graphscale.ort.fusing.optimizer_model import AdamW, read_optimizer
-from graphscale.ort.fusing.training_model import open_training_model
+from graphscale.graph.values import uses_of
+from graphscale.operators import MICROSOFT, written_inputs
+from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD, OPTIMIZER_MODEL, TRAINING_MODEL, buffer_of, read_folder
+from graphscale.ort.fusing.formulas import AdamW, Formula, add_sgd, clip_by_norm, make_adamw, read_optimizer
 from graphscale.passes import OrderWrites
-from graphscale.passes.nodes.write_order import order_writes
+from graphscale.passes.nodes.write_order import order_writes, write_in_place
 from graphscale.targets import check_versions, get_target
 
-__all__ = ["MOMENTS", "STEP", "FusedStep", "fuse"]
+__all__ = ["MOMENTS", "STEP", "FusedStep", "fuse", "set_value"]
 
 # The step counter, and what a checkpoint calls the moments of a parameter.
 STEP = "step"
@@ -78,9 +78,9 @@ def fuse(folder: str | os.PathLike[str], *, target: str = "onnx") -> FusedStep:
     loss = next(iter(model.graph.outputs), None)
     if loss is None or not loss.name or loss.dtype not in (None, ir.DataType.FLOAT):
         raise UnsupportedModelError(f"{name}: the first output must be the loss, a float32 scalar")
-    gradients, statistics = open_training_model(model.graph, checkpoint.trainable, checkpoint.frozen, name)
+    gradients, statistics = _open_training_model(model.graph, checkpoint.trainable, checkpoint.frozen, name)
     editor = Editor(model.graph)
-    states = _add_optimizer(editor, gradients, checkpoint, adamw, max_norms) | statistics
+    states = _add_optimizer(Formula(editor), gradients, checkpoint, adamw, max_norms) | statistics
     if chosen.in_place:
         _write_in_place(editor, states)
         updates = {}
@@ -92,15 +92,99 @@ def fuse(folder: str | os.PathLike[str], *, target: str = "onnx") -> FusedStep:
     return FusedStep(model, loss.name, updates, dict(editor.renamed))
 
 
+def _open_training_model(
+    graph: ir.Graph, trainable: Mapping[str, Array], frozen: Mapping[str, Array], name: str
+) -> tuple[dict[ir.Value, ir.Value], dict[ir.Value, ir.Value]]:
+    """Bind a training model to the values of a checkpoint, and take its gradient accumulation out.
+
+    Trainable parameters and running statistics become initializers that are graph inputs too; other frozen
+    parameters become constants. Each trainable one is an input of this shape and dtype.
+
+    Returns:
+        `{trainable parameter: its gradient}`, in the order of the inputs; `{running statistic: its next value}`.
+
+    Raises:
+        UnsupportedModelError: a gradient is not accumulated, or a parameter is not float32.
+    """
+    inputs = {value.name: value for value in graph.inputs}
+    for key, array in (*trainable.items(), *frozen.items()):
+        if key in inputs:
+            set_value(inputs[key], array)
+    parameters = [value for value in graph.inputs if value.name in trainable]
+    gradients = {parameter: _without_accumulator(graph, parameter, inputs, name) for parameter in parameters}
+    _drop_input(graph, inputs[LAZY_RESET_GRAD], name)
+    constants = [value for value in graph.inputs if value.name in frozen]
+    for value in (*parameters, *constants):
+        graph.register_initializer(value)
+    statistics = _statistics(graph, set(constants))
+    for value in constants:
+        if value not in statistics:
+            graph.inputs.remove(value)
+    return gradients, statistics
+
+
+def set_value(value: ir.Value, array: Array) -> None:
+    """Set the tensor of a value, and its type and shape."""
+    tensor = ir.tensor(array, name=value.name)
+    value.shape, value.type, value.const_value = ir.Shape(array.shape), ir.TensorType(tensor.dtype), tensor
+
+
+def _without_accumulator(
+    graph: ir.Graph, parameter: ir.Value, inputs: Mapping[str | None, ir.Value], name: str
+) -> ir.Value:
+    """Remove the accumulator of a parameter's gradient with its buffer, and return the gradient."""
+    buffer = inputs[buffer_of(parameter.name or "")]
+    uses = uses_of(buffer)
+    node = uses[0].node if len(uses) == 1 else None
+    if node is None or (node.domain, node.op_type) != (MICROSOFT, "InPlaceAccumulatorV2"):
+        raise UnsupportedModelError(
+            f"{name}: the gradient of {parameter.name!r} is not accumulated in an input "
+            f"{buffer.name!r} by InPlaceAccumulatorV2, as generate_artifacts makes it"
+        )
+    gradient = node.inputs[1]
+    if gradient is None or gradient.producer() is None:
+        raise UnsupportedModelError(f"{name}: no gradient of {parameter.name!r} is computed")
+    if parameter.dtype is not ir.DataType.FLOAT:
+        raise UnsupportedModelError(f"{name}: parameter {parameter.name!r} is {parameter.dtype}, and must be float32")
+    for output in node.outputs:
+        if output.is_graph_output():
+            graph.outputs.remove(output)
+    graph.remove(node, safe=True)
+    _drop_input(graph, buffer, name)
+    gradient.type = gradient.type or ir.TensorType(ir.DataType.FLOAT)
+    gradient.shape = gradient.shape or parameter.shape
+    return gradient
+
+
+def _drop_input(graph: ir.Graph, value: ir.Value, name: str) -> None:
+    if value.uses():
+        raise UnsupportedModelError(f"{name}: {value.name!r} is read by more than the gradient accumulation")
+    graph.inputs.remove(value)
+
+
+def _statistics(graph: ir.Graph, frozen: set[ir.Value]) -> dict[ir.Value, ir.Value]:
+    """Find the running statistics that operators write into a frozen parameter, each with its next value.
+
+    The operator gets a copy to write into, so that the present value stays what it is during the step.
+    """
+    found: dict[ir.Value, ir.Value] = {}
+    for node in tuple(graph):
+        for index, output in written_inputs(node).items():
+            state = node.inputs[index] if index < len(node.inputs) else None
+            if state in frozen and state is not None and output < len(node.outputs) and node.outputs[output].name:
+                found[state] = node.outputs[output]
+                # Sum of one operand copies; Identity would share the buffer.
+                held = ir.Value(name=f"{state.name}.copy", type=state.type, shape=state.shape)
+                node.replace_input_with(index, held)
+                graph.insert_before(node, ir.node("Sum", [state], outputs=[held], name=f"{state.name}/copy"))
+    return found
+
+
 def _add_optimizer(
-    editor: Editor,
-    gradients: Mapping[ir.Value, ir.Value],
-    checkpoint: Checkpoint,
-    adamw: AdamW | None,
-    max_norms: Sequence[float],
+    f: Formula, gradients: dict[ir.Value, ir.Value], checkpoint: Checkpoint, adamw: AdamW | None, max_norms: list[float]
 ) -> dict[ir.Value, ir.Value]:
     """Append an optimizer to an open training model, and return its states, each with its next value."""
-    f = Formula(editor)
+    editor = f.editor
     rate = ir.val(editor.unique("learning_rate", report=True), ir.DataType.FLOAT, [])
     # After the user's inputs, before the state.
     first = next(i for i, value in enumerate(editor.graph.inputs) if value.is_initializer())
@@ -139,10 +223,8 @@ def _add_moment(editor: Editor, weight: ir.Value, key: str, array: Array | None)
 def _write_in_place(editor: Editor, states: Mapping[ir.Value, ir.Value]) -> None:
     """Let the graph assign each state its next value, after all readers of the present one."""
     build = editor.builder("fuse", is_marked=False)
-    overwrite = editor.constant("optimizer/overwrite", np.asarray([True]))
     for state, value in states.items():
         if state.dtype is not ir.DataType.FLOAT:
             raise UnsupportedModelError(f"{state.name!r} is {state.dtype}; only float32 state can be written in place")
-        outputs = [(f"{state.name}.written", ir.DataType.BOOL, [1])]
-        build.node("InPlaceAccumulatorV2", [state, value, overwrite], outputs, domain="com.microsoft")
+        write_in_place(build, state, value, "optimizer/overwrite")
     order_writes(OrderWrites.builder(editor))

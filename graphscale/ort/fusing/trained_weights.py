@@ -26,8 +26,7 @@ from graphscale.files.tensor_files import read_npz, read_safetensors
 from graphscale.files.writing import MARK_KEY
 from graphscale.graph.diagnosis import name_damage
 from graphscale.ort.artifacts.folder import fits_shape
-from graphscale.ort.fusing.step import MOMENTS, STEP
-from graphscale.ort.fusing.training_model import set_value
+from graphscale.ort.fusing.step import MOMENTS, STEP, set_value
 
 __all__ = ["ExportedWeights", "WeightsError", "export_weights", "read_weights"]
 

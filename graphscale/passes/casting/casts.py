@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, behind, replace_reads
+from graphscale.graph.builder import Editor, behind, replace_outputs, replace_reads
 from graphscale.graph.marks import AUTOCAST, PASS_KEY, WAS_FLOAT
 from graphscale.graph.values import Use, constant_tensor, uses_of
 from graphscale.operators import Colour
@@ -113,10 +113,7 @@ class CastInserter:
             self._editor.replace(old, new, uses, "low")
             return
         replace_reads(old, new, uses)
-        outputs = old.graph.outputs
-        for i, output in enumerate(tuple(outputs)):
-            if output is old:
-                outputs[i] = new
+        replace_outputs(old, new)
 
     def _cast(self, value: ir.Value, to: ir.DataType, name: str) -> ir.Value:
         owner = value.graph if isinstance(value.graph, ir.Graph) else self.graph

@@ -10,13 +10,15 @@ import onnx_ir as ir
 
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import captured_values, constant_tensor
+from graphscale.graph.values import constant_tensor, operands_of
 from graphscale.graph.walks import nodes_above
 from graphscale.operators import OPERATORS, CastRule, Colour, Kind
-from graphscale.passes.casting.schema import Slots
 from graphscale.passes.casting.settings import Settings
 
-__all__ = ["PrecisionPlan", "Sides", "begin_plan", "takes_any_type"]
+__all__ = ["PrecisionPlan", "Sides", "Slots", "begin_plan", "takes_any_type"]
+
+# Indices of operands, and of results.
+Slots = tuple[tuple[int, ...], tuple[int, ...]]
 
 _SHAPE_READERS = frozenset(k for k, row in OPERATORS.items() if row.rule.kind is Kind.SHAPE and row.dtype is not None)
 _UNKNOWN_RULE = CastRule(Colour.DENY, "the operator is unknown")
@@ -26,14 +28,12 @@ class Sides(NamedTuple):
     """The float32 operands and results of a node.
 
     Attributes:
-        inputs: the indices of the operands that are float16 if the node is.
-        operands: these operands.
+        operands: the operands that are float16 if the node is.
         outputs: the results that are float16 if the node is.
         low: the indices of these operands, and of these results.
         wide: the indices of the other float32 operands and results.
     """
 
-    inputs: tuple[int, ...]
     operands: tuple[ir.Value, ...]
     outputs: tuple[ir.Value, ...]
     low: Slots
@@ -74,7 +74,7 @@ class PrecisionPlan:
 
     def reads_low(self, node: ir.Node, index: int) -> bool:
         """Return whether a node reads an operand in the small type."""
-        return node in self.low and index in self.sides[node].inputs
+        return node in self.low and index in self.sides[node].low[0]
 
 
 def _sides(node: ir.Node, rule: CastRule, floats: set[ir.Value]) -> Sides:
@@ -85,8 +85,7 @@ def _sides(node: ir.Node, rule: CastRule, floats: set[ir.Value]) -> Sides:
         wide = tuple(i for i in inputs if i in rule.wide_inputs), tuple(i for i in outputs if i in rule.wide_outputs)
         inputs, outputs = [i for i in inputs if i not in wide[0]], [i for i in outputs if i not in wide[1]]
     operands = tuple([value for i in inputs if (value := node.inputs[i]) is not None])
-    low = tuple(inputs), tuple(outputs)
-    return Sides(low[0], operands, tuple([node.outputs[i] for i in outputs]), low, wide)
+    return Sides(operands, tuple([node.outputs[i] for i in outputs]), (tuple(inputs), tuple(outputs)), wide)
 
 
 def begin_plan(training: TrainingGraph, settings: Settings) -> PrecisionPlan:
@@ -99,7 +98,7 @@ def begin_plan(training: TrainingGraph, settings: Settings) -> PrecisionPlan:
     given = {value for value in read.difference(typed) if value is not None}
     floats = {value for value, dtype in typed.items() if dtype is ir.DataType.FLOAT}
     floats.update(value for value in given if value.dtype is ir.DataType.FLOAT)
-    touching = (node for node in everything if _touches(node, floats))
+    touching = (n for n in everything if not (floats.isdisjoint(operands_of(n)) and floats.isdisjoint(n.outputs)))
     operators = {node: kind for node in touching if (kind := (node.domain, node.op_type)) not in _SHAPE_READERS}
     rules = {node: settings.rules.get(kind, _UNKNOWN_RULE) for node, kind in operators.items()}
     made = (node.outputs[0] for node, (_, op_type) in operators.items() if op_type == "Constant")
@@ -113,9 +112,3 @@ def begin_plan(training: TrainingGraph, settings: Settings) -> PrecisionPlan:
 def takes_any_type(node: ir.Node) -> bool:
     """Return whether a node reads the shape of its operand alone."""
     return (node.domain, node.op_type) in _SHAPE_READERS
-
-
-def _touches(node: ir.Node, floats: set[ir.Value]) -> bool:
-    """Return whether a node, or a body of it, reads or gives one of these values."""
-    own = floats.isdisjoint(node.inputs) and floats.isdisjoint(node.outputs)
-    return not own or not floats.isdisjoint(captured_values(node))

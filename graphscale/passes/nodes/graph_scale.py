@@ -6,8 +6,9 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.builder import Builder, Editor
-from graphscale.passes.nodes.update_nodes import GOOD_STEPS, LOSS_SCALE, STUCK
-from graphscale.passes.nodes.update_rule import UpdatedScale, add_update_rule, initial_values
+from graphscale.passes.nodes.update_rule import UpdatedScale, add_update_rule
+from graphscale.passes.nodes.write_order import write_in_place
+from graphscale.policy.dynamic_rule import GOOD_STEPS, LOSS_SCALE, STUCK
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from graphscale.targets import get_target
 
@@ -37,8 +38,7 @@ class GraphScale:
         self.policy = policy
         self.target = get_target(target)
         self.model = graph if isinstance(graph, ir.Model) else None
-        self.graph = graph.graph if isinstance(graph, ir.Model) else graph
-        self.editor = Editor(self.graph)
+        self.editor = Editor(graph.graph if isinstance(graph, ir.Model) else graph)
         self.updated: UpdatedScale | None = None
         self.alone = False
         self.states: dict[str, ir.Value] = {}
@@ -46,7 +46,7 @@ class GraphScale:
             self.loss_scale = self.editor.constant("current_loss_scale", np.asarray(policy(), dtype=np.float32))
             return
         count = np.float32 if self.target.in_place else np.int64
-        for role, value in initial_values(policy.rule, policy.state).items():
+        for role, value in policy.rule.carried(policy.state).items():
             name, dtype = ("current_loss_scale", np.float32) if role == LOSS_SCALE else (role, count)
             self.states[role] = self.editor.state(name, np.asarray(value, dtype=dtype))
         self.loss_scale = self.states[LOSS_SCALE]
@@ -83,7 +83,7 @@ class GraphScale:
             self.editor.output(updated.stuck, STUCK)
         if not in_place:
             return updated.node
-        writes = [self.write_in_place(build, state, value) for state, value in self.next_state.items()]
+        writes = [write_in_place(build, state, value) for state, value in self.next_state.items()]
         return writes[0]
 
     def applies(self, build: Builder, finite: ir.Value) -> ir.Value:
@@ -100,13 +100,3 @@ class GraphScale:
         """Take note of the names that others have put into the graph since, if anybody could have."""
         if not self.alone:
             self.editor.refresh()
-
-    def write_in_place(self, build: Builder, state: ir.Value, value: ir.Value) -> ir.Node:
-        """Add a node that assigns a float32 value to a state initializer, within the session."""
-        overwrite = self.editor.shared_constant("graphscale/overwrite", np.asarray([True]))
-        return build.node(
-            "InPlaceAccumulatorV2",
-            [state, value, overwrite],
-            [(f"{state.name}.written", ir.DataType.BOOL, [1])],
-            domain="com.microsoft",
-        )

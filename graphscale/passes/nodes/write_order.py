@@ -1,4 +1,4 @@
-"""Order of the readers of a state before the write that overwrites it."""
+"""Writes of states in place, and the order of the readers of a state before the write that overwrites it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from graphscale.graph.builder import Builder
 from graphscale.graph.values import Use, operand_at
 from graphscale.graph.walks import restore_order
 
-__all__ = ["add_reader_flag", "order_writes"]
+__all__ = ["add_never", "add_reader_flag", "order_writes", "write_in_place"]
+
+
+def write_in_place(build: Builder, state: ir.Value, value: ir.Value, constant: str = "graphscale/overwrite") -> ir.Node:
+    """Add a node that assigns a float32 value to a state initializer, within the session."""
+    overwrite = build.editor.shared_constant(constant, np.asarray([True]))
+    outputs = [(f"{state.name}.written", ir.DataType.BOOL, [1])]
+    return build.node("InPlaceAccumulatorV2", [state, value, overwrite], outputs, domain="com.microsoft")
 
 
 def order_writes(build: Builder) -> bool:
