@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor, inputs_of
 from graphscale.graph.walks import source_of
-from graphscale.operators import Kind, operators_of_kind, optimizer_of
+from graphscale.operators import Kind, optimizer_of, rule_of
 
 __all__ = ["assigns", "input_at", "is_comparison", "is_contradiction", "producer", "skip_ordering", "update_signal"]
 
@@ -37,7 +37,8 @@ def update_signal(node: ir.Node) -> ir.Value | None:
 
 def is_comparison(node: ir.Node) -> bool:
     """Return whether a node compares its operands."""
-    return (node.domain, node.op_type) in operators_of_kind(Kind.COMPARE)
+    rule = rule_of(node)
+    return rule is not None and rule.kind is Kind.COMPARE
 
 
 def is_contradiction(flag: ir.Value | None) -> bool:

@@ -24,7 +24,6 @@ from graphscale.checks.scaled_graph import OUTPUTS, read_scaled_graph
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files.reading import parse_json
 from graphscale.graph.stamp import SPLIT_KEY, is_scaled
-from graphscale.graph.values import contains_contraction
 from graphscale.operators import Trait, has_trait, optimizer_of
 from graphscale.policy.loss_scale import FixedLossScale
 

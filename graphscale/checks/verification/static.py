@@ -8,9 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from graphscale.analysis.hazards import is_fresh
 from graphscale.analysis.degrees import ZERO, Degrees
-from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers
+from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers, is_fresh
 from graphscale.analysis.proof import prove, reach_unchecked
 from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
