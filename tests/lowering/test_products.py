@@ -25,6 +25,8 @@ NUMBERS = (
     "float[4,3] zeros = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, "
     "float[4,3] infinite = {1, 0, 1, 0, -1, inf, 1, 0, 0, 1, 0.5, 1}, int64[1] first = {0}, int64[1] second = {1}, "
     "int64[1] three = {3}, int64[3] pairs = {2, 4, 4}, int64[3] pairs3 = {2, 4, 3}, "
+    "int64[8,1] places = {0, 1, 3, 0, 2, 1, 1, 0}, int64[4,1] turned = {3, 0, 2, 1}, int64[1] fourth = {4}, "
+    "int64[8,3] columns = {0, 1, 3, 0, 2, 1, 1, 0, 3, 2, 1, 0, 0, 1, 3, 0, 2, 1, 1, 0, 3, 2, 1, 0}, "
     "int64[2] matrix = {4, 3}, int64[3] deep = {4, 8, 1}, int64[3] kernel = {3, 8, 1}, int64[2] halves = {2, 2}"
 )
 EXACT = ("powers of two", "2**126", "powers of two below 1")
@@ -85,6 +87,14 @@ KINDS = {
         "a, b = Split <axis = 0> (xt, halves) g = MatMul(a, dy) h = MatMul(b, dy) dw = Concat <axis = 0> (h, g)"
     ),
     "two readers": Kind(PRODUCT + "h = Mul(g, kept) k = Neg(g) dw = Add(h, k)"),
+    "rows of a table": Kind('dw = ScatterND <reduction = "add"> (zeros, places, dy)', read=1),
+    "rows of a table, each once": Kind(
+        "four = Slice(dy, first, fourth, first) dw = ScatterND(zeros, turned, four)", read=1
+    ),
+    "elements of a table": Kind('dw = ScatterElements <axis = 0, reduction = "add"> (zeros, columns, dy)', read=1),
+    "a table that is not zero": Kind('dw = ScatterND <reduction = "add"> (m, places, dy)', MASK),
+    "the largest rows of a table": Kind('dw = ScatterND <reduction = "max"> (zeros, places, dy)'),
+    "another sign of a table": Kind('g = ScatterND <reduction = "add"> (zeros, places, dy) dw = Neg(g)', read=1),
     "an operator that is not known": Kind(PRODUCT + "dw = Max(g, g)"),
 }
 

@@ -2,8 +2,8 @@
 
 A gradient dw = MatMul(x, dy) has no element larger than the sum of all |x| times the sum of all |dy|, and neither has a
 part of its sums (the triangle inequality). Where that is far below the largest float32 number, dw is finite: x and dy
-are the activations of a batch, and smaller than the weights. A gradient that is no such product is read: where the sum
-of its elements is finite, so are they.
+are the activations of a batch, and smaller than the weights. The gradient of a table has no element larger than the sum
+of all |rows|. A gradient that is neither is read: where the sum of its elements is finite, so are they.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def add_bound(make: ScalarBuilder, product: Product, sums: dict[ir.Value, ir.Val
     for value in product.operands:
         if value not in sums:
             sums[value] = make.op("ReduceL1", [value], keepdims=0)
-    return make.op("Mul", [sums[value] for value in product.operands])
+    factors = [sums[value] for value in product.operands]
+    return make.op("Mul", factors) if len(factors) > 1 else factors[0]
 
 
 def unscale_early(make: ScalarBuilder, product: Product, inverse: ir.Value, numbers: Sequence[ir.Value]) -> ir.Value:

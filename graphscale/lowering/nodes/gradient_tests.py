@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from graphscale.graph.values import Use, operand_at, uses_of
+from graphscale.graph.values import Use, is_known_zero, operand_at, uses_of
 from graphscale.graph.walks import descendants
 from graphscale.lowering.merge_probes import MergeProbes
 from graphscale.lowering.multiply_first import is_number_up_to_one
@@ -19,11 +19,16 @@ from graphscale.passes import CheckFinite, UnscaleGradients
 __all__ = ["GradientTest", "Product", "find_scaled", "find_total", "plan_test"]
 
 
+# Operators that spread rows over zeros, or add them up there, with the index of the rows: the gradients of tables.
+_TABLES = {("", "ScatterND"): 2, ("", "ScatterElements"): 2, ("com.microsoft", "GatherGrad"): 2}
+_LARGEST_CONSTANT = 1024  # elements; larger ones stay unread
+
+
 class Product(NamedTuple):
     """A product of two matrices that is a gradient, or a part of it from -1 to 1; in any shape, order and sign.
 
     No sum of absolute values of its elements is larger than that of one operand times that of the other: of operands
-    far from too large it is finite.
+    far from too large it is finite. The gradient of a table counts as a product of one operand, the rows.
 
     Attributes:
         operands: the values that are multiplied, before views.
@@ -128,6 +133,12 @@ def _find_product(division: ir.Node, scaled: set[ir.Value]) -> Product | None:
     while (node := value.producer()) is not None and (index := _find_source(node)) is not None:
         is_exclusive &= _has_one_reader(value)
         value = operand_at(Use(node, index))
+    is_exclusive &= _has_one_reader(value)
+    if node is not None and _spreads_rows(node):
+        use = Use(node, _TABLES[node.domain, node.op_type])
+        rows = operand_at(use)
+        is_known = rows in scaled and (rows.dtype or value.dtype) is ir.DataType.FLOAT
+        return Product((skip_views(rows),), use, is_exclusive) if is_known else None
     if node is None or node.domain != "" or node.op_type not in ("Gemm", "MatMul"):
         return None
     # A factor above 1 is not in the operands, and an addend has no bound.
@@ -144,7 +155,15 @@ def _find_product(division: ir.Node, scaled: set[ir.Value]) -> Product | None:
     if transposition is not None and transposition.op_identifier() == ("", "Transpose", ""):
         if len(uses_of(operands[place])) == 1:
             use = Use(transposition, 0)  # ONNX Runtime fuses the transposition with the product
-    return Product(tuple(map(skip_views, operands)), use, is_exclusive and _has_one_reader(value))
+    return Product(tuple(map(skip_views, operands)), use, is_exclusive)
+
+
+def _spreads_rows(node: ir.Node) -> bool:
+    """Return whether a node spreads rows over zeros: no element is larger than the sum of all theirs."""
+    if node.domain != "" or (node.domain, node.op_type) not in _TABLES:
+        return (node.domain, node.op_type) in _TABLES
+    is_zero = is_known_zero(node.inputs[0], of_finite=False, largest=_LARGEST_CONSTANT)
+    return is_zero and attribute(node, "reduction", "none") in ("none", "add")
 
 
 def _find_source(node: ir.Node) -> int | None:
