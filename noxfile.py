@@ -10,7 +10,7 @@ nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["quick", "lint", "full", "stock", "pytorch", "mpi", "tensorflow", "docs"]
 
 PYTEST = ("python", "-m", "pytest", "-q")
-TWO_PROCESSES = ("-n", "2")
+TWO_PROCESSES = ("-n", "2", "--durations=40")
 # As in models/zoo/README.md. tf2onnx needs an older onnx.
 ZOO = {
     ("pytorch", "jax"): (

@@ -168,7 +168,7 @@ def _add_windows(rewrite: Rewrite, taken: Collection[str]) -> _Windows:
     if policy.rule.on_stuck == "accept":
         raise InvalidLossScaleError(
             'on_stuck="accept" has no effect in a training session, whose optimizer model sees the gradients '
-            'alone; choose "hold", "flag" or "reset"'
+            'alone; choose "hold", "flag", "stop" or "reset"'
         )
     bound.look_for_names()
     reads, states = uses_of(bound.loss_scale), dict(bound.states)
