@@ -43,7 +43,7 @@ def _sign_value(value: ir.Value, values: dict[ir.Value, bytes]) -> bytes:
 
 
 def _tensor_part(tensor: ir.TensorProtocol) -> bytes:
-    is_small = tensor.nbytes <= _SMALL and tensor.dtype is not ir.DataType.STRING
+    is_small = 0 < tensor.nbytes <= _SMALL and tensor.dtype is not ir.DataType.STRING
     return repr((tensor.dtype.name, [*tensor.shape])).encode() + (tensor.tobytes() if is_small else b"")
 
 
