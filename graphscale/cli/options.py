@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,6 @@ from graphscale.targets import target_names
 
 if TYPE_CHECKING:
     from graphscale.analysis.roles.answers import Answers
-    from graphscale.passes import AddTelemetry
 
 __all__ = [
     "BUCKET_SIZE",
@@ -46,7 +44,6 @@ __all__ = [
     "option",
     "parse_dims",
     "parse_loss_scale",
-    "parse_telemetry",
     "parse_updates",
     "read_roles",
 ]
@@ -151,23 +148,6 @@ def complete_telemetry(words: Sequence[str]) -> list[str]:
     form = re.compile("(ranges|activations)(,.*)?")
     pairs = itertools.zip_longest(words, words[1:], fillvalue="")
     return [f"{word}=" if word == "--telemetry" and not form.fullmatch(after) else word for word, after in pairs]
-
-
-def parse_telemetry(form: str | None, every: int | None) -> AddTelemetry | None:
-    """Turn `--telemetry` and `--telemetry-every` into the pass; None without the first.
-
-    Raises:
-        BadParameter: the second goes with ranges alone.
-        InvalidLossScaleError: there is no such form, or the number of steps is out of range.
-    """
-    from graphscale.passes import AddTelemetry
-
-    counting = None if form is None else AddTelemetry.of(form or True)
-    if every is None:
-        return counting
-    if counting is None or not counting.ranges:
-        raise typer.BadParameter("--telemetry-every goes with --telemetry ranges")
-    return dataclasses.replace(counting, every=every)
 
 
 def read_roles(path: Path | None) -> Answers | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,10 +55,15 @@ def scale(
     """
     from graphscale import pipeline
     from graphscale.ort.artifacts.scale_folder import scale_artifacts
+    from graphscale.passes import AddTelemetry
 
     hints = {"--seed": seed, "--gradient": gradient, "--update": update, "--roles": roles, "--keep": keep}
     more = {"--expose-scaled-loss": expose_scaled_loss, "--telemetry": telemetry is not None}
-    counting = options.parse_telemetry(telemetry, telemetry_every)
+    counting = None if telemetry is None else AddTelemetry.of(telemetry or True)
+    if telemetry_every is not None:
+        if counting is None or not counting.ranges:
+            raise typer.BadParameter("--telemetry-every goes with --telemetry ranges")
+        counting = dataclasses.replace(counting, every=telemetry_every)
     folder = options.is_folder(model, output, dry_run, {**hints, **more})
     if no_lower and not folder:
         raise typer.BadParameter("--no-lower is for a folder of artifacts; a graph is lowered for ort-cpu alone")

@@ -191,8 +191,7 @@ def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:
     gradients = gradients_of(model, cut.gradients)
     groups = in_stages(gradients, stages)
     models = cut_stages(model, cut, groups, states)
-    decision = stamp.names.get("all_finite")
-    if decision is not None:
+    if (decision := stamp.names.get("all_finite")) is not None:
         add_common_decision(update.graph, decision)
     return Halves(stamp, models, update, tuple(gradients), tuple(tuple(group) for group in groups), cut)
 

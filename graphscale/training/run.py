@@ -70,7 +70,7 @@ class World:
 
 
 class Interruption:
-    """A context that notes SIGINT and SIGTERM in `received`: the step that runs is finished, and its checkpoint.
+    """A context that notes SIGINT and SIGTERM in `received`; the step, its checkpoint and metrics are finished.
 
     A second signal does what it does elsewhere, so that a step that hangs can be ended. Outside the main thread, where
     Python allows no handlers, nothing is noted.

@@ -111,8 +111,7 @@ def _recorded(records: Sequence[StepRecord]) -> list[Curve]:
     if len({record.learning_rate for record in records}) > 1:
         curves.append(Curve("learning rate", lambda record: record.learning_rate))
     if any(record.zero_fraction is not None for record in records):
-        zeros = Curve("zero gradients (%)", lambda r: r.zero_fraction and 100 * r.zero_fraction, limits=(0, None))
-        curves.append(zeros)
+        curves.append(Curve("zero gradients (%)", lambda r: r.zero_fraction and 100 * r.zero_fraction, (0, None)))
     return curves
 
 

@@ -62,9 +62,8 @@ class TensorBoard:
             suffix = f".{os.getpid()}.{resume_after or 0}"
             self._writer: Any = EventsWriter(os.path.join(folder, "events"), suffix)
             if resume_after is not None:
-                start = SessionLog(status=SessionLog.START)
                 self._add(step=resume_after + 1, file_version="brain.Event:2")
-                self._add(step=resume_after + 1, session_log=start)
+                self._add(step=resume_after + 1, session_log=SessionLog(status=SessionLog.START))
         self.sync()
 
     def write(self, record: StepRecord) -> None:
