@@ -1,5 +1,7 @@
 """Each lowering pass's work as text: golden/PASS.onnxtxt is the step after it, and the next one's before.
 
+golden/training and golden/optimizer hold the two models of an artifact folder.
+
 After a wanted change: `UPDATE_GOLDEN=1 python -m pytest tests/lowering/test_golden.py`, and read the difference.
 """
 
@@ -14,7 +16,9 @@ import onnx_ir as ir
 
 import graphscale as gs
 from graphscale.lowering.lower_model import ORDER
+from graphscale.lowering.read_flag import ReadFlag
 from tests.build import linear_step
+from tests.conftest import MODELS
 from tests.lowering.test_small_gradients import BACKWARD, LARGE, SGD, STATE
 from tests.passes.test_golden import text_of
 from tests.session.plain import ALWAYS
@@ -54,5 +58,20 @@ def test_before_and_after() -> None:
         compare(kind.name, model)
 
 
+def test_models_of_an_artifact_folder(tmp_path: Path) -> None:
+    gs.scale_artifacts(MODELS / "ort" / "artifacts" / "digits_sgd", tmp_path / "scaled", lower=False)
+    for name in ("training", "optimizer"):
+        model = ir.load(tmp_path / "scaled" / f"{name}_model.onnx")
+        compare(f"{name}/scaled", model)
+        for kind in ORDER["training"]:
+            is_for_optimizer = kind is ReadFlag
+            assert kind(SIZES)(model).modified is (is_for_optimizer == (name == "optimizer")), kind.name
+            if is_for_optimizer == (name == "optimizer"):
+                compare(f"{name}/{kind.name}", model)
+
+
 def test_no_text_without_a_pass() -> None:
-    assert {path.stem for path in GOLDEN.iterdir()} == {"scaled", *(kind.name for kind in ORDER["cpu"])}
+    folders = {"training": [k for k in ORDER["training"] if k is not ReadFlag], "optimizer": [ReadFlag]}
+    named = {f"{folder}/{name}" for folder, kinds in folders.items() for name in ("scaled", *(k.name for k in kinds))}
+    named |= {"scaled", *(kind.name for kind in ORDER["cpu"])}
+    assert {path.relative_to(GOLDEN).with_suffix("").as_posix() for path in GOLDEN.rglob("*.onnxtxt")} == named
