@@ -18,9 +18,8 @@ from graphscale.passes import CheckFinite, UnscaleGradients
 
 __all__ = ["GradientTest", "Product", "find_scaled", "find_total", "plan_test"]
 
-
-# Operators that spread rows over zeros, or add them up there, with the index of the rows: the gradients of tables.
-_TABLES = {("", "ScatterND"): 2, ("", "ScatterElements"): 2, ("com.microsoft", "GatherGrad"): 2}
+# The gradients of tables, by operators that spread their third operand, rows, over zeros, or add them up there.
+_TABLES = {("", "ScatterND"), ("", "ScatterElements"), ("com.microsoft", "GatherGrad")}
 _LARGEST_CONSTANT = 1024  # elements; larger ones stay unread
 
 
@@ -133,21 +132,12 @@ def _find_product(division: ir.Node, scaled: set[ir.Value]) -> Product | None:
     while (node := value.producer()) is not None and (index := _find_source(node)) is not None:
         is_exclusive &= _has_one_reader(value)
         value = operand_at(Use(node, index))
-    is_exclusive &= _has_one_reader(value)
-    if node is not None and _spreads_rows(node):
-        use = Use(node, _TABLES[node.domain, node.op_type])
-        rows = operand_at(use)
-        is_known = rows in scaled and (rows.dtype or value.dtype) is ir.DataType.FLOAT
-        return Product((skip_views(rows),), use, is_exclusive) if is_known else None
-    if node is None or node.domain != "" or node.op_type not in ("Gemm", "MatMul"):
+    if node is None:
         return None
-    # A factor above 1 is not in the operands, and an addend has no bound.
-    if abs(attribute(node, "alpha", 1.0)) > 1 or any(value is not None for value in node.inputs[2:]):
-        return None
-    operands = [operand_at(Use(node, i)) for i in (0, 1)]
-    places = [i for i in (0, 1) if operands[i] in scaled]
+    operands = {i: operand_at(Use(node, i)) for i in _indices_of_factors(node)}
+    places = [i for i, operand in operands.items() if operand in scaled]
     # Operands and result have one type; some exporters declare that of the gradient alone.
-    dtypes = {operand.dtype or value.dtype for operand in operands}
+    dtypes = {operand.dtype or value.dtype for operand in operands.values()}
     if len(places) != 1 or dtypes != {ir.DataType.FLOAT}:
         return None
     [place] = places
@@ -155,15 +145,19 @@ def _find_product(division: ir.Node, scaled: set[ir.Value]) -> Product | None:
     if transposition is not None and transposition.op_identifier() == ("", "Transpose", ""):
         if len(uses_of(operands[place])) == 1:
             use = Use(transposition, 0)  # ONNX Runtime fuses the transposition with the product
-    return Product(tuple(map(skip_views, operands)), use, is_exclusive)
+    return Product(tuple(map(skip_views, operands.values())), use, is_exclusive and _has_one_reader(value))
 
 
-def _spreads_rows(node: ir.Node) -> bool:
-    """Return whether a node spreads rows over zeros: no element is larger than the sum of all theirs."""
-    if node.domain != "" or (node.domain, node.op_type) not in _TABLES:
-        return (node.domain, node.op_type) in _TABLES
-    is_zero = is_known_zero(node.inputs[0], of_finite=False, largest=_LARGEST_CONSTANT)
-    return is_zero and attribute(node, "reduction", "none") in ("none", "add")
+def _indices_of_factors(node: ir.Node) -> tuple[int, ...]:
+    """Return the indices of the matrices that a node multiplies, or of the rows that it spreads over zeros."""
+    if (node.domain, node.op_type) in _TABLES:
+        is_zero = node.domain != "" or is_known_zero(node.inputs[0], of_finite=False, largest=_LARGEST_CONSTANT)
+        return (2,) if is_zero and attribute(node, "reduction", "none") in ("none", "add") else ()
+    if node.domain != "" or node.op_type not in ("Gemm", "MatMul"):
+        return ()
+    # A factor above 1 is not in the operands, and an addend has no bound.
+    is_bounded = abs(attribute(node, "alpha", 1.0)) <= 1 and all(value is None for value in node.inputs[2:])
+    return (0, 1) if is_bounded else ()
 
 
 def _find_source(node: ir.Node) -> int | None:
