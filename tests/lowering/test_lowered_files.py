@@ -160,6 +160,7 @@ def test_models(name: str) -> None:
 OWN = [kind for kind in KINDS if kind.damage.__module__ == lowered.__name__]
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.name)
 def test_lint_notices_damage(kind: Kind) -> None:

@@ -89,7 +89,7 @@ def poisoned(batch: Arrays, value: float) -> Arrays:
     return found
 
 
-@pytest.mark.sample(len(UPDATED))
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scale", [1024.0, 2.0**126], ids=["usual", "enormous"])
 @pytest.mark.parametrize("name", UPDATED)
 def test_the_same_steps(name: str, scale: float) -> None:
@@ -102,7 +102,7 @@ def test_the_same_steps(name: str, scale: float) -> None:
     assert_same_steps(plain, lowered, [batch, batch, bad[0], batch, bad[1], bad[2], batch, batch])
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", UPDATED)
 def test_the_same_steps_of_a_file_for_a_gpu(name: str) -> None:
     """Plain and lowered for a CPU, as those of target onnx: its finite check has other nodes."""

@@ -79,7 +79,7 @@ def test_one_after_the_other(name: str, emulate: bool) -> None:
     assert_strips(gs.strip(scaled), original)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 @pytest.mark.parametrize("folder", sorted(path.name for path in (MODELS / "ort" / "artifacts").iterdir()))
 def test_fused_steps(folder: str, target: str) -> None:

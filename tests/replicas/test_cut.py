@@ -36,6 +36,7 @@ def assert_whole(scaled: gs.ScaledModel, parts: SplitStep, model: onnx.ModelProt
     assert_all_same_bits(found, expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("loss_scale", ["dynamic", 1024])
 def test_running_statistics_are_handed_on_as_means(loss_scale: str | float) -> None:
     """Guarded or not."""

@@ -52,6 +52,7 @@ def test_the_halves_are_the_whole_step_bit_for_bit(name: str, stages: int, size:
     assert applied == [True, True, False, True, True]
 
 
+@pytest.mark.full
 @each_step
 def test_buckets_hold_every_gradient_once_and_no_more_than_they_may(name: str) -> None:
     step = scaled(name)

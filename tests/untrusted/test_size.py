@@ -108,6 +108,7 @@ def test_models_that_need_not_grow(name: str, folder: Path) -> None:
         succeed(folder, *words.split())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", [growth.deep_body(1500), growth.wide_sum(6000)], ids=["deep body", "wide sum"])
 def test_lint_of_scaled_models_that_need_not_grow(model: onnx.ModelProto, folder: Path) -> None:
     gs.scale(model).save(folder / "scaled.onnx")

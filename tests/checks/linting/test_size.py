@@ -50,6 +50,7 @@ def damaged(model: ir.Model) -> ir.Model:
     return model
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["unscaled", "onnx", "ort-training", "damaged"])
 def test_the_work_grows_with_the_graph(kind: str) -> None:

@@ -229,6 +229,7 @@ def test_bad_input(arguments: list[str], words: list[str], folder: Path) -> None
 # --- a fused step -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 @pytest.mark.parametrize("name", NAMES)

@@ -69,7 +69,7 @@ def canonical(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.training
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("initial", [2.0**10, 2.0**60, 2.0**127])
 @pytest.mark.parametrize("form", LOWERED)
 @pytest.mark.parametrize("name", NAMES)
