@@ -194,7 +194,7 @@ def _none(d: Damaged, site: str) -> None:
     last.replace_input_with(1, last.inputs[2])
 
 
-@kind("a tensor that is taken for a finite one", _inside(_search, _feeds("IsNaN", "Where")), scaling=_MEASURED)
+@kind("a forward value never at fault", _inside(_search, _feeds("IsNaN", "Where")), scaling=_MEASURED)
 def _unread(d: Damaged, site: str) -> None:
     value = _search(d)[int(site)].outputs[0]
     _wrap(value, "And", d.number(False, ir.DataType.BOOL))

@@ -1,4 +1,4 @@
-"""Contractions that may be taken for the backward pass, and are no part of it: of predictions, and of an optimizer.
+"""Contractions outside the backward pass, of predictions and of an optimizer.
 
 A head whose result leaves the graph, and that the loss ignores, multiplies an activation by weights of its own; a
 validation loss has a forward pass on another batch. The backward pass of a contraction `y = a @ b` multiplies `a` or

@@ -12,7 +12,9 @@ from graphscale.analysis.report import TELEMETRY
 from graphscale.errors import InvalidLossScaleError, TargetError
 from graphscale.graph.builder import Builder
 from graphscale.passes.nodes.forward_values import find_forward_values
-from graphscale.passes.nodes.step_statistics import add_counters, add_ranges, find_offender, read_zeros, zero_fraction
+from graphscale.passes.nodes.gradient_ranges import add_ranges, read_zeros
+from graphscale.passes.nodes.gradient_statistics import find_offender, zero_fraction
+from graphscale.passes.nodes.step_counters import add_counters
 from graphscale.passes.rewrite import Rewrite, RewritePass
 from graphscale.passes.update_loss_scale import UpdateLossScale
 from graphscale.policy.dynamic_rule import MAX_COUNT

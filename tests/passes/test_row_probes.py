@@ -19,8 +19,9 @@ import graphscale as gs
 from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.graph.builder import PASS_KEY, Editor
 from graphscale.passes import CheckFinite, GuardUpdates
-from graphscale.passes.nodes import finite as sizes
-from graphscale.passes.nodes.finite import all_finite, row_widths
+from graphscale.passes.nodes import row_widths as sizes
+from graphscale.passes.nodes.finite import all_finite
+from graphscale.passes.nodes.row_widths import row_widths
 from graphscale.targets import get_target
 from tests.build import step
 from tests.conftest import MODEL_NAMES, ROOT, load_example, make_session

@@ -12,7 +12,7 @@ from graphscale.checks.scaled_graph import RANGES
 from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
-from graphscale.passes.nodes.step_statistics import ROWS
+from graphscale.passes.nodes.gradient_ranges import ROWS
 from graphscale.policy.dynamic_rule import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE, DynamicRule, ScaleState
 from graphscale.policy.loss_scale import DynamicLossScale
 

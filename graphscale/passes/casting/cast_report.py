@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.graph.values import node_name, op_name, uses_of
-from graphscale.passes.casting.denial import OPTIMIZER
 from graphscale.passes.casting.precision_plan import PrecisionPlan
+from graphscale.passes.casting.region import OPTIMIZER
 
 __all__ = ["AutocastReport", "OpReport", "make_cast_report"]
 
