@@ -57,7 +57,7 @@ class BoundAccumulation(LoweringPass):
         for test in found:
             assert test.product is not None
             bound = add_bound(make, test.product, sums)
-            factor = unscale_early(make, test.product, inverse, [bound])
+            factor = unscale_early(make, test.product, inverse, bound)
             fits = make.flag("And", [exact, make.flag("Less", [bound, make.constant("limit")])])
             _accumulate(make, test, fits, make.op("Mul", [scale, factor]))
         graph.sort()

@@ -18,8 +18,10 @@ from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
 from graphscale.lowering.multiply_first import has_powers_of_two
 from graphscale.lowering.nodes.bounds import OPSET, ScalarBuilder, add_tests
 from graphscale.lowering.nodes.gradient_tests import GradientTest, find_scaled, find_total, plan_test
+from graphscale.lowering.nodes.rates import find_rate
 from graphscale.lowering.select_update import SelectUpdate
 from graphscale.passes import CheckFinite, UnscaleGradients
+from graphscale.passes.nodes.write_order import add_never
 
 __all__ = ["BoundGradients"]
 
@@ -34,6 +36,10 @@ class BoundGradients(LoweringPass):
             `finite, w.next = If <then: True, f(raw);`
             `                     else: dw = Div(raw, Mul(scale, factor)); ok = ...(dw);`
             `                           ok, If <then: f(dw); else: w> (ok)> (Less(bound, 1e36))`
+
+    If the branch multiplies the gradient by a scalar, and does nothing else with it:
+    Before: `dw = Div(MatMul(x, dy), scale); w.next = If <then: Sub(w, Mul(dw, rate)); else: w> (finite)`
+    After:  `part = Mul(rate, 1 / scale); w.next = If <then: Sub(w, Mul(MatMul(x, dy), part)); ...`
 
     If the scale is no power of two:
     After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); dw = Div(MatMul(x, dy), scale)`
@@ -61,7 +67,7 @@ class BoundGradients(LoweringPass):
         if not tests or graph.opset_imports.get("", 0) < OPSET:
             return False
         make = ScalarBuilder(Editor(graph), self.name, "bound", dtype=ir.DataType.FLOAT, shape=())
-        fit, factors = add_tests(make, scale, tests, self.thresholds)
+        fit, factors, quotients = add_tests(make, scale, tests, self.thresholds)
         probes = {test.probe[-1].outputs[0] for test in tests}
         kept = [value for value in total.inputs if value is not None and value not in probes]
         replace_inputs(total, kept or [make.constant("zero")])
@@ -72,6 +78,8 @@ class BoundGradients(LoweringPass):
         for division in factors:
             unscaled = division.outputs[0]
             replace_reads(unscaled, operand_at(Use(division, 0)), uses_of(unscaled))
+        for place in filter(None, (test.rate for test in tests)):
+            place.node.replace_input_with(place.idx, quotients[operand_at(place)])
         then.outputs.insert(0, dataclasses.replace(make, body=then).flag("Identity", [at_once]))
         outputs = [("finite", ir.DataType.BOOL, ()), *((f"{v.name}.bound", v.dtype, v.shape) for v in update.outputs)]
         node = make.node("If", [at_once], outputs, attributes={"then_branch": then, "else_branch": otherwise})
@@ -79,9 +87,10 @@ class BoundGradients(LoweringPass):
             make.editor.replace(old, new, uses_of(old), "selected")
         graph.remove(update, safe=True)
         own = {at_once.producer(), *otherwise}
+        finite = make.flag("Or", [node.outputs[0], add_never(make, [fit], "first")])
         for value in {flag, decision}:
             uses = [use for use in uses_of(value) if use.node not in own and not DelayUpdate.inserted(use.node)]
-            make.editor.replace(value, node.outputs[0], uses, "others")
+            make.editor.replace(value, finite, uses, "others")
         graph.remove(list(factors), safe=True)
         graph.sort()
         return True
@@ -94,7 +103,12 @@ class BoundGradients(LoweringPass):
             gradient = division.outputs[0]
             readers = [use.node for use in uses_of(gradient) if use.node.graph is not then]
             is_private = exact and len(readers) == 1 and not gradient.is_graph_output()
-            tests.append(plan_test(division, readers, total, scaled, self.thresholds, is_private=is_private))
+            found = plan_test(
+                *(division, readers, total, scaled, self.thresholds),
+                is_private=is_private,
+                rate=find_rate(division, then),
+            )
+            tests.append(found)
         return [test for test in tests if test is not None]
 
 

@@ -8,6 +8,7 @@ of all |rows|. A gradient that is neither is read: where the sum of its elements
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ import onnx_ir as ir
 from graphscale.graph.builder import Builder
 from graphscale.graph.values import operand_at
 from graphscale.lowering.nodes.gradient_tests import GradientTest, Product
+from graphscale.lowering.nodes.rates import divide_rates
 from graphscale.lowering.thresholds import Thresholds, count_elements
 
 __all__ = ["OPSET", "ScalarBuilder", "add_bound", "add_inverse", "add_sum", "add_tests", "unscale_early"]
@@ -42,10 +44,6 @@ class ScalarBuilder(Builder):
         array = np.asarray(_NUMBERS[name], dtype=np.float32)
         return self.editor.shared_constant(f"graphscale/{self.mark}.{name}", array)
 
-    def excess(self, number: ir.Value) -> ir.Value:
-        """Add a node that gives the number if it is too large, else 0."""
-        return self.op("ThresholdedRelu", [number], alpha=_SAFE)
-
     def rename(self, body: ir.Graph) -> None:
         """Give the nodes and values of a copied body names of their own."""
         for node in body:
@@ -56,39 +54,42 @@ class ScalarBuilder(Builder):
 
 def add_tests(
     make: ScalarBuilder, scale: ir.Value, tests: Sequence[GradientTest], thresholds: Thresholds
-) -> tuple[ir.Value, dict[ir.Node, ir.Value]]:
-    """Compute bounds and sums, and unscale the cotangents of gradients whose bound fits.
+) -> tuple[ir.Value, dict[ir.Node, ir.Value], dict[ir.Value, ir.Value]]:
+    """Compute bounds and sums, unscale the cotangents of gradients whose bound fits, and divide rates.
 
     Returns:
         a flag: all gradients fit, and are unscaled exactly;
-        for each node that unscales a gradient, the factor of that gradient's cotangent.
+        for each node that unscales a gradient, the factor of that gradient's cotangent: 1 where the rate is divided;
+        the quotient of each rate.
     """
     sums, factors = dict[ir.Value, ir.Value](), dict[ir.Node, ir.Value]()
-    bounds, unseen, before = list[ir.Value](), list[ir.Value](), list[ir.Value]()
-    is_moved = any(test.early for test in tests)
+    forward = [value for test in reversed(tests) if test.product is not None for value in test.product.unscaled]
+    rates = [operand_at(test.rate) for test in tests if test.rate is not None]
+    is_moved = bool(rates) or any(test.early for test in tests)
     if is_moved:
         exact, inverse = add_inverse(make, scale)
+    bounds = []
     for test in tests:
         if test.product is None:
-            unseen.append(add_sum(make, test.division.outputs[0], thresholds))
-            bounds.append(unseen[-1])
-            continue
-        bounds.append(add_bound(make, test.product, sums))
-        if not test.early:
-            continue
-        # A factor waits for the sums of gradients before it. Nothing else does until the step is decided: ONNX Runtime
-        # would form them last, when the operands have left the caches.
-        if unseen:
-            before = [make.total([*before, *map(make.excess, unseen)])]
-            unseen = []
-        factors[test.division] = unscale_early(make, test.product, inverse, [bounds[-1], *before])
-    # A sum below the limit has only terms below it; NaN is below nothing.
+            bounds.append(add_sum(make, test.division.outputs[0], thresholds))
+        else:
+            bounds.append(add_bound(make, test.product, sums))
+        if test.rate is not None:
+            factors[test.division] = make.constant("one")
+        elif test.early and test.product is not None:
+            factors[test.division] = unscale_early(make, test.product, inverse, bounds[-1])
+    # A sum below the limit has only terms below it; NaN is below nothing. ONNX Runtime forms the terms in this order,
+    # as soon as it can: then their operands are still in the caches.
+    terms = [*dict.fromkeys(sums[value] for value in forward), *bounds]
+    total = functools.reduce(lambda one, other: make.op("Add", [one, other]), terms)
     if is_moved:
-        return make.flag("And", [make.flag("Less", [make.total(bounds), make.constant("limit")]), exact]), factors
+        fit = make.flag("And", [make.flag("Less", [total, make.constant("limit")]), exact])
+        quotients, flags = divide_rates(make, scale, inverse, rates)
+        return functools.reduce(lambda one, other: make.flag("And", [one, other]), flags, fit), factors, quotients
     # No quotient may overflow, either: a scale below 1 makes numbers larger.
     is_large = make.flag("Less", [make.constant("one"), scale])
     limit = make.op("Mul", [make.constant("limit"), make.op("Where", [is_large, make.constant("one"), scale])])
-    return make.flag("Less", [make.total(bounds), limit]), factors
+    return make.flag("Less", [total, limit]), factors, {}
 
 
 def add_inverse(make: ScalarBuilder, scale: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -113,13 +114,13 @@ def add_bound(make: ScalarBuilder, product: Product, sums: dict[ir.Value, ir.Val
     return make.op("Mul", factors) if len(factors) > 1 else factors[0]
 
 
-def unscale_early(make: ScalarBuilder, product: Product, inverse: ir.Value, numbers: Sequence[ir.Value]) -> ir.Value:
-    """Multiply the cotangent of a product by a factor, and return this: `inverse` if all numbers fit, otherwise 1.
+def unscale_early(make: ScalarBuilder, product: Product, inverse: ir.Value, bound: ir.Value) -> ir.Value:
+    """Multiply the cotangent of a product by a factor, and return this: `inverse` if its bound fits, otherwise 1.
 
     A bound that is NaN comes from zeros times a sum that has overflowed, and the gradient is 0 then, in any order of
     summation; or from an operand that is not finite, and neither is the gradient then. So NaN counts for 0.
     """
-    excess = make.total([make.excess(number) for number in numbers])
+    excess = make.op("ThresholdedRelu", [bound], alpha=_SAFE)
     factor = make.op("Clip", [excess, inverse, make.constant("one")])
     (node, index), cotangent = product.cotangent, operand_at(product.cotangent)
     node.replace_input_with(index, make.op("Mul", [cotangent, factor], like=cotangent))

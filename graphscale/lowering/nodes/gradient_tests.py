@@ -39,6 +39,11 @@ class Product(NamedTuple):
     cotangent: Use
     is_exclusive: bool
 
+    @property
+    def unscaled(self) -> list[ir.Value]:
+        """The operands but for the cotangent."""
+        return [value for value in self.operands if value is not skip_views(operand_at(self.cotangent))]
+
 
 @dataclasses.dataclass(frozen=True)
 class GradientTest:
@@ -49,12 +54,14 @@ class GradientTest:
         probe: the nodes of its finite check, in execution order, to be replaced.
         product: the product that the bound is computed from.
         early: whether the product is unscaled where it reads its cotangent.
+        rate: the place of a learning rate that is divided in the gradient's place, if any.
     """
 
     division: ir.Node
     probe: tuple[ir.Node, ...]
     product: Product | None = None
     early: bool = False
+    rate: Use | None = None
 
 
 def plan_test(
@@ -65,6 +72,7 @@ def plan_test(
     thresholds: Thresholds,
     *,
     is_private: bool,
+    rate: Use | None = None,
 ) -> GradientTest | None:
     """Plan the test of a gradient; return None if it is small, or no float32 gradient with one probe.
 
@@ -75,6 +83,7 @@ def plan_test(
         scaled: the values of `find_scaled`.
         thresholds: the sizes from which a bound and early unscaling pay.
         is_private: whether the gradient may be unscaled early, as far as its readers and the scale are concerned.
+        rate: the place of the learning rate that alone multiplies it, if there is one.
     """
     gradient = division.outputs[0]
     if division.op_type != "Div" or gradient.dtype is not ir.DataType.FLOAT:
@@ -84,15 +93,16 @@ def plan_test(
     size, probes = count_elements(gradient), [probe for node in readers if (probe := _find_probe(node, total))]
     if size < thresholds.bound_elements or len(probes) != 1:
         return None
-    product = _find_product(division, scaled)
+    product, rate = _find_product(division, scaled), rate if is_private else None
     if product is not None:
         read_by_bound = sum(map(count_elements, {*product.operands}))
         touched_early = read_by_bound + 2 * count_elements(operand_at(product.cotangent))
-        if is_private and product.is_exclusive and touched_early <= thresholds.unbounded_passes * size:
+        is_early = is_private and rate is None and product.is_exclusive
+        if is_early and touched_early <= thresholds.unbounded_passes * size:
             return GradientTest(division, probes[0], product, early=True)
         if read_by_bound <= thresholds.bound_share * size:
-            return GradientTest(division, probes[0], product)
-    return GradientTest(division, probes[0])
+            return GradientTest(division, probes[0], product, rate=rate)
+    return GradientTest(division, probes[0], rate=rate)
 
 
 def _find_probe(node: ir.Node, total: ir.Node) -> tuple[ir.Node, ...]:
