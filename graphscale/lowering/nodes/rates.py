@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import Builder
 from graphscale.graph.values import Use, operand_at, uses_of
-from graphscale.lowering.thresholds import same_shape
 
 __all__ = ["divide_rates", "find_rate"]
 
@@ -20,17 +19,14 @@ def find_rate(division: ir.Node, branch: ir.Graph) -> Use | None:
         division: the node that unscales the gradient.
         branch: the branch that computes the next values; the scalar comes from outside of it.
     """
-    gradient = division.outputs[0]
-    uses = [use for use in uses_of(gradient) if use.node.graph is branch]
-    if len(uses) != 1 or gradient in branch.outputs or not same_shape(operand_at(Use(division, 0)), gradient):
+    uses = [use for use in uses_of(division.outputs[0]) if use.node.graph is branch]
+    if len(uses) != 1 or (uses[0].node.domain, uses[0].node.op_type) != ("", "Mul"):
         return None
     node, index = uses[0]
-    if (node.domain, node.op_type) != ("", "Mul"):
-        return None
     rate = operand_at(Use(node, 1 - index))
     producer, is_scalar = rate.producer(), rate.shape is not None and rate.shape.rank() == 0
     is_outside = rate.graph is not branch and (producer is None or producer.graph is not branch)
-    return Use(node, 1 - index) if is_scalar and is_outside and rate.dtype is ir.DataType.FLOAT else None
+    return Use(node, 1 - index) if is_scalar and is_outside else None
 
 
 def divide_rates(
