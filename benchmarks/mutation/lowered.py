@@ -107,20 +107,31 @@ def _limit(d: Damaged, site: str) -> None:
     node.replace_input_with(1, d.number(np.inf))
 
 
-@kind("a cotangent unscaled by another factor", _inserted(BOUND, "Clip"))
+@kind("a reciprocal of another scale", _inserted(BOUND, "Reciprocal"))
+def _reciprocal(d: Damaged, site: str) -> None:
+    d.replace(d.nodes[site].outputs[0], d.number(2.0**-14))
+
+
+def _unscaled(d: Damaged) -> list[ir.Node]:
+    """The products by which cotangents and rates are unscaled, in the main graph or in a branch."""
+    marked = (node for node in d.graph.all_nodes() if node.metadata_props.get("graphscale.pass") == BOUND)
+    return [node for node in marked if node.op_type == "Mul" and _producer_type(node.inputs[1]) == "Where"]
+
+
+def _producer_type(value: ir.Value | None) -> str:
+    producer = None if value is None else value.producer()
+    return "" if producer is None else producer.op_type
+
+
+@kind("a cotangent or a rate unscaled by another factor", lambda d: map(str, range(len(_unscaled(d)))))
 def _factor(d: Damaged, site: str) -> None:
-    d.replace(d.nodes[site].outputs[0], d.number(2.0**-14))
+    _unscaled(d)[int(site)].replace_input_with(1, d.number(2.0**-14))
 
 
-@kind("a rate unscaled by another factor", _inserted(BOUND, "Reciprocal"))
-def _rate(d: Damaged, site: str) -> None:
-    d.replace(d.nodes[site].outputs[0], d.number(2.0**-14))
-
-
-@kind("a bound that any gradient may exceed", _inserted(BOUND, "Sum"))
+@kind("a bound that any gradient may exceed", _inserted(BOUND, "Add"))
 def _fewer(d: Damaged, site: str) -> None:
     node = d.nodes[site]
-    node.replace_input_with(0, node.inputs[1])
+    node.replace_input_with(1, node.inputs[0])
 
 
 @kind("more states in one buffer than is safe", _updates)

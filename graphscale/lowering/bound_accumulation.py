@@ -13,8 +13,8 @@ from graphscale.graph.builder import Editor, replace_outputs, replace_reads
 from graphscale.graph.values import Use, operand_at, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
 from graphscale.lowering.multiply_first import has_powers_of_two
-from graphscale.lowering.nodes.bounds import OPSET, ScalarBuilder, add_bound, add_inverse, unscale_early
-from graphscale.lowering.nodes.gradient_tests import GradientTest, find_scaled, find_total, plan_test
+from graphscale.lowering.nodes.bounds import OPSET, SAFE, ScalarBuilder, add_bound, add_inverse
+from graphscale.lowering.nodes.gradient_tests import GradientTest, Product, find_scaled, find_total, plan_test
 from graphscale.passes import UnscaleGradients
 
 __all__ = ["BoundAccumulation"]
@@ -57,7 +57,7 @@ class BoundAccumulation(LoweringPass):
         for test in found:
             assert test.product is not None
             bound = add_bound(make, test.product, sums)
-            factor = unscale_early(make, test.product, inverse, bound)
+            factor = _unscale_early(make, test.product, inverse, bound)
             fits = make.flag("And", [exact, make.flag("Less", [bound, make.constant("limit")])])
             _accumulate(make, test, fits, make.op("Mul", [scale, factor]))
         graph.sort()
@@ -74,6 +74,19 @@ class BoundAccumulation(LoweringPass):
             return None
         test = plan_test(division, readers, total, scaled, self.thresholds, is_private=True)
         return test if test is not None and test.early else None
+
+
+def _unscale_early(make: ScalarBuilder, product: Product, inverse: ir.Value, bound: ir.Value) -> ir.Value:
+    """Multiply the cotangent of a product by a factor, and return this: `inverse` if its bound fits, otherwise 1.
+
+    A bound that is NaN comes from zeros times a sum that has overflowed, and the gradient is 0 then, in any order of
+    summation; or from an operand that is not finite, and neither is the gradient then. So NaN counts for 0.
+    """
+    excess = make.op("ThresholdedRelu", [bound], alpha=SAFE)
+    factor = make.op("Clip", [excess, inverse, make.constant("one")])
+    (node, index), cotangent = product.cotangent, operand_at(product.cotangent)
+    node.replace_input_with(index, make.op("Mul", [cotangent, factor], like=cotangent))
+    return factor
 
 
 def _accumulate(make: ScalarBuilder, test: GradientTest, fits: ir.Value, rest: ir.Value) -> None:

@@ -1,7 +1,7 @@
 """bound-gradients: know that gradients are finite without reading them, and unscale them where that costs nothing.
 
-Where the scale is a power of two, dy can be divided by it instead of dw. Without an overflow the results are the same,
-bit for bit, unless a number is subnormal on the way. Otherwise dw is divided.
+Where the scale is a power of two, dy or the learning rate can be divided by it instead of dw. Without an overflow the
+results are the same, bit for bit, unless a number is subnormal on the way. Otherwise dw is divided.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import dataclasses
 
 import onnx_ir as ir
 
-from graphscale.graph.builder import Editor, replace_inputs, replace_reads
-from graphscale.graph.values import Use, captured_values, operand_at, uses_of
+from graphscale.graph.builder import Editor, replace_inputs
+from graphscale.graph.values import Use, cannot_fail, captured_values, operand_at, uses_of
 from graphscale.graph.walks import descendants
 from graphscale.lowering.delay_update import DelayUpdate
 from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
@@ -19,7 +19,8 @@ from graphscale.lowering.multiply_first import has_powers_of_two
 from graphscale.lowering.nodes.bounds import OPSET, ScalarBuilder, add_tests
 from graphscale.lowering.nodes.gradient_tests import GradientTest, find_scaled, find_total, plan_test
 from graphscale.lowering.nodes.rates import find_rate
-from graphscale.lowering.select_update import SelectUpdate
+from graphscale.lowering.nodes.unscaling import unscale_ahead, unscale_at_once
+from graphscale.lowering.select_update import SelectUpdate, find_private_nodes
 from graphscale.passes import CheckFinite, UnscaleGradients
 from graphscale.passes.nodes.write_order import add_never
 
@@ -27,24 +28,23 @@ __all__ = ["BoundGradients"]
 
 
 class BoundGradients(LoweringPass):
-    """Test gradients by the bounds of the operands that they come from.
+    """Test gradients by the bounds of the operands that they come from, before they are formed.
 
     Before: `dw = Div(MatMul(x, dy), scale); finite = ...(dw)`
             `w.next = If <then: f(dw); else: w> (finite)`
-    After:  `bound = Mul(ReduceL1(x), ReduceL1(dy)); factor = Clip(ThresholdedRelu <1e36> (bound), 1 / scale, 1)`
-            `raw = MatMul(x, Mul(dy, factor))`
-            `finite, w.next = If <then: True, f(raw);`
-            `                     else: dw = Div(raw, Mul(scale, factor)); ok = ...(dw);`
-            `                           ok, If <then: f(dw); else: w> (ok)> (Less(bound, 1e36))`
+    After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36)`
+            `finite, w.next = If <then: True, f(MatMul(x, Mul(dy, 1 / scale)));`
+            `                     else: dw = Div(MatMul(x, dy), scale); ok = ...(dw);`
+            `                           ok, If <then: f(dw); else: w> (ok)> (fits)`
+
+    What the branches alone need is computed there: a gradient is still in the caches when the update reads it. A table
+    stays outside, where an index could fail: `factor = Where(fits, 1 / scale, 1); ScatterND(zeros, i, Mul(rows, factor))`.
 
     If the branch multiplies the gradient by a scalar, and does nothing else with it:
     Before: `dw = Div(MatMul(x, dy), scale); w.next = If <then: Sub(w, Mul(dw, rate)); else: w> (finite)`
     After:  `part = Mul(rate, 1 / scale); w.next = If <then: Sub(w, Mul(MatMul(x, dy), part)); ...`
 
-    If the scale is no power of two:
-    After:  `fits = Less(Mul(ReduceL1(x), ReduceL1(dy)), 1e36); dw = Div(MatMul(x, dy), scale)`
-            `finite, w.next = If <then: True, f(dw);`
-            `                     else: ok = ...(dw); ok, If <then: f(dw); else: w> (ok)> (fits)`
+    If the scale is no power of two, both branches divide.
     """
 
     name = "bound-gradients"
@@ -67,19 +67,21 @@ class BoundGradients(LoweringPass):
         if not tests or graph.opset_imports.get("", 0) < OPSET:
             return False
         make = ScalarBuilder(Editor(graph), self.name, "bound", dtype=ir.DataType.FLOAT, shape=())
-        fit, factors, quotients = add_tests(make, scale, tests, self.thresholds)
+        fit = add_tests(make, scale, tests, self.thresholds)
         probes = {test.probe[-1].outputs[0] for test in tests}
         kept = [value for value in total.inputs if value is not None and value not in probes]
         replace_inputs(total, kept or [make.constant("zero")])
         graph.remove([node for test in tests for node in test.probe], safe=True)
-        at_once = make.flag("And", [fit, decision])
-        otherwise = _make_exact_branch(make, step, tests, factors, update)
         then = update.attributes["then_branch"].as_graph()
-        for division in factors:
-            unscaled = division.outputs[0]
-            replace_reads(unscaled, operand_at(Use(division, 0)), uses_of(unscaled))
-        for place in filter(None, (test.rate for test in tests)):
-            place.node.replace_input_with(place.idx, quotients[operand_at(place)])
+        moved = find_private_nodes(graph, cannot_fail, lambda use: use.node.graph is then)
+        graph.remove(moved)
+        then.insert_before(then[0], moved)
+        for test in tests:
+            unscale_ahead(make, test, fit, scale)
+        otherwise = _make_exact_branch(make, step, tests, moved, update)
+        for test in tests:
+            unscale_at_once(dataclasses.replace(make, body=then), test, fit)
+        at_once = make.flag("And", [fit.flag, decision])
         then.outputs.insert(0, dataclasses.replace(make, body=then).flag("Identity", [at_once]))
         outputs = [("finite", ir.DataType.BOOL, ()), *((f"{v.name}.bound", v.dtype, v.shape) for v in update.outputs)]
         node = make.node("If", [at_once], outputs, attributes={"then_branch": then, "else_branch": otherwise})
@@ -87,11 +89,10 @@ class BoundGradients(LoweringPass):
             make.editor.replace(old, new, uses_of(old), "selected")
         graph.remove(update, safe=True)
         own = {at_once.producer(), *otherwise}
-        finite = make.flag("Or", [node.outputs[0], add_never(make, [fit], "first")])
+        finite = make.flag("Or", [node.outputs[0], add_never(make, [fit.flag], "first")])
         for value in {flag, decision}:
             uses = [use for use in uses_of(value) if use.node not in own and not DelayUpdate.inserted(use.node)]
             make.editor.replace(value, finite, uses, "others")
-        graph.remove(list(factors), safe=True)
         graph.sort()
         return True
 
@@ -113,23 +114,22 @@ class BoundGradients(LoweringPass):
 
 
 def _make_exact_branch(
-    main: ScalarBuilder, step: ScaledStep, tests: list[GradientTest], factors: dict[ir.Node, ir.Value], update: ir.Node
+    main: ScalarBuilder, step: ScaledStep, tests: list[GradientTest], moved: list[ir.Node], update: ir.Node
 ) -> ir.Graph:
-    """Make the branch that tests the gradients themselves, and divides those that are still scaled."""
-    make, probes = main.within(f"{main.mark}.exact"), []
+    """Make the branch that tests the gradients themselves; it begins with copies of the nodes that have moved."""
     then, keep = (update.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
     apply = then.clone(allow_outer_scope_values=True)
+    main.rename(apply)
+    copies = list(apply)[: len(moved)]
+    apply.remove(copies)
+    make, probes = main.within(f"{main.mark}.exact", copies), []
+    twins = dict(zip(moved, copies, strict=True))
     for test in tests:
-        old = unscaled = test.division.outputs[0]
-        if test.division in factors:
-            scaled, rest = operand_at(Use(test.division, 0)), make.op("Mul", [step.scale, factors[test.division]])
-            unscaled = make.op("Div", [scaled, rest], like=scaled)
-            replace_reads(old, unscaled, [use for use in uses_of(old) if use.node.graph is apply])
-        product = make.op("Mul", [unscaled, make.constant("zero")], like=unscaled)
+        gradient = twins.get(test.division, test.division).outputs[0]
+        product = make.op("Mul", [gradient, make.constant("zero")], like=gradient)
         probes.append(make.op("ReduceSum", [product], keepdims=0))
     bad = make.flag("IsNaN", [make.total(probes)])
     finite = make.flag("And", [step.decision, make.flag("Not", [bad])])
-    make.rename(apply)
     outputs = [(f"{value.name}.exact", value.dtype, value.shape) for value in apply.outputs]
     node = make.node("If", [finite], outputs, attributes={"then_branch": apply, "else_branch": keep})
     return make.closed([finite, *node.outputs])

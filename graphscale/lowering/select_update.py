@@ -6,7 +6,7 @@ or leaves the old ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -17,7 +17,7 @@ from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
 from graphscale.lowering.thresholds import count_elements, same_shape
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["SelectUpdate"]
+__all__ = ["SelectUpdate", "find_private_nodes"]
 
 
 class SelectUpdate(LoweringPass):
@@ -71,17 +71,28 @@ def _is_guard(node: ir.Node, decision: ir.Value) -> bool:
 def _find_optimizer(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node]:
     """Return the nodes whose results only the guards need, for new values; in execution order."""
     guarding = set(guards)
-    optimizer: dict[ir.Node, None] = {}
+
+    def may_move(node: ir.Node) -> bool:
+        return node not in guarding and node.domain == ""
+
+    return find_private_nodes(graph, may_move, lambda use: use.node in guarding and use.idx == 1)
+
+
+def find_private_nodes(
+    graph: ir.Graph, may_move: Callable[[ir.Node], bool], is_meant: Callable[[Use], bool]
+) -> list[ir.Node]:
+    """Return the nodes that may move and whose results only some readers need; in execution order."""
+    found: dict[ir.Node, None] = {}
     for node in reversed(list(graph)):
         # Random numbers are drawn in every step, whether it is applied or not.
-        if node in guarding or node.domain != "" or has_trait(node, Trait.RANDOM) or subgraphs(node):
+        if not may_move(node) or has_trait(node, Trait.RANDOM) or subgraphs(node):
             continue
         uses = [use for value in node.outputs for use in uses_of(value)]
         if not uses or any(value.is_graph_output() for value in node.outputs):
             continue
-        if all(use.node in optimizer or (use.node in guarding and use.idx == 1) for use in uses):
-            optimizer[node] = None
-    return list(reversed(optimizer))
+        if all(use.node in found or is_meant(use) for use in uses):
+            found[node] = None
+    return list(reversed(found))
 
 
 def _make_branch(build: Builder, name: str, guards: Iterable[ir.Node], side: int, nodes: Sequence[ir.Node]) -> ir.Graph:

@@ -33,10 +33,11 @@ def _resolve_resize(node: ir.Node, rule: Rule) -> Rule:
 
 # --- sums of products, pooling, sampling, transforms ------------------------------------------------------------------
 _GREATEST = Trait.LOSES_NAN | Trait.LOSES_NEGATIVE
-row("MatMul Einsum", Rule(Kind.PRODUCT, contraction=True), casting=ALLOW)
+row("MatMul", Rule(Kind.PRODUCT, contraction=True), Trait.TOTAL_BY_SHAPES, ALLOW)
+row("Einsum", Rule(Kind.PRODUCT, contraction=True), casting=ALLOW)
 _convolution = Rule(Kind.PRODUCT, data=(0, 1), addends=(2,), contraction=True)
 _without_addend = Rule(Kind.PRODUCT, data=(0, 1), ignored=(2,), contraction=True)
-row("Gemm", _convolution, casting=ALLOW, resolve=_resolve_gemm)
+row("Gemm", _convolution, Trait.TOTAL_BY_SHAPES, ALLOW, resolve=_resolve_gemm)
 row("Conv ConvTranspose", _convolution, casting=ALLOW)
 # Operand 4 is a mask that multiplies; operand 2 says where to sample.
 row("DeformConv", Rule(Kind.PRODUCT, data=(0, 1, 4), addends=(3,), contraction=True))

@@ -52,8 +52,15 @@ def plain_and_lowered(
 
 
 def lowered_nodes(result: gs.ScaledModel, lowering: Thresholds = ALWAYS) -> Counter[tuple[str | None, str]]:
-    """Count the operators that each lowering pass added to the main graph of a session."""
-    return Counter((node.metadata_props.get(PASS_KEY), node.op_type) for node in lowered_graph(result, lowering))
+    """Count the operators of each pass in the graph of a session, as a step runs them whose gradients are bounded."""
+    nodes = nodes_at_once(lowered_graph(result, lowering))
+    return Counter((node.metadata_props.get(PASS_KEY), node.op_type) for node in nodes)
+
+
+def nodes_at_once(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes of the main graph, and of its branch for bounded gradients."""
+    branches = [node for node in graph if node.op_type == "If" and BoundGradients.inserted(node)]
+    return [*graph, *(inner for node in branches for inner in node.attributes["then_branch"].as_graph())]
 
 
 def assert_same_steps(plain: gs.Session, lowered: gs.Session, batches: list[Arrays]) -> list[bool]:

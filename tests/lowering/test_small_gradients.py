@@ -11,12 +11,18 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.graph.marks import PASS_KEY
+from graphscale.lowering.bound_gradients import BoundGradients
 from tests.build import feeds_for, linear_step, step
 from tests.conftest import Arrays
 from tests.lowering import test_products as products
 from tests.lowering.test_products import EXACT, POLICIES, Kind, spoiled
-from tests.lowering.test_same_steps import F32_MAX, assert_same_runs, assert_same_steps, plain_and_lowered
+from tests.lowering.test_same_steps import (
+    F32_MAX,
+    assert_same_runs,
+    assert_same_steps,
+    nodes_at_once,
+    plain_and_lowered,
+)
 from tests.session.plain import BY_ROWS, lowered_graph
 
 pytestmark = pytest.mark.sample(1)
@@ -223,9 +229,7 @@ def hidden_feeds(model: onnx.ModelProto) -> Arrays:
 
 
 def inserted(graph: ir.Graph, op_type: str) -> list[ir.Node]:
-    return [
-        node for node in graph if node.op_type == op_type and node.metadata_props.get(PASS_KEY) == "bound-gradients"
-    ]
+    return [node for node in nodes_at_once(graph) if node.op_type == op_type and BoundGradients.inserted(node)]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

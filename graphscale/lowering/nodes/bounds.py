@@ -9,25 +9,26 @@ of all |rows|. A gradient that is neither is read: where the sum of its elements
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.builder import Builder
-from graphscale.graph.values import operand_at
+from graphscale.graph.values import Use, operand_at
 from graphscale.lowering.nodes.gradient_tests import GradientTest, Product
 from graphscale.lowering.nodes.rates import divide_rates
 from graphscale.lowering.thresholds import Thresholds, count_elements
 
-__all__ = ["OPSET", "ScalarBuilder", "add_bound", "add_inverse", "add_sum", "add_tests", "unscale_early"]
+__all__ = ["OPSET", "SAFE", "Fit", "ScalarBuilder", "add_bound", "add_inverse", "add_sum", "add_tests"]
 
 OPSET = 13  # since which ReduceSum takes its axes as an input
 
 # Far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 of them; a number that a file can hold.
-_SAFE = float(np.float32(1e36))
+SAFE = float(np.float32(1e36))
 # 2**126 is the largest power of two with a normal reciprocal.
-_NUMBERS = {"zero": 0, "half": 0.5, "one": 1, "limit": _SAFE, "largest_scale": 2.0**126, "no_remainder": 2.0**-24}
+_NUMBERS = {"zero": 0, "half": 0.5, "one": 1, "limit": SAFE, "largest_scale": 2.0**126, "no_remainder": 2.0**-24}
 
 
 class ScalarBuilder(Builder):
@@ -44,52 +45,53 @@ class ScalarBuilder(Builder):
         array = np.asarray(_NUMBERS[name], dtype=np.float32)
         return self.editor.shared_constant(f"graphscale/{self.mark}.{name}", array)
 
-    def rename(self, body: ir.Graph) -> None:
-        """Give the nodes and values of a copied body names of their own."""
-        for node in body:
+    def rename(self, copies: Iterable[ir.Node]) -> None:
+        """Give copied nodes and their values names of their own."""
+        for node in copies:
             node.name = self.editor.unique(node.name or "node")
             for value in node.outputs:
                 value.name = self.editor.unique(value.name or "value")
 
 
-def add_tests(
-    make: ScalarBuilder, scale: ir.Value, tests: Sequence[GradientTest], thresholds: Thresholds
-) -> tuple[ir.Value, dict[ir.Node, ir.Value], dict[ir.Value, ir.Value]]:
-    """Compute bounds and sums, unscale the cotangents of gradients whose bound fits, and divide rates.
+class Fit(NamedTuple):
+    """What is known of gradients before they are formed.
 
-    Returns:
-        a flag: all gradients fit, and are unscaled exactly;
-        for each node that unscales a gradient, the factor of that gradient's cotangent: 1 where the rate is divided;
-        the quotient of each rate.
+    Attributes:
+        flag: all are finite, and can be unscaled exactly by a product with `inverse`.
+        inverse: 1 / scale; None if every gradient is divided.
+        quotients: each rate by the scale.
     """
-    sums, factors = dict[ir.Value, ir.Value](), dict[ir.Node, ir.Value]()
-    forward = [value for test in reversed(tests) if test.product is not None for value in test.product.unscaled]
-    rates = [operand_at(test.rate) for test in tests if test.rate is not None]
-    is_moved = bool(rates) or any(test.early for test in tests)
-    if is_moved:
-        exact, inverse = add_inverse(make, scale)
-    bounds = []
-    for test in tests:
-        if test.product is None:
-            bounds.append(add_sum(make, test.division.outputs[0], thresholds))
-        else:
-            bounds.append(add_bound(make, test.product, sums))
-        if test.rate is not None:
-            factors[test.division] = make.constant("one")
-        elif test.early and test.product is not None:
-            factors[test.division] = unscale_early(make, test.product, inverse, bounds[-1])
+
+    flag: ir.Value
+    inverse: ir.Value | None
+    quotients: dict[ir.Value, ir.Value]
+
+
+def add_tests(make: ScalarBuilder, scale: ir.Value, tests: Sequence[GradientTest], thresholds: Thresholds) -> Fit:
+    """Compute bounds and sums of gradients, and quotients of rates."""
+    sums: dict[ir.Value, ir.Value] = {}
+    bounds = [
+        add_sum(make, operand_at(Use(test.division, 0)) if test.rate else test.division.outputs[0], thresholds)
+        if test.product is None
+        else add_bound(make, test.product, sums)
+        for test in tests
+    ]
     # A sum below the limit has only terms below it; NaN is below nothing. ONNX Runtime forms the terms in this order,
     # as soon as it can: then their operands are still in the caches.
+    forward = [value for test in reversed(tests) if test.product is not None for value in test.product.unscaled]
     terms = [*dict.fromkeys(sums[value] for value in forward), *bounds]
     total = functools.reduce(lambda one, other: make.op("Add", [one, other]), terms)
-    if is_moved:
-        fit = make.flag("And", [make.flag("Less", [total, make.constant("limit")]), exact])
+    if any(test.early or test.rate is not None for test in tests):
+        exact, inverse = add_inverse(make, scale)
+        rates = [operand_at(test.rate) for test in tests if test.rate is not None]
         quotients, flags = divide_rates(make, scale, inverse, rates)
-        return functools.reduce(lambda one, other: make.flag("And", [one, other]), flags, fit), factors, quotients
+        conditions = [make.flag("Less", [total, make.constant("limit")]), exact, *flags]
+        flag = functools.reduce(lambda one, other: make.flag("And", [one, other]), conditions)
+        return Fit(flag, inverse, quotients)
     # No quotient may overflow, either: a scale below 1 makes numbers larger.
     is_large = make.flag("Less", [make.constant("one"), scale])
     limit = make.op("Mul", [make.constant("limit"), make.op("Where", [is_large, make.constant("one"), scale])])
-    return make.flag("Less", [total, limit]), factors, {}
+    return Fit(make.flag("Less", [total, limit]), None, {})
 
 
 def add_inverse(make: ScalarBuilder, scale: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -112,19 +114,6 @@ def add_bound(make: ScalarBuilder, product: Product, sums: dict[ir.Value, ir.Val
             sums[value] = make.op("ReduceL1", [value], keepdims=0)
     factors = [sums[value] for value in product.operands]
     return make.op("Mul", factors) if len(factors) > 1 else factors[0]
-
-
-def unscale_early(make: ScalarBuilder, product: Product, inverse: ir.Value, bound: ir.Value) -> ir.Value:
-    """Multiply the cotangent of a product by a factor, and return this: `inverse` if its bound fits, otherwise 1.
-
-    A bound that is NaN comes from zeros times a sum that has overflowed, and the gradient is 0 then, in any order of
-    summation; or from an operand that is not finite, and neither is the gradient then. So NaN counts for 0.
-    """
-    excess = make.op("ThresholdedRelu", [bound], alpha=_SAFE)
-    factor = make.op("Clip", [excess, inverse, make.constant("one")])
-    (node, index), cotangent = product.cotangent, operand_at(product.cotangent)
-    node.replace_input_with(index, make.op("Mul", [cotangent, factor], like=cotangent))
-    return factor
 
 
 def add_sum(make: ScalarBuilder, value: ir.Value, thresholds: Thresholds) -> ir.Value:

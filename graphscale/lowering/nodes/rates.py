@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import Builder
 from graphscale.graph.values import Use, operand_at, uses_of
+from graphscale.lowering.thresholds import same_shape
 
 __all__ = ["divide_rates", "find_rate"]
 
@@ -21,6 +22,8 @@ def find_rate(division: ir.Node, branch: ir.Graph) -> Use | None:
     """
     uses = [use for use in uses_of(division.outputs[0]) if use.node.graph is branch]
     if len(uses) != 1 or (uses[0].node.domain, uses[0].node.op_type) != ("", "Mul"):
+        return None
+    if not same_shape(operand_at(Use(division, 0)), division.outputs[0]):
         return None
     node, index = uses[0]
     rate = operand_at(Use(node, 1 - index))
