@@ -74,8 +74,8 @@ SETS = {
     ),
     Trait.TOTAL_BY_AXES: "ReduceL1 ReduceL2 ReduceMean ReduceSum ReduceSumSquare",
     Trait.TOTAL_BY_SHAPES: (
-        "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max "
-        "Mean Min Mul Or PRelu Pow Sub Sum Where Xor"
+        "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Gemm Greater GreaterOrEqual Less LessOrEqual "
+        "MatMul Max Mean Min Mul Or PRelu Pow Sub Sum Where Xor"
     ),
     Trait.SHARES_BUFFER: (
         "Flatten Identity Optional OptionalGetElement Reshape SequenceAt SequenceConstruct SequenceInsert "

@@ -32,6 +32,8 @@ from tests.conftest import (
 pytestmark = pytest.mark.sample(5)
 
 HALF_PRECISION = "pytorch/mlp_float16"
+# The bias of a convolution before a batch norm moves nothing: its gradient is 0, and what is computed depends on the CPU.
+ZEROS = {f"{layer}.bias_grad.accumulation.buffer" for layer in ("conv1", "conv2")}
 CONTRACTIONS = {"Conv", "ConvTranspose", "Einsum", "FusedMatMul", "Gemm", "MatMul"}
 GRADIENT_OPERATOR = re.compile("Grad(_|$)")
 # The weight to spoil in the graphs whose batch is whole numbers: the result depends on it everywhere.
@@ -55,6 +57,9 @@ def test_the_export_computes_what_the_framework_did(example: Example) -> None:
     for actual, expected in ((outputs, example.expected), (left, example.after)):
         for name, wanted in expected.items():
             assert (actual[name].dtype, actual[name].shape) == (wanted.dtype, wanted.shape), name
+            if example.name == "ort/conv" and name in ZEROS:
+                assert max(np.abs(actual[name]).max(), np.abs(wanted).max()) < 1e-6
+                continue
             largest = max(float(np.abs(wanted).max()), 1e-6)
             np.testing.assert_allclose(actual[name], wanted, rtol=0, atol=tolerance * largest, err_msg=name)
 
