@@ -1,0 +1,27 @@
+"""The standard form of each training operator against recorded results of the kernels, on any ONNX Runtime."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+
+import pytest
+
+from graphscale.passes.lower_training_ops import FORMULAS
+from tests.passes.training_ops.cases import check_case
+from tests.passes.training_ops.recorded_cases import FOLDER, Recorded, read_cases
+
+
+@functools.cache
+def recorded() -> dict[tuple[str, str], list[Recorded]]:
+    cases = defaultdict(list)
+    for path in sorted(FOLDER.glob("*.npz")):
+        for case, results in read_cases(path):
+            cases[case.domain, case.op_type].append((case, results))
+    return dict(cases)
+
+
+@pytest.mark.parametrize("operator", sorted(FORMULAS), ids=lambda operator: operator[1])
+def test_against_recorded_results(operator: tuple[str, str]) -> None:
+    for case, results in recorded()[operator]:
+        check_case(case, results)
