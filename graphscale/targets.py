@@ -61,8 +61,7 @@ _CPU_WIDE = frozenset(
 )
 
 # Operators of com.microsoft that stock builds have kernels for, read off the CPU provider of onnxruntime 1.32.0.
-STOCK_OPERATORS = frozenset(
-    """
+_STOCK_OPERATORS = """
     Attention AttnLSTM BeamSearch BiasGelu BifurcationDetector BranchwiseRMSNorm CDist CausalConvWithState
     ConvTransposeWithDynamicPads CropAndResize DecoderMaskedMultiHeadAttention DequantizeLinear DynamicQuantizeLSTM
     DynamicQuantizeMatMul DynamicTimeWarping EmbedLayerNormalization EngramGate ExpandDims FastGelu FusedConv
@@ -75,8 +74,8 @@ STOCK_OPERATORS = frozenset(
     QuantizeLinear QuickGelu Range RotaryEmbedding SampleOp Sampling ScaledSiLU SkipLayerNormalization
     SkipSimplifiedLayerNormalization SparseAttention SparseToDenseMatMul Tokenizer TransposeMatMul Trilu
     UnfoldTensor Unique VarlenCausalConvWithState VarlenNGramHashMapping WhisperBeamSearch WordConvEmbedding
-    """.split()
-)
+"""
+STOCK_OPERATORS = frozenset(_STOCK_OPERATORS.split())
 
 # Versions: read off onnxruntime 1.31.1 and onnxruntime-training 1.19.2 by loading a model of each.
 TARGETS = {

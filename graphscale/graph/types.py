@@ -142,9 +142,9 @@ def _of_the_same_dtype(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def infer_results(node: ir.Node, opset: int) -> None:
-    """Give the results of a node of the default domain the types that ONNX infers from its operands.
+    """Give the results of a node of the default domain the types and shapes that ONNX infers from its operands.
 
-    They stay without where the dtype of an operand is not known.
+    What they declare stays. They stay without where the dtype of an operand is not known.
 
     Args:
         node: the node.
@@ -167,5 +167,5 @@ def infer_results(node: ir.Node, opset: int) -> None:
         )
     for value in node.outputs:
         if (found := types.get(value.name or "")) is not None:
-            value.type = ir.serde.deserialize_type_proto_for_type(found)
-            value.shape = ir.serde.deserialize_type_proto_for_shape(found)
+            value.type = value.type or ir.serde.deserialize_type_proto_for_type(found)
+            value.shape = value.shape or ir.serde.deserialize_type_proto_for_shape(found)

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.graph.builder import Builder
+from graphscale.graph.builder import Builder, shape_like
 from graphscale.graph.types import dtype_of, infer_results
 from graphscale.graph.values import is_float, node_name, op_name
 from graphscale.operators import attribute, rule_of
+from graphscale.passes.lower_training_ops.schema import alike
 
 __all__ = ["NodeWriter", "Operand"]
 
@@ -81,22 +81,6 @@ class NodeWriter:
         """Return an attribute of the node, or the default that its operator prescribes."""
         return attribute(self.node, name, default)
 
-    def shape(self, value: ir.Value) -> tuple[int | None, ...] | None:
-        """Return the sizes of a value's axes, None for those not known; None if not even their number is known."""
-        if value.shape is None:
-            return None
-        return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
-
-    def rank(self, value: ir.Value) -> int:
-        """Return the number of a value's axes.
-
-        Raises:
-            UnsupportedModelError: the model does not say.
-        """
-        if value.shape is None:
-            raise self.refusal(f"the rank of {value.name!r} is not known; run shape inference on the model")
-        return len(value.shape)
-
     def refusal(self, reason: str) -> UnsupportedModelError:
         """Return the error that the node cannot be replaced."""
         return UnsupportedModelError(
@@ -142,14 +126,13 @@ class NodeWriter:
         """
         kept = {name: value for name, value in attributes.items() if value is not None}
         values = [self._value(op_type, i, operands) for i in range(len(operands))]
-        names = [f"{self.build.prefix}.{op_type.lower()}"] * count
-        node = self.build.node(op_type, values, [(name, None, None) for name in names], attributes=kept)
-        infer_results(node, self.opset)
-        first = node.outputs[0]
+        name = f"{self.build.prefix}.{op_type.lower()}"
         if like is not None:
-            first.dtype, first.shape = like.dtype or first.dtype, like.shape or first.shape
-        first.dtype = dtype or first.dtype
-        first.shape = first.shape if shape is None else ir.Shape(shape)
+            dtype, shape = dtype or like.dtype, shape_like(like) if shape is None else shape
+        declared = (name, dtype, None if shape is None else ir.Shape(shape))
+        outputs = [declared, *[(name, None, None)] * (count - 1)]
+        node = self.build.node(op_type, values, outputs, attributes=kept)
+        infer_results(node, self.opset)
         return tuple(node.outputs)
 
     def _value(self, op_type: str, index: int, operands: tuple[Operand, ...]) -> ir.Value | None:
@@ -158,15 +141,7 @@ class NodeWriter:
             return operand
         if isinstance(operand, np.ndarray):
             return self.constant(operand)
-        alike = _alike(op_type, self.opset, index, len(operands))
-        values = (operands[i] for i in alike)
+        same = alike(op_type, self.opset, index, len(operands))
+        values = (operands[i] for i in same)
         dtypes = (value.dtype for value in values if isinstance(value, ir.Value))
         return self.number(operand, next((dtype for dtype in dtypes if dtype is not None), None))
-
-
-@functools.cache
-def _alike(op_type: str, opset: int, index: int, count: int) -> tuple[int, ...]:
-    """Return the operands that an operator wants to have the type of one of them."""
-    inputs = onnx.defs.get_schema(op_type, opset, "").inputs
-    types = [inputs[min(i, len(inputs) - 1)].type_str for i in range(count)]
-    return tuple(i for i in range(count) if types[i] == types[index])

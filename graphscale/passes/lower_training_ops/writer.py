@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Self
 
+import numpy as np
 import onnx_ir as ir
 
 from graphscale.passes.lower_training_ops.node_writer import NodeWriter
@@ -56,18 +57,38 @@ class Writer(NodeWriter):
         """Cast a value; return it as it is if it has this dtype."""
         return value if value.dtype is to else self("Cast", value, to=to)
 
+    def shape(self, value: ir.Value) -> tuple[int | None, ...] | None:
+        """Return the sizes of a value's axes, None for those not known; None if not even their number is known."""
+        if value.shape is None:
+            return None
+        return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+
+    def rank(self, value: ir.Value) -> int:
+        """Return the number of a value's axes.
+
+        Raises:
+            UnsupportedModelError: the model does not say.
+        """
+        if value.shape is None:
+            raise self.refusal(f"the rank of {value.name!r} is not known; run shape inference on the model")
+        return len(value.shape)
+
     def shape_of(self, value: ir.Value) -> ir.Value:
-        """Return the shape of a value as a value."""
-        return self("Shape", value)
+        """Return the shape of a value as a value: a constant where it is known."""
+        sizes = self.shape(value)
+        is_known = sizes is not None and None not in sizes
+        return self.constant(np.asarray(sizes, dtype=np.int64)) if is_known else self("Shape", value)
 
     def expand(self, value: ir.Value, shape: Sequence[int] | ir.Value) -> ir.Value:
         """Broadcast a value to a shape."""
-        return self("Expand", value, shape if isinstance(shape, ir.Value) else self.integers(*shape))
+        if isinstance(shape, ir.Value):
+            return self("Expand", value, shape, shape=_told_by(shape))
+        return self("Expand", value, self.integers(*shape))
 
     def reshape(self, value: ir.Value, shape: Sequence[int] | ir.Value) -> ir.Value:
         """Reshape a value to a shape given as a value, empty axes included, or to numbers: 0 keeps a size, -1 fits."""
         if isinstance(shape, ir.Value):
-            return self("Reshape", value, shape, allowzero=1 if self.opset >= 14 else None)
+            return self("Reshape", value, shape, shape=_told_by(shape), allowzero=1 if self.opset >= 14 else None)
         return self("Reshape", value, self.integers(*shape))
 
     def axis(self, value: ir.Value, axis: int) -> int:
@@ -105,6 +126,13 @@ class Writer(NodeWriter):
         if self.opset < 13:
             return self(op_type, value, axes=numbers)
         return self(op_type, value, self.integers(*numbers))
+
+
+def _told_by(shape: ir.Value) -> ir.Shape | None:
+    """Return the shape that a value tells, if it is that of another value."""
+    node = shape.producer()
+    is_shape = node is not None and node.op_type == "Shape" and not node.domain and not node.attributes
+    return node.inputs[0].shape if node is not None and is_shape and node.inputs[0] is not None else None
 
 
 # Gives a value for each output of a node; None, or nothing at the end, for one that nothing reads.

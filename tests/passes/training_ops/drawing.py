@@ -53,9 +53,7 @@ Recipe = Callable[[Draw], Case]
 RECIPES: dict[tuple[str, str], tuple[Recipe, tuple[int, ...], str]] = {}
 
 
-def recipe(
-    names: str, domain: str = MICROSOFT, opsets: tuple[int, ...] = OPSETS
-) -> Callable[[Recipe], Recipe]:
+def recipe(names: str, domain: str = MICROSOFT, opsets: tuple[int, ...] = OPSETS) -> Callable[[Recipe], Recipe]:
     """Enter a recipe for these operators."""
 
     def enter(draw: Recipe) -> Recipe:
