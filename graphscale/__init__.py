@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from graphscale.mixed_precision import AutocastModel, autocast
     from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
     from graphscale.ort.fusing import export_weights, fuse
+    from graphscale.ort.standard_forms import LoweredModel, LoweringReport, lower_training_ops
     from graphscale.passes.bound import BoundLossScale
     from graphscale.pipeline import ScaledModel, inspect, lower, roles, scale
     from graphscale.replicas import ReplicatedSession, split
     from graphscale.session import Session, StepResult
-    from graphscale.standard_forms import LoweredModel, LoweringReport, lower_training_ops
     from graphscale.stripping import strip
 
 __all__ = [
@@ -83,7 +83,7 @@ _MODULES = {
     "replicas": ("ReplicatedSession", "split"),
     "analysis.report": ("Report",),
     "session": ("Session", "StepResult"),
-    "standard_forms": ("LoweredModel", "LoweringReport", "lower_training_ops"),
+    "ort.standard_forms": ("LoweredModel", "LoweringReport", "lower_training_ops"),
     "stripping": ("strip",),
     "checks.verification": ("VerifyReport", "verify"),
 }

@@ -21,7 +21,7 @@ def lower_training(
     `graphscale scale` takes the result as it takes MODEL.
     """
     from graphscale.files import writing
-    from graphscale.standard_forms import lower_training_ops
+    from graphscale.ort.standard_forms import lower_training_ops
 
     writing.check_new_output(output)
     result = lower_training_ops(model)

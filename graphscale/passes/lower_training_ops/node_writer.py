@@ -15,7 +15,7 @@ from graphscale.graph.builder import Builder, shape_like
 from graphscale.graph.types import dtype_of, infer_results
 from graphscale.graph.values import is_float, node_name, op_name
 from graphscale.operators import attribute, rule_of
-from graphscale.passes.lower_training_ops.schema import alike
+from graphscale.passes.lower_training_ops.schema_types import alike
 
 __all__ = ["NodeWriter", "Operand"]
 
