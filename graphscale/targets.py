@@ -60,8 +60,9 @@ _CPU_WIDE = frozenset(
     {"AveragePoolGrad", "ConvGrad", "MaxPoolGrad", "LayerNormalizationGrad", "SliceGrad", "SplitTraining"}
 )
 
-# Operators of com.microsoft that stock builds have kernels for, read off the CPU provider of onnxruntime 1.32.0.
-_STOCK_OPERATORS = """
+# Operators beyond ONNX that stock builds have kernels for, read off the CPU provider of onnxruntime 1.32.0: those of
+# com.microsoft, and those that ONNX Runtime has in the domain of ONNX.
+_STOCK_MICROSOFT = """
     Attention AttnLSTM BeamSearch BiasGelu BifurcationDetector BranchwiseRMSNorm CDist CausalConvWithState
     ConvTransposeWithDynamicPads CropAndResize DecoderMaskedMultiHeadAttention DequantizeLinear DynamicQuantizeLSTM
     DynamicQuantizeMatMul DynamicTimeWarping EmbedLayerNormalization EngramGate ExpandDims FastGelu FusedConv
@@ -75,7 +76,15 @@ _STOCK_OPERATORS = """
     SkipSimplifiedLayerNormalization SparseAttention SparseToDenseMatMul Tokenizer TransposeMatMul Trilu
     UnfoldTensor Unique VarlenCausalConvWithState VarlenNGramHashMapping WhisperBeamSearch WordConvEmbedding
 """
-STOCK_OPERATORS = frozenset(_STOCK_OPERATORS.split())
+_STOCK_OTHERS = """
+    Affine Crop DynamicSlice ImageScaler MemcpyFromHost MemcpyToHost ParametricSoftplus Scale ScaledTanh
+    SimplifiedLayerNormalization
+"""
+STOCK_OPERATORS = frozenset(
+    (domain, name)
+    for domain, names in (("com.microsoft", _STOCK_MICROSOFT), ("", _STOCK_OTHERS))
+    for name in names.split()
+)
 
 # Versions: read off onnxruntime 1.31.1 and onnxruntime-training 1.19.2 by loading a model of each.
 TARGETS = {

@@ -90,6 +90,5 @@ def _needs_training(node: ir.Node) -> bool:
     """Return whether stock ONNX Runtime lacks a node's operator: it has a formula, or no stock kernel."""
     if (node.domain, node.op_type) in FORMULAS:
         return True
-    if node.domain == MICROSOFT:
-        return node.op_type not in STOCK_OPERATORS
-    return not node.domain and not onnx.defs.has(node.op_type)
+    is_undefined = node.domain == MICROSOFT or (not node.domain and not onnx.defs.has(node.op_type))
+    return is_undefined and (node.domain, node.op_type) not in STOCK_OPERATORS
