@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from graphscale.mixed_precision import AutocastModel, autocast
     from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
     from graphscale.ort.fusing import export_weights, fuse
+    from graphscale.ort.standard_forms import LoweredModel, LoweringReport, lower_training_ops
     from graphscale.passes.bound import BoundLossScale
     from graphscale.pipeline import ScaledModel, inspect, lower, roles, scale
     from graphscale.replicas import ReplicatedSession, split
@@ -41,6 +42,8 @@ __all__ = [
     "GraphscaleError",
     "LintReport",
     "LossScale",
+    "LoweredModel",
+    "LoweringReport",
     "ReplicatedSession",
     "Report",
     "ScaledModel",
@@ -57,6 +60,7 @@ __all__ = [
     "inspect",
     "lint",
     "lower",
+    "lower_training_ops",
     "presets",
     "resume_artifacts",
     "roles",
@@ -79,6 +83,7 @@ _MODULES = {
     "replicas": ("ReplicatedSession", "split"),
     "analysis.report": ("Report",),
     "session": ("Session", "StepResult"),
+    "ort.standard_forms": ("LoweredModel", "LoweringReport", "lower_training_ops"),
     "stripping": ("strip",),
     "checks.verification": ("VerifyReport", "verify"),
 }

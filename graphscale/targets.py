@@ -11,7 +11,16 @@ from graphscale.errors import TargetError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["TARGETS", "Target", "advise", "check_versions", "get_target", "get_training_target", "target_names"]
+__all__ = [
+    "STOCK_OPERATORS",
+    "TARGETS",
+    "Target",
+    "advise",
+    "check_versions",
+    "get_target",
+    "get_training_target",
+    "target_names",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +58,32 @@ class Target:
 # kernels for the others that it would need then.
 _CPU_WIDE = frozenset(
     {"AveragePoolGrad", "ConvGrad", "MaxPoolGrad", "LayerNormalizationGrad", "SliceGrad", "SplitTraining"}
+)
+
+# Operators beyond ONNX that stock builds have kernels for, read off the CPU provider of onnxruntime 1.32.0: those of
+# com.microsoft, and those that ONNX Runtime has in the domain of ONNX.
+_STOCK_MICROSOFT = """
+    Attention AttnLSTM BeamSearch BiasGelu BifurcationDetector BranchwiseRMSNorm CDist CausalConvWithState
+    ConvTransposeWithDynamicPads CropAndResize DecoderMaskedMultiHeadAttention DequantizeLinear DynamicQuantizeLSTM
+    DynamicQuantizeMatMul DynamicTimeWarping EmbedLayerNormalization EngramGate ExpandDims FastGelu FusedConv
+    FusedGemm FusedMatMul GatedAdd GatedDeltaNet GatedRMSNorm GatherBlockQuantized GatherND GatherPacked Gelu
+    GreedySearch GridSample GroupQueryAttention HyperConnectionPostMix HyperConnectionPreMix Inverse LinearAttention
+    LinearAttentionGate MRotaryEmbedding MatMulBnb4 MatMulFpQ4 MatMulInteger16 MatMulIntegerToFloat MatMulNBits
+    MaxpoolWithMask MoE MoEGroupRouter MultiHeadAttention MurmurHash3 NGramHashMapping NGramRepeatBlock NhwcMaxPool
+    Pad QAttention QEmbedLayerNormalization QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv
+    QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearSigmoid QLinearSoftmax QLinearWhere QMoE
+    QuantizeLinear QuickGelu Range RotaryEmbedding SampleOp Sampling ScaledSiLU SkipLayerNormalization
+    SkipSimplifiedLayerNormalization SparseAttention SparseToDenseMatMul Tokenizer TransposeMatMul Trilu
+    UnfoldTensor Unique VarlenCausalConvWithState VarlenNGramHashMapping WhisperBeamSearch WordConvEmbedding
+"""
+_STOCK_OTHERS = """
+    Affine Crop DynamicSlice ImageScaler MemcpyFromHost MemcpyToHost ParametricSoftplus Scale ScaledTanh
+    SimplifiedLayerNormalization
+"""
+STOCK_OPERATORS = frozenset(
+    (domain, name)
+    for domain, names in (("com.microsoft", _STOCK_MICROSOFT), ("", _STOCK_OTHERS))
+    for name in names.split()
 )
 
 # Versions: read off onnxruntime 1.31.1 and onnxruntime-training 1.19.2 by loading a model of each.

@@ -29,6 +29,7 @@ COMMANDS = (
     "autocast",
     "demo",
     "lower",
+    "lower-training",
     "strip",
     "split",
     "fuse",

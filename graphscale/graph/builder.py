@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -104,6 +105,14 @@ class Editor:
             self._shared[name] = self.constant(name, array)
         return self._shared[name]
 
+    def shared_array(self, prefix: str, array: np.ndarray[Any, Any]) -> ir.Value:
+        """Return this editor's constant of an array, added on the first call, under a name that tells its content."""
+        flat = np.ascontiguousarray(array)
+        shown = array.size <= 4 and array.ndim <= 1
+        content = "x".join(map(str, flat.ravel().tolist())) if shown else hashlib.sha256(flat.tobytes()).hexdigest()
+        sizes = "".join(f"[{size}]" for size in array.shape)
+        return self.shared_constant(f"{prefix}.{array.dtype}{sizes}.{content}", array)
+
     def state(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
         """Add an initializer that is also a graph input, so that runtimes neither fold nor pre-pack it."""
         value = self.constant(name, array, report=True)
@@ -138,6 +147,25 @@ class Editor:
         replace_reads(old, new, uses)
         if old.is_graph_output():
             self.take_over_output(old, new, suffix)
+
+    def replace_result(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
+        """Let a value take over the name, the type and all readers of another one, which gets a suffix.
+
+        Args:
+            old: the value to replace, in the main graph or in a body.
+            new: a value of the same graph that is no input, no output, and not named by anyone.
+            suffix: of the new name of `old`.
+        """
+        if old.is_graph_output() and old.graph is self.graph:
+            self.take_over_output(old, new, suffix)
+        else:
+            name, new.name = old.name or "", None
+            rename(old, self.unique(f"{name}.{suffix}"))
+            new.name = name
+            new.type, new.shape = old.type or new.type, old.shape or new.shape
+            if old.is_graph_output():
+                replace_outputs(old, new)
+        old.replace_all_uses_with(new)
 
     def take_over_output(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
         """Replace the graph output `old` by `new`, with its name, type and shape; `old` gets a suffix."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
+import onnx
+import onnx.shape_inference
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from graphscale.errors import UnsupportedModelError
-from graphscale.graph.values import constant_tensor, is_tensor, own_dtype, subgraphs, values_by_name
+from graphscale.errors import UnsupportedModelError, reporting
+from graphscale.graph.values import constant_tensor, is_tensor, node_name, own_dtype, subgraphs, values_by_name
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["complete_types", "dtype_of", "dtypes_by_name", "dtypes_of", "infer_types"]
+__all__ = ["complete_types", "dtype_of", "dtypes_by_name", "dtypes_of", "infer_results", "infer_types"]
 
 _LONGEST = 2**16  # numbers of a followed shape; ONNX's inference copies them at every node
 _RANK = 64  # more than any value has
@@ -137,3 +139,33 @@ def _of_the_same_dtype(value: ir.Value) -> Iterator[ir.Value]:
     elif rule is not None and (rule.kind not in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE) or node.op_type == "Sign"):
         indices = (1,) if node.op_type == "CastLike" else rule.operands(len(node.inputs))
         yield from (operand for i in indices if (operand := node.inputs[i]) is not None)
+
+
+def infer_results(node: ir.Node, opset: int) -> None:
+    """Give the results of a node of the default domain the types and shapes that ONNX infers from its operands.
+
+    What they declare stays. They stay without where the dtype of an operand is not known.
+
+    Args:
+        node: the node.
+        opset: the version of the default domain.
+
+    Raises:
+        UnsupportedModelError: the operands do not fit the operator.
+    """
+    operands = [value for value in node.inputs if value is not None]
+    if any(value.dtype is None for value in operands):
+        return
+    known = {value.name or "": tensor for value in operands if (tensor := constant_tensor(value)) is not None}
+    with reporting(UnsupportedModelError, f"node {node_name(node)!r}", onnx.shape_inference.InferenceError):
+        types = onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, opset, ""),
+            ir.serde.serialize_node(node),
+            {value.name or "": ir.serde.serialize_value(value).type for value in operands},
+            {name: ir.serde.serialize_tensor(tensor) for name, tensor in known.items() if tensor.size <= _RANK},
+            opset_imports=[onnx.helper.make_opsetid("", opset)],
+        )
+    for value in node.outputs:
+        if (found := types.get(value.name or "")) is not None:
+            value.type = value.type or ir.serde.deserialize_type_proto_for_type(found)
+            value.shape = value.shape or ir.serde.deserialize_type_proto_for_shape(found)

@@ -1,1 +1,1 @@
-"""Artifact folders of ONNX Runtime training sessions, and one-file steps made of them."""
+"""Artifact folders of ONNX Runtime training sessions, one-file steps made of them, and training operators replaced."""

@@ -14,6 +14,7 @@ from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.inline_functions import InlineFunctions
 from graphscale.passes.lower_optimizers import LowerOptimizers
 from graphscale.passes.lower_precision import Autocast
+from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps
 from graphscale.passes.order_writes import OrderWrites
 from graphscale.passes.rewrite import Rewrite, RewritePass
 from graphscale.passes.scale_loss import ScaleLoss
@@ -30,6 +31,7 @@ __all__ = [
     "GuardUpdates",
     "InlineFunctions",
     "LowerOptimizers",
+    "LowerTrainingOps",
     "OrderWrites",
     "Rewrite",
     "RewritePass",

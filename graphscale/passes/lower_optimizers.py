@@ -67,13 +67,5 @@ def _lower(build: Builder, node: ir.Node) -> None:
         operands = [tensors[i + n * k] for k in range(groups)]
         results = lowering(Formula(build, node, operands[0]), rate, count, *operands)
         for k, new in enumerate(results):
-            _replace(build.editor, node.outputs[i + n * k], new)
+            build.editor.replace_result(node.outputs[i + n * k], new, "lowered")
     build.editor.graph.remove(node, safe=True)
-
-
-def _replace(editor: Editor, old: ir.Value, new: ir.Value) -> None:
-    if old.is_graph_output():
-        editor.take_over_output(old, new, "lowered")
-    else:
-        new.name, old.name = old.name, editor.unique(f"{old.name}.lowered")
-    old.replace_all_uses_with(new)

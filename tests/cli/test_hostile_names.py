@@ -32,6 +32,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "autocast": ("autocast", MODEL, "-o", OUT),
     "demo": ("demo", "-o", PICTURE, "--steps=100"),
     "lower": ("lower", SCALED, "-o", f"{FILE}lowered.onnx"),
+    "lower-training": ("lower-training", MODEL, "-o", OUT),
     "strip": ("strip", SCALED, "-o", f"{FILE}stripped.onnx"),
     "split": ("split", SCALED, "-o", f"{FILE}grads.onnx", f"{FILE}update.onnx"),
     "fuse": ("fuse", f"{FILE}artifacts", "-o", OUT),

@@ -22,6 +22,7 @@ CALLS = {
     "autocast": ("autocast", ORIGINAL, "-o", "out.onnx", "--json"),
     "demo": ("demo", "--steps=0"),
     "lower": ("lower", "step.onnx", "-o", "out.onnx"),
+    "lower-training": ("lower-training", ORIGINAL, "-o", "out.onnx"),
     "strip": ("strip", "step.onnx", "-o", "out.onnx"),
     "split": ("split", "step.onnx", "-o", "halves"),
     "fuse": ("fuse", ARTIFACTS, "-o", "out.onnx", "--loss-scale=dynamic"),

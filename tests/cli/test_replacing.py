@@ -123,6 +123,7 @@ OWN = {
     "scale": ("plain.onnx", ("scale", "plain.onnx", "-o")),
     "autocast": ("plain.onnx", ("autocast", "plain.onnx", "-o")),
     "lower": ("step.onnx", ("lower", "step.onnx", "-o")),
+    "lower-training": ("plain.onnx", ("lower-training", "plain.onnx", "-o")),
     "strip": ("step.onnx", ("strip", "step.onnx", "-o")),
     "split": ("step.onnx", ("split", "step.onnx", "-o", "grads.onnx")),
     "fuse": ("artifacts/eval_model.onnx", ("fuse", "artifacts", "-o")),

@@ -23,6 +23,7 @@ CALLS = {
     "autocast": ("autocast", ORIGINAL, "-o", "out.onnx"),
     "demo": ("demo", "--steps=100", "-o", "out.png"),
     "lower": ("lower", "step.onnx", "-o", "out.onnx"),
+    "lower-training": ("lower-training", ORIGINAL, "-o", "out.onnx"),
     "strip": ("strip", "step.onnx", "-o", "out.onnx"),
     "split": ("split", "step.onnx", "-o", "grads.onnx", "update.onnx"),
     "fuse": ("fuse", ARTIFACTS, "-o", "out.onnx"),

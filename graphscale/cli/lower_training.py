@@ -1,0 +1,36 @@
+"""graphscale lower-training: replace training operators of ONNX Runtime by standard ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from graphscale.cli.options import Json, ModelPath, option
+from graphscale.cli.show import print_json, say, show_rows, warn
+
+__all__ = ["lower_training"]
+
+
+def lower_training(
+    model: ModelPath,
+    output: Annotated[Path, option("Where to write the lowered graph.", "-o", "--output")],
+    json: Json = False,
+) -> None:
+    """Replace the operators that only training builds of ONNX Runtime have by standard ones: any build runs the result.
+
+    `graphscale scale` takes the result as it takes MODEL.
+    """
+    from graphscale.files import writing
+    from graphscale.ort.standard_forms import lower_training_ops
+
+    writing.check_new_output(output)
+    result = lower_training_ops(model)
+    result.save(output)
+    report = result.report
+    if json:
+        print_json(report.to_dict())
+        return
+    say(f"{model} in standard operators -> {output}")
+    replaced = [f"{count} {operator}" for operator, count in report.replaced.items()]
+    show_rows([("replaced", replaced or ["nothing"]), ("nodes", [f"{report.nodes_before} -> {report.nodes_after}"])])
+    warn(report.warnings)

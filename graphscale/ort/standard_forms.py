@@ -1,0 +1,78 @@
+"""Training steps of standard operators alone: `graphscale.lower_training_ops`."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.metadata import version
+from typing import Any
+
+import onnx
+
+from graphscale.collector import paused_collector
+from graphscale.files.model_files import ModelResult
+from graphscale.files.training_info import to_proto
+from graphscale.files.writing import MARK_KEY
+from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.stamp import refuse_scaled
+from graphscale.passes import LowerTrainingOps, run_passes
+from graphscale.pipeline import Model, open_copy, prepare
+
+__all__ = ["LoweredModel", "LoweringReport", "lower_training_ops"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweringReport:
+    """The report of `lower_training_ops`.
+
+    Attributes:
+        replaced: `{operator: nodes}` of what was replaced.
+        nodes_before: how many nodes the graph had.
+        nodes_after: how many it has.
+        warnings: notes for the user, a sentence each.
+    """
+
+    replaced: dict[str, int]
+    nodes_before: int
+    nodes_after: int
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON can hold it."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweredModel(ModelResult):
+    """The result of `lower_training_ops`.
+
+    Attributes:
+        model: the model of standard operators: a ModelProto if one was given, else an onnx_ir model.
+        report: what was replaced.
+    """
+
+    report: LoweringReport
+
+
+@name_damage
+@paused_collector()
+def lower_training_ops(model: Model) -> LoweredModel:
+    """Replace the operators that only training builds of ONNX Runtime have by standard ones.
+
+    The result runs on stock ONNX Runtime; inputs, outputs and weights keep their names. The model given is not changed.
+
+    Args:
+        model: a path, an onnx_ir model or a ModelProto, without a loss scale.
+
+    Raises:
+        UnsupportedModelError: an operator has no standard form.
+        AlreadyScaledError: the model carries a loss scale.
+    """
+    work, name = open_copy(model)
+    refuse_scaled(work, name)
+    before = len(work.graph)
+    warnings = prepare(work)
+    lowering = LowerTrainingOps()
+    run_passes(work, lowering)
+    work.metadata_props[MARK_KEY] = version("graphscale")
+    report = LoweringReport(lowering.counts, before, len(work.graph), tuple(warnings))
+    return LoweredModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)

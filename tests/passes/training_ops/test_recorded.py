@@ -1,0 +1,35 @@
+"""The standard form of each training operator against recorded results of the kernels, on any ONNX Runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import defaultdict
+
+import pytest
+
+from graphscale.passes.lower_training_ops import FORMULAS
+from graphscale.targets import get_target
+from tests.conftest import HAS_TRAINING
+from tests.passes.training_ops.cases import check_case
+from tests.passes.training_ops.recorded_cases import FOLDER, Recorded, read_cases
+
+
+@functools.cache
+def recorded() -> dict[tuple[str, str], list[Recorded]]:
+    cases = defaultdict(list)
+    for path in sorted(FOLDER.glob("*.npz")):
+        for case, results in read_cases(path):
+            cases[case.domain, case.op_type].append((case, results))
+    return dict(cases)
+
+
+# The newest opset that the installed runtime loads: what operators mean may differ there.
+NEWEST = get_target("ort-training" if HAS_TRAINING else "onnx").max_opset
+
+
+@pytest.mark.parametrize("newest", [False, True], ids=["as-recorded", "newest-opset"])
+@pytest.mark.parametrize("operator", sorted(FORMULAS), ids=lambda operator: operator[1])
+def test_against_recorded_results(operator: tuple[str, str], newest: bool) -> None:
+    for case, results in recorded()[operator]:
+        check_case(dataclasses.replace(case, opset=NEWEST) if newest else case, results)
