@@ -12,11 +12,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.operators import MICROSOFT
-from graphscale.passes.lower_training_ops.time_steps import (
+from graphscale.passes.lower_training_ops.recurrent_parts import (
     check_recurrence,
     joined,
     previous,
-    run_steps,
     sigmoid_slope,
     split,
     total,
@@ -24,6 +23,7 @@ from graphscale.passes.lower_training_ops.time_steps import (
     weight_gradient,
     zeros,
 )
+from graphscale.passes.lower_training_ops.time_steps import run_steps
 from graphscale.passes.lower_training_ops.writer import Formula, Writer
 
 __all__ = ["FORMULAS"]
@@ -107,7 +107,7 @@ def _lstm_grad(f: Writer) -> list[ir.Value | None]:
     cell = functools.partial(_step_back, recurrence=f.squeeze(f.data(2), [0]))
     (d_hidden, d_cell), (da,) = run_steps(f, cell, states, sequences, backward=True)
 
-    results: list[ir.Value | None] = [None] * 4 + [d_hidden, d_cell, None]
+    results: list[ir.Value | None] = [None, None, None, None, d_hidden, d_cell, None]
     if f.wants(0):
         results[0] = f("MatMul", da, f.squeeze(f.data(1), [0]))
     if f.wants(1):

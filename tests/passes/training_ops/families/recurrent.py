@@ -81,7 +81,9 @@ def draw_lstm_gradient(draw: Draw) -> Case:
         *(_maybe(draw, shape) for shape in (hidden, state, state)),
     ]
     unnamed = draw.pick((), (0,), (4,), (3, 5), (6,))
-    return draw.case(*operands, attributes=_options(draw, size, ("sigmoid", "tanh", "tanh")), outputs=7, unnamed=unnamed)
+    return draw.case(
+        *operands, attributes=_options(draw, size, ("sigmoid", "tanh", "tanh")), outputs=7, unnamed=unnamed
+    )
 
 
 @recipe("GRUGrad")
