@@ -32,9 +32,11 @@ def check_states(f: Writer, written: Mapping[int, int], *, is_optional: bool = F
             continue
         graph = f.build.editor.graph
         if not state.is_graph_input():
-            raise f.refusal(f"it writes {state.name!r} in place, which no caller can feed")
+            raise f.refusal(f"it writes {state.name!r} in place, an initializer that is no graph input")
         if output is None or not output.is_graph_output() or output.graph is not graph:
-            raise f.refusal(f"it writes {state.name!r} in place, and the next value is no output of the graph")
+            raise f.refusal(
+                f"it writes {state.name!r} in place, and its output {result}, the next value, is no output of the graph"
+            )
 
 
 def scalar(f: Writer, value: ir.Value) -> ir.Value:
