@@ -28,6 +28,7 @@ __all__ = ["FORMULAS"]
 def _sgd_v2(f: Writer) -> list[ir.Value]:
     """Compute whether it updates, and of each weight `W - R * G`, or the weight if it does not."""
     check_states(f, {1: 1})
+    _check_dtypes(f, 1, 2)
     rate = scalar(f, f.data(0))
 
     def rule(f: Writer, values: Sequence[ir.Value]) -> list[ir.Value]:
@@ -45,6 +46,7 @@ def _adamw(f: Writer) -> list[ir.Value]:
     Mode 1: `V = W - R * sqrt(c2) / c1 * M1' / (sqrt(M2') + epsilon)`, `W' = V - R * weight_decay * V`.
     """
     check_states(f, {2: 1, 4: 2, 5: 3})
+    _check_dtypes(f, 2, 3, 4, 5)
     options = AdamW(**{name: held.value for name, held in f.node.attributes.items()})
     if not options.has_kernel:
         raise f.refusal(f"no kernel has adam_mode {options.adam_mode} and correct_bias {options.correct_bias}")
@@ -58,6 +60,7 @@ def _adamw(f: Writer) -> list[ir.Value]:
 
 def _clip(f: Writer) -> list[ir.Value]:
     """Compute every gradient times `min(1, max_norm / (norm + 1e-6))`, with the norm of all of them together."""
+    _check_dtypes(f, 0)
     gradients, max_norm = f.data(0), f.attribute("max_norm", 1.0)
     write = _arithmetic(f)
     if (known := members(gradients)) is not None:
@@ -66,6 +69,13 @@ def _clip(f: Writer) -> list[ir.Value]:
     square_sum = f.reduce_sum(f("ConcatFromSequence", *squares, axis=0, new_axis=1), keepdims=False)
     factor = find_clip_factor(write, square_sum, max_norm)
     return map_sequences(f, lambda f, values: [f("Mul", *values, factor)], [gradients])
+
+
+def _check_dtypes(f: Writer, *sequences: int) -> None:
+    """Refuse sequences of types other than float32, which the kernels take, and read as float32."""
+    for dtype in (f.data(i).dtype for i in sequences):
+        if dtype not in (None, ir.DataType.FLOAT):
+            raise f.refusal(f"its kernels compute in float32, and it has a sequence of {dtype}")
 
 
 def _updated(f: Writer, rule: Rule, inputs: Sequence[int], states: Sequence[int], signal: int) -> list[ir.Value]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.graph.types import dtype_of
 from graphscale.operators import MICROSOFT
 from graphscale.passes.lower_training_ops.writer import Formula, Writer
 from graphscale.passes.lower_training_ops.written_states import check_states, scalar
@@ -15,7 +16,7 @@ __all__ = ["FORMULAS"]
 def _sgd(f: Writer) -> list[ir.Value]:
     """Compute `NG = -R * G` and `NW = W + NG`."""
     check_states(f, {1: 0}, is_optional=True)
-    rate = f.cast(scalar(f, f.data(0)), f.dtype)
+    rate = f.cast(scalar(f, f.data(0)), dtype_of(f.data(1)))
     move = f("Mul", f("Neg", rate), f.data(2))
     return [f("Add", f.data(1), move), move]
 
@@ -31,17 +32,18 @@ def _adam(f: Writer) -> list[ir.Value]:
     check_states(f, {1: 0, 2: 3, 4: 1, 5: 2}, is_optional=True)
     if any(f.input(i) is not None for i in range(6, 10)):
         raise f.refusal("its CPU kernel ignores the inputs 6 to 9, and that for CUDA does not")
-    count, weight, decay = f.data(1), f.data(2), f.attribute("lambda", 0.0)
-    rate = f.cast(scalar(f, f.data(0)), f.dtype)
-    gradient, epsilon = f.cast(f.data(3), f.dtype), f.attribute("epsilon", 1e-8)
+    count, weight, gradient, *old = (f.data(i) for i in range(1, 6))
+    decay, epsilon, dtype = f.attribute("lambda", 0.0), f.attribute("epsilon", 1e-8), dtype_of(weight)
+    if any(dtype_of(value) is not dtype for value in (gradient, *old)):
+        raise f.refusal("its weight, gradient and moments differ in type")
+    rate = f.cast(scalar(f, f.data(0)), dtype)
     bases = [float(np.float32(f.attribute(*held))) for held in (("alpha", 0.9), ("beta", 0.999))]
     moments = []
-    for moment, base, power in zip(
-        (f.data(4), f.data(5)), bases, (gradient, f("Mul", gradient, gradient)), strict=True
-    ):
+    for moment, base, power in zip(old, bases, (gradient, f("Mul", gradient, gradient)), strict=True):
         moments.append(f("Add", f("Mul", moment, base), f("Mul", power, float(np.float32(1) - np.float32(base)))))
     is_corrected = bool(f.attribute("do_bias_correction", 1))
-    first, second = (_bias_correction(f, base, count) if is_corrected else f.number(1.0) for base in bases)
+    corrections = [_bias_correction(f, base, count) for base in bases] if is_corrected else []
+    first, second = (f.cast(each, dtype) for each in corrections or [f.number(1.0, dtype)] * 2)
     if f.attribute("weight_decay_mode", 0):
         size = f("Div", f("Mul", rate, f("Sqrt", second)), first)
         step = f("Div", f("Mul", moments[0], size), f("Add", f("Sqrt", moments[1]), epsilon))
@@ -57,7 +59,7 @@ def _bias_correction(f: Writer, base: float, count: ir.Value) -> ir.Value:
     double = ir.DataType.DOUBLE
     exponent = f("Cast", scalar(f, count), to=double)
     correction = f("Sub", 1.0, f("Pow", f.number(base, double), exponent))
-    return f.cast(f("Where", f("Greater", exponent, 0.0), correction, 1.0), f.dtype)
+    return f("Where", f("Greater", exponent, 0.0), correction, 1.0)
 
 
 def _accumulator(f: Writer) -> list[ir.Value]:

@@ -19,7 +19,7 @@ def _sizes(draw: Draw) -> tuple[int, int, int, int]:
 
 
 def _weights(draw: Draw, shape: tuple[int, ...]) -> np.ndarray:
-    return draw.floats(shape) * np.float32(0.5)
+    return draw.floats(shape) * np.float32(0.3)
 
 
 def _maybe(draw: Draw, shape: tuple[int, ...]) -> np.ndarray | None:
