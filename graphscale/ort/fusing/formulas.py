@@ -1,15 +1,7 @@
-"""The optimizers of ONNX Runtime's training sessions: read from an optimizer model, and written in standard operators.
-
-The formulas are those of their CPU kernels. Operations come in the kernels' order, and in float32 but for the powers of
-the bias corrections, so that the results are the kernels' own; their coefficients `1 - alpha` are differences of
-float32 numbers too.
-"""
+"""The optimizer model of ONNX Runtime's training sessions, read, and the writer of its formulas."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,26 +12,9 @@ from graphscale.graph.builder import Editor
 from graphscale.graph.values import node_name
 from graphscale.operators import attribute, optimizer_of
 from graphscale.ort.artifacts.optimizer_guard import trace_clips
+from graphscale.passes.nodes.training_optimizers import AdamW, Operand
 
-__all__ = ["AdamW", "Formula", "add_sgd", "clip_by_norm", "make_adamw", "read_optimizer"]
-
-# InplaceClipGradNorm divides by the norm plus this.
-_CLIP_EPSILON = 1e-6
-
-Operand = ir.Value | float | np.floating[Any]
-Rule = Callable[[ir.Value, ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value, ir.Value]]
-
-
-@dataclasses.dataclass(frozen=True)
-class AdamW:
-    """The attributes of `com.microsoft.AdamWOptimizer`, with its defaults."""
-
-    alpha: float = 0.9
-    beta: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 1e-2
-    adam_mode: int = 0
-    correct_bias: int = 1
+__all__ = ["Formula", "read_optimizer"]
 
 
 def read_optimizer(model: ir.Model, name: str) -> tuple[AdamW | None, list[float]]:
@@ -87,7 +62,7 @@ def read_optimizer(model: ir.Model, name: str) -> tuple[AdamW | None, list[float
         )
     attributes = {key: held.value for key, held in node.attributes.items()}
     rule = AdamW(**attributes) if node.op_type == "AdamWOptimizer" else None
-    if rule is not None and (rule.adam_mode, rule.correct_bias) not in {(0, 1), (1, 0), (1, 1)}:
+    if rule is not None and not rule.has_kernel:
         raise UnsupportedModelError(
             f"{name}: ONNX Runtime has no AdamWOptimizer with adam_mode {rule.adam_mode} and correct_bias "
             f"{rule.correct_bias}"
@@ -116,79 +91,3 @@ class Formula:
         if key not in self._numbers:
             self._numbers[key] = self.editor.constant(f"optimizer/{number:g}", np.asarray(number, dtype.numpy()))
         return self._numbers[key]
-
-
-def clip_by_norm(f: Formula, gradients: Sequence[ir.Value], max_norm: float) -> list[ir.Value]:
-    """InplaceClipGradNorm: every gradient times min(1, max_norm / (global norm + 1e-6))."""
-    squares = [f(f"{g.name}.square_sum", "ReduceSumSquare", g, keepdims=0) for g in gradients]
-    total = f("gradients.square_sum", "Sum", *squares)
-    norm = f("gradients.norm", "Sqrt", total)
-    ratio = f("gradients.ratio", "Div", max_norm, f("gradients.divisor", "Add", norm, _CLIP_EPSILON))
-    factor = f("gradients.factor", "Min", ratio, 1.0)
-    return [f(f"{g.name}.clipped", "Mul", g, factor, like=g) for g in gradients]
-
-
-def add_sgd(f: Formula, rate: ir.Value, weight: ir.Value, gradient: ir.Value) -> ir.Value:
-    """Add SGDOptimizerV2, and return the next weight."""
-    move = f(f"{weight.name}.move", "Mul", gradient, rate, like=weight)
-    return f(f"{weight.name}.moved", "Sub", weight, move, like=weight)
-
-
-def make_adamw(f: Formula, options: AdamW, rate: ir.Value, step: ir.Value) -> Rule:
-    """Return AdamWOptimizer as a rule: from a weight, its gradient and two moments to the next weight and moments.
-
-    The learning rate and `step`, the number of this step, counted from 1, are scalars.
-    """
-    one, alpha, beta = np.float32(1), np.float32(options.alpha), np.float32(options.beta)
-    # Mode 0 is PyTorch's: the weight decays before the step; mode 1 is that of Hugging Face.
-    decays_first = options.adam_mode == 0
-    step_size, decay_rate = rate, None
-    if options.correct_bias:
-        first_correction = _correct(f, "alpha", options.alpha, step)
-        second_correction = _correct(f, "beta", options.beta, step)
-        if not decays_first:
-            root = f("adamw.beta_root", "Sqrt", second_correction)
-            ratio = f("adamw.correction", "Div", root, first_correction)
-            step_size = f("adamw.step_size", "Mul", rate, ratio)
-    if options.weight_decay and not decays_first:
-        decay_rate = f("adamw.decay", "Mul", rate, options.weight_decay)
-
-    def decayed(name: str | None, weight: ir.Value) -> ir.Value:
-        if not options.weight_decay:
-            return weight
-        if decay_rate is not None:
-            decay = f(f"{name}.decay", "Mul", weight, decay_rate, like=weight)
-        else:
-            part = f(f"{name}.decay_rate", "Mul", weight, rate, like=weight)
-            decay = f(f"{name}.decay", "Mul", part, options.weight_decay, like=weight)
-        return f(f"{name}.decayed", "Sub", weight, decay, like=weight)
-
-    def rule(
-        weight: ir.Value, gradient: ir.Value, first: ir.Value, second: ir.Value
-    ) -> tuple[ir.Value, ir.Value, ir.Value]:
-        name, g = weight.name, functools.partial(f, like=weight)
-        kept = g(f"{first.name}.kept", "Mul", first, alpha)
-        first_next = g(f"{first.name}.sum", "Add", kept, g(f"{first.name}.added", "Mul", gradient, one - alpha))
-        kept = g(f"{second.name}.kept", "Mul", second, beta)
-        part = g(f"{second.name}.part", "Mul", gradient, one - beta)
-        second_next = g(f"{second.name}.sum", "Add", kept, g(f"{second.name}.added", "Mul", part, gradient))
-        old, corrected = weight, second_next
-        if decays_first:
-            old = decayed(name, weight)
-            corrected = g(f"{name}.corrected", "Div", second_next, second_correction)
-        divisor = g(f"{name}.divisor", "Add", g(f"{name}.root", "Sqrt", corrected), options.epsilon)
-        if decays_first:
-            divisor = g(f"{name}.divisor", "Mul", divisor, first_correction)
-        scaled = g(f"{name}.direction", "Mul", first_next, step_size)
-        moved = g(f"{name}.moved", "Sub", old, g(f"{name}.move", "Div", scaled, divisor))
-        return moved if decays_first else decayed(name, moved), first_next, second_next
-
-    return rule
-
-
-def _correct(f: Formula, name: str, base: float, step: ir.Value) -> ir.Value:
-    """Return 1 - base ** step, the power in float64: in float32 the difference would lose half of its digits."""
-    double, single = ir.DataType.DOUBLE, ir.DataType.FLOAT
-    exponent = f(f"adamw.{name}_exponent", "Cast", step, dtype=double, to=double)
-    power = f(f"adamw.{name}_power", "Pow", np.float64(np.float32(base)), exponent, dtype=double)
-    return f(f"adamw.{name}_correction", "Sub", 1.0, f(f"adamw.{name}_power32", "Cast", power, to=single))

@@ -19,8 +19,9 @@ from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.values import uses_of
 from graphscale.operators import MICROSOFT, written_inputs
 from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD, OPTIMIZER_MODEL, TRAINING_MODEL, buffer_of, read_folder
-from graphscale.ort.fusing.formulas import AdamW, Formula, add_sgd, clip_by_norm, make_adamw, read_optimizer
+from graphscale.ort.fusing.formulas import Formula, read_optimizer
 from graphscale.passes import OrderWrites
+from graphscale.passes.nodes.training_optimizers import AdamW, add_sgd, clip_by_norm, make_adamw
 from graphscale.passes.nodes.write_order import order_writes, write_in_place
 from graphscale.targets import check_versions, get_target
 
@@ -204,7 +205,7 @@ def _add_optimizer(
         else:
             held = {} if group is None else group.moments.get(weight.name or "", {})
             one, other = (_add_moment(editor, weight, key, held.get(key)) for key in MOMENTS)
-            states[weight], moments[one], moments[other] = rule(weight, gradient, one, other)
+            states[weight], moments[one], moments[other] = rule(f, weight, gradient, one, other)
     return {**states, **moments, step: this_step}
 
 

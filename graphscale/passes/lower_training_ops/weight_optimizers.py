@@ -1,0 +1,87 @@
+"""Optimizers of one weight, and accumulators. The formulas are those of ONNX Runtime's CPU kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.graph.types import dtype_of
+from graphscale.operators import MICROSOFT
+from graphscale.passes.lower_training_ops.writer import Formula, Writer
+from graphscale.passes.lower_training_ops.written_states import check_states, scalar
+
+__all__ = ["FORMULAS"]
+
+
+def _sgd(f: Writer) -> list[ir.Value]:
+    """Compute `NG = -R * G` and `NW = W + NG`."""
+    check_states(f, {1: 0}, is_optional=True)
+    rate = f.cast(scalar(f, f.data(0)), dtype_of(f.data(1)))
+    move = f("Mul", f("Neg", rate), f.data(2))
+    return [f("Add", f.data(1), move), move]
+
+
+def _adam(f: Writer) -> list[ir.Value]:
+    """Compute the next count, moments and weight, and the move of the weight.
+
+    `M1' = alpha * M1 + (1 - alpha) * G`, `M2' = beta * M2 + (1 - beta) * G * G`,
+    `c1 = 1 - alpha^T` and `c2 = 1 - beta^T` if the count T is above 0 and do_bias_correction, else 1.
+    Mode 0: `move = -R * (M1' / c1 / (sqrt(M2' / c2) + epsilon) + lambda * W)`; mode 1, with
+    `step = R * sqrt(c2) / c1 * M1' / (sqrt(M2') + epsilon)`: `move = -step - R * lambda * (W - step)`.
+    """
+    check_states(f, {1: 0, 2: 3, 4: 1, 5: 2}, is_optional=True)
+    if any(f.input(i) is not None for i in range(6, 10)):
+        raise f.refusal("its CPU kernel ignores the inputs 6 to 9, and that for CUDA does not")
+    count, weight, gradient, *old = (f.data(i) for i in range(1, 6))
+    decay, epsilon, dtype = f.attribute("lambda", 0.0), f.attribute("epsilon", 1e-8), dtype_of(weight)
+    if any(dtype_of(value) is not dtype for value in (gradient, *old)):
+        raise f.refusal("its weight, gradient and moments differ in type")
+    rate = f.cast(scalar(f, f.data(0)), dtype)
+    bases = [float(np.float32(f.attribute(*held))) for held in (("alpha", 0.9), ("beta", 0.999))]
+    moments = []
+    for moment, base, power in zip(old, bases, (gradient, f("Mul", gradient, gradient)), strict=True):
+        moments.append(f("Add", f("Mul", moment, base), f("Mul", power, float(np.float32(1) - np.float32(base)))))
+    is_corrected = bool(f.attribute("do_bias_correction", 1))
+    corrections = [_bias_correction(f, base, count) for base in bases] if is_corrected else []
+    first, second = (f.cast(each, dtype) for each in corrections or [f.number(1.0, dtype)] * 2)
+    if f.attribute("weight_decay_mode", 0):
+        size = f("Div", f("Mul", rate, f("Sqrt", second)), first)
+        step = f("Div", f("Mul", moments[0], size), f("Add", f("Sqrt", moments[1]), epsilon))
+        move = f("Sub", f("Neg", step), f("Mul", f("Mul", rate, decay), f("Sub", weight, step)))
+    else:
+        root = f("Add", f("Sqrt", f("Div", moments[1], second)), epsilon)
+        direction = f("Div", f("Div", moments[0], first), root)
+        move = f("Mul", f("Neg", rate), f("Add", direction, f("Mul", weight, decay)))
+    return [f("Add", count, 1), *moments, f("Add", weight, move), move]
+
+
+def _bias_correction(f: Writer, base: float, count: ir.Value) -> ir.Value:
+    double = ir.DataType.DOUBLE
+    exponent = f("Cast", scalar(f, count), to=double)
+    correction = f("Sub", 1.0, f("Pow", f.number(base, double), exponent))
+    return f("Where", f("Greater", exponent, 0.0), correction, 1.0)
+
+
+def _accumulator(f: Writer) -> list[ir.Value]:
+    """Compute `old + value`, or the old sum where update_signal says so."""
+    check_states(f, {0: 0})
+    old, signal = f.data(0), f.input(2)
+    new = f("Add", old, f.cast(f.data(1), f.dtype))
+    return [new if signal is None else f("Where", scalar(f, signal), new, old)]
+
+
+def _accumulator_v2(f: Writer) -> list[ir.Value]:
+    """Compute true, and `old + value`, or the value where overwrite_flag says so."""
+    check_states(f, {0: 1})
+    value, signal = f.cast(f.data(1), f.dtype), f.input(2)
+    new = f("Add", f.data(0), value)
+    done = f.constant(np.asarray([True]))
+    return [done, new if signal is None else f("Where", scalar(f, signal), value, new)]
+
+
+FORMULAS: dict[tuple[str, str], Formula] = {
+    (MICROSOFT, "SGDOptimizer"): _sgd,
+    (MICROSOFT, "AdamOptimizer"): _adam,
+    (MICROSOFT, "InPlaceAccumulator"): _accumulator,
+    (MICROSOFT, "InPlaceAccumulatorV2"): _accumulator_v2,
+}
