@@ -17,9 +17,9 @@ from tests.passes.training_ops.drawing import Draw, recipe
 def draw_convolution_slope(draw: Draw) -> Case:
     rank, group = draw.pick(1, 2, 2, 3), draw.pick(1, 1, 2, 3)
     kernel, attributes = draw_window(draw, rank, ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"))
-    image = [draw.size(5, 8) for _ in kernel]
-    x = draw.floats((draw.size(1, 3), draw.pick(1, 2, 3) * group, *image))
-    w = draw.floats((draw.pick(1, 2, 3, 8) * group, x.shape[1] // group, *kernel))
+    image = [draw.size(5, 6 if rank > 2 else 8) for _ in kernel]
+    x = draw.floats((draw.size(1, 2), draw.pick(1, 2) * group, *image))
+    w = draw.floats((draw.pick(1, 2, 6) * group, x.shape[1] // group, *kernel))
     return _slope(draw, "Conv", x, w, {**attributes, "group": group})
 
 
