@@ -5,7 +5,7 @@ A formula writes a node's standard form and gives a value for each output: see `
 
 from collections.abc import Mapping
 
-from graphscale.passes.lower_training_ops import activations, convolutions, normalizations
+from graphscale.passes.lower_training_ops import activations, convolutions, normalizations, pooling
 from graphscale.passes.lower_training_ops.writer import Formula
 
 __all__ = ["FORMULAS"]
@@ -15,4 +15,5 @@ FORMULAS: Mapping[tuple[str, str], Formula] = {
     **activations.FORMULAS,
     **convolutions.FORMULAS,
     **normalizations.FORMULAS,
+    **pooling.FORMULAS,
 }
