@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphscale.graph.types import dtype_of
 from graphscale.operators import MICROSOFT
-from graphscale.passes.lower_training_ops.windows import Window, spatial
+from graphscale.passes.lower_training_ops.windows import Sizes, Window, spatial
 from graphscale.passes.lower_training_ops.writer import Formula, Writer
 
 __all__ = ["FORMULAS"]
@@ -27,10 +27,10 @@ def _convolution(f: Writer) -> list[ir.Value | None]:
     """
     dy, x, w = f.data(0), f.data(1), f.data(2)
     sizes, group = _sizes(f, w), int(f.attribute("group", 1))
-    window = Window.of(f, sizes[2:], spatial(f, x))
+    window = Window.of(f, sizes[2:], spatial(f, x, len(sizes) - 2))
     dx = _image_slope(f, window, sizes, group) if f.wants(0) else None
     dw = _weight_slope(f, window, x, dy, sizes, group) if f.wants(1) else None
-    return [dx, dw, _bias_slope(f) if f.wants(2) else None]
+    return [dx, dw, _bias_slope(f, len(sizes)) if f.wants(2) else None]
 
 
 def _transposed_convolution(f: Writer) -> list[ir.Value | None]:
@@ -50,7 +50,7 @@ def _transposed_convolution(f: Writer) -> list[ir.Value | None]:
         raise f.refusal("its output_padding is not less than its strides")
     dx = f("Conv", dy, w, **window.options, group=group) if f.wants(0) else None
     dw = _weight_slope(f, window, dy, x, sizes, group) if f.wants(1) else None
-    return [dx, dw, _bias_slope(f) if f.wants(2) else None]
+    return [dx, dw, _bias_slope(f, len(sizes)) if f.wants(2) else None]
 
 
 def _sizes(f: Writer, weight: ir.Value) -> list[int]:
@@ -61,8 +61,8 @@ def _sizes(f: Writer, weight: ir.Value) -> list[int]:
     return [size for size in sizes if size is not None]
 
 
-def _bias_slope(f: Writer) -> ir.Value:
-    return f.reduce_sum(f.data(0), [0, *range(2, f.rank(f.data(0)))], keepdims=False)
+def _bias_slope(f: Writer, rank: int) -> ir.Value:
+    return f.reduce_sum(f.data(0), [0, *range(2, rank)], keepdims=False)
 
 
 def _image_slope(f: Writer, window: Window, sizes: Sequence[int], group: int) -> ir.Value:
@@ -75,7 +75,7 @@ def _image_slope(f: Writer, window: Window, sizes: Sequence[int], group: int) ->
     rows, columns, *kernel = sizes
     pads = [reach - 1 - pad for reach, pad in zip(window.reach * 2, (*window.begin, *window.end), strict=True)]
     if any(stride > 1 for stride in window.strides) or min(pads) < 0 or (columns == 1 and rows > group):
-        return window.scatter(f, dy, w, spatial(f, x), f.shape_of(x), group)
+        return window.scatter(f, dy, w, spatial(f, x, len(kernel)), f.shape_of(x), group)
     axes = list(range(3, 3 + len(kernel)))
     parts = f.reshape(w, [group, rows // group, columns, *kernel])
     parts = f("Transpose", parts, perm=[0, 2, 1, *axes])
@@ -96,7 +96,7 @@ def _weight_slope(
     """
     rows, columns = sizes[0] // group, math.prod(sizes[1:])
     windows = _windows(f, window, image)
-    count = _count(f, places)
+    count = _count(spatial(f, places, len(sizes) - 2))
     if count is None:
         batch = f("Slice", f.shape_of(places), f.integers(0), f.integers(1))
         shape = f("Concat", batch, f.integers(group, columns, -1), axis=0)
@@ -126,10 +126,10 @@ def _windows(f: Writer, window: Window, image: ir.Value) -> ir.Value:
     return f("Conv", single, f.constant(units.astype(dtype_of(image).numpy())), **window.options)
 
 
-def _count(f: Writer, value: ir.Value) -> int | None:
+def _count(sizes: Sizes) -> int | None:
     """Return the number of places in an image, if it is known."""
-    sizes = [size for size in spatial(f, value) if size is not None]
-    return math.prod(sizes) if len(sizes) == len(spatial(f, value)) else None
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 FORMULAS: dict[tuple[str, str], Formula] = {

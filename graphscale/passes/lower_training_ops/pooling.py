@@ -21,19 +21,27 @@ def _max_pool(f: Writer) -> list[ir.Value | None]:
 
     The kernel reads the sizes of dX from the model. Here MaxPool's input has them, if MaxPool is there.
     """
-    dy, index = f.data(0), f.data(1)
+    index, kind = f.data(1), dtype_of(f.data(0))
+    # CPUs cannot add numbers of two bytes.
+    wide = ir.DataType.FLOAT if kind.itemsize == 2 else kind
+    dy = f.cast(f.data(0), wide)
     if f.attribute("storage_order", 0):
         raise f.refusal("the kernel misreads the indices of storage_order 1; export the model with 0")
     image = _image_shape(f)
-    flat = f.reshape(f("ConstantOfShape", image, value=ir.tensor(np.zeros(1, dtype_of(dy).numpy()))), [-1])
+    flat = f.reshape(f("ConstantOfShape", image, value=ir.tensor(np.zeros(1, wide.numpy()))), [-1])
     if f.opset >= 16:
-        scattered = f("ScatterElements", flat, f.reshape(index, [-1]), f.reshape(dy, [-1]), reduction="add")
-        return [f.reshape(scattered, image)]
-    parts = []
-    for some_indices, some_dy in _disjoint(f, index, dy):
-        operands = (flat, f.reshape(some_indices, [-1]), f.reshape(some_dy, [-1]))
-        parts.append(f("Scatter" if f.opset < 11 else "ScatterElements", *operands))
-    return [f.reshape(f("Sum", *parts) if len(parts) > 1 else parts[0], image)]
+        operands = (flat, _flat_index(f, index), f.reshape(dy, [-1]))
+        parts = [f("ScatterElements", *operands, reduction="add")]
+    else:
+        name = "Scatter" if f.opset < 11 else "ScatterElements"
+        pairs = _disjoint(f, dy, index)
+        parts = [f(name, flat, _flat_index(f, some), f.reshape(some_dy, [-1])) for some_dy, some in pairs]
+    return [f.cast(f.reshape(f("Sum", *parts) if len(parts) > 1 else parts[0], image), kind)]
+
+
+def _flat_index(f: Writer, index: ir.Value) -> ir.Value:
+    # Models do not always declare the type of MaxPool's second result.
+    return f("Reshape", index, f.integers(-1), dtype=ir.DataType.INT64, shape=[None])
 
 
 def _disjoint(f: Writer, *values: ir.Value) -> Iterator[tuple[ir.Value, ...]]:
@@ -44,7 +52,7 @@ def _disjoint(f: Writer, *values: ir.Value) -> Iterator[tuple[ir.Value, ...]]:
     if max(apart) == 1:
         yield values
         return
-    if f.opset < 11 and None in spatial(f, values[0]):
+    if f.opset < 11 and None in spatial(f, values[0], len(apart)):
         raise f.refusal("runtimes take Slice of opset 10 for one that keeps sizes that the model does not say")
     axes = f.integers(*range(2, 2 + len(apart)))
     far = f.integers(*[np.iinfo(np.int64).max] * len(apart))
@@ -62,7 +70,7 @@ def _average_pool(f: Writer) -> list[ir.Value | None]:
     dy, kernel = f.data(0), f.attribute("kernel_shape")
     image = _declared(f)
     window = Window.of(f, kernel, image)
-    places = spatial(f, dy)
+    places = spatial(f, dy, len(kernel))
     size = math.prod(kernel)
     if f.attribute("count_include_pad", 0) or (not any(window.options["pads"]) and not f.attribute("ceil_mode", 0)):
         shares = f("Mul", dy, 1 / size)

@@ -84,7 +84,7 @@ class Window:
             group: the groups of channels.
         """
         options: dict[str, Any] = {**self.options, "group": group}
-        steps = zip(image, spatial(f, y), self.strides, self.reach, self.begin, strict=True)
+        steps = zip(image, spatial(f, y, len(image)), self.strides, self.reach, self.begin, strict=True)
         rests = [
             None if size is None or count is None else size - ((count - 1) * stride + reach - begin)
             for size, count, stride, reach, begin in steps
@@ -100,7 +100,7 @@ class Window:
         return f("Slice", whole, f.integers(*[0] * len(rests)), sizes, f.integers(*axes))
 
 
-def spatial(f: Writer, value: ir.Value) -> Sizes:
-    """Return the sizes of the axes behind batch and channels."""
-    f.rank(value)
-    return (f.shape(value) or ())[2:]
+def spatial(f: Writer, value: ir.Value, count: int) -> Sizes:
+    """Return the sizes of so many axes behind batch and channels."""
+    sizes = f.shape(value)
+    return [None] * count if sizes is None else sizes[2:]

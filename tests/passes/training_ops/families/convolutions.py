@@ -17,9 +17,12 @@ from tests.passes.training_ops.drawing import Draw, recipe
 def draw_convolution_slope(draw: Draw) -> Case:
     rank, group = draw.pick(1, 2, 2, 3), draw.pick(1, 1, 2, 3)
     kernel, attributes = draw_window(draw, rank, ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"))
-    image = [draw.size(5, 6 if rank > 2 else 8) for _ in kernel]
+    image, rows = [draw.size(5, 6 if rank > 2 else 8) for _ in kernel], draw.pick(1, 2, 6)
+    if rank < 3 and draw.chance(15):
+        # Large windows at few places.
+        kernel, image, rows, attributes = [5] * rank, [draw.size(5, 6) for _ in kernel], 12, {"strides": [2] * rank}
     x = draw.floats((draw.size(1, 2), draw.pick(1, 2) * group, *image))
-    w = draw.floats((draw.pick(1, 2, 6) * group, x.shape[1] // group, *kernel))
+    w = draw.floats((rows * group, x.shape[1] // group, *kernel))
     return _slope(draw, "Conv", x, w, {**attributes, "group": group})
 
 
