@@ -19,14 +19,14 @@ __all__ = ["FORMULAS"]
 def _max_pool(f: Writer) -> list[ir.Value | None]:
     """Add each element of dY to the element of dX at its index, counted in the whole tensor; source: the kernel.
 
-    The kernel reads the sizes of dX from the model. Here MaxPool's input has them, if MaxPool is there.
+    The kernel reads the shape of dX from the model. Here it is the shape of MaxPool's input, if the graph has MaxPool.
     """
     index, kind = f.data(1), dtype_of(f.data(0))
-    # CPUs cannot add numbers of two bytes.
+    # The kernel of ScatterElements for the CPU adds no float16.
     wide = ir.DataType.FLOAT if kind.itemsize == 2 else kind
     dy = f.cast(f.data(0), wide)
     if f.attribute("storage_order", 0):
-        raise f.refusal("the kernel misreads the indices of storage_order 1; export the model with 0")
+        raise f.refusal("the kernel misreads indices of storage_order 1; export the model with 0")
     image = _image_shape(f)
     flat = f.reshape(f("ConstantOfShape", image, value=ir.tensor(np.zeros(1, wide.numpy()))), [-1])
     if f.opset >= 16:
@@ -53,7 +53,7 @@ def _disjoint(f: Writer, *values: ir.Value) -> Iterator[tuple[ir.Value, ...]]:
         yield values
         return
     if f.opset < 11 and None in spatial(f, values[0], len(apart)):
-        raise f.refusal("runtimes take Slice of opset 10 for one that keeps sizes that the model does not say")
+        raise f.refusal("shape inference of Slice is wrong at opset 10; declare all shapes, or convert the model")
     axes = f.integers(*range(2, 2 + len(apart)))
     far = f.integers(*[np.iinfo(np.int64).max] * len(apart))
     for start in itertools.product(*map(range, apart)):

@@ -38,8 +38,8 @@ class Window:
     def of(cls, f: Writer, kernel: Sequence[int], image: Sizes) -> Window:
         """Return the window of a node over an image.
 
-        Padding by auto_pad is that of ONNX's schema: `(ceil(image / stride) - 1) * stride + reach - image` in all, the
-        odd one at the end for SAME_UPPER, and at the beginning for SAME_LOWER.
+        With auto_pad, ONNX's schema asks for `(ceil(image / stride) - 1) * stride + reach - image` in all. SAME_UPPER
+        puts the larger half behind the image, and SAME_LOWER before it.
         """
         ones = [1] * len(kernel)
         strides, dilations = f.attribute("strides", ones), f.attribute("dilations", ones)
@@ -50,8 +50,8 @@ class Window:
             for i, (size, k, stride, dilation) in enumerate(zip(image, kernel, strides, dilations, strict=True)):
                 if size is None and stride > 1:
                     raise f.refusal(f"auto_pad of axis {i + 2} depends on its size; run shape inference on the model")
-                rest = 0 if size is None else (-(-size // stride) - 1) * stride - size
-                total = max((k - 1) * dilation + (1 + rest if size is not None else 0), 0)
+                last = stride if size is None else size % stride or stride
+                total = max((k - 1) * dilation + 1 - last, 0)
                 less, more = total // 2, total - total // 2
                 pads[i], pads[i + len(kernel)] = (less, more) if auto == "SAME_UPPER" else (more, less)
         begin, end = pads[: len(kernel)], pads[len(kernel) :]
