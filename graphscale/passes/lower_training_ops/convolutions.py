@@ -95,7 +95,7 @@ def _weight_slope(
     `windows[n, c, k, o]` is `image[n, c, o * stride + k * dilation - begin]`, made by a convolution with unit weights.
     """
     rows, columns = sizes[0] // group, math.prod(sizes[1:])
-    windows = _windows(f, window, image)
+    windows = _windows(f, window, image, sizes[1] * group)
     count = _count(spatial(f, places, len(sizes) - 2))
     if count is None:
         batch = f("Slice", f.shape_of(places), f.integers(0), f.integers(1))
@@ -117,13 +117,15 @@ def _weight_slope(
     return f.reshape(f.reduce_sum(products, [0], keepdims=False), sizes)
 
 
-def _windows(f: Writer, window: Window, image: ir.Value) -> ir.Value:
-    size, rank = math.prod(window.kernel), len(window.kernel)
+def _windows(f: Writer, window: Window, image: ir.Value, channels: int) -> ir.Value:
+    """Return the elements of each window, in the place of channels."""
+    size = math.prod(window.kernel)
     if size == 1 and set(window.strides) == {1} and not any(window.options["pads"]):
         return image
-    units = np.eye(size).reshape(size, 1, *window.kernel)
-    single = f.reshape(image, [-1, 1, *[0] * rank])
-    return f("Conv", single, f.constant(units.astype(dtype_of(image).numpy())), **window.options)
+    units = np.eye(size).reshape(size, 1, *window.kernel).astype(dtype_of(image).numpy())
+    # With a group for each channel, ONNX Runtime does not convert the result to blocks of channels and back.
+    weight = f("Tile", units, f.integers(channels, *[1] * (units.ndim - 1)))
+    return f("Conv", image, weight, **window.options, group=channels)
 
 
 def _count(sizes: Sizes) -> int | None:
