@@ -70,9 +70,13 @@ def _average_pool(f: Writer) -> list[ir.Value | None]:
     dy, kernel = f.data(0), f.attribute("kernel_shape")
     image = _declared(f)
     window = Window.of(f, kernel, image)
-    places = spatial(f, dy, len(kernel))
-    size = math.prod(kernel)
-    if f.attribute("count_include_pad", 0) or (not any(window.options["pads"]) and not f.attribute("ceil_mode", 0)):
+    places, size = spatial(f, dy, len(kernel)), math.prod(kernel)
+    counts_pads, is_cut = f.attribute("count_include_pad", 0), _is_cut(f, window, image)
+    if counts_pads and is_cut:
+        raise f.refusal(
+            "releases of ONNX Runtime differ on ceil_mode with count_include_pad; export it with one of them"
+        )
+    if counts_pads or not (is_cut or any(window.options["pads"])):
         shares = f("Mul", dy, 1 / size)
     else:
         shares = f("Mul", dy, _inside(f, window, image))
@@ -85,6 +89,12 @@ def _average_pool(f: Writer) -> list[ir.Value | None]:
     ones = f.constant(np.ones((1, 1, *kernel), dtype_of(dy).numpy()))
     whole = window.scatter(f, single, ones, image, f.integers(1, 1, *image), group=1)
     return [f.reshape(whole, _image_shape(f))]
+
+
+def _is_cut(f: Writer, window: Window, image: list[int]) -> bool:
+    """Return whether the last windows reach behind the padding."""
+    steps = zip(image, window.begin, window.end, window.reach, window.strides, strict=True)
+    return bool(f.attribute("ceil_mode", 0)) and any((x + b + e - reach) % s for x, b, e, reach, s in steps)
 
 
 def _inside(f: Writer, window: Window, image: list[int]) -> ir.Value:
