@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class Case:
         opset: the version of ai.onnx.
         static: whether the model says the sizes of the axes; else it says their number alone.
         tolerance: the largest error, relative to the largest magnitude in the result.
+        shapes: the shapes of the results, float32 all, if the kernel reads them from the model.
     """
 
     op_type: str
@@ -49,6 +50,7 @@ class Case:
     opset: int = 17
     static: bool = True
     tolerance: float = TOLERANCE
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def output_names(self) -> list[str]:
@@ -68,11 +70,12 @@ def make_model(case: Case, expected: Sequence[Data]) -> onnx.ModelProto:
     node = onnx.helper.make_node(
         case.op_type, [name or "" for name in inputs], outputs, "the-node", domain=case.domain, **case.attributes
     )
+    is_sized = case.static or bool(case.shapes)
     graph = onnx.helper.make_graph(
         [node],
         "case",
         [_value_info(name, value, case.static) for name, value in case.feeds().items()],
-        [_value_info(name, value, case.static) for name, value in zip(case.output_names, expected, strict=True)],
+        [_value_info(name, value, is_sized) for name, value in zip(case.output_names, expected, strict=True)],
         [onnx.numpy_helper.from_array(np.asarray(case.inputs[i]), f"x{i}") for i in case.constants],
     )
     imports = [onnx.helper.make_opsetid("", case.opset)]
@@ -81,12 +84,23 @@ def make_model(case: Case, expected: Sequence[Data]) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, ir_version=IR_VERSION, opset_imports=imports)
 
 
+# The results of operators that have no kernel for a CPU, or a wrong one: by other kernels.
+REFERENCES: dict[tuple[str, str], Callable[[Case], list[Data]]] = {}
+
+
+def run_reference(case: Case) -> list[Data]:
+    """Return what onnxruntime-training computes, or ought to."""
+    reference = REFERENCES.get((case.domain, case.op_type), run_kernel)
+    return reference(case)
+
+
 def run_kernel(case: Case) -> list[Data]:
     """Return what onnxruntime-training computes."""
-    untyped = make_model(case, [np.zeros(())] * len(case.output_names))
-    for value in untyped.graph.output:
+    results = [np.zeros(shape, np.float32) for shape in case.shapes] or [np.zeros(())] * len(case.output_names)
+    model = make_model(case, results)
+    for value in () if case.shapes else model.graph.output:
         value.ClearField("type")
-    return _run(untyped, case, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    return _run(model, case, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
 
 
 def lower_case(case: Case, expected: Sequence[Data]) -> onnx.ModelProto:

@@ -6,7 +6,7 @@ import random
 import sys
 from collections.abc import Iterator
 
-from tests.passes.training_ops.cases import run_kernel
+from tests.passes.training_ops.cases import run_reference
 from tests.passes.training_ops.drawing import RECIPES, draw_case, load_families
 from tests.passes.training_ops.recorded_cases import FOLDER, Recorded, write_cases
 
@@ -19,7 +19,7 @@ def record(family: str) -> Iterator[Recorded]:
     for operator in sorted(name for name, (*_, owner) in RECIPES.items() if owner == family):
         for number in range(COUNT):
             case = draw_case(operator, random.Random(f"{operator[1]}-{number}"))
-            yield case, run_kernel(case)
+            yield case, run_reference(case)
 
 
 def main() -> None:

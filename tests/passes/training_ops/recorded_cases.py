@@ -63,4 +63,5 @@ def read_cases(path: Path) -> Iterator[Recorded]:
         inputs, results = fetch(fields.pop("inputs")), fetch(fields.pop("results"))
         for name in ("unnamed", "constants"):
             fields[name] = tuple(fields[name])
+        fields["shapes"] = tuple(map(tuple, fields.get("shapes", ())))
         yield Case(inputs=tuple(inputs), **fields), results

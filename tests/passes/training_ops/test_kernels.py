@@ -7,7 +7,7 @@ import random
 import pytest
 
 from graphscale.passes.lower_training_ops import FORMULAS
-from tests.passes.training_ops.cases import check_case, run_kernel
+from tests.passes.training_ops.cases import check_case, run_reference
 from tests.passes.training_ops.drawing import RECIPES, draw_case, load_families
 from tests.random_cases import run_random_cases
 
@@ -27,6 +27,6 @@ def test_every_formula_has_a_recipe() -> None:
 def test_against_the_kernel(operator: tuple[str, str], tried: int) -> None:
     def check(choices: random.Random) -> None:
         case = draw_case(operator, choices)
-        check_case(case, run_kernel(case))
+        check_case(case, run_reference(case))
 
     run_random_cases(check, tried, tried, operator[1])
