@@ -5,7 +5,7 @@ A formula writes a node's standard form and gives a value for each output: see `
 
 from collections.abc import Mapping
 
-from graphscale.passes.lower_training_ops import activations
+from graphscale.passes.lower_training_ops import activations, cross_entropies, dropout, losses, softmaxes
 from graphscale.passes.lower_training_ops.writer import Formula
 
 __all__ = ["FORMULAS"]
@@ -13,4 +13,8 @@ __all__ = ["FORMULAS"]
 # By domain and operator.
 FORMULAS: Mapping[tuple[str, str], Formula] = {
     **activations.FORMULAS,
+    **cross_entropies.FORMULAS,
+    **dropout.FORMULAS,
+    **losses.FORMULAS,
+    **softmaxes.FORMULAS,
 }
