@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
+from graphscale.graph.types import dtype_of
 from graphscale.passes.lower_training_ops.writer import Writer
 
 __all__ = ["at_classes", "less_one_hot", "widest"]
@@ -14,14 +14,14 @@ def at_classes(f: Writer, values: ir.Value, classes: ir.Value, axis: int) -> ir.
     """Take the element of each row along an axis that an int64 class number points at."""
     if f.opset >= 11:
         return f.squeeze(f("GatherElements", values, f.unsqueeze(classes, [axis]), axis=axis), [axis])
-    chosen = f.cast(_one_hot(f, values, classes, axis), ir.DataType.BOOL)
-    return f.reduce_sum(f("Where", chosen, values, 0.0), [axis], keepdims=False)
+    chosen = f("Where", _one_hot(f, values, classes, axis), values, 0.0)
+    return f.reduce_sum(chosen, [axis], keepdims=False)
 
 
 def less_one_hot(f: Writer, values: ir.Value, classes: ir.Value, axis: int) -> ir.Value:
     """Subtract 1 where the class numbers point at."""
     if f.opset < 11:
-        return f("Sub", values, f.cast(_one_hot(f, values, classes, axis), f.dtype))
+        return f("Sub", values, f.cast(_one_hot(f, values, classes, axis), dtype_of(values)))
     # No matrix of zeros and ones: a row has one place, and ScatterElements may write into its operand.
     places = f.unsqueeze(classes, [axis])
     less = f("Sub", f("GatherElements", values, places, axis=axis), 1.0)
@@ -34,6 +34,9 @@ def widest(f: Writer) -> ir.DataType:
 
 
 def _one_hot(f: Writer, values: ir.Value, classes: ir.Value, axis: int) -> ir.Value:
-    # ONNX Runtime's OneHot has float32 for all these classes, not double.
-    count = f("Gather", f.shape_of(values), f.integers(f.axis(values, axis)))
-    return f("OneHot", classes, count, np.asarray([0, 1], np.float32), axis=axis)
+    """Return whether each class is that of its row; OneHot would crash in ONNX Runtime if there are no rows."""
+    axis = range(f.rank(values))[axis]
+    size = f("Gather", f.shape_of(values), f.integers(axis))
+    numbers = f("NonZero", f("ConstantOfShape", size, value=ir.tensor([1], dtype=ir.DataType.INT64)))
+    beside = [1] * (f.rank(values) - 1 - axis)
+    return f("Equal", f.unsqueeze(classes, [axis]), f.reshape(numbers, [-1, *beside]))

@@ -19,9 +19,8 @@ def _dense(f: Writer) -> list[ir.Value]:
     So does the kernel, of each row along the last axis.
     """
     log_prob = f.log_softmax(f.data(0))
-    rows = f.reduce_sum(f("Mul", f.data(1), log_prob), [-1], keepdims=False)
-    reduce = f.reduce_mean if _is_mean(f) else f.reduce_sum
-    return [f("Neg", reduce(rows, keepdims=False)), log_prob]
+    loss = f("Neg", f.reduce_sum(f("Mul", f.data(1), log_prob), keepdims=False))
+    return [_divided(f, loss, log_prob, -1) if _is_mean(f) else loss, log_prob]
 
 
 def _dense_grad(f: Writer) -> list[ir.Value]:
@@ -37,40 +36,38 @@ def _sparse(f: Writer) -> list[ir.Value]:
 
     So does the kernel; a mean is divided by the sum of the weights, or by the rows. All but a mean is a sum.
     """
-    log_prob, weight = f.log_softmax(f.data(0)), f.input(2)
-    losses = f("Neg", at_classes(f, log_prob, f.cast(f.data(1), ir.DataType.INT64), -1))
-    if weight is None:
-        reduce = f.reduce_mean if _reduction(f) == "mean" else f.reduce_sum
-        return [reduce(losses, keepdims=False), log_prob]
-    loss = f.reduce_sum(f("Mul", losses, weight), keepdims=False)
-    if _reduction(f) == "mean":
-        loss = f("Div", loss, f.reduce_sum(weight, keepdims=False))
-    return [loss, log_prob]
+    log_prob, label, weight = f.log_softmax(f.data(0)), f.cast(f.data(1), ir.DataType.INT64), f.input(2)
+    losses = f("Neg", at_classes(f, log_prob, label, -1))
+    loss = f.reduce_sum(losses if weight is None else f("Mul", losses, weight), keepdims=False)
+    return [_averaged(f, loss, label, weight), log_prob]
 
 
 def _sparse_grad(f: Writer) -> list[ir.Value]:
     """Compute `dX = (exp(log_prob) - one_hot(label)) * dY * weight`, as the kernel does; for a mean, dY is divided."""
     dy, label, weight = f.data(0), f.cast(f.data(2), ir.DataType.INT64), f.input(3)
-    grad = less_one_hot(f, f("Exp", f.data(1)), label, -1)
-    if weight is None:
-        return [f("Mul", grad, _divided(f, dy, label, None) if _reduction(f) == "mean" else dy)]
-    if _reduction(f) == "mean":
-        dy = f("Div", dy, f.reduce_sum(weight, keepdims=False))
-    last = -1 if f.opset >= 11 else f.rank(label)
-    return [f("Mul", grad, f.unsqueeze(f("Mul", weight, dy), [last]))]
+    dy = _averaged(f, dy, label, weight)
+    if weight is not None:
+        dy = f.unsqueeze(f("Mul", weight, dy), [-1 if f.opset >= 11 else f.rank(label)])
+    return [f("Mul", less_one_hot(f, f("Exp", f.data(1)), label, -1), dy)]
 
 
-def _divided(f: Writer, dy: ir.Value, value: ir.Value, stop: int | None) -> ir.Value:
-    """Divide by the product of a value's sizes, up to an axis."""
-    sizes = f.shape(value)
+def _averaged(f: Writer, value: ir.Value, label: ir.Value, weight: ir.Value | None) -> ir.Value:
+    """Divide by the sum of the weights, or by the rows, for a mean."""
+    if _reduction(f) != "mean":
+        return value
+    return _divided(f, value, label, None) if weight is None else f("Div", value, f.reduce_sum(weight, keepdims=False))
+
+
+def _divided(f: Writer, value: ir.Value, like: ir.Value, stop: int | None) -> ir.Value:
+    """Divide a value by the product of the sizes of another one, up to an axis."""
+    sizes = f.shape(like)
     if sizes is not None and None not in sizes[:stop]:
-        # Without rows there is nothing to divide.
-        return f("Div", dy, float(math.prod(size or 1 for size in sizes[:stop])))
-    shape = f("Shape", value)
-    if stop is not None:
-        shape = f("Slice", shape, f.integers(0), f.integers(stop))
-    count = f.cast(f("ReduceProd", shape, keepdims=0), widest(f))
-    return f.cast(f("Div", f.cast(dy, widest(f)), count), f.dtype)
+        count = f.number(math.prod(size for size in sizes[:stop] if size is not None), widest(f))
+    else:
+        shape = f("Shape", like)
+        shape = shape if stop is None else f("Slice", shape, f.integers(0), f.integers(stop))
+        count = f.cast(f("ReduceProd", shape, keepdims=0), widest(f))
+    return f.cast(f("Div", f.cast(value, widest(f)), count), f.dtype)
 
 
 def _is_mean(f: Writer) -> bool:
