@@ -12,7 +12,7 @@ from graphscale.passes.lower_training_ops.writer import Formula, Writer
 
 __all__ = ["FORMULAS"]
 
-_INT64 = ir.DataType.INT64
+_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,35 +22,39 @@ class _Rows:
     Attributes:
         f: the writer.
         classes: their classes, as int64; 0 for a row that is ignored.
-        counted: whether each is counted; None if all are.
+        ignored: whether each is ignored; None if none is.
         weights: the weight of each one's class; None if all are 1.
     """
 
     f: Writer
     classes: ir.Value
-    counted: ir.Value | None
+    ignored: ir.Value | None
     weights: ir.Value | None
 
     @classmethod
     def of(cls, f: Writer, labels: ir.Value, weights: ir.Value | None, ignored: ir.Value | int | None) -> _Rows:
         """Tell the rows of some labels, weights of all classes, and the label that is ignored."""
-        classes, counted = f.cast(labels, _INT64), None
+        classes, is_ignored = f.cast(labels, _INT64), None
         if ignored is not None:
-            ignored = f.cast(ignored, _INT64) if isinstance(ignored, ir.Value) else ignored
-            counted = f("Not", f("Equal", classes, ignored))
-            classes = f("Where", counted, classes, 0)
+            label = f.cast(ignored, _INT64) if isinstance(ignored, ir.Value) else ignored
+            is_ignored = f("Equal", classes, label)
+            classes = f("Where", is_ignored, 0, classes)
         if weights is not None:
             weights = f.cast(f("Gather", weights, classes), widest(f))
-        return cls(f, classes, counted, weights)
+        return cls(f, classes, is_ignored, weights)
 
     def weighted(self, values: ir.Value) -> ir.Value:
         """Multiply a value of each row, or of all, by the weights, 0 for rows that are ignored."""
         values = values if self.weights is None else self.f("Mul", values, self.weights)
-        return values if self.counted is None else self.f("Where", self.counted, values, 0.0)
+        return values if self.ignored is None else self.f("Where", self.ignored, 0.0, values)
 
-    def total(self) -> ir.Value:
-        """Sum the weights, of which there are some, or count the rows, of which some are not counted."""
-        return self.f.reduce_sum(self.weighted(self.f.number(1.0, widest(self.f))), keepdims=False)
+    def total(self, safe: bool) -> ir.Value:
+        """Sum the weights, or count the rows if some may be ignored; 1 for 0 where it must be safe to divide by it."""
+        f = self.f
+        total = f.reduce_sum(self.weighted(f.number(1.0, widest(f))), keepdims=False)
+        if not safe:
+            return total
+        return f("Max", total, 1.0) if self.weights is None else f("Where", f.cast(total, _BOOL), total, 1.0)
 
 
 def _loss_internal(f: Writer) -> list[ir.Value]:
@@ -81,10 +85,10 @@ def _loss(f: Writer, log_prob: ir.Value, rows: _Rows, safe: bool) -> ir.Value:
     reduction = _reduction(f)
     if reduction == "none":
         return losses
-    if reduction == "mean" and rows.weights is None and rows.counted is None:
+    if reduction == "mean" and rows.weights is None and rows.ignored is None:
         return f.reduce_mean(losses, keepdims=False)
     total = f.reduce_sum(losses, keepdims=False)
-    return f("Div", total, _divisor(f, rows.total(), safe)) if reduction == "mean" else total
+    return f("Div", total, rows.total(safe)) if reduction == "mean" else total
 
 
 def _loss_grad(f: Writer) -> list[ir.Value]:
@@ -112,13 +116,9 @@ def _slope(f: Writer, ignored: ir.Value | int) -> ir.Value:
     dy, log_prob = f.cast(f.data(0), widest(f)), f.cast(f.data(1), _computed(f))
     rows = _Rows.of(f, f.data(2), f.input(3), ignored)
     if _reduction(f) == "mean":
-        dy = f("Div", dy, _divisor(f, rows.total(), safe=True))
+        dy = f("Div", dy, rows.total(safe=True))
     scale = f.cast(rows.weighted(dy), _computed(f))
     return f("Mul", less_one_hot(f, f("Exp", log_prob), rows.classes, 1), f.unsqueeze(scale, [1]))
-
-
-def _divisor(f: Writer, total: ir.Value, safe: bool) -> ir.Value:
-    return f("Where", f.cast(total, ir.DataType.BOOL), total, 1.0) if safe else total
 
 
 def _reduction(f: Writer) -> str:
