@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from graphscale.passes.lower_training_ops import (
     activations,
     convolutions,
+    cross_entropies,
+    dropout,
     gru,
     gru_grad,
+    losses,
     lstm,
     normalizations,
     optimizers,
     pooling,
+    softmaxes,
     weight_optimizers,
 )
 from graphscale.passes.lower_training_ops.writer import Formula
@@ -24,11 +28,15 @@ __all__ = ["FORMULAS"]
 FORMULAS: Mapping[tuple[str, str], Formula] = {
     **activations.FORMULAS,
     **convolutions.FORMULAS,
+    **cross_entropies.FORMULAS,
+    **dropout.FORMULAS,
     **gru.FORMULAS,
     **gru_grad.FORMULAS,
+    **losses.FORMULAS,
     **lstm.FORMULAS,
     **normalizations.FORMULAS,
     **optimizers.FORMULAS,
     **pooling.FORMULAS,
+    **softmaxes.FORMULAS,
     **weight_optimizers.FORMULAS,
 }

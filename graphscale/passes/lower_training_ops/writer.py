@@ -100,8 +100,12 @@ class Writer(NodeWriter):
         return dataclasses.replace(self, build=self.build.within(name))
 
     def _runs_along(self, value: ir.Value, axis: int) -> bool:
-        """Return whether Softmax computes along this axis alone; before opset 13 it does so along the last one."""
-        return self.opset >= 13 or axis == -1 or (value.shape is not None and axis == len(value.shape) - 1)
+        """Return whether to leave an axis to Softmax: the last one, and from opset 13 on one of an unknown number.
+
+        Before opset 13 it computes along the last one alone, and later ONNX Runtime transposes for all others.
+        """
+        rank = None if value.shape is None else len(value.shape)
+        return axis == -1 or (self.opset >= 13 if rank is None else axis == rank - 1)
 
     def _reduce(self, op_type: str, since: int, value: ir.Value, axes: _Axes, keepdims: bool) -> ir.Value:
         if axes is None:

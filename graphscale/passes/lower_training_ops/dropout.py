@@ -1,0 +1,30 @@
+"""The derivative of Dropout."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graphscale.operators import MICROSOFT
+from graphscale.passes.lower_training_ops.class_numbers import widest
+from graphscale.passes.lower_training_ops.writer import Formula, Writer
+
+__all__ = ["FORMULAS"]
+
+
+def _dropout(f: Writer) -> list[ir.Value]:
+    """Compute `dX = dY * (1 / (1 - ratio) if mask else 0)`, as the kernel does.
+
+    The ratio is an input, 0.5 if it is left out. The kernel does not read `training_mode`, nor the attribute `ratio`
+    that Dropout has before opset 12. With a ratio of 0 it does not read the mask either: Dropout has kept all.
+    """
+    ratio = f.input(2)
+    if ratio is None:
+        scale = f.number(2.0)
+    else:
+        kept = f("Sub", 1.0, f.cast(f.reshape(ratio, []), ir.DataType.FLOAT))
+        # In float32, as the kernels have it, but for double.
+        scale = f.cast(f("Div", 1.0, f.cast(kept, widest(f))), f.dtype)
+    return [f("Mul", f.data(0), f("Where", f.data(1), scale, 0.0))]
+
+
+FORMULAS: dict[tuple[str, str], Formula] = {(MICROSOFT, "DropoutGrad"): _dropout}
