@@ -38,7 +38,7 @@ class BoundGradients(LoweringPass):
             `                           ok, If <then: f(dw); else: w> (ok)> (fits)`
 
     What the branches alone need is computed there: a gradient is still in the caches when the update reads it. A table
-    stays outside, where an index could fail: `factor = Where(fits, 1 / scale, 1); ScatterND(zeros, i, Mul(rows, factor))`.
+    stays outside, for an index could fail: `ScatterND(zeros, indices, Mul(rows, Where(fits, 1 / scale, 1)))`.
 
     If the branch multiplies the gradient by a scalar, and does nothing else with it:
     Before: `dw = Div(MatMul(x, dy), scale); w.next = If <then: Sub(w, Mul(dw, rate)); else: w> (finite)`

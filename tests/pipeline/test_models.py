@@ -32,7 +32,7 @@ from tests.conftest import (
 pytestmark = pytest.mark.sample(5)
 
 HALF_PRECISION = "pytorch/mlp_float16"
-# The bias of a convolution before a batch norm moves nothing: its gradient is 0, and what is computed depends on the CPU.
+# The bias of a convolution before a batch norm moves nothing: its gradient is 0, and rounding depends on the CPU.
 ZEROS = {f"{layer}.bias_grad.accumulation.buffer" for layer in ("conv1", "conv2")}
 CONTRACTIONS = {"Conv", "ConvTranspose", "Einsum", "FusedMatMul", "Gemm", "MatMul"}
 GRADIENT_OPERATOR = re.compile("Grad(_|$)")
