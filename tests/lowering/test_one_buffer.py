@@ -11,8 +11,15 @@ import onnx
 import pytest
 
 import graphscale as gs
+from graphscale.graph.stamp import read_stamp
+from graphscale.graph.values import cannot_fail, inner_nodes
+from graphscale.lowering.lower_model import find_states_in_place, lower_step
+from graphscale.lowering.lowering_pass import is_inserted
+from graphscale.session.loading import open_model
 from tests.conftest import ROOT, Arrays, assert_all_same_bits, load_example
+from tests.lowering.test_products import KINDS, Kind, model_of
 from tests.lowering.test_same_steps import F32_MAX, UPDATED, poisoned
+from tests.session.plain import ALWAYS
 
 pytestmark = pytest.mark.sample(1)
 
@@ -64,3 +71,15 @@ def test_a_buffer_that_the_file_does_not_allow_gives_another_result(tmp_path: Pa
     moved = plain.step(batch)["moved"]
     assert allowed.step(batch)["moved"] == moved > 0
     assert forced.step(batch)["moved"] == 0
+
+
+@pytest.mark.parametrize("name", [*KINDS, "a product"])
+def test_a_step_that_may_still_fail_overwrites_nothing(name: str) -> None:
+    """What can fail stays outside of the branch that computes the next weight: an index of a table, for one."""
+    model = model_of(KINDS.get(name, Kind("dw = MatMul(xt, dy)")), is_rate_fed=True)
+    scaled = open_model(gs.scale(model, gs.DynamicLossScale(1024.0, 3), updates={"w_next": "w"}))[0].clone()
+    lower_step(scaled, "cpu", ALWAYS)
+    assert "w" in find_states_in_place(scaled, read_stamp(scaled, "the model").state)
+    inside = [inner for node in scaled.graph if node.op_type == "If" for inner in inner_nodes(node)]
+    assert inside
+    assert all(is_inserted(inner) or cannot_fail(inner) for inner in inside)
