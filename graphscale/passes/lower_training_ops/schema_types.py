@@ -1,12 +1,13 @@
-"""The types that ONNX's schemas ask for."""
+"""The types that ONNX's schemas ask for, and those to compute in."""
 
 from __future__ import annotations
 
 import functools
 
 import onnx
+import onnx_ir as ir
 
-__all__ = ["alike"]
+__all__ = ["alike", "widened"]
 
 
 @functools.cache
@@ -15,3 +16,8 @@ def alike(op_type: str, opset: int, index: int, count: int) -> tuple[int, ...]:
     inputs = onnx.defs.get_schema(op_type, opset, "").inputs
     types = [inputs[min(i, len(inputs) - 1)].type_str for i in range(count)]
     return tuple(i for i in range(count) if types[i] == types[index])
+
+
+def widened(dtype: ir.DataType) -> ir.DataType:
+    """Return the type whose range holds sums and counts of numbers of a floating-point type: float32 at least."""
+    return dtype if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT

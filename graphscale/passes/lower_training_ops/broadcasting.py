@@ -1,0 +1,91 @@
+"""Axes along which an operand was repeated, and sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.passes.lower_training_ops.known_shapes import Sizes, known_sizes
+from graphscale.passes.lower_training_ops.writer import Writer
+
+__all__ = ["repeated_axes", "sum_over", "sum_to"]
+
+
+def repeated_axes(f: Writer, shape: ir.Value, other: ir.Value) -> ir.Value:
+    """Return the axes, last first, along which a value of one shape is repeated beside a value of another shape.
+
+    These are the axes that it lacks, and those of size 1 where the other one has another size. They are a constant
+    where the model says enough.
+    """
+    own, beside = _sizes(f, shape), _sizes(f, other)
+    count = max(len(own), len(beside))
+    lead, marks = count - len(own), _marks(own, beside)
+    if None not in marks:
+        return f.integers(*[axis for axis in reversed(range(count)) if marks[axis]])
+    mine, theirs = _with_ones(f, shape, lead), _with_ones(f, other, count - len(beside))
+    repeated = f("And", f("Equal", mine, 1), f("Not", f("Equal", theirs, 1)))
+    if lead:
+        repeated = f("Or", repeated, np.arange(count) < lead)
+    axes = f.squeeze(f("NonZero", repeated), [0])
+    return f("Slice", axes, f.integers(-1), f.integers(-count - 1), f.integers(0), f.integers(-1))
+
+
+def sum_to(f: Writer, value: ir.Value, target: ir.Value) -> ir.Value:
+    """Sum over the axes along which a target was repeated to a value's shape; the result has the target's shape."""
+    shape = f.shape_of(target)
+    own, beside = _sizes(f, shape), _sizes(f, f.shape_of(value))
+    lead = len(beside) - len(own)
+    # A sum over an axis of size 1 changes nothing: whether such an axis was repeated need not be known.
+    marks = [True if axis >= lead and own[axis - lead] == 1 else mark for axis, mark in enumerate(_marks(own, beside))]
+    if None in marks:
+        return f.reshape(sum_over(f, value, repeated_axes(f, shape, f.shape_of(value))), shape)
+    axes = [axis for axis, mark in enumerate(marks) if mark and not (axis >= lead and beside[axis] == 1)]
+    summed = f.reduce_sum(value, axes)
+    return f.reshape(summed, shape) if lead else summed
+
+
+def sum_over(f: Writer, value: ir.Value, axes: ir.Value) -> ir.Value:
+    """Sum over computed axes, which stay with size 1; over none if there are none.
+
+    Before opset 13 they cannot be an operand: for each axis, the sum is put behind the value, and a slice takes either.
+    """
+    if f.opset >= 13:
+        return f("ReduceSum", value, axes, keepdims=1, noop_with_empty_axes=1)
+    rank = f.rank(value)
+    same = f("Equal", f.unsqueeze(f("Mod", axes, rank), [1]), np.arange(rank)[None])
+    chosen = f.reduce_sum(f("Cast", same, to=ir.DataType.INT64), [0], keepdims=False)
+    sizes = f.shape_of(value)
+    starts = f("Mul", chosen, sizes)
+    ends = f("Add", chosen, sizes)
+    for axis in range(rank):
+        start, end = (f("Gather", bounds, f.integers(axis)) for bounds in (starts, ends))
+        joined = f("Concat", value, f.reduce_sum(value, [axis]), axis=axis)
+        value = f("Slice", joined, start, end, f.integers(axis))
+    return value
+
+
+def _sizes(f: Writer, shape: ir.Value) -> Sizes:
+    sizes = known_sizes(shape)
+    if sizes is None:
+        raise f.refusal("the number of axes is not known; run shape inference on the model")
+    return sizes
+
+
+def _marks(own: Sizes, beside: Sizes) -> Sequence[bool | None]:
+    """Return whether one is repeated beside the other along each axis of the result; None where it is not known."""
+    lead = len(beside) - len(own)
+    marks: list[bool | None] = [True] * lead
+    for axis in range(len(own)):
+        size, other = own[axis], beside[axis + lead] if axis + lead >= 0 else 1
+        is_same = size == other and size is not None
+        if is_same or other == 1 or (isinstance(size, int) and size != 1):
+            marks.append(False)
+        else:
+            marks.append(True if isinstance(size, int) and isinstance(other, int) else None)
+    return marks
+
+
+def _with_ones(f: Writer, shape: ir.Value, count: int) -> ir.Value:
+    return f("Concat", np.ones(count, np.int64), shape, axis=0) if count else shape

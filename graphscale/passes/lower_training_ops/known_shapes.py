@@ -1,0 +1,45 @@
+"""What a model says about the numbers in its shapes and axes, before it runs."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graphscale.graph.values import constant_tensor
+
+__all__ = ["Sizes", "known_numbers", "known_sizes", "sizes_of"]
+
+# A number, a name, or None for each axis.
+Sizes = tuple[int | str | None, ...]
+
+
+def sizes_of(value: ir.Value) -> Sizes | None:
+    """Return the sizes of a value's axes; None if not even their number is known."""
+    if value.shape is None:
+        return None
+    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+
+
+def known_sizes(shape: ir.Value) -> Sizes | None:
+    """Return the sizes that a vector holds: a constant, the shape of a value, or unknown ones of a known number."""
+    shape = _source_of(shape)
+    if (numbers := known_numbers(shape)) is not None:
+        return tuple(numbers)
+    node = shape.producer()
+    is_shape = node is not None and node.op_type == "Shape" and not node.domain and not node.attributes
+    if node is not None and is_shape and node.inputs[0] is not None and node.inputs[0].shape is not None:
+        return sizes_of(node.inputs[0])
+    length = sizes_of(shape)
+    return (None,) * length[0] if length is not None and len(length) == 1 and isinstance(length[0], int) else None
+
+
+def known_numbers(value: ir.Value | None) -> list[int] | None:
+    """Return the integers of a constant, in order; None for other values."""
+    tensor = None if value is None else constant_tensor(_source_of(value))
+    return None if tensor is None else [int(number) for number in tensor.numpy().ravel()]
+
+
+def _source_of(value: ir.Value) -> ir.Value:
+    """Return the value that Identity nodes copy."""
+    while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
