@@ -47,7 +47,7 @@ def sum_to(f: Writer, value: ir.Value, target: ir.Value) -> ir.Value:
 
 
 def sum_over(f: Writer, value: ir.Value, axes: ir.Value) -> ir.Value:
-    """Sum over computed axes, which stay with size 1; over none if there are none.
+    """Sum over computed axes, kept with size 1; over none if there are none.
 
     Before opset 13 they cannot be an operand: for each axis, the sum is put behind the value, and a slice takes either.
     """

@@ -30,20 +30,21 @@ def _resize_grad(f: Writer) -> list[ir.Value]:
     `1 / scale`. A value that keeps its shape keeps its numbers.
     """
     for name, (default, taken) in _TAKEN.items():
-        given = f.attribute(name, default)
-        if given not in taken:
-            raise f.refusal(f"the kernel takes no {name} {given!r}")
+        value = f.attribute(name, default)
+        if value not in taken:
+            raise f.refusal(f"the kernel takes no {name} {value!r}")
     dy, x = f.data(0), f.data(1)
     if f.rank(x) != 4:
         raise f.refusal(f"the kernel takes two spatial axes, not {f.rank(x) - 2}")
     own, other = sizes_of(x), sizes_of(dy)
     if own == other and None not in (own or ()):
         return [dy]
-    scales = None
-    if f.input(3) is not None and _mode(f) == "half_pixel":
+    given, scales = f.input(3), None
+    # Where Resize has sizes, exporters leave the scales out, or make them empty.
+    if given is not None and sizes_of(given) != (0,) and _mode(f) == "half_pixel":
         same = f("Equal", f.shape_of(x), f.shape_of(dy))
         moved = f("Greater", f.reduce_sum(f("Cast", f("Not", same), to=ir.DataType.FLOAT), [0]), 0.0)
-        scales = f("Where", moved, f.data(3), 1.0)
+        scales = f("Where", moved, given, 1.0)
     rows, columns = (_weights(f, axis, scales) for axis in (2, 3))
     return [f("MatMul", f("Transpose", rows, perm=[1, 0]), f("MatMul", dy, columns))]
 

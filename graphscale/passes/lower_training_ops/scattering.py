@@ -1,4 +1,4 @@
-"""Sums of rows, or of single elements, at places that may be equal.
+"""Sums of rows, or of single elements, some of them at the same place.
 
 ScatterND with a reduction is not used: the CPU kernel of ONNX Runtime 1.32 adds up in several threads without a lock,
 and loses updates of equal places. ScatterElements has a reduction since opset 16.
@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.passes.lower_training_ops.known_shapes import known_numbers, known_sizes, sizes_of
+from graphscale.passes.lower_training_ops.schema_types import widened
 from graphscale.passes.lower_training_ops.writer import Writer
 
 __all__ = ["add_elements", "add_rows", "count_up", "scatter", "size_at", "wrapped", "zeros"]
@@ -42,20 +43,20 @@ def add_rows(f: Writer, rows: ir.Value, updates: ir.Value, height: ir.Value, sha
     if is_low or f.opset < 11:
         chosen = f("Equal", f.unsqueeze(_like(f, count_up(f, height), flat), [1]), f.unsqueeze(flat, [0]))
         return f.reshape(f("MatMul", f("Cast", chosen, to=f.dtype), matrix), shape)
-    target = zeros(f, _joined(f, height, size_at(f, f.shape_of(matrix), 1)))
+    extent = _joined(f, height, size_at(f, f.shape_of(matrix), 1))
     flat = f.unsqueeze(flat, [1])
     if f.opset >= 16 and (count is None or count > _FEW):
-        return f.reshape(scatter(f, target, f.expand(flat, f.shape_of(matrix)), matrix, 0, "add"), shape)
+        return f.reshape(_add_up(f, f.expand(flat, f.shape_of(matrix)), matrix, extent, 0), shape)
     # Updates of equal places become equal, so that it does not matter which of them is written last.
     same = f("Equal", flat, f("Transpose", flat, perm=[1, 0]))
     matrix = f("MatMul", f("Cast", same, to=f.dtype), matrix)
-    return f.reshape(f("ScatterND", target, f.cast(flat, ir.DataType.INT64), matrix), shape)
+    return f.reshape(f("ScatterND", zeros(f, extent), f.cast(flat, ir.DataType.INT64), matrix), shape)
 
 
 def add_elements(f: Writer, places: ir.Value, updates: ir.Value, shape: ir.Value, axis: int) -> ir.Value:
     """Return `result[.., places[.., i, ..], ..] += updates[.., i, ..]`, the result being zeros of a shape before."""
     if f.opset >= 16:
-        return scatter(f, zeros(f, shape), places, updates, axis, "add")
+        return _add_up(f, places, updates, shape, axis)
     axis %= f.rank(updates)
     places = wrapped(f, places, size_at(f, shape, axis))
     same = f("Equal", f.unsqueeze(places, [axis + 1]), f.unsqueeze(places, [axis]))
@@ -63,17 +64,21 @@ def add_elements(f: Writer, places: ir.Value, updates: ir.Value, shape: ir.Value
     return scatter(f, zeros(f, shape), places, sums, axis)
 
 
-def scatter(
-    f: Writer, data: ir.Value, places: ir.Value, updates: ir.Value, axis: int, reduction: str | None = None
-) -> ir.Value:
+def _add_up(f: Writer, places: ir.Value, updates: ir.Value, shape: ir.Value, axis: int) -> ir.Value:
+    # The CPU kernel does not add up narrow types, and their sums lose more than those of float32.
+    wide = widened(f.dtype)
+    target, updates = zeros(f, shape, wide), f.cast(updates, wide)
+    return f.cast(f("ScatterElements", target, places, updates, axis=axis, reduction="add"), f.dtype)
+
+
+def scatter(f: Writer, data: ir.Value, places: ir.Value, updates: ir.Value, axis: int) -> ir.Value:
     """Write ScatterElements, which has another name before opset 11."""
-    op_type = "ScatterElements" if f.opset >= 11 else "Scatter"
-    return f(op_type, data, places, updates, axis=axis, reduction=reduction)
+    return f("ScatterElements" if f.opset >= 11 else "Scatter", data, places, updates, axis=axis)
 
 
-def zeros(f: Writer, shape: ir.Value) -> ir.Value:
-    """Return zeros of the dtype of the node's data."""
-    return f.expand(f.number(0.0), shape)
+def zeros(f: Writer, shape: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
+    """Return zeros, by default of the dtype of the node's data."""
+    return f.expand(f.number(0.0, dtype), shape)
 
 
 def size_at(f: Writer, shape: ir.Value, axis: int) -> ir.Value:

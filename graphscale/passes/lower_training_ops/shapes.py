@@ -34,7 +34,7 @@ def _concat(f: Writer) -> list[ir.Value | None]:
 
 
 def _split(f: Writer) -> list[ir.Value]:
-    """Split a value along an axis into parts of sizes that are an operand, as the schema says."""
+    """Split a value along an axis, as the schema says; an operand has the sizes of the parts."""
     return _parts(f, f.data(0), f.data(1), f.attribute("axis", 0))
 
 

@@ -11,7 +11,7 @@ from tests.passes.training_ops.drawing import Draw, recipe
 
 @recipe("ReduceSumTraining")
 def draw_reduce_sum(draw: Draw) -> Case:
-    # The kernel leaves an empty axis as it is, whose sums are zero. Positive numbers do not cancel.
+    # The kernel keeps an empty axis empty, where it should give zeros. Positive numbers do not cancel.
     x = draw.floats(
         draw.shape(1, empty=False), positive=True, dtype=draw.pick(np.float32, np.float64, np.int32, np.int64)
     )
