@@ -34,6 +34,7 @@ CALLS: dict[str, str] = {
     "autocast": "autocast original.onnx -o out.onnx --lists lists.json --roles roles.json --loss-scale scale.json",
     "autocast FOLDER": "autocast artifacts -o outfolder",
     "lower": "lower step.onnx -o out.onnx",
+    "lower-training": "lower-training original.onnx -o out.onnx",
     "strip": "strip step.onnx -o out.onnx",
     "strip FOLDER": "strip scaled -o outfolder",
     "split": "split step.onnx -o out.onnx out2.onnx --stages 2",

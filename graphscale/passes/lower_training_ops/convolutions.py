@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphscale.graph.types import dtype_of
 from graphscale.operators import MICROSOFT
-from graphscale.passes.lower_training_ops.windows import Sizes, Window, spatial
+from graphscale.passes.lower_training_ops.image_windows import Sizes, Window, spatial
 from graphscale.passes.lower_training_ops.writer import Formula, Writer
 
 __all__ = ["FORMULAS"]
