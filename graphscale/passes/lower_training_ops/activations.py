@@ -1,6 +1,6 @@
 """The derivatives of activations, times the upstream gradient.
 
-Each formula is that of ONNX Runtime's kernel, which the operator's schema names but does not spell out.
+Each formula is that of ONNX Runtime's kernel: the operator's schema names it, and does not spell it out.
 """
 
 from __future__ import annotations

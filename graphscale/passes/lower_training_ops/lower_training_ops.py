@@ -1,4 +1,4 @@
-"""lower-training-ops: spell out ONNX Runtime's training operators, for which only its training builds have kernels."""
+"""lower-training-ops: spell out ONNX Runtime's training operators. Only its training builds have kernels for them."""
 
 from __future__ import annotations
 

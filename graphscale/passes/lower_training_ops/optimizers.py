@@ -72,7 +72,7 @@ def _clip(f: Writer) -> list[ir.Value]:
 
 
 def _check_dtypes(f: Writer, *sequences: int) -> None:
-    """Refuse sequences of types other than float32, which the kernels take, and read as float32."""
+    """Refuse sequences of types other than float32: the kernels read them as float32."""
     for dtype in (f.data(i).dtype for i in sequences):
         if dtype not in (None, ir.DataType.FLOAT):
             raise f.refusal(f"its kernels compute in float32, and it has a sequence of {dtype}")

@@ -1,4 +1,4 @@
-"""The derivatives of poolings, which ONNX Runtime has in ONNX's domain."""
+"""The derivatives of poolings: operators of ONNX Runtime in ONNX's domain."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Writer(NodeWriter):
         return axis + self.rank(value) if axis < 0 and self.opset < 11 else axis
 
     def within(self, name: str) -> Self:
-        """Return a writer that fills a new body of this name, which `build.closed` completes."""
+        """Return a writer for a new body of this name; `build.closed` completes it."""
         return dataclasses.replace(self, build=self.build.within(name))
 
     def _runs_along(self, value: ir.Value, axis: int) -> bool:

@@ -1,4 +1,4 @@
-"""The states that optimizers and accumulators write in place.
+"""The states that optimizers, accumulators and batch normalization write in place.
 
 The standard form gives the next state as an output of the same node. A state that only the write in place brings out of
 the graph has no standard form.
