@@ -75,7 +75,7 @@ def test_a_buffer_that_the_file_does_not_allow_gives_another_result(tmp_path: Pa
 
 @pytest.mark.parametrize("name", [*KINDS, "a product"])
 def test_a_step_that_may_still_fail_overwrites_nothing(name: str) -> None:
-    """What can fail stays outside of the branch that computes the next weight: an index of a table, for one."""
+    """Fallible nodes, such as those with indices of a table, stay outside of the branch of the next weight."""
     model = model_of(KINDS.get(name, Kind("dw = MatMul(xt, dy)")), is_rate_fed=True)
     scaled = open_model(gs.scale(model, gs.DynamicLossScale(1024.0, 3), updates={"w_next": "w"}))[0].clone()
     lower_step(scaled, "cpu", ALWAYS)

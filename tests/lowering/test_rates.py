@@ -1,4 +1,4 @@
-"""Learning rates that are fed: divided by the scale in the place of the gradients, where the bits stay the same."""
+"""Fed learning rates: divided by the scale in the place of the gradients, where the bits stay the same."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_same_steps(name: str, policy: str) -> None:
 @pytest.mark.parametrize("scale", [1.0, 2.0, 2.0**15, 2.0**100, 2.0**122, 2.0**126, 2.0**127, 3.0, 0.5])
 @pytest.mark.parametrize("rate", [*RATES, 1e-3, 1e-20, 1.5 * 2.0**-126, 2.0**-149])
 def test_rates_and_scales_of_any_size(rate: float, scale: float) -> None:
-    """A quotient that is subnormal has lost digits, and is not used."""
+    """A subnormal quotient has lost digits, and is not used."""
     model = model_of(PRODUCT, is_rate_fed=True)
     feeds = {**feeds_of(PRODUCT, model), "rate": np.float32(rate)}
     # Of a weight of 0, the next one shows all bits of the step.

@@ -1,4 +1,4 @@
-"""Small gradients beside large ones, gradients that lose a part, and those that are read beside those that are not."""
+"""Small gradients beside large ones, gradients that lose a part, and read ones beside bounded ones."""
 
 from __future__ import annotations
 

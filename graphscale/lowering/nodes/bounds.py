@@ -54,7 +54,7 @@ class ScalarBuilder(Builder):
 
 
 class Fit(NamedTuple):
-    """What is known of gradients before they are formed.
+    """The verdict on all gradients together, before they are formed.
 
     Attributes:
         flag: all are finite, and can be unscaled exactly by a product with `inverse`.

@@ -1,4 +1,4 @@
-"""Learning rates that are divided by the scale, in the place of the gradients that they multiply."""
+"""Learning rates divided by the scale, in the place of the gradients that they multiply."""
 
 from __future__ import annotations
 

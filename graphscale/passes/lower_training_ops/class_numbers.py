@@ -1,4 +1,4 @@
-"""What stands at the class of each row, in the forms of all opsets."""
+"""Numbers at the class of each row, in the forms of all opsets."""
 
 from __future__ import annotations
 

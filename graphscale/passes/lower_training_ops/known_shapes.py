@@ -1,4 +1,4 @@
-"""What a model says about the numbers in its shapes and axes, before it runs."""
+"""Sizes and axes known before a model runs."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class AdamW:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether ONNX Runtime has a kernel for the mode."""
+        """The existence of a kernel for the mode in ONNX Runtime."""
         return (self.adam_mode, self.correct_bias) in {(0, 1), (1, 0), (1, 1)}
 
 
