@@ -19,13 +19,12 @@ from graphscale.passes.lower_training_ops.recurrent_parts import (
     transposed,
     zeros,
 )
-from graphscale.passes.lower_training_ops.time_steps import Cell, run_steps
+from graphscale.passes.lower_training_ops.time_steps import Cell, Step, run_steps
 from graphscale.passes.lower_training_ops.writer import Formula, Writer
 
-__all__ = ["FORMULAS"]
+__all__ = ["ACTIVATIONS", "FORMULAS"]
 
-_ACTIVATIONS = ("sigmoid", "tanh")
-_Step = tuple[Sequence[ir.Value], Sequence[ir.Value]]
+ACTIVATIONS = ("sigmoid", "tanh")
 
 
 def _gru(f: Writer) -> list[ir.Value]:
@@ -35,7 +34,7 @@ def _gru(f: Writer) -> list[ir.Value]:
     `h = tanh(X Wh^T + Wbh + (r * H) Rh^T + Rbh)`, or, if linear_before_reset,
     `h = tanh(X Wh^T + Wbh + r * (H Rh^T + Rbh))`; `H' = h + z * (H - h)`.
     """
-    check_recurrence(f, _ACTIVATIONS, 4)
+    check_recurrence(f, ACTIVATIONS, 4)
     x, size = f.data(0), f.attribute("hidden_size")
     is_linear = bool(f.attribute("linear_before_reset", 0))
     projected, inner = f("MatMul", x, transposed(f, f.data(1))), None
@@ -56,7 +55,7 @@ def _gru(f: Writer) -> list[ir.Value]:
 
 def _step(
     f: Writer, states: Sequence[ir.Value], slices: Sequence[ir.Value], gates: ir.Value, last_gate: ir.Value
-) -> _Step:
+) -> Step:
     [hidden] = states
     own = split(f, f("MatMul", hidden, gates), 2, -1)
     z, r = (f("Sigmoid", f("Add", slices[k], own[k])) for k in (0, 1))
@@ -66,7 +65,7 @@ def _step(
 
 def _linear_step(
     f: Writer, states: Sequence[ir.Value], slices: Sequence[ir.Value], recurrence: ir.Value, bias: ir.Value | None
-) -> _Step:
+) -> Step:
     [hidden] = states
     product = f("MatMul", hidden, recurrence)
     own = split(f, product if bias is None else f("Add", product, bias), 3, -1)
@@ -75,7 +74,7 @@ def _linear_step(
     return _result(f, hidden, z, r, h)
 
 
-def _result(f: Writer, hidden: ir.Value, z: ir.Value, r: ir.Value, h: ir.Value) -> _Step:
+def _result(f: Writer, hidden: ir.Value, z: ir.Value, r: ir.Value, h: ir.Value) -> Step:
     hidden = f("Add", h, f("Mul", z, f("Sub", hidden, h)))
     return [hidden], (hidden, z, r, h)
 

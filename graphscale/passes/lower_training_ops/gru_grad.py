@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.operators import MICROSOFT
+from graphscale.passes.lower_training_ops.gru import ACTIVATIONS
 from graphscale.passes.lower_training_ops.recurrent_parts import (
     check_recurrence,
     joined,
@@ -22,13 +23,10 @@ from graphscale.passes.lower_training_ops.recurrent_parts import (
     weight_gradient,
     zeros,
 )
-from graphscale.passes.lower_training_ops.time_steps import Cell, run_steps
+from graphscale.passes.lower_training_ops.time_steps import Cell, Step, run_steps
 from graphscale.passes.lower_training_ops.writer import Formula, Writer
 
 __all__ = ["FORMULAS"]
-
-_ACTIVATIONS = ("sigmoid", "tanh")
-_Step = tuple[Sequence[ir.Value], Sequence[ir.Value]]
 
 
 def _gru_grad(f: Writer) -> list[ir.Value | None]:
@@ -42,7 +40,7 @@ def _gru_grad(f: Writer) -> list[ir.Value | None]:
     Over all steps: `dX = da W`, `dW = da^T X`, `dR = (da_z^T H_before, da_r^T H_before, da_h^T (r * H_before))`,
     `dB = (sum da, sum da)`; if linear_before_reset, with `da_h * r` for da_h in the second half of dB.
     """
-    check_recurrence(f, _ACTIVATIONS, 4)
+    check_recurrence(f, ACTIVATIONS, 4)
     x, size = f.data(0), f.attribute("hidden_size")
     is_linear = bool(f.attribute("linear_before_reset", 0))
     before = previous(f, f.input(5) or zeros(f, x, size), f.squeeze(f.data(6), [1]))
@@ -86,7 +84,7 @@ def _gru_grad(f: Writer) -> list[ir.Value | None]:
 
 def _step_back(
     f: Writer, states: Sequence[ir.Value], slices: Sequence[ir.Value], gates: ir.Value, last_gate: ir.Value
-) -> _Step:
+) -> Step:
     slope_z, slope_r, slope_h, z, r, *upstream = slices
     d_hidden = f("Add", states[0], upstream[0]) if upstream else states[0]
     da_h = f("Mul", d_hidden, slope_h)
@@ -96,7 +94,7 @@ def _step_back(
     return [f("Add", kept, f("MatMul", da_zr, gates))], (da_zr, da_h)
 
 
-def _linear_step_back(f: Writer, states: Sequence[ir.Value], slices: Sequence[ir.Value], recurrence: ir.Value) -> _Step:
+def _linear_step_back(f: Writer, states: Sequence[ir.Value], slices: Sequence[ir.Value], recurrence: ir.Value) -> Step:
     slopes, z, *upstream = slices
     d_hidden = f("Add", states[0], upstream[0]) if upstream else states[0]
     inner = f("Mul", joined(f, [d_hidden] * 3, -1), slopes)

@@ -23,13 +23,12 @@ from graphscale.passes.lower_training_ops.recurrent_parts import (
     weight_gradient,
     zeros,
 )
-from graphscale.passes.lower_training_ops.time_steps import run_steps
+from graphscale.passes.lower_training_ops.time_steps import Step, run_steps
 from graphscale.passes.lower_training_ops.writer import Formula, Writer
 
 __all__ = ["FORMULAS"]
 
 _ACTIVATIONS = ("sigmoid", "tanh", "tanh")
-_Step = tuple[Sequence[ir.Value], Sequence[ir.Value]]
 
 
 def _lstm(f: Writer) -> list[ir.Value]:
@@ -63,7 +62,7 @@ def _step(
     slices: Sequence[ir.Value],
     recurrence: ir.Value,
     peepholes: Sequence[ir.Value] | None,
-) -> _Step:
+) -> Step:
     hidden, cell = states
     i, o, forget, c = split(f, f("Add", f("MatMul", hidden, recurrence), slices[0]), 4, -1)
     if peepholes is not None:
@@ -123,7 +122,7 @@ def _lstm_grad(f: Writer) -> list[ir.Value | None]:
     return results
 
 
-def _step_back(f: Writer, states: Sequence[ir.Value], slices: Sequence[ir.Value], recurrence: ir.Value) -> _Step:
+def _step_back(f: Writer, states: Sequence[ir.Value], slices: Sequence[ir.Value], recurrence: ir.Value) -> Step:
     slopes, through, forget, *upstream = slices
     d_hidden, d_cell = states
     if upstream:

@@ -72,7 +72,7 @@ def _add_up(f: Writer, places: ir.Value, updates: ir.Value, shape: ir.Value, axi
 
 
 def scatter(f: Writer, data: ir.Value, places: ir.Value, updates: ir.Value, axis: int) -> ir.Value:
-    """Write ScatterElements, which has another name before opset 11."""
+    """Write ScatterElements, or Scatter before opset 11."""
     return f("ScatterElements" if f.opset >= 11 else "Scatter", data, places, updates, axis=axis)
 
 

@@ -9,13 +9,14 @@ import onnx_ir as ir
 from graphscale.passes.lower_training_ops.recurrent_parts import joined, split
 from graphscale.passes.lower_training_ops.writer import Writer
 
-__all__ = ["LONGEST", "Cell", "run_steps"]
+__all__ = ["LONGEST", "Cell", "Step", "run_steps"]
 
 # Nodes run in CUDA graphs, and a Scan does not; more of them take long to load, and run no faster.
 LONGEST = 32
 
-# From the states and the slices of one step to the next states and the results of the step.
-Cell = Callable[[Writer, Sequence[ir.Value], Sequence[ir.Value]], tuple[Sequence[ir.Value], Sequence[ir.Value]]]
+# The next states and the results of one step, and the formula that gives them for its states and its slices.
+Step = tuple[Sequence[ir.Value], Sequence[ir.Value]]
+Cell = Callable[[Writer, Sequence[ir.Value], Sequence[ir.Value]], Step]
 
 
 def run_steps(
@@ -25,7 +26,7 @@ def run_steps(
 
     Args:
         f: the writer.
-        cell: what happens in one step.
+        cell: the formula of one step.
         states: the first states, of shape [1, batch, n].
         sequences: values that hold a slice for each step, of shape [steps, batch, n].
         backward: whether the last step comes first.

@@ -83,7 +83,7 @@ def add_sgd(f: Arithmetic, rate: ir.Value, weight: ir.Value, gradient: ir.Value)
 
 
 def make_adamw(f: Arithmetic, options: AdamW, rate: ir.Value, step: ir.Value) -> Rule:
-    """Return AdamWOptimizer as a rule, which may write its nodes elsewhere, as in a body.
+    """Return AdamWOptimizer as a rule, for any place of its nodes, such as a body.
 
     The learning rate and `step`, the number of this step, counted from 1, are scalars.
     """

@@ -71,6 +71,6 @@ def draw_case(operator: tuple[str, str], choices: random.Random) -> Case:
 
 
 def load_families() -> None:
-    """Import all families, which enter their recipes."""
+    """Import all families, to enter their recipes."""
     for module in pkgutil.iter_modules(families.__path__):
         importlib.import_module(f"{families.__name__}.{module.name}")

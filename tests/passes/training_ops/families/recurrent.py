@@ -22,6 +22,11 @@ def _weights(draw: Draw, shape: tuple[int, ...]) -> np.ndarray:
     return draw.floats(shape) * np.float32(0.3)
 
 
+def _operands(draw: Draw, gates: int, steps: int, batch: int, width: int, size: int) -> list[np.ndarray]:
+    """Draw the sequence, and the weights of all gates for it and for the hidden state."""
+    return [draw.floats((steps, batch, width)), *(_weights(draw, (1, gates * size, n)) for n in (width, size))]
+
+
 def _maybe(draw: Draw, shape: tuple[int, ...]) -> np.ndarray | None:
     return draw.floats(shape) if draw.chance(70) else None
 
@@ -36,9 +41,7 @@ def _options(draw: Draw, size: int, activations: tuple[str, ...], **others: Any)
 def draw_lstm(draw: Draw) -> Case:
     steps, batch, width, size = _sizes(draw)
     operands = [
-        draw.floats((steps, batch, width)),
-        _weights(draw, (1, 4 * size, width)),
-        _weights(draw, (1, 4 * size, size)),
+        *_operands(draw, 4, steps, batch, width, size),
         _maybe(draw, (1, 8 * size)),
         None,
         _maybe(draw, (1, batch, size)),
@@ -53,9 +56,7 @@ def draw_lstm(draw: Draw) -> Case:
 def draw_gru(draw: Draw) -> Case:
     steps, batch, width, size = _sizes(draw)
     operands = [
-        draw.floats((steps, batch, width)),
-        _weights(draw, (1, 3 * size, width)),
-        _weights(draw, (1, 3 * size, size)),
+        *_operands(draw, 3, steps, batch, width, size),
         _maybe(draw, (1, 6 * size)),
         None,
         _maybe(draw, (1, batch, size)),
@@ -70,9 +71,7 @@ def draw_lstm_gradient(draw: Draw) -> Case:
     hidden, state = (steps, 1, batch, size), (1, batch, size)
     gates = np.abs(np.tanh(draw.floats((steps, 1, batch, 4 * size))))
     operands = [
-        draw.floats((steps, batch, width)),
-        _weights(draw, (1, 4 * size, width)),
-        _weights(draw, (1, 4 * size, size)),
+        *_operands(draw, 4, steps, batch, width, size),
         None,
         _maybe(draw, state),
         _maybe(draw, state),
@@ -93,9 +92,7 @@ def draw_gru_gradient(draw: Draw) -> Case:
     hidden, state = (steps, 1, batch, size), (1, batch, size)
     gates = np.abs(np.tanh(draw.floats((steps, 1, batch, 3 * size))))
     operands = [
-        draw.floats((steps, batch, width)),
-        _weights(draw, (1, 3 * size, width)),
-        _weights(draw, (1, 3 * size, size)),
+        *_operands(draw, 3, steps, batch, width, size),
         _maybe(draw, (1, 6 * size)),
         None,
         _maybe(draw, state),
