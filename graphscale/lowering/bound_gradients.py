@@ -128,7 +128,7 @@ def _make_exact_branch(
         gradient = twins.get(test.division, test.division).outputs[0]
         product = make.op("Mul", [gradient, make.constant("zero")], like=gradient)
         probes.append(make.op("ReduceSum", [product], keepdims=0))
-    bad = make.flag("IsNaN", [make.total(probes)])
+    bad = make.flag("IsNaN", [make.op("Sum", probes) if len(probes) > 1 else probes[0]])
     finite = make.flag("And", [step.decision, make.flag("Not", [bad])])
     outputs = [(f"{value.name}.exact", value.dtype, value.shape) for value in apply.outputs]
     node = make.node("If", [finite], outputs, attributes={"then_branch": apply, "else_branch": keep})

@@ -37,10 +37,6 @@ class ScalarBuilder(Builder):
     def flag(self, op_type: str, inputs: Sequence[ir.Value | None]) -> ir.Value:
         return self.op(op_type, inputs, dtype=ir.DataType.BOOL)
 
-    def total(self, terms: Sequence[ir.Value]) -> ir.Value:
-        """Add the sum of scalars."""
-        return self.op("Sum", terms) if len(terms) > 1 else terms[0]
-
     def constant(self, name: str) -> ir.Value:
         array = np.asarray(_NUMBERS[name], dtype=np.float32)
         return self.editor.shared_constant(f"graphscale/{self.mark}.{name}", array)
