@@ -77,7 +77,7 @@ class BoundGradients(LoweringPass):
         graph.remove(moved)
         then.insert_before(then[0], moved)
         for test in tests:
-            unscale_ahead(make, test, fit, scale)
+            unscale_ahead(make, test, fit)
         otherwise = _make_exact_branch(make, step, tests, moved, update)
         for test in tests:
             unscale_at_once(dataclasses.replace(make, body=then), test, fit)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
 from graphscale.graph.builder import replace_reads
 from graphscale.graph.values import Use, operand_at, uses_of
 from graphscale.lowering.nodes.bounds import Fit, ScalarBuilder
@@ -12,14 +10,16 @@ from graphscale.lowering.nodes.gradient_tests import GradientTest
 __all__ = ["unscale_ahead", "unscale_at_once"]
 
 
-def unscale_ahead(make: ScalarBuilder, test: GradientTest, fit: Fit, scale: ir.Value) -> None:
-    """Unscale the cotangent of a product that stays outside of the branches, if it fits; divide the gradient less."""
+def unscale_ahead(make: ScalarBuilder, test: GradientTest, fit: Fit) -> None:
+    """Unscale the cotangent of a product that stays outside of the branches, if it fits.
+
+    The exact branch divides by the scale. It runs for other steps, or for one to be skipped, whatever it divides then.
+    """
     if not test.early or test.product is None or test.product.cotangent.node.graph is not make.editor.graph:
         return
     (node, index), cotangent = test.product.cotangent, operand_at(test.product.cotangent)
     factor = make.op("Where", [fit.flag, fit.inverse, make.constant("one")])
     node.replace_input_with(index, make.op("Mul", [cotangent, factor], like=cotangent))
-    test.division.replace_input_with(1, make.op("Mul", [scale, factor]))
 
 
 def unscale_at_once(make: ScalarBuilder, test: GradientTest, fit: Fit) -> None:
