@@ -22,7 +22,7 @@ def test_skipped_steps_run_them_too(op_type: str) -> None:
     """Random numbers go on, and what another domain's operators do is not known."""
     model = linear_step(UPDATES[op_type], outputs="float[4,3] w_next", domains=("com.microsoft",))
     model = onnx.shape_inference.infer_shapes(model)
-    result = gs.scale(model, gs.DynamicLossScale(1024.0, 3), updates={"w_next": "w"})
+    result = gs.scale(model, gs.DynamicLossScale(1024.0, 3), updates={"w_next": "w"}, gradients=["dw"])
     feeds = feeds_for(model)
     plain, lowered, _ = plain_and_lowered(result, {"w": feeds.pop("w")}, ALWAYS)
     batches = [feeds, poisoned(feeds, np.nan), feeds]
