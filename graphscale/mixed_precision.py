@@ -102,7 +102,7 @@ def autocast(
     refuse_scaled(work, name)
     check_versions(work, get_target(target))
     with record_original(work, proto):
-        warnings = prepare(work)
+        warnings = prepare(work, get_target(target))
         run_passes(work, mixed)
         if training_info_of(work):
             work.metadata_props[ROLES_KEY] = read_stated_roles(work).to_json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 
@@ -13,11 +14,14 @@ from onnx_ir.passes.common import ShapeInferencePass
 from graphscale.errors import UnsupportedModelError, reporting
 from graphscale.graph.values import constant_tensor, is_tensor, node_name, own_dtype, subgraphs, values_by_name
 from graphscale.graph.walks import reach
-from graphscale.operators import Kind, rule_of
+from graphscale.operators import Kind, attribute, rule_of
 
-__all__ = ["complete_types", "dtype_of", "dtypes_by_name", "dtypes_of", "infer_results", "infer_types"]
+__all__ = ["complete_results", "complete_types", "dtype_of", "dtypes_by_name", "dtypes_of", "infer_results", "infer_types"]
 
 _LONGEST = 2**16  # numbers of a followed shape; ONNX's inference copies them at every node
+# Operators of com.microsoft whose result has the type of the first operand.
+_LIKE_FIRST = {"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SimplifiedLayerNormalization", "Trilu"}
+_PRODUCTS = {"FusedMatMul", "TransposeMatMul"}
 _RANK = 64  # more than any value has
 _FOLLOWED = {"Add", "Cast", "Div", "Gather", "Identity", "Mul", "Slice", "Squeeze", "Sub", "Unsqueeze"}
 
@@ -169,3 +173,44 @@ def infer_results(node: ir.Node, opset: int) -> None:
         if (found := types.get(value.name or "")) is not None:
             value.type = value.type or ir.serde.deserialize_type_proto_for_type(found)
             value.shape = value.shape or ir.serde.deserialize_type_proto_for_shape(found)
+
+
+def complete_results(node: ir.Node, opset: int) -> None:
+    """Give the results of a node the types and shapes that its operands tell, where they lack these.
+
+    What cannot be inferred stays as it is.
+
+    Args:
+        node: a node of any domain; those with bodies are passed over.
+        opset: the version of the default domain.
+    """
+    if all(value.dtype is not None and value.shape is not None for value in node.outputs) or subgraphs(node):
+        return
+    if not node.domain and onnx.defs.has(node.op_type):
+        with contextlib.suppress(UnsupportedModelError):
+            infer_results(node, opset)
+        return
+    data, result = node.inputs[0] if node.inputs else None, node.outputs[0]
+    if data is not None and node.op_type in _LIKE_FIRST:
+        result.dtype, result.shape = result.dtype or data.dtype, result.shape or data.shape
+    elif data is not None and node.op_type in _PRODUCTS:
+        result.dtype, result.shape = result.dtype or data.dtype, result.shape or _product_shape(node)
+
+
+def _product_shape(node: ir.Node) -> ir.Shape | None:
+    """Return the shape of a product of matrices, each of which may be transposed; None if it is not known."""
+    dims = []
+    for value, side in zip(node.inputs[:2], "AB", strict=True):
+        if value is None or value.shape is None or attribute(node, f"transBatch{side}", 0):
+            return None
+        sizes = list(value.shape)
+        if attribute(node, f"trans{side}", 0) and len(sizes) > 1:
+            sizes[-2:] = sizes[:-3:-1]
+        dims.append(sizes)
+    first, second = dims
+    if min(len(first), len(second)) < 2:
+        return None
+    batch = max(first[:-2], second[:-2], key=len)
+    # Axes that are broadcast are left open.
+    is_plain = first[:-2] == second[:-2] or not (first[:-2] and second[:-2])
+    return ir.Shape([*(batch if is_plain else [None] * len(batch)), first[-2], second[-1]])

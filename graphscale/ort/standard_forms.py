@@ -26,12 +26,14 @@ class LoweringReport:
 
     Attributes:
         replaced: `{operator: nodes}` of what was replaced.
+        states: `{output: input}` of the states that these nodes wrote in place: each next value is an output.
         nodes_before: how many nodes the graph had.
         nodes_after: how many it has.
         warnings: notes for the user, a sentence each.
     """
 
     replaced: dict[str, int]
+    states: dict[str, str]
     nodes_before: int
     nodes_after: int
     warnings: tuple[str, ...]
@@ -58,7 +60,9 @@ class LoweredModel(ModelResult):
 def lower_training_ops(model: Model) -> LoweredModel:
     """Replace the operators that only training builds of ONNX Runtime have by standard ones.
 
-    The result runs on stock ONNX Runtime; inputs, outputs and weights keep their names. The model given is not changed.
+    The result runs on stock ONNX Runtime; inputs, outputs and weights keep their names. The next value of a state that
+    was written in place, such as an accumulated gradient or a running mean, becomes the output `NAME.next`, to be fed
+    back. The model given is not changed.
 
     Args:
         model: a path, an onnx_ir model or a ModelProto, without a loss scale.
@@ -74,5 +78,6 @@ def lower_training_ops(model: Model) -> LoweredModel:
     lowering = LowerTrainingOps()
     run_passes(work, lowering)
     work.metadata_props[MARK_KEY] = version("graphscale")
-    report = LoweringReport(lowering.counts, before, len(work.graph), tuple(warnings))
+    warnings += lowering.notes[1:]
+    report = LoweringReport(lowering.counts, lowering.exposed, before, len(work.graph), tuple(warnings))
     return LoweredModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)

@@ -6,6 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
+from graphscale.analysis.resets import is_reset
 from graphscale.analysis.updates import Update
 from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
@@ -18,6 +19,7 @@ from graphscale.passes.guard_in_place import (
     guard_optimizer,
     guard_written_input,
 )
+from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps
 from graphscale.passes.rewrite import Rewrite, RewritePass
 
 __all__ = ["GuardUpdates"]
@@ -78,7 +80,7 @@ def _carry(rewrite: Rewrite, build: Builder, update: Update, applies: ir.Value |
     if promoted:
         editor.graph.inputs.append(state)
     if applies is not None:
-        guarded = _select(build, applies, new, state)
+        guarded = _select(build, applies, new, _old_value(new, state))
         editor.take_over_output(new, guarded, "unguarded")
         new = guarded
     in_place = rewrite.bound.target.in_place and state.is_initializer() and state.dtype is ir.DataType.FLOAT
@@ -88,6 +90,16 @@ def _carry(rewrite: Rewrite, build: Builder, update: Update, applies: ir.Value |
         editor.graph.outputs.remove(new)
     rewrite.carry(build, state, new, update.how, in_place=in_place, guarded=not update.kept)
     return promoted or in_place or applies is not None
+
+
+def _old_value(new: ir.Value, state: ir.Value) -> ir.Value:
+    """Return the value that a skipped step gives to a state: its own, or what the reset of an accumulator leaves."""
+    node = new.producer()
+    if node is not None and LowerTrainingOps.inserted(node) and node.op_type == "Add":
+        kept = node.inputs[0]
+        if kept is not None and is_reset(kept, state):
+            return kept
+    return state
 
 
 def _select(build: Builder, applies: ir.Value, new: ir.Value, old: ir.Value) -> ir.Value:

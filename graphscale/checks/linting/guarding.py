@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from graphscale.analysis.resets import is_reset
 from graphscale.analysis.updates import same_type
 from graphscale.checks.linting.check import Check
 from graphscale.checks.linting.lint_context import LintContext, rule
@@ -63,7 +64,7 @@ class _Guards:
         if state.carry is Carry.OPTIMIZER:
             signal = None if state.node is None else update_signal(state.node)
             return signal is not None and self.bad.of(signal) is False
-        return outcome is state.value
+        return outcome is state.value or (isinstance(outcome, ir.Value) and is_reset(outcome, state.value))
 
     def _adds_nothing(self, state: State) -> bool:
         outcome, node = self.bad.of(state.next), state.node

@@ -36,6 +36,7 @@ from graphscale.passes import run_passes
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
+from graphscale.targets import get_target
 
 __all__ = ["Pair", "Roles", "find_roles", "open_pair", "open_scaled"]
 
@@ -123,7 +124,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     lowered = None
     if is_lowered(second):
         lowered, second = second, _expected_plain_form(translation.expected, second)
-    prepare(first)
+    prepare(first, get_target(translation.claims.target))
     notes, mixed = list[str](), translation.claims.cast_pass()
     if mixed is not None:
         run_passes(first, dataclasses.replace(mixed, **vars(hints), target=translation.claims.target))

@@ -10,6 +10,7 @@ from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers, is_fresh
+from graphscale.analysis.resets import is_reset
 from graphscale.analysis.proof import prove, reach_unchecked
 from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
@@ -262,7 +263,7 @@ def _find_guard_fault(value: ir.Value, state: ir.Value, conditions: Collection[i
     condition, new, old = node.inputs
     if condition not in conditions:
         return f"{node_name(node)!r} selects by {'?' if condition is None else condition.name!r}, not by that"
-    if old is None or _behind(old, "Cast") is not state:
+    if old is None or (_behind(old, "Cast") is not state and not is_reset(old, state)):
         return f"on a skipped step {node_name(node)!r} gives {'?' if old is None else old.name!r}, not the old value"
     if new is None or _behind(new, "Cast") is state:
         return f"on an applied step {node_name(node)!r} gives the old value, too"

@@ -12,11 +12,14 @@ from onnx_ir.passes import PassResult
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.builder import Editor
 from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.stamp import ROLES_KEY
+from graphscale.graph.types import complete_results, complete_types
 from graphscale.graph.values import node_name, op_name
 from graphscale.operators import MICROSOFT
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.lower_training_ops import FORMULAS
 from graphscale.passes.lower_training_ops.writer import Writer
+from graphscale.passes.lower_training_ops.written_states import expose_states, find_flags, stated_roles
 from graphscale.targets import STOCK_OPERATORS
 
 __all__ = ["LowerTrainingOps"]
@@ -29,10 +32,12 @@ class LowerTrainingOps(GraphPass):
     Before: `dx = com.microsoft.TanhGrad(dy, y)`
     After:  `dx = Mul(dy, Sub(1, Mul(y, y)))`
 
-    The formulas are in the modules beside this one, a family each.
+    The formulas are in the modules beside this one, a family each. The next value of a state that a node writes in
+    place becomes an output of the graph.
 
     Attributes:
         counts: `{operator: nodes}` of what the last run replaced.
+        exposed: `{output: input}` of the states that these nodes wrote in place. The model states them as roles.
     """
 
     name = "lower-training-ops"
@@ -40,6 +45,19 @@ class LowerTrainingOps(GraphPass):
     optional = True
 
     counts: dict[str, int] = dataclasses.field(default_factory=dict, init=False)
+    exposed: dict[str, str] = dataclasses.field(default_factory=dict, init=False)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the last run did, a sentence each."""
+        if not self.counts:
+            return []
+        names = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        notes = [f"standard operators replace {names}: only training builds of ONNX Runtime have kernels for these"]
+        if self.exposed:
+            (output, state), count = next(iter(self.exposed.items())), len(self.exposed)
+            notes.append(f"{count} states that were written in place are carried, such as {state!r} by {output!r}")
+        return notes
 
     @staticmethod
     def applies(model: ir.Model) -> bool:
@@ -55,12 +73,35 @@ class LowerTrainingOps(GraphPass):
                     "standard form here; export the model without it, or run it on onnxruntime-training"
                 )
         self.counts = dict(sorted(Counter(node.op_type for node in nodes).items()))
-        editor = Editor(model.graph)
+        self.exposed = {}
+        if not nodes:
+            return PassResult(model, modified=False)
+        editor, replaced = Editor(model.graph), set(nodes)
+        flags = [name for node in nodes for name in find_flags(node)]
         for node in nodes:
-            self._lower(editor, node)
+            if node.graph is model.graph:
+                self._expose(editor, node)
+        complete_types(model, [value for node in nodes for value in node.inputs if value is not None])
+        for node in tuple(model.graph.all_nodes()):
+            if node in replaced:
+                self._lower(editor, node)
+            else:
+                complete_results(node, model.opset_imports.get("", 1))
+        if self.exposed or flags:
+            roles = stated_roles(model.metadata_props.get(ROLES_KEY), self.exposed, flags)
+            model.metadata_props[ROLES_KEY] = roles
         if all(node.domain != MICROSOFT for node in model.graph.all_nodes()):
             model.opset_imports.pop(MICROSOFT, None)
-        return PassResult(model, modified=bool(nodes))
+        return PassResult(model, modified=True)
+
+    def _expose(self, editor: Editor, node: ir.Node) -> None:
+        pairs = expose_states(editor, node)
+        twice = next((state for state in pairs.values() if state in self.exposed.values()), None)
+        if twice is not None:
+            raise UnsupportedModelError(
+                f"node {node_name(node)!r} writes {twice!r} in place, as another node does; export the model with one"
+            )
+        self.exposed |= pairs
 
     def _lower(self, editor: Editor, node: ir.Node) -> None:
         f = Writer.before(node, self.builder(editor))

@@ -86,7 +86,7 @@ def _batch(f: Writer) -> list[ir.Value | None]:
     old_mean, old_variance = f.data(3), f.data(4)
     if not f.attribute("training_mode", 1):
         return [_normalized(f, old_mean, old_variance)]
-    check_states(f, {3: 1, 4: 2})
+    check_states(f)
     momentum = f.attribute("momentum", 0.9)
     x = _wide(f, 0, old_mean)
     mean = f.reduce_mean(x, _all_but_channels(f), keepdims=False)

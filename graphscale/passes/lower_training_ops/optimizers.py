@@ -27,7 +27,7 @@ __all__ = ["FORMULAS"]
 
 def _sgd_v2(f: Writer) -> list[ir.Value]:
     """Compute whether it updates, and of each weight `W - R * G`, or the weight if it does not."""
-    check_states(f, {1: 1})
+    check_states(f)
     _check_dtypes(f, 1, 2)
     rate = scalar(f, f.data(0))
 
@@ -45,7 +45,7 @@ def _adamw(f: Writer) -> list[ir.Value]:
     Mode 0: `V = W - R * weight_decay * W`, `W' = V - R * M1' / (c1 * (sqrt(M2' / c2) + epsilon))`.
     Mode 1: `V = W - R * sqrt(c2) / c1 * M1' / (sqrt(M2') + epsilon)`, `W' = V - R * weight_decay * V`.
     """
-    check_states(f, {2: 1, 4: 2, 5: 3})
+    check_states(f)
     _check_dtypes(f, 2, 3, 4, 5)
     options = AdamW(**{name: held.value for name, held in f.node.attributes.items()})
     if not options.has_kernel:

@@ -15,7 +15,7 @@ __all__ = ["FORMULAS"]
 
 def _sgd(f: Writer) -> list[ir.Value]:
     """Compute `NG = -R * G` and `NW = W + NG`."""
-    check_states(f, {1: 0}, is_optional=True)
+    check_states(f)
     rate = f.cast(scalar(f, f.data(0)), dtype_of(f.data(1)))
     move = f("Mul", f("Neg", rate), f.data(2))
     return [f("Add", f.data(1), move), move]
@@ -29,7 +29,7 @@ def _adam(f: Writer) -> list[ir.Value]:
     Mode 0: `move = -R * (M1' / c1 / (sqrt(M2' / c2) + epsilon) + lambda * W)`; mode 1, with
     `step = R * sqrt(c2) / c1 * M1' / (sqrt(M2') + epsilon)`: `move = -step - R * lambda * (W - step)`.
     """
-    check_states(f, {1: 0, 2: 3, 4: 1, 5: 2}, is_optional=True)
+    check_states(f)
     if any(f.input(i) is not None for i in range(6, 10)):
         raise f.refusal("its CPU kernel ignores the inputs 6 to 9, and that for CUDA does not")
     count, weight, gradient, *old = (f.data(i) for i in range(1, 6))
@@ -64,19 +64,19 @@ def _bias_correction(f: Writer, base: float, count: ir.Value) -> ir.Value:
 
 def _accumulator(f: Writer) -> list[ir.Value]:
     """Compute `old + value`, or the old sum where update_signal says so."""
-    check_states(f, {0: 0})
+    check_states(f)
     old, signal = f.data(0), f.input(2)
     new = f("Add", old, f.cast(f.data(1), f.dtype))
     return [new if signal is None else f("Where", scalar(f, signal), new, old)]
 
 
 def _accumulator_v2(f: Writer) -> list[ir.Value]:
-    """Compute true, and `old + value`, or the value where overwrite_flag says so."""
-    check_states(f, {0: 1})
-    value, signal = f.cast(f.data(1), f.dtype), f.input(2)
-    new = f("Add", f.data(0), value)
-    done = f.constant(np.asarray([True]))
-    return [done, new if signal is None else f("Where", scalar(f, signal), value, new)]
+    """Compute true, and `old + value`, with 0 for the old sum where overwrite_flag says so."""
+    check_states(f)
+    old, signal = f.data(0), f.input(2)
+    # A skipped step keeps the old sum, or what the flag makes of it: guard-updates finds it in this form.
+    kept = old if signal is None else f("Where", scalar(f, signal), f.number(0.0, dtype_of(old)), old)
+    return [f.constant(np.asarray([True])), f("Add", kept, f.cast(f.data(1), f.dtype))]
 
 
 FORMULAS: dict[tuple[str, str], Formula] = {

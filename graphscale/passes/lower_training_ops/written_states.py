@@ -1,42 +1,94 @@
-"""The states that optimizers, accumulators and batch normalization write in place.
+"""The states that optimizers, accumulators and batch normalization write in place, and their way out of the graph.
 
-The standard form gives the next state as an output of the same node. A state that only the write in place brings out of
-the graph has no standard form.
+The standard form gives the next value of such a state as an output. It becomes an output of the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from graphscale.analysis.roles.answers import NO_ANSWERS, Answers
+from graphscale.graph.builder import Editor
+from graphscale.graph.stamp import ROLES_KEY
+from graphscale.graph.values import is_source
+from graphscale.operators import MICROSOFT, attribute
 from graphscale.passes.lower_training_ops.writer import Writer
 
-__all__ = ["check_states", "scalar"]
+__all__ = ["check_states", "expose_states", "find_flags", "scalar", "stated_roles"]
+
+# By operator: the inputs that its kernel writes, each with the output for the next value.
+_WRITTEN: Mapping[str, Mapping[int, int]] = {
+    "AdamOptimizer": {2: 0, 3: 3, 4: 1, 5: 2},
+    "AdamWOptimizer": {2: 1, 4: 2, 5: 3},
+    "BatchNormInternal": {3: 1, 4: 2},
+    "InPlaceAccumulator": {0: 0},
+    "InPlaceAccumulatorV2": {0: 1},
+    "SGDOptimizer": {1: 0},
+    "SGDOptimizerV2": {1: 1},
+}
+# By operator: the outputs that tell whether the node has updated its states.
+_FLAGS: Mapping[str, tuple[int, ...]] = {"AdamWOptimizer": (0,), "InPlaceAccumulatorV2": (0,), "SGDOptimizerV2": (0,)}
+# Kernels that write nothing where the node lacks the output for the next value.
+_OPTIONAL = frozenset(("AdamOptimizer", "SGDOptimizer"))
 
 
-def check_states(f: Writer, written: Mapping[int, int], *, is_optional: bool = False) -> None:
-    """Refuse a state of the graph's whose next value does not leave the graph.
+def expose_states(editor: Editor, node: ir.Node) -> dict[str, str]:
+    """Make the next values of the graph's states that a node writes outputs of the graph.
 
-    Args:
-        f: the writer.
-        written: the inputs that the node writes in place, each with the output for its next value.
-        is_optional: whether the node writes nothing where it has no such output.
+    A state that is an initializer alone becomes an input, too.
+
+    Returns:
+        `{output: input}`.
     """
-    for index, result in written.items():
-        state, outputs = f.data(index), f.node.outputs
-        if not (state.is_graph_input() or state.is_initializer()):
-            continue
-        output = outputs[result] if result < len(outputs) and outputs[result].name else None
-        if output is None and is_optional:
-            continue
-        graph = f.build.editor.graph
+    found: dict[str, str] = {}
+    for state, result in _states(node):
+        node.resize_outputs(max(len(node.outputs), result + 1))
+        output = node.outputs[result]
+        if not output.name:
+            output.name = editor.unique(f"{state.name}.next")
+            output.type, output.shape = state.type, state.shape
+        if not output.is_graph_output():
+            editor.output(output, f"{state.name}.next")
         if not state.is_graph_input():
-            raise f.refusal(f"it writes {state.name!r} in place, an initializer that is no graph input")
-        if output is None or not output.is_graph_output() or output.graph is not graph:
-            raise f.refusal(
-                f"it writes {state.name!r} in place, and its output {result}, the next value, is no output of the graph"
-            )
+            editor.graph.inputs.append(state)
+        found[output.name or ""] = state.name or ""
+    return found
+
+
+def check_states(f: Writer) -> None:
+    """Refuse a state of the graph's that a node in a body writes: only an output of the main graph brings it out."""
+    for state, _ in _states(f.node):
+        if f.node.graph is not f.build.editor.graph:
+            raise f.refusal(f"it writes {state.name!r} in place, in the body of another node")
+
+
+def find_flags(node: ir.Node) -> list[str]:
+    """Return the outputs of the graph that tell whether a node has updated its states."""
+    flags = (node.outputs[i] for i in _FLAGS.get(node.op_type, ()) if node.domain == MICROSOFT)
+    return [flag.name or "" for flag in flags if flag.is_graph_output()]
+
+
+def stated_roles(text: str | None, states: Mapping[str, str], metrics: Sequence[str]) -> str:
+    """Return the roles that a model states, as its metadata hold them, with these states and metrics added."""
+    answers = (NO_ANSWERS if text is None else Answers.parse(text, ROLES_KEY)).merge(states=states)
+    others = (name for name in metrics if name not in answers.outputs)
+    return dataclasses.replace(answers, metrics=(*answers.metrics, *others)).to_json()
+
+
+def _states(node: ir.Node) -> list[tuple[ir.Value, int]]:
+    """Return the inputs that are states of the graph's and that a node writes, each with the output for its next value."""
+    if node.domain != MICROSOFT or not attribute(node, "training_mode", 1):
+        return []
+    found = []
+    for index, result in _WRITTEN.get(node.op_type, {}).items():
+        state = node.inputs[index] if index < len(node.inputs) else None
+        is_given = result < len(node.outputs) and bool(node.outputs[result].name)
+        if state is not None and is_source(state) and (is_given or node.op_type not in _OPTIONAL):
+            found.append((state, result))
+    return found
 
 
 def scalar(f: Writer, value: ir.Value) -> ir.Value:
