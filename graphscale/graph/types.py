@@ -16,7 +16,15 @@ from graphscale.graph.values import constant_tensor, is_tensor, node_name, own_d
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, attribute, rule_of
 
-__all__ = ["complete_results", "complete_types", "dtype_of", "dtypes_by_name", "dtypes_of", "infer_results", "infer_types"]
+__all__ = [
+    "complete_results",
+    "complete_types",
+    "dtype_of",
+    "dtypes_by_name",
+    "dtypes_of",
+    "infer_results",
+    "infer_types",
+]
 
 _LONGEST = 2**16  # numbers of a followed shape; ONNX's inference copies them at every node
 # Operators of com.microsoft whose result has the type of the first operand.
@@ -192,9 +200,9 @@ def complete_results(node: ir.Node, opset: int) -> None:
         return
     data, result = node.inputs[0] if node.inputs else None, node.outputs[0]
     if data is not None and node.op_type in _LIKE_FIRST:
-        result.dtype, result.shape = result.dtype or data.dtype, result.shape or data.shape
+        result.type, result.shape = result.type or data.type, result.shape or data.shape
     elif data is not None and node.op_type in _PRODUCTS:
-        result.dtype, result.shape = result.dtype or data.dtype, result.shape or _product_shape(node)
+        result.type, result.shape = result.type or data.type, result.shape or _product_shape(node)
 
 
 def _product_shape(node: ir.Node) -> ir.Shape | None:

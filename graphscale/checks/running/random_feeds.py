@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.checks.patterns import input_at
+from graphscale.analysis.resets import find_reset_flags
 from graphscale.checks.running.private import Runner, extract
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
@@ -83,9 +83,7 @@ class Feeder:
         self._values = {name: value for name, value in inputs.items() if name not in optional or name in given}
         self._given = {name: np.asarray(array) for name, array in given.items() if name in self._values}
         self._sizes = self._known_sizes(dims)
-        # These flags make an in-place accumulator start anew.
-        flags = [input_at(node, 2) for node in graph if node.op_type == "InPlaceAccumulatorV2"]
-        self._resets = {flag.name for flag in flags if flag is not None and flag.is_graph_input()}
+        self._resets = find_reset_flags(graph)
         # The loss does not depend on moments, and a second moment is never negative.
         self._positive = states - {value.name for value in ancestors([loss])}
         self._limits = self._index_limits()

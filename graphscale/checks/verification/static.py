@@ -10,8 +10,8 @@ from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers, is_fresh
-from graphscale.analysis.resets import is_reset
 from graphscale.analysis.proof import prove, reach_unchecked
+from graphscale.analysis.resets import is_reset
 from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.pair import Pair, Roles

@@ -79,7 +79,7 @@ def stated_roles(text: str | None, states: Mapping[str, str], metrics: Sequence[
 
 
 def _states(node: ir.Node) -> list[tuple[ir.Value, int]]:
-    """Return the inputs that are states of the graph's and that a node writes, each with the output for its next value."""
+    """Return the states of the graph's that a node writes, each with the output for its next value."""
     if node.domain != MICROSOFT or not attribute(node, "training_mode", 1):
         return []
     found = []
