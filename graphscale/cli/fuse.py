@@ -29,6 +29,7 @@ def fuse(
     """Turn an artifact folder into one training step for a plain InferenceSession, scaled or not."""
     from graphscale import pipeline
     from graphscale.ort.fusing import fuse as fuse_folder
+    from graphscale.ort.fusing import join_models
 
     writing.check_new_output(output)
     if loss_scale is None:
@@ -41,9 +42,10 @@ def fuse(
         step.save(output)
     else:
         policy = options.parse_loss_scale(loss_scale, initial_loss_scale, increment_period, multiplier)
-        step = fuse_folder(folder)
+        step = join_models(folder)
         result = pipeline.scale(step.model, policy, loss=step.loss, updates=step.updates, target=target)
         result.save(output)
         report = result.report
     show_report(report, json, f"{folder} fused{'' if loss_scale is None else ' and scaled'} -> {output}")
+    warn(step.notes)
     warn(f"the name {wanted} was taken: {given}" for wanted, given in step.renamed.items())

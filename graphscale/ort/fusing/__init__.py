@@ -1,6 +1,6 @@
 """One-file training steps from artifact folders, and trained weights back into the models that use them."""
 
-from graphscale.ort.fusing.step import FusedStep, fuse
+from graphscale.ort.fusing.step import FusedStep, fuse, join_models
 from graphscale.ort.fusing.trained_weights import ExportedWeights, export_weights
 
-__all__ = ["ExportedWeights", "FusedStep", "export_weights", "fuse"]
+__all__ = ["ExportedWeights", "FusedStep", "export_weights", "fuse", "join_models"]

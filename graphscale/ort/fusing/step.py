@@ -20,12 +20,12 @@ from graphscale.graph.values import uses_of
 from graphscale.operators import MICROSOFT, written_inputs
 from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD, OPTIMIZER_MODEL, TRAINING_MODEL, buffer_of, read_folder
 from graphscale.ort.fusing.formulas import Formula, read_optimizer
-from graphscale.passes import OrderWrites
+from graphscale.passes import LowerTrainingOps, OrderWrites, run_passes
 from graphscale.passes.nodes.training_optimizers import AdamW, add_sgd, clip_by_norm, make_adamw
 from graphscale.passes.nodes.write_order import order_writes, write_in_place
 from graphscale.targets import check_versions, get_target
 
-__all__ = ["MOMENTS", "STEP", "FusedStep", "fuse", "set_value"]
+__all__ = ["MOMENTS", "STEP", "FusedStep", "fuse", "join_models", "set_value"]
 
 # The step counter, and what a checkpoint calls the moments of a parameter.
 STEP = "step"
@@ -42,12 +42,14 @@ class FusedStep(ModelResult):
         updates: `{output name: input name}` of the carried state: parameters, moments, the step counter and running
             statistics. Empty if the step writes them in place.
         renamed: `{wanted name: given name}` for names that the training model had taken.
+        notes: what else was done, a sentence each.
     """
 
     model: ir.Model
     loss: str
     updates: dict[str, str]
     renamed: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 @name_damage
@@ -63,14 +65,23 @@ def fuse(folder: str | os.PathLike[str], *, target: str = "onnx") -> FusedStep:
 
     Args:
         folder: an artifact folder, as `onnxruntime.training.artifacts.generate_artifacts` writes it.
-        target: "onnx": state goes from output to input. "ort-training" (or "ort-training-cuda"): the step writes its
-            state in place, for training without a loss scale; to scale a step, fuse it for "onnx", and scale it for
-            any target.
+        target: "onnx": state goes from output to input, and standard operators replace those that only training builds
+            of ONNX Runtime have. "ort-training" (or "ort-training-cuda"): the step writes its state in place, for
+            training without a loss scale; to scale a step, fuse it for "onnx", and scale it for any target.
 
     Raises:
-        GraphscaleError: a file is missing or damaged, the checkpoint does not fit, or the optimizer is of a kind that
-            is not known.
+        GraphscaleError: a file is missing or damaged, the checkpoint does not fit, or an operator or the optimizer is
+            of a kind that is not known.
     """
+    step, lowering = join_models(folder, target), LowerTrainingOps()
+    if get_target(target).in_place or not lowering.applies(step.model):
+        return step
+    run_passes(step.model, lowering)
+    return dataclasses.replace(step, notes=tuple(lowering.notes))
+
+
+def join_models(folder: str | os.PathLike[str], target: str = "onnx") -> FusedStep:
+    """Turn an artifact folder into a training step as `fuse` does, with the operators that it has."""
     chosen = get_target(target)
     found = read_folder(folder)
     checkpoint, model, name = found.checkpoint, found.models[TRAINING_MODEL], str(found.path / TRAINING_MODEL)
