@@ -150,5 +150,6 @@ def _copies_elements(node: ir.Node) -> bool:
     tensor = constant_tensor(maker.inputs[0] if maker is not None and maker.op_type == "Tile" else weight)
     if tensor is None or tensor.size > _SMALL:
         return False
-    kernels = tensor.numpy().astype(np.float32).reshape(tensor.shape[0], -1)
+    array = tensor.numpy().astype(np.float32)
+    kernels = array.reshape(len(array), -1)
     return bool(np.isin(kernels, (0, 1)).all() and (kernels.sum(axis=1) == 1).all())
