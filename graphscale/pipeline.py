@@ -35,15 +35,15 @@ from graphscale.passes import (
     Autocast,
     InlineFunctions,
     LowerOptimizers,
-    LowerTrainingOps,
     Rewrite,
     ScaleLoss,
+    replace_training_ops,
     run_passes,
     scale_nodes,
     standard_passes,
 )
 from graphscale.policy.loss_scale import get_policy
-from graphscale.targets import Target, advise, check_versions, get_target, target_names
+from graphscale.targets import advise, check_versions, get_target, target_names
 
 __all__ = [
     "LEFT_OUT",
@@ -136,7 +136,7 @@ def scale(
     hints = Hints(loss, seed, tuple(gradients or ()), updates, answers)
     options = {**vars(hints), "target": chosen.plain or target}
     with record_original(work, proto):
-        warnings = [*prepare(work, chosen), *advise(work, chosen)]
+        warnings, replaced = [*prepare(work), *advise(work, chosen)], replace_training_ops(work, chosen)
         scale_loss = ScaleLoss(policy, **options, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss)
         mixed = _autocast_pass(autocast, options)
         passes = filter(None, (mixed, scale_loss, counting))
@@ -155,6 +155,7 @@ def scale(
         prove_rewrite(rewrite, rewrite.bound(), [node for node in with_mark if node not in marked], exposed)
         report = dataclasses.replace(
             complete_report(rewrite, with_mark, nodes_before, warnings),
+            replaced=replaced,
             autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
         )
         _stamp(rewrite, report, counting).write(work)
@@ -260,16 +261,8 @@ def needs_preparation(model: ir.Model) -> bool:
     return bool(model.functions) or LowerOptimizers.applies(model)
 
 
-def prepare(model: ir.Model, target: Target | None = None) -> list[str]:
-    """Spell out what hides the gradient path or has no kernel, and say so; add types that outputs lack.
-
-    Args:
-        model: the model.
-        target: the runtime; None for one that has all kernels.
-
-    Raises:
-        UnsupportedModelError: the target has no kernel for an operator, and there is no standard form.
-    """
+def prepare(model: ir.Model) -> list[str]:
+    """Spell out what hides the gradient path or has no kernel, and say so; add types that outputs lack."""
     warnings = []
     if model.functions:
         names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
@@ -277,10 +270,6 @@ def prepare(model: ir.Model, target: Target | None = None) -> list[str]:
         warnings.append(f"the model-local functions {names} were inlined")
     if LowerOptimizers()(model).modified:
         warnings.append("the ai.onnx.preview.training optimizers, which no runtime executes, were spelled out")
-    lowering = LowerTrainingOps()
-    if target is not None and not target.in_place and lowering.applies(model):
-        run_passes(model, lowering)
-        warnings += lowering.notes
     complete_types(model)
     return warnings
 

@@ -90,6 +90,7 @@ class Report:
         inserted: for each pass, how many nodes of each operator it inserted.
         renamed: `{wanted: given}` for names that were taken.
         proved: whether the static proof was run on the result.
+        replaced: `{operator: nodes}` of training operators for which the target has no kernel.
         autocast: the report of putting the graph into mixed precision, as a dict; None where it was not.
     """
 
@@ -110,6 +111,7 @@ class Report:
     inserted: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     renamed: dict[str, str] = dataclasses.field(default_factory=dict)
     proved: bool = False
+    replaced: dict[str, int] = dataclasses.field(default_factory=dict)
     autocast: dict[str, Any] | None = None
     roles: tuple[RoleEntry, ...] = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ def fuse(
     from graphscale import pipeline
     from graphscale.ort.fusing import fuse as fuse_folder
     from graphscale.ort.fusing import join_models
+    from graphscale.targets import get_target
 
     writing.check_new_output(output)
     if loss_scale is None:
@@ -39,13 +41,14 @@ def fuse(
                 raise InvalidLossScaleError(f"--{name} goes with --loss-scale dynamic")
         step = fuse_folder(folder, target=target)
         report = pipeline.inspect(step.model, loss=step.loss, updates=step.updates)
+        report = dataclasses.replace(report, replaced=step.replaced)
         step.save(output)
     else:
         policy = options.parse_loss_scale(loss_scale, initial_loss_scale, increment_period, multiplier)
-        step = join_models(folder)
+        # Training builds run the operators of the folder.
+        step = (join_models if get_target(target).in_place else fuse_folder)(folder)
         result = pipeline.scale(step.model, policy, loss=step.loss, updates=step.updates, target=target)
         result.save(output)
-        report = result.report
+        report = dataclasses.replace(result.report, replaced=step.replaced or result.report.replaced)
     show_report(report, json, f"{folder} fused{'' if loss_scale is None else ' and scaled'} -> {output}")
-    warn(step.notes)
     warn(f"the name {wanted} was taken: {given}" for wanted, given in step.renamed.items())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from graphscale.cli.options import Json, ModelPath, option
-from graphscale.cli.show import print_json, say, show_rows, warn
+from graphscale.cli.show import list_counts, print_json, say, shorten, show_rows, warn
 
 __all__ = ["lower_training"]
 
@@ -31,6 +31,8 @@ def lower_training(
         print_json(report.to_dict())
         return
     say(f"{model} in standard operators -> {output}")
-    replaced = [f"{count} {operator}" for operator, count in report.replaced.items()]
-    show_rows([("replaced", replaced or ["nothing"]), ("nodes", [f"{report.nodes_before} -> {report.nodes_after}"])])
+    rows = [("replaced", [list_counts(report.replaced) or "nothing"])]
+    if report.states:
+        rows.append(("carried state", shorten([f"{state} -> {output}" for output, state in report.states.items()])))
+    show_rows([*rows, ("nodes", [f"{report.nodes_before} before, {report.nodes_after} after"])])
     warn(report.warnings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -22,6 +22,7 @@ __all__ = [
     "Part",
     "join",
     "join_command",
+    "list_counts",
     "make_console",
     "make_table",
     "make_text",
@@ -137,6 +138,11 @@ def show_report(report: Report, as_json: bool, title: str) -> None:
     warn(report.warnings)
 
 
+def list_counts(counts: Mapping[str, int]) -> str:
+    """Return operators with their numbers, such as "2 Add, 1 Mul"."""
+    return ", ".join(f"{count} {operator}" for operator, count in counts.items())
+
+
 def _rows(report: Report) -> list[tuple[str, list[str]]]:
     places = [p.value if p.node is None else f"{p.value} at {p.node}:{p.input}" for p in report.places]
     gradients = [f"{g.value} {g.dtype}{g.shape}" for g in report.gradients]
@@ -148,6 +154,8 @@ def _rows(report: Report) -> list[tuple[str, list[str]]]:
         (f"gradients ({len(gradients)})", shorten(gradients)),
         (f"carried state ({len(state)})", shorten(state) or ["none"]),
     ]
+    if report.replaced:
+        rows.append(("replaced", [list_counts(report.replaced)]))
     for kind in ("input", "output"):
         lines = [f"{entry.name}: {entry}" for entry in report.roles if entry.kind == kind]
         rows.append((f"{kind}s ({len(lines)})", shorten(lines)))
@@ -163,7 +171,7 @@ def _rows(report: Report) -> list[tuple[str, list[str]]]:
             rows.append(("mixed precision", [f"{nodes}, {mixed['casts']} casts"]))
         rows.append(("nodes", [f"{report.nodes_before} before, {report.nodes_after} after"]))
         for name, counts in report.inserted.items():
-            rows.append((f"  {name}", [", ".join(f"{count} {op}" for op, count in counts.items())]))
+            rows.append((f"  {name}", [list_counts(counts)]))
         rows.append(("proof", ["every output and carried state is free of the scale"]))
     rows.extend(("renamed", [f"{wanted} was taken: {given}"]) for wanted, given in report.renamed.items())
     return rows

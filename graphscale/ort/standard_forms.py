@@ -78,6 +78,5 @@ def lower_training_ops(model: Model) -> LoweredModel:
     lowering = LowerTrainingOps()
     run_passes(work, lowering)
     work.metadata_props[MARK_KEY] = version("graphscale")
-    warnings += lowering.notes[1:]
     report = LoweringReport(lowering.counts, lowering.exposed, before, len(work.graph), tuple(warnings))
     return LoweredModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)

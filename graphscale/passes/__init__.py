@@ -14,7 +14,7 @@ from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.inline_functions import InlineFunctions
 from graphscale.passes.lower_optimizers import LowerOptimizers
 from graphscale.passes.lower_precision import Autocast
-from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps
+from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps, replace_training_ops
 from graphscale.passes.order_writes import OrderWrites
 from graphscale.passes.rewrite import Rewrite, RewritePass
 from graphscale.passes.scale_loss import ScaleLoss
@@ -38,6 +38,7 @@ __all__ = [
     "ScaleLoss",
     "UnscaleGradients",
     "UpdateLossScale",
+    "replace_training_ops",
     "run_passes",
     "scale_nodes",
     "standard_passes",

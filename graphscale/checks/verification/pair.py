@@ -32,7 +32,7 @@ from graphscale.graph.values import is_source, value_label
 from graphscale.graph.walks import check_order
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
-from graphscale.passes import run_passes
+from graphscale.passes import replace_training_ops, run_passes
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
@@ -124,7 +124,8 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     lowered = None
     if is_lowered(second):
         lowered, second = second, _expected_plain_form(translation.expected, second)
-    prepare(first, get_target(translation.claims.target))
+    prepare(first)
+    replace_training_ops(first, get_target(translation.claims.target))
     notes, mixed = list[str](), translation.claims.cast_pass()
     if mixed is not None:
         run_passes(first, dataclasses.replace(mixed, **vars(hints), target=translation.claims.target))

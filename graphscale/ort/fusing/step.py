@@ -20,7 +20,7 @@ from graphscale.graph.values import uses_of
 from graphscale.operators import MICROSOFT, written_inputs
 from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD, OPTIMIZER_MODEL, TRAINING_MODEL, buffer_of, read_folder
 from graphscale.ort.fusing.formulas import Formula, read_optimizer
-from graphscale.passes import LowerTrainingOps, OrderWrites, run_passes
+from graphscale.passes import OrderWrites, replace_training_ops
 from graphscale.passes.nodes.training_optimizers import AdamW, add_sgd, clip_by_norm, make_adamw
 from graphscale.passes.nodes.write_order import order_writes, write_in_place
 from graphscale.targets import check_versions, get_target
@@ -42,14 +42,14 @@ class FusedStep(ModelResult):
         updates: `{output name: input name}` of the carried state: parameters, moments, the step counter and running
             statistics. Empty if the step writes them in place.
         renamed: `{wanted name: given name}` for names that the training model had taken.
-        notes: what else was done, a sentence each.
+        replaced: `{operator: nodes}` of training operators that stock ONNX Runtime has no kernel for.
     """
 
     model: ir.Model
     loss: str
     updates: dict[str, str]
     renamed: dict[str, str]
-    notes: tuple[str, ...] = ()
+    replaced: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @name_damage
@@ -73,11 +73,8 @@ def fuse(folder: str | os.PathLike[str], *, target: str = "onnx") -> FusedStep:
         GraphscaleError: a file is missing or damaged, the checkpoint does not fit, or an operator or the optimizer is
             of a kind that is not known.
     """
-    step, lowering = join_models(folder, target), LowerTrainingOps()
-    if get_target(target).in_place or not lowering.applies(step.model):
-        return step
-    run_passes(step.model, lowering)
-    return dataclasses.replace(step, notes=tuple(lowering.notes))
+    step = join_models(folder, target)
+    return dataclasses.replace(step, replaced=replace_training_ops(step.model, get_target(target)))
 
 
 def join_models(folder: str | os.PathLike[str], target: str = "onnx") -> FusedStep:

@@ -16,13 +16,13 @@ from graphscale.graph.stamp import ROLES_KEY
 from graphscale.graph.types import complete_results, complete_types
 from graphscale.graph.values import node_name, op_name
 from graphscale.operators import MICROSOFT
-from graphscale.passes.graph_pass import GraphPass
+from graphscale.passes.graph_pass import GraphPass, run_passes
 from graphscale.passes.lower_training_ops import FORMULAS
 from graphscale.passes.lower_training_ops.writer import Writer
 from graphscale.passes.lower_training_ops.written_states import expose_states, find_flags, stated_roles
-from graphscale.targets import STOCK_OPERATORS
+from graphscale.targets import STOCK_OPERATORS, Target
 
-__all__ = ["LowerTrainingOps"]
+__all__ = ["LowerTrainingOps", "replace_training_ops"]
 
 
 @dataclasses.dataclass
@@ -46,18 +46,6 @@ class LowerTrainingOps(GraphPass):
 
     counts: dict[str, int] = dataclasses.field(default_factory=dict, init=False)
     exposed: dict[str, str] = dataclasses.field(default_factory=dict, init=False)
-
-    @property
-    def notes(self) -> list[str]:
-        """What the last run did, a sentence each."""
-        if not self.counts:
-            return []
-        names = ", ".join(f"{count} {name}" for name, count in self.counts.items())
-        notes = [f"standard operators replace {names}: only training builds of ONNX Runtime have kernels for these"]
-        if self.exposed:
-            (output, state), count = next(iter(self.exposed.items())), len(self.exposed)
-            notes.append(f"{count} states that were written in place are carried, such as {state!r} by {output!r}")
-        return notes
 
     @staticmethod
     def applies(model: ir.Model) -> bool:
@@ -95,13 +83,12 @@ class LowerTrainingOps(GraphPass):
         return PassResult(model, modified=True)
 
     def _expose(self, editor: Editor, node: ir.Node) -> None:
-        pairs = expose_states(editor, node)
-        twice = next((state for state in pairs.values() if state in self.exposed.values()), None)
-        if twice is not None:
-            raise UnsupportedModelError(
-                f"node {node_name(node)!r} writes {twice!r} in place, as another node does; export the model with one"
-            )
-        self.exposed |= pairs
+        for output, state in expose_states(editor, node).items():
+            if state in self.exposed.values():
+                raise UnsupportedModelError(
+                    f"node {node_name(node)!r} writes {state!r} in place a second time; export the model with one write"
+                )
+            self.exposed[output] = state
 
     def _lower(self, editor: Editor, node: ir.Node) -> None:
         f = Writer.before(node, self.builder(editor))
@@ -121,10 +108,30 @@ class LowerTrainingOps(GraphPass):
         node.graph.remove(node, safe=True)
 
     def _made_for(self, node: ir.Node, value: ir.Value) -> bool:
-        """Return whether a formula has made a value, in the graph of the node that it replaces."""
+        """Return whether a formula has made a value, in the graph of the node that it replaces, as a result alone.
+
+        A gradient that the formula goes on with, too, would be no end of the backward pass.
+        """
         maker = value.producer()
         is_own = maker is not None and maker.metadata_props.get(PASS_KEY) == self.name
-        return is_own and maker is not None and maker.graph is node.graph and not value.is_graph_output()
+        return (
+            is_own and maker is not None and maker.graph is node.graph and not (value.is_graph_output() or value.uses())
+        )
+
+
+def replace_training_ops(model: ir.Model, target: Target) -> dict[str, int]:
+    """Replace the operators that only training builds of ONNX Runtime have, where the target is none.
+
+    Returns:
+        `{operator: nodes}` of what was replaced.
+
+    Raises:
+        UnsupportedModelError: an operator has no standard form.
+    """
+    lowering = LowerTrainingOps()
+    if not target.in_place and lowering.applies(model):
+        run_passes(model, lowering)
+    return lowering.counts
 
 
 def _needs_training(node: ir.Node) -> bool:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.ort.fusing import FusedStep, fuse
+from graphscale.ort.fusing import FusedStep, fuse, join_models
 from tests.conftest import Arrays, assert_all_same_bits, assert_same_bits, initial_values, make_session
 from tests.ort.artifacts.training_session import FOLDERS, LOADABLE, RATE, batches, edited, start, train
 
@@ -93,7 +93,7 @@ def test_scaled_and_in_place(name: str, tmp_path: Path) -> None:
     The weights are those of a training session on the folder, and of one on the scaled folder.
     """
     folder, policy = FOLDERS / name, gs.DynamicLossScale(increment_period=30)
-    step = fuse(folder)
+    step = join_models(folder)
     scaled = gs.scale(step.model, policy, target="ort-training")
     feeds = batches(name, STEPS)
     losses, state = run_in_place(scaled.model, step.loss, feeds)
@@ -115,7 +115,7 @@ def test_scaled_and_in_place(name: str, tmp_path: Path) -> None:
 def test_unscaled(name: str) -> None:
     folder = FOLDERS / name
     feeds = batches(name, 50)
-    losses, state = run_explicit(fuse(folder), feeds)
+    losses, state = run_explicit(join_models(folder), feeds)
     assert_trained_alike(losses, state, folder, feeds)
     in_place = fuse(folder, target="ort-training")
     assert in_place.updates == {}
@@ -136,7 +136,7 @@ def test_every_adamw(attributes: dict[str, Any], tmp_path: Path) -> None:
 
     folder = edited("digits_adamw", tmp_path, optimizer_model=change)
     feeds = batches("digits_adamw", 30)
-    _, state = run_explicit(fuse(folder), feeds)
+    _, state = run_explicit(join_models(folder), feeds)
     reference = start(folder)
     train(reference, feeds)
     assert_all_same_bits(state, reference.parameters())
@@ -150,7 +150,7 @@ def test_from_a_trained_checkpoint(tmp_path: Path) -> None:
     reference = start(folder)
     train(reference, feeds[:7])
     reference.save(folder / "checkpoint")
-    step = fuse(folder)
+    step = join_models(folder)
     assert initial_values(proto_of(step.model))["step"] == 7
     _, state = run_explicit(step, feeds[7:])
     train(reference, feeds[7:])
@@ -163,7 +163,7 @@ def test_from_a_trained_checkpoint(tmp_path: Path) -> None:
 @each_folder
 def test_skips(name: str, target: str) -> None:
     """A NaN in the batch leaves weights, moments, step counter and running statistics as they are, bit for bit."""
-    step = fuse(FOLDERS / name)
+    step = join_models(FOLDERS / name)
     scaled = proto_of(gs.scale(step.model, target=target).model)
     model, states = with_next_states(scaled)
     if target == "onnx":

@@ -22,7 +22,6 @@ FORMS: dict[str, tuple[Case, str]] = {
     ),
     "antialias": (Case("ResizeGrad", (DY, X), {"mode": "linear", "antialias": 1}), "antialias 1"),
     "one axis": (Case("ResizeGrad", (DY[0], X[0]), {"mode": "linear"}), "two spatial axes, not 1"),
-    "statistics": (Case("BatchNormInternal", (X, *4 * (FLAG,))), "writes 'x3' in place, and its output 1"),
     "infinity": (Case("IsAllFinite", (X,), {"isinf_only": 1}), "isinf_only"),
     "rounding": (Case("FakeQuant", (X, NUMBER, NUMBER), outputs=2, opset=10), "opset 11"),
     "sums": (Case("ReduceSumTraining", (X, AXES), {"keepdims": 0}, opset=12), "computed axes need opset 13"),
