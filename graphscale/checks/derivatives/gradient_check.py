@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.roles.role_table import Role
@@ -15,11 +16,13 @@ from graphscale.analysis.training_graph import analyse
 from graphscale.checks.derivatives.gradient_bench import Differentiation, open_bench
 from graphscale.checks.derivatives.gradient_report import GradientCheck
 from graphscale.collector import paused_collector
-from graphscale.errors import VerifyError
+from graphscale.errors import UnsupportedModelError, VerifyError
 from graphscale.files.tensor_files import read_npz
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import refuse_scaled
+from graphscale.passes import replace_training_ops
 from graphscale.pipeline import Model, open_copy, prepare
+from graphscale.targets import get_target
 
 __all__ = ["check", "check_gradients"]
 
@@ -77,6 +80,7 @@ def check(
     work, name = open_copy(model)
     refuse_scaled(work, name)
     prepare(work)
+    work = _in_standard_form(work)
     found = analyse(work.graph, hints.stated_by(work), asking=False)
     subject = Differentiation(
         model=work,
@@ -91,3 +95,13 @@ def check(
         order = {value.name: i for i, value in enumerate(found.graph.inputs)}
         checks.sort(key=lambda each: order.get(each.weight, len(order)))
         return GradientCheck(found.loss.name or "", bench.dtype, tuple(checks), tuple(bench.notes))
+
+
+def _in_standard_form(model: ir.Model) -> ir.Model:
+    """Return a model without training operators, which no evaluator knows; the model itself if one has no such form."""
+    lowered = model.clone()
+    try:
+        replace_training_ops(lowered, get_target("onnx"))
+    except UnsupportedModelError:
+        return model
+    return lowered
