@@ -32,7 +32,7 @@ def forward_model(case: Forward) -> onnx.ModelProto:
 
 
 def gradient_graph(model: onnx.ModelProto, weights: set[str], *, optimized: bool) -> onnx.ModelProto:
-    """Return the gradient graph of a loss, built from the model itself, or optimized first as `generate_artifacts` does."""
+    """Return the gradient graph of a loss, of the model itself, or optimized first as `generate_artifacts` does."""
     options = SessionOptions()
     options.log_severity_level = 4
     serialized = model.SerializeToString()

@@ -1,4 +1,4 @@
-"""Record what onnxruntime-training emits: python -m tests.passes.training_ops.record_emitted
+"""Record what onnxruntime-training emits: python -m tests.passes.training_ops.record_emitted [FOLDER]
 
 `emitted/operators.json` has each operator that stock ONNX Runtime lacks, by the forward operators that it is emitted
 for, `emitted/gradients.zip` the gradient graphs that have such operators.
@@ -10,6 +10,7 @@ import ast
 import importlib.util
 import json
 import multiprocessing
+import sys
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable
@@ -59,7 +60,9 @@ def pattern_model(pattern: Pattern) -> onnx.ModelProto:
     """Build the model of a pattern, with the sum of the sines of its result as the loss."""
     opset, inputs, nodes, constants = pattern
     return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : {opset}, "{MICROSOFT}" : 1]>
-    pattern ({inputs}) => (float {LOSS}) <{constants}> {{ {nodes} sine = Sin(y) {LOSS} = ReduceSum<keepdims = 0>(sine) }}""")
+    pattern ({inputs}) => (float {LOSS}) <{constants}> {{
+        {nodes} sine = Sin(y) {LOSS} = ReduceSum<keepdims = 0>(sine)
+    }}""")
 
 
 def foreign(model: onnx.ModelProto) -> list[str]:
@@ -119,9 +122,10 @@ def collect() -> tuple[Emitted, dict[str, onnx.ModelProto]]:
         found = {optimized: graph for optimized, graph in built.items() if graph is not None}
         plain = foreign(found[False]) if False in found else []
         others = [op_type for op_type in foreign(found[True]) if op_type not in plain] if True in found else []
-        # Of a graph that is rewritten, the parts say nothing new.
-        for op_type in plain if name in FORWARD or not others else ():
-            emitted[op_type].add(source)
+        for op_type in plain:
+            # A pattern is there for what no single operator has.
+            if name in FORWARD or not emitted[op_type]:
+                emitted[op_type].add(source)
         for op_type in others:
             emitted[op_type].add(f"{source} (generate_artifacts)")
         if name in FORWARD and True in found and foreign(found[True]):
@@ -141,12 +145,13 @@ def _shortened(sources: Iterable[str]) -> set[str]:
 
 
 def main() -> None:
+    folder = Path(sys.argv[1]) if sys.argv[1:] else OPERATORS.parent
     emitted, graphs = collect()
-    OPERATORS.write_text(json.dumps(emitted._asdict(), indent=1) + "\n")
-    with zipfile.ZipFile(GRAPHS, "w", zipfile.ZIP_DEFLATED) as archive:
+    (folder / OPERATORS.name).write_text(json.dumps(emitted._asdict(), indent=1) + "\n")
+    with zipfile.ZipFile(folder / GRAPHS.name, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, model in sorted(graphs.items()):
             archive.writestr(zipfile.ZipInfo(name), model.SerializeToString(deterministic=True), zipfile.ZIP_DEFLATED)
-    print(f"{len(emitted.sources)} operators, {len(graphs)} graphs, {GRAPHS.stat().st_size:,} bytes")
+    print(f"{len(emitted.sources)} operators, {len(graphs)} graphs")
 
 
 if __name__ == "__main__":

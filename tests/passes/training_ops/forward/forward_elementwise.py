@@ -40,12 +40,12 @@ microsoft(
 )
 
 
-def along(t, x, function, axis):  # noqa: ANN001, ANN201
+def along(t, x, function, axis):
     """Apply a softmax along an axis."""
     return getattr(t, function)(x, axis)
 
 
-def along_rest(t, x, function, axis):  # noqa: ANN001, ANN201
+def along_rest(t, x, function, axis):
     """Apply a softmax along all axes from one on together, as before opset 13."""
     return along(t, x.flatten(axis), function, axis).view(x.shape)
 
@@ -91,9 +91,7 @@ for op_type, function in BINARY.items():
     forward(op_type, floats(*X), floats(*NARROW, low=0.5), name=SYMBOLS, shapes=SYMBOLS, torch=function)
     for opset in (12, 17):
         name = f"{UNKNOWN}, opset {opset}"
-        forward(
-            op_type, floats(*X), floats(*NARROW, low=0.5), name=name, torch=function, shapes=UNKNOWN, opset=opset
-        )
+        forward(op_type, floats(*X), floats(*NARROW, low=0.5), name=name, torch=function, shapes=UNKNOWN, opset=opset)
 forward("Div", floats(*NARROW), floats(*X, low=0.5), name="first alone", varied=(0,))
 forward("Div", floats(*X), floats(*X, low=0.5), name="second alone", varied=(1,), torch=BINARY["Div"])
 

@@ -50,7 +50,9 @@ for name, (bounds, piece) in SLICES.items():
     )
 for opset in (12, 17):
     name = f"opset {opset}"
-    forward("Concat", floats(2, 3), floats(2, 4), name=name, torch=lambda t, x, y: t.cat((x, y), 1), opset=opset, axis=1)
+    forward(
+        "Concat", floats(2, 3), floats(2, 4), name=name, torch=lambda t, x, y: t.cat((x, y), 1), opset=opset, axis=1
+    )
     for shapes, options in ((f"{UNKNOWN}, ", {"shapes": UNKNOWN, "varied": (0,)}), ("", {"constants": (1,)})):
         tile, expand = (lambda t, x, _: x.tile(2, 3)), (lambda t, x, _: x.expand(4, 2, 5, 3))
         forward("Tile", floats(2, 3), integers(2, 3), name=shapes + name, torch=tile, opset=opset, **options)

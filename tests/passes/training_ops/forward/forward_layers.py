@@ -8,8 +8,18 @@ import numpy as np
 
 from tests.passes.training_ops.forward.node import KNOWN, UNKNOWN, floats, forward, integers, microsoft
 
-LABELS = integers(1, 3, 0, 1, 2)
 
+def spatial(t, kind, x, *operands, **options):
+    """Call the function of PyTorch for as many spatial axes as a value has."""
+    return getattr(t.nn.functional, f"{kind}{x.ndim - 2}d")(x, *operands, **options)
+
+
+def lose(t, x, labels, weights=None, index=-1, *, reduction):
+    """Compute PyTorch's cross-entropy, of all labels but one."""
+    return t.nn.functional.cross_entropy(x, labels, weights, ignore_index=int(index), reduction=reduction)
+
+
+LABELS = integers(1, 3, 0, 1, 2)
 
 # Known sizes need operators of ONNX and stock ONNX Runtime alone.
 for name, a, b in (("", (3, 4), (4, 5)), ("rows", (2, 3, 4), (4, 5)), ("broadcast", (2, 3, 4), (1, 4, 5))):
@@ -26,7 +36,12 @@ for opset in (12, 17):
 CONVOLUTIONS = {
     "1 axis": ((2, 3, 7), (4, 3, 3), {"pads": [1, 1], "strides": [2]}, {"padding": 1, "stride": 2}),
     "2 axes": ((2, 3, 6, 5), (4, 3, 3, 2), {"pads": [1, 0, 1, 0]}, {"padding": (1, 0)}),
-    "dilated": ((2, 3, 7, 6), (4, 3, 3, 2), {"dilations": [2, 1], "strides": [1, 2]}, {"dilation": (2, 1), "stride": (1, 2)}),
+    "dilated": (
+        (2, 3, 7, 6),
+        (4, 3, 3, 2),
+        {"dilations": [2, 1], "strides": [1, 2]},
+        {"dilation": (2, 1), "stride": (1, 2)},
+    ),
     "groups": ((2, 4, 5, 5), (6, 2, 3, 3), {"group": 2}, {"groups": 2}),
     "depthwise": ((2, 4, 5, 5), (4, 1, 3, 3), {"group": 4, "pads": [1, 1, 1, 1]}, {"groups": 4, "padding": 1}),
     "3 axes": ((1, 2, 4, 4, 3), (3, 2, 2, 2, 2), {}, {}),
@@ -36,14 +51,26 @@ for name, (image, window, attributes, options) in CONVOLUTIONS.items():
         "Conv",
         *(floats(*image), floats(*window), floats(window[0])),
         name=name,
-        torch=lambda t, x, w, b, options=options: getattr(t.nn.functional, f"conv{x.ndim - 2}d")(x, w, b, **options),
+        torch=lambda t, x, w, b, options=options: spatial(t, "conv", x, w, b, **options),
         kernel_shape=[*window[2:]],
         **attributes,
     )
-forward("Conv", floats(2, 3, 5, 5), floats(4, 3, 3, 3), name="no bias", varied=(1,), torch=lambda t, x, w: t.nn.functional.conv2d(x, w))
+forward(
+    "Conv",
+    floats(2, 3, 5, 5),
+    floats(4, 3, 3, 3),
+    name="no bias",
+    varied=(1,),
+    torch=lambda t, x, w: t.nn.functional.conv2d(x, w),
+)
 TRANSPOSED = {
     "1 axis": ((2, 3, 4), (3, 2, 3), {"strides": [2], "pads": [1, 1]}, {"stride": 2, "padding": 1}),
-    "2 axes": ((2, 3, 4, 3), (3, 2, 3, 2), {"strides": [2, 1], "output_padding": [1, 0]}, {"stride": (2, 1), "output_padding": (1, 0)}),
+    "2 axes": (
+        (2, 3, 4, 3),
+        (3, 2, 3, 2),
+        {"strides": [2, 1], "output_padding": [1, 0]},
+        {"stride": (2, 1), "output_padding": (1, 0)},
+    ),
     "groups": ((2, 4, 3, 3), (4, 1, 2, 2), {"group": 2, "dilations": [2, 1]}, {"groups": 2, "dilation": (2, 1)}),
 }
 for name, (image, window, attributes, options) in TRANSPOSED.items():
@@ -51,7 +78,7 @@ for name, (image, window, attributes, options) in TRANSPOSED.items():
         "ConvTranspose",
         *(floats(*image), floats(*window), floats(window[1] * attributes.get("group", 1))),
         name=name,
-        torch=lambda t, x, w, b, options=options: getattr(t.nn.functional, f"conv_transpose{x.ndim - 2}d")(x, w, b, **options),
+        torch=lambda t, x, w, b, options=options: spatial(t, "conv_transpose", x, w, b, **options),
         kernel_shape=[*window[2:]],
         **attributes,
     )
@@ -68,7 +95,7 @@ for name, (image, window, attributes) in POOLS.items():
             "MaxPool",
             floats(*image),
             name=f"{name}, {outputs} results",
-            torch=lambda t, x, w=window, half=half: getattr(t.nn.functional, f"max_pool{x.ndim - 2}d")(x, w, **half),
+            torch=lambda t, x, w=window, half=half: spatial(t, "max_pool", x, w, **half),
             outputs=outputs,
             kernel_shape=window,
             **attributes,
@@ -78,15 +105,21 @@ for name, (image, window, attributes) in POOLS.items():
             "AveragePool",
             floats(*image),
             name=f"{name}, count_include_pad {counted}",
-            torch=lambda t, x, w=window, half=half, counted=counted: getattr(t.nn.functional, f"avg_pool{x.ndim - 2}d")(
-                x, w, count_include_pad=bool(counted), **half
+            torch=lambda t, x, w=window, half={**half, "count_include_pad": bool(counted)}: spatial(
+                t, "avg_pool", x, w, **half
             ),
             kernel_shape=window,
             count_include_pad=counted,
             **attributes,
         )
 for shapes in (KNOWN, UNKNOWN):
-    forward("GlobalAveragePool", floats(2, 3, 4, 5), name=shapes, shapes=shapes, torch=lambda t, x: x.mean((2, 3), keepdim=True))
+    forward(
+        "GlobalAveragePool",
+        floats(2, 3, 4, 5),
+        name=shapes,
+        shapes=shapes,
+        torch=lambda t, x: x.mean((2, 3), keepdim=True),
+    )
 for mode in ("align_corners", "half_pixel"):
     forward(
         "Resize",
@@ -138,9 +171,7 @@ for reduction in ("mean", "sum", "none"):
     for weights in (None, floats(4, low=0.5)):
         extra = () if weights is None else (weights,)
         weighted = "" if weights is None else ", weights"
-        cross_entropy = lambda t, x, y, w=None, index=-1, *, reduction=reduction: t.nn.functional.cross_entropy(  # noqa: E731
-            x, y, w, reduction=reduction, ignore_index=int(index)
-        )
+        cross_entropy = functools.partial(lose, reduction=reduction)
         forward(
             "SoftmaxCrossEntropyLoss",
             *(floats(5, 4), LABELS, *extra),
@@ -169,7 +200,7 @@ for reduction in ("mean", "sum", "none"):
             name=reduction,
             outputs=2,
             varied=(0,),
-            torch=lambda t, x, y, reduction=reduction: t.nn.functional.cross_entropy(x, y, reduction=reduction),
+            torch=functools.partial(lose, reduction=reduction),
             reduction=reduction,
         )
         forward(
@@ -178,7 +209,7 @@ for reduction in ("mean", "sum", "none"):
             name=reduction,
             outputs=2,
             varied=(0,),
-            torch=lambda t, x, y, reduction=reduction: t.nn.functional.cross_entropy(x, y, reduction=reduction),
+            torch=functools.partial(lose, reduction=reduction),
             reduction=reduction,
         )
 forward(
@@ -191,12 +222,13 @@ forward(
 )
 
 
-def recur(t, kind, gates, x, w, r, b, start, cells=None):  # noqa: ANN
+def recur(t, kind, gates, x, w, r, b, start, cells=None):
     """Run a recurrence of PyTorch with weights in the order of its gates."""
-    order = lambda value: t.cat([value.chunk(len(gates))[i] for i in gates])  # noqa: E731
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-    halves = b[0].chunk(2)
-    weights = dict(zip(names, map(order, (w[0], r[0], *halves)), strict=True))
+    weights = {}
+    for name, value in zip(names, (w[0], r[0], *b[0].chunk(2)), strict=True):
+        parts = value.chunk(len(gates))
+        weights[name] = t.cat([parts[i] for i in gates])
     unit = getattr(t.nn, kind)(x.shape[-1], r.shape[-1], dtype=x.dtype)
     state = start if cells is None else (start, cells)
     return t.func.functional_call(unit, weights, (x, state))[0].unsqueeze(1)

@@ -79,7 +79,12 @@ PATTERNS: dict[str, Pattern] = {
         "z, q = com.microsoft.Recv<tag=1, element_types=[1]>(s, r) y = Mul(x, q)",
         "",
     ),
-    "Send": (17, "bool s, int64 r, float[2,4] x", "z = com.microsoft.Send<tag=1, element_types=[1]>(s, r, x) y = Neg(x)", ""),
+    "Send": (
+        17,
+        "bool s, int64 r, float[2,4] x",
+        "z = com.microsoft.Send<tag=1, element_types=[1]>(s, r, x) y = Neg(x)",
+        "",
+    ),
     "PythonOp": (
         17,
         "float[2,4] x",

@@ -43,6 +43,15 @@ class Forward:
     opset: int
     shapes: str
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether its gradient graph has no standard form.
+
+        Sums over computed axes need opset 13 where the number of axes is not known, and ResizeGrad is linear.
+        """
+        is_nearest = self.attributes.get("mode") == "nearest"
+        return is_nearest or (self.shapes == UNKNOWN and self.opset < 13)
+
     def feeds(self) -> dict[str, np.ndarray]:
         """The operands that are fed, by name."""
         operands = enumerate(self.operands)
@@ -71,9 +80,7 @@ def forward(
     asked = tuple(i for i, value in fed if value.dtype.kind == "f") if varied is None else (*varied,)
     key = " ".join(filter(None, (op_type, name)))
     assert key not in FORWARD, key
-    FORWARD[key] = Forward(
-        op_type, operands, torch, attributes, domain, outputs, (*constants,), asked, opset, shapes
-    )
+    FORWARD[key] = Forward(op_type, operands, torch, attributes, domain, outputs, (*constants,), asked, opset, shapes)
 
 
 def microsoft(op_type: str, *operands: np.ndarray | None, **options: Any) -> None:
