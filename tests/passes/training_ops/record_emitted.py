@@ -78,7 +78,7 @@ def onnxblock_operators() -> list[str]:
     found = set()
     for path in (Path(spec.origin).parent / "training" / "onnxblock").rglob("*.py"):
         for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
-            # The operator is the first argument of `make_node`, and of the blocks that call it for others.
+            # The operator is an argument of `make_node`, or of a block that calls it for others.
             for operand in (argument for argument in call.args if isinstance(argument, ast.Constant)):
                 if isinstance(operand.value, str) and operand.value.isidentifier():
                     found.add(operand.value)

@@ -11,6 +11,7 @@ from tests.passes.training_ops.emitted_operators import load_forward_operators, 
 from tests.passes.training_ops.forward.node import FORWARD
 
 pytestmark = pytest.mark.pytorch
+pytest.importorskip("torch", reason="needs PyTorch")
 
 load_forward_operators()
 TRIED = sorted(name for name in read_graphs() if FORWARD[name].torch is not None and not FORWARD[name].is_refused)
@@ -33,7 +34,6 @@ def autograd(name: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", TRIED)
 def test_gradients(name: str) -> None:
-    pytest.importorskip("torch")
     lowered = gs.lower_training_ops(read_graphs()[name]).model
     outputs, _ = run_once(lowered, FORWARD[name].feeds())
     for operand, expected in autograd(name).items():
