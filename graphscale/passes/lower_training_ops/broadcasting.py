@@ -8,9 +8,13 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.passes.lower_training_ops.known_shapes import Sizes, known_sizes
+from graphscale.passes.lower_training_ops.scattering import count_up
 from graphscale.passes.lower_training_ops.writer import Writer
 
 __all__ = ["repeated_axes", "sum_over", "sum_to"]
+
+# More than any value has axes.
+_MANY = 1 << 30
 
 
 def repeated_axes(f: Writer, shape: ir.Value, other: ir.Value) -> ir.Value:
@@ -19,23 +23,23 @@ def repeated_axes(f: Writer, shape: ir.Value, other: ir.Value) -> ir.Value:
     These are the axes that it lacks, and those of size 1 where the other one has another size. They are a constant
     where the model says enough.
     """
-    own, beside = _sizes(f, shape), _sizes(f, other)
+    own, beside = known_sizes(shape), known_sizes(other)
+    if own is None or beside is None:
+        return _last_first(f, _repeated_of_any_number(f, shape, other))
     count = max(len(own), len(beside))
     lead, marks = count - len(own), _marks(own, beside)
     if None not in marks:
         return f.integers(*[axis for axis in reversed(range(count)) if marks[axis]])
-    mine, theirs = _with_ones(f, shape, lead), _with_ones(f, other, count - len(beside))
-    repeated = f("And", f("Equal", mine, 1), f("Not", f("Equal", theirs, 1)))
-    if lead:
-        repeated = f("Or", repeated, np.arange(count) < lead)
-    axes = f.squeeze(f("NonZero", repeated), [0])
-    return f("Slice", axes, f.integers(-1), f.integers(-count - 1), f.integers(0), f.integers(-1))
+    repeated = _repeated(f, _with_ones(f, shape, lead), _with_ones(f, other, count - len(beside)))
+    return _last_first(f, f("Or", repeated, np.arange(count) < lead) if lead else repeated)
 
 
 def sum_to(f: Writer, value: ir.Value, target: ir.Value) -> ir.Value:
     """Sum over the axes along which a target was repeated to a value's shape; the result has the target's shape."""
     shape = f.shape_of(target)
-    own, beside = _sizes(f, shape), _sizes(f, f.shape_of(value))
+    own, beside = known_sizes(shape), known_sizes(f.shape_of(value))
+    if own is None or beside is None:
+        return f.reshape(sum_over(f, value, repeated_axes(f, shape, f.shape_of(value))), shape)
     lead = len(beside) - len(own)
     # A sum over an axis of size 1 changes nothing: whether such an axis was repeated need not be known.
     marks = [True if axis >= lead and own[axis - lead] == 1 else mark for axis, mark in enumerate(_marks(own, beside))]
@@ -66,11 +70,29 @@ def sum_over(f: Writer, value: ir.Value, axes: ir.Value) -> ir.Value:
     return value
 
 
-def _sizes(f: Writer, shape: ir.Value) -> Sizes:
-    sizes = known_sizes(shape)
-    if sizes is None:
+def _repeated_of_any_number(f: Writer, shape: ir.Value, other: ir.Value) -> ir.Value:
+    """Mark the axes along which a value is repeated, where only the run can tell how many each value has."""
+    if f.opset < 11:
         raise f.refusal("the number of axes is not known; run shape inference on the model")
-    return sizes
+    own, beside = f("Shape", shape), f("Shape", other)
+    count = f("Where", f("Greater", own, beside), own, beside)
+    lead, less = f("Sub", count, own), f("Sub", count, beside)
+    repeated = _repeated(f, f("Concat", _ones(f, lead), shape, axis=0), f("Concat", _ones(f, less), other, axis=0))
+    return f("Or", repeated, f("Less", count_up(f, count), lead))
+
+
+def _repeated(f: Writer, mine: ir.Value, theirs: ir.Value) -> ir.Value:
+    return f("And", f("Equal", mine, 1), f("Not", f("Equal", theirs, 1)))
+
+
+def _last_first(f: Writer, marks: ir.Value) -> ir.Value:
+    """Return the places of marks, the last one first."""
+    axes = f.squeeze(f("NonZero", marks), [0])
+    return f("Slice", axes, f.integers(-1), f.integers(-_MANY), f.integers(0), f.integers(-1))
+
+
+def _ones(f: Writer, count: ir.Value) -> ir.Value:
+    return f("ConstantOfShape", count, value=ir.tensor(np.ones(1, np.int64)))
 
 
 def _marks(own: Sizes, beside: Sizes) -> Sequence[bool | None]:

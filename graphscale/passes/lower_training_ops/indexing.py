@@ -94,6 +94,9 @@ def _flatten_and_unpad(f: Writer) -> list[ir.Value]:
 
 
 def _sizes_from(f: Writer, value: ir.Value, first: int) -> list[ir.Value]:
+    """Return the sizes of the axes from one on, in one vector or in several."""
+    if value.shape is None:
+        return [f("Slice", f("Shape", value), f.integers(first), f.integers(np.iinfo(np.int64).max), f.integers(0))]
     return [size_at(f, f.shape_of(value), axis) for axis in range(first, f.rank(value))]
 
 

@@ -18,6 +18,7 @@ from graphscale.graph.values import node_name, op_name
 from graphscale.operators import MICROSOFT
 from graphscale.passes.graph_pass import GraphPass, run_passes
 from graphscale.passes.lower_training_ops import FORMULAS
+from graphscale.passes.lower_training_ops.without_form import WITHOUT_FORM
 from graphscale.passes.lower_training_ops.writer import Writer
 from graphscale.passes.lower_training_ops.written_states import expose_states, find_flags, stated_roles
 from graphscale.targets import STOCK_OPERATORS, Target
@@ -55,10 +56,12 @@ class LowerTrainingOps(GraphPass):
     def call(self, model: ir.Model) -> PassResult:
         nodes = [node for node in model.graph.all_nodes() if _needs_training(node)]
         for node in nodes:
-            if (node.domain, node.op_type) not in FORMULAS:
+            operator = (node.domain, node.op_type)
+            if operator not in FORMULAS:
+                reason = f": {WITHOUT_FORM[operator]}" if operator in WITHOUT_FORM else ""
                 raise UnsupportedModelError(
                     f"node {node_name(node)!r} is a {op_name(node)}, which stock ONNX Runtime lacks, and which has no "
-                    "standard form here; export the model without it, or run it on onnxruntime-training"
+                    f"standard form here{reason}; export the model without it, or run it on onnxruntime-training"
                 )
         self.counts = dict(sorted(Counter(node.op_type for node in nodes).items()))
         self.exposed = {}

@@ -47,17 +47,31 @@ def _is_finite(f: Writer) -> list[ir.Value]:
 
 
 def _is_all_finite(f: Writer) -> list[ir.Value]:
-    """Test all elements of all inputs together, as the finite check of scaled graphs does."""
-    for name in ("isinf_only", "isnan_only"):
-        if f.attribute(name, 0):
-            raise f.refusal(f"attribute {name} is set")
-    return [all_finite(f.build, [f.data(i) for i in range(len(f.node.inputs))], get_target("onnx"))]
+    """Test all elements of all inputs together, as the finite check of scaled graphs does.
+
+    With `isinf_only` no element may be infinite, with `isnan_only` none may be NaN, as the schema says.
+    """
+    values = [f.data(i) for i in range(len(f.node.inputs))]
+    chosen = {"isinf_only": "IsInf", "isnan_only": "IsNaN"}
+    tests = [test for name, test in chosen.items() if f.attribute(name, 0)]
+    if not tests:
+        return [all_finite(f.build, values, get_target("onnx"))]
+    if len(tests) > 1:
+        raise f.refusal("isinf_only and isnan_only are both set")
+    failing = (f(tests[0], f.cast(value, widened(dtype_of(value)))) for value in values)
+    return [_none(f, *failing)]
 
 
 def _all(f: Writer) -> list[ir.Value]:
     """Test whether all elements are true, as the schema says: none is false."""
-    failing = f("Cast", f("Not", f.data(0)), to=ir.DataType.FLOAT)
-    return [f("Not", f("Cast", f("ReduceSum", failing, keepdims=0), to=ir.DataType.BOOL))]
+    return [_none(f, f("Not", f.data(0)))]
+
+
+def _none(f: Writer, *values: ir.Value) -> ir.Value:
+    """Test whether no element of any value is true."""
+    counts = [f("ReduceSum", f("Cast", value, to=ir.DataType.FLOAT), keepdims=0) for value in values]
+    total = f("Sum", *counts) if len(counts) > 1 else counts[0]
+    return f("Not", f("Cast", total, to=ir.DataType.BOOL))
 
 
 FORMULAS: dict[tuple[str, str], Formula] = {

@@ -22,7 +22,10 @@ FORMS: dict[str, tuple[Case, str]] = {
     ),
     "antialias": (Case("ResizeGrad", (DY, X), {"mode": "linear", "antialias": 1}), "antialias 1"),
     "one axis": (Case("ResizeGrad", (DY[0], X[0]), {"mode": "linear"}), "two spatial axes, not 1"),
-    "infinity": (Case("IsAllFinite", (X,), {"isinf_only": 1}), "isinf_only"),
+    "infinity": (
+        Case("IsAllFinite", (X,), {"isinf_only": 1, "isnan_only": 1}),
+        "isinf_only and isnan_only are both set",
+    ),
     "rounding": (Case("FakeQuant", (X, NUMBER, NUMBER), outputs=2, opset=10), "opset 11"),
     "sums": (Case("ReduceSumTraining", (X, AXES), {"keepdims": 0}, opset=12), "computed axes need opset 13"),
     "rows": (Case("PadAndUnflatten", (X[0, 0], AXES, AXES + 1), opset=10), "opset 11"),

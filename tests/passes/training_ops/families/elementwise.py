@@ -51,9 +51,8 @@ def draw_quotient(draw: Draw) -> Case:
     draw.choices.shuffle(shapes)
     # Sums of positive numbers: where they cancel, the order of the terms shows.
     dy, a, b = (draw.floats(sizes, positive=True) for sizes in (shape, *shapes))
-    return draw.case(
-        dy, a, (b + np.float32(0.5)) * np.float32(draw.pick(-1, 1)), outputs=2, unnamed=draw.pick((), (), (0,))
-    )
+    options = {"outputs": 2, "unnamed": draw.pick((), (), (0,)), "ranked": draw.opset < 13 or draw.chance(80)}
+    return draw.case(dy, a, (b + np.float32(0.5)) * np.float32(draw.pick(-1, 1)), **options)
 
 
 @recipe("FakeQuant", opsets=(11, 12, 13, 17, 18, 21))

@@ -85,7 +85,8 @@ def pad(case: Case) -> list[Data]:
 def draw_padding(draw: Draw) -> Case:
     sizes, row = (draw.size(), draw.size()), draw.shape(0, 2, empty=draw.opset >= 14)
     places = draw.choices.sample(range(sizes[0] * sizes[1]), draw.size(1, sizes[0] * sizes[1]))
-    return draw.case(draw.floats((len(places), *row)), np.asarray(places, np.int64), np.asarray(sizes, np.int64))
+    operands = (draw.floats((len(places), *row)), np.asarray(places, np.int64), np.asarray(sizes, np.int64))
+    return draw.case(*operands, ranked=draw.chance(80))
 
 
 def unpad(case: Case) -> list[Data]:
@@ -97,7 +98,7 @@ def unpad(case: Case) -> list[Data]:
 def draw_unpadding(draw: Draw) -> Case:
     shape = draw.shape(2, empty=False)
     places = draw.choices.sample(range(shape[0] * shape[1]), draw.size(1, shape[0] * shape[1]))
-    return draw.case(draw.floats(shape), np.asarray(places, np.int64), outputs=2)
+    return draw.case(draw.floats(shape), np.asarray(places, np.int64), outputs=2, ranked=draw.chance(80))
 
 
 REFERENCES[MICROSOFT, "PadAndUnflatten"] = pad

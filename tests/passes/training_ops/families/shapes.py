@@ -53,9 +53,10 @@ def draw_broadcast(draw: Draw) -> Case:
     shapes = [np.asarray(sizes, np.int64) for sizes in (draw.broadcast(shape), shape)]
     draw.choices.shuffle(shapes)
     unnamed = draw.pick((), (), (0,), (1,))
-    # How many axes there are is known: as the size of a vector.
     constants = draw.pick((), (0,), (0, 1))
-    return draw.case(*shapes, outputs=2, unnamed=unnamed, constants=constants, static=True)
+    # Before opset 11 the number of axes must be known: as the size of a vector.
+    options = {"static": draw.opset < 11 or draw.chance()}
+    return draw.case(*shapes, outputs=2, unnamed=unnamed, constants=constants, **options)
 
 
 @recipe("Group")

@@ -1,0 +1,1 @@
+"""Forward operators that onnxruntime-training differentiates, with PyTorch's forms; see `forward/node.py`."""
