@@ -6,6 +6,7 @@ A graph of models/ comes with a sample value for every input, with what its fram
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import importlib.util
@@ -19,6 +20,7 @@ import onnx.parser
 import onnxruntime as ort
 import pytest
 
+import graphscale as gs
 from tests.tiers import mark_tiers, select_named_tests
 
 Arrays = dict[str, np.ndarray]
@@ -102,21 +104,34 @@ class Example:
         feeds: a sample value for every input.
         expected: every output, as the framework that exported the graph computed it.
         after: the in-place buffers after one run.
+        lowered: the graph in standard operators, where the exported one has others.
     """
 
     name: str
     feeds: Arrays
     expected: Arrays
     after: Arrays
+    lowered: onnx.ModelProto | None = None
 
     @property
     def path(self) -> Path:
         """The exported graph."""
+        assert self.lowered is None
         return MODELS / f"{self.name}.onnx"
 
     def model(self) -> onnx.ModelProto:
-        """The exported graph, loaded afresh."""
-        return onnx.load(self.path)
+        """The graph, loaded afresh."""
+        return onnx.load(self.path) if self.lowered is None else copy.deepcopy(self.lowered)
+
+    def as_for(self, target: str) -> Example:
+        """Return the example as a target computes it: those of stock ONNX Runtime have no training operators."""
+        return self if target.startswith("ort-training") or not self.name.startswith("ort/") else self.standard
+
+    @functools.cached_property
+    def standard(self) -> Example:
+        """The example in standard operators, which write nothing in place."""
+        expected = {**self.expected, **{f"{name}.next": value for name, value in self.after.items()}}
+        return Example(self.name, self.feeds, expected, {}, gs.lower_training_ops(self.model()).model)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ __all__ = ["check_states", "expose_states", "find_flags", "scalar", "stated_role
 
 # By operator: the inputs that its kernel writes, each with the output for the next value.
 _WRITTEN: Mapping[str, Mapping[int, int]] = {
-    "AdamOptimizer": {2: 0, 3: 3, 4: 1, 5: 2},
+    "AdamOptimizer": {1: 0, 2: 3, 4: 1, 5: 2},
     "AdamWOptimizer": {2: 1, 4: 2, 5: 3},
     "BatchNormInternal": {3: 1, 4: 2},
     "InPlaceAccumulator": {0: 0},
