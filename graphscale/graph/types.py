@@ -24,6 +24,7 @@ __all__ = [
     "dtypes_of",
     "infer_results",
     "infer_types",
+    "measured_by",
 ]
 
 _LONGEST = 2**16  # numbers of a followed shape; ONNX's inference copies them at every node
@@ -195,6 +196,10 @@ def complete_results(node: ir.Node, opset: int) -> None:
     if all(value.dtype is not None and value.shape is not None for value in node.outputs) or subgraphs(node):
         return
     if not node.domain and onnx.defs.has(node.op_type):
+        shape = node.inputs[1] if node.op_type == "Reshape" else None
+        measured = None if shape is None else measured_by(shape)
+        if measured is not None and measured.shape is not None:
+            node.outputs[0].shape = measured.shape
         with contextlib.suppress(UnsupportedModelError):
             infer_results(node, opset)
         return
@@ -203,6 +208,18 @@ def complete_results(node: ir.Node, opset: int) -> None:
         result.type, result.shape = result.type or data.type, result.shape or data.shape
     elif data is not None and node.op_type in _PRODUCTS:
         result.type, result.shape = result.type or data.type, result.shape or _product_shape(node)
+
+
+def measured_by(shape: ir.Value) -> ir.Value | None:
+    """Return the value whose whole shape a vector is; None for other vectors.
+
+    ONNX Runtime's gradient builder writes the default of `start`.
+    """
+    node = shape.producer()
+    if node is None or node.op_type != "Shape" or node.domain:
+        return None
+    is_whole = attribute(node, "start", 0) == 0 and "end" not in node.attributes
+    return node.inputs[0] if is_whole else None
 
 
 def _product_shape(node: ir.Node) -> ir.Shape | None:
