@@ -5,8 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.graph.values import constant_tensor
+from graphscale.operators import attribute
 
-__all__ = ["Sizes", "known_numbers", "known_sizes", "sizes_of"]
+__all__ = ["Sizes", "known_numbers", "known_sizes", "measured_by", "sizes_of"]
 
 # A number, a name, or None for each axis.
 Sizes = tuple[int | str | None, ...]
@@ -24,12 +25,23 @@ def known_sizes(shape: ir.Value) -> Sizes | None:
     shape = _source_of(shape)
     if (numbers := known_numbers(shape)) is not None:
         return tuple(numbers)
-    node = shape.producer()
-    is_shape = node is not None and node.op_type == "Shape" and not node.domain and not node.attributes
-    if node is not None and is_shape and node.inputs[0] is not None and node.inputs[0].shape is not None:
-        return sizes_of(node.inputs[0])
+    measured = measured_by(shape)
+    if measured is not None and measured.shape is not None:
+        return sizes_of(measured)
     length = sizes_of(shape)
     return (None,) * length[0] if length is not None and len(length) == 1 and isinstance(length[0], int) else None
+
+
+def measured_by(shape: ir.Value) -> ir.Value | None:
+    """Return the value whose whole shape a vector is; None for other vectors.
+
+    ONNX Runtime's gradient builder writes the default of `start`.
+    """
+    node = shape.producer()
+    if node is None or node.op_type != "Shape" or node.domain:
+        return None
+    is_whole = attribute(node, "start", 0) == 0 and "end" not in node.attributes
+    return node.inputs[0] if is_whole else None
 
 
 def known_numbers(value: ir.Value | None) -> list[int] | None:

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.passes.lower_training_ops.known_shapes import measured_by
 from graphscale.passes.lower_training_ops.node_writer import NodeWriter
 
 __all__ = ["Formula", "Writer"]
@@ -134,9 +135,8 @@ class Writer(NodeWriter):
 
 def _told_by(shape: ir.Value) -> ir.Shape | None:
     """Return the shape that a value tells, if it is that of another value."""
-    node = shape.producer()
-    is_shape = node is not None and node.op_type == "Shape" and not node.domain and not node.attributes
-    return node.inputs[0].shape if node is not None and is_shape and node.inputs[0] is not None else None
+    measured = measured_by(shape)
+    return None if measured is None else measured.shape
 
 
 # Gives a value for each output of a node; None, or nothing at the end, for one that nothing reads.
