@@ -85,13 +85,14 @@ def ratios(times: Times, way: str, what: str) -> list[float]:
 
 def report(found: Mapping[str, Times], what: str) -> str:
     """The table of one measure, `wall` or `cpu`: quartiles of the ratios, and their geometric mean."""
-    rows, medians = [], {way: [] for way in WAYS if way != "kernels"}
+    rows: list[list[str]] = []
+    medians: dict[str, list[float]] = {way: [] for way in WAYS if way != "kernels"}
     for name, times in found.items():
         milliseconds = 1e3 * statistics.median(getattr(time, what) for time in times["kernels"])
         cells = [name, f"{milliseconds:,.2f}" if milliseconds < 100 else f"{milliseconds:,.0f}"]
-        for way in medians:
+        for way, values in medians.items():
             low, middle, high = statistics.quantiles(ratios(times, way, what), n=4)
-            medians[way].append(middle)
+            values.append(middle)
             cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
         rows.append(cells)
     means = [statistics.geometric_mean(values) for values in medians.values()]

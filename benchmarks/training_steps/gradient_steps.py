@@ -145,7 +145,7 @@ def make(workload: Workload, *, known_batch: bool) -> onnx.ModelProto:
 
 
 def differentiated(forward: onnx.ModelProto, weights: set[str]) -> bytes:
-    """Add the backward pass as `generate_artifacts` does: after the runtime's own changes to a model that is trained."""
+    """Add the backward pass as `generate_artifacts` does: behind the runtime's changes to a model that is trained."""
     optimized = get_optimized_model(forward.SerializeToString(), weights, SessionOptions())
     builder = GradientGraphBuilder(optimized, {"loss"}, weights, "loss")
     builder.build()

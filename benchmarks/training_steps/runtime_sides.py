@@ -52,9 +52,9 @@ def _states(model: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> tuple[
         if (output := f"{value.name}.next") in outputs:
             kind = value.type.tensor_type
             shape = [dim.dim_value for dim in kind.shape.dim]
-            start = np.full(shape, value.name.endswith("running_var"))
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
             carried[value.name] = output
-            first[value.name] = weights.get(value.name, start.astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
+            first[value.name] = weights.get(value.name, np.full(shape, value.name.endswith("running_var"), dtype))
     return carried, first
 
 
