@@ -61,11 +61,10 @@ def _batch_slope(f: Writer) -> list[ir.Value | None]:
     centered = f("Sub", x, _per_channel(f, mean))
     bias_slope = f.reduce_sum(dy, _all_but_channels(f), keepdims=False)
     scale_slope = f("Mul", f.reduce_sum(f("Mul", dy, centered), _all_but_channels(f), keepdims=False), spread)
-    factor = f("Mul", scale, spread)
-    share = f("Div", factor, _count(f, x, mean))
-    tilt, shift = f("Mul", f("Mul", share, spread), scale_slope), f("Mul", share, bias_slope)
-    rest = f("Sub", f("Mul", dy, _per_channel(f, factor)), f("Mul", centered, _per_channel(f, tilt)))
-    dx = f("Sub", rest, _per_channel(f, shift))
+    count = _count(f, x, mean)
+    shift, tilt = f("Div", bias_slope, count), f("Div", f("Mul", scale_slope, spread), count)
+    moved = f("Add", f("Mul", centered, _per_channel(f, tilt)), _per_channel(f, shift))
+    dx = f("Mul", f("Sub", dy, moved), _per_channel(f, f("Mul", scale, spread)))
     kinds = (f.dtype, dtype_of(f.data(2)), dtype_of(f.data(2)))
     return [f.cast(value, kind) for value, kind in zip((dx, scale_slope, bias_slope), kinds, strict=True)]
 
