@@ -25,12 +25,12 @@ def version() -> str:
     return f"onnxruntime{'-training' if hasattr(runtime, 'Module') else ''} {ort.__version__}"
 
 
-def maker(threads: int, folder: Path) -> Callable[[Workload], Sides]:
+def maker(threads: int, folder: Path, lowered: bool) -> Callable[[Workload], Sides]:
     """Return the function that makes the sides of a workload from the steps of `gradient_steps.py` in a folder.
 
-    The plain side is the step with the kernels, or the lowered one on a runtime without them.
+    The plain side is the step with the kernels, or the lowered one if it is to be alone.
     """
-    parts = {PLAIN: "kernels", LOWERED: "lowered"} if hasattr(runtime, "Module") else {PLAIN: "lowered"}
+    parts = {PLAIN: "lowered"} if lowered else {PLAIN: "kernels", LOWERED: "lowered"}
 
     def make(workload: Workload) -> Sides:
         sides: dict[str, Side] = {}
