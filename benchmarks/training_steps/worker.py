@@ -1,6 +1,7 @@
 """A framework's sides in a process of their own, for an interpreter that has the framework.
 
-    python benchmarks/training_steps/worker.py torch|tensorflow|keras|runtime --threads N [--quick] [--graphs FOLDER [--lowered]]
+    python benchmarks/training_steps/worker.py torch|tensorflow|keras|runtime --threads N [--quick]
+        [--graphs FOLDER] [--lowered]
 
 Calls come as lines of JSON, `[method of Bench, arguments]`, on stdin, and each is answered by a line on stdout.
 """
