@@ -59,14 +59,15 @@ class Process:
 
 
 class Remote(Process):
-    """A `Bench` of PyTorch or TensorFlow.
+    """A `Bench` of PyTorch, TensorFlow or another ONNX Runtime.
 
     Args:
-        framework: `torch`, `tensorflow` or `keras`.
+        framework: `torch`, `tensorflow`, `keras`, or `runtime` for ONNX Runtime.
         python: an interpreter that has it.
         threads: how many it computes with.
         quick: whether workloads are the tiny ones.
         spinning: whether threads of OpenMP may spin while they wait.
+        arguments: more ones of `worker.py`.
 
     Attributes:
         version: of the framework.
@@ -75,8 +76,18 @@ class Remote(Process):
         RuntimeError: the process ended; what it said is on stderr.
     """
 
-    def __init__(self, framework: str, python: Path, threads: int, quick: bool, *, spinning: bool) -> None:
+    def __init__(
+        self,
+        framework: str,
+        python: Path,
+        threads: int,
+        quick: bool,
+        *,
+        spinning: bool,
+        arguments: Sequence[str] = (),
+    ) -> None:
         command = [str(python), str(WORKER), framework, "--threads", str(threads), *(["--quick"] if quick else [])]
+        command += arguments
         # OpenMP takes its number of threads, and that they sleep while they wait, from the environment alone.
         environment = {"OMP_NUM_THREADS": str(threads), "TF_CPP_MIN_LOG_LEVEL": "2"}
         if not spinning:

@@ -199,3 +199,13 @@ def test_no_time_counts_of_steps_that_differ(program: str, arguments: list[str],
     assert done.returncode == 1
     assert message in done.stderr
     assert "|" not in done.stdout
+
+
+@pytest.mark.skipif(not HAS_TRAINING, reason=NEEDS_TRAINING)
+def test_lowered_steps_go_the_way_of_the_kernels() -> None:
+    runtimes = ("--training", sys.executable, "--stock", sys.executable)
+    done = quick("lowered_training.py", *runtimes, "--processes", "1", "--only", "mlp-8-sgd", "lstm-16-adamw")
+    assert done.returncode == 0, done.stderr
+    heads = [line.split(" | ")[0] for line in done.stdout.splitlines() if line.startswith("|")]
+    rows = ["| step", "| ---", "| mlp-8-sgd", "| lstm-16-adamw", "| geometric mean", "| that without LSTMs"]
+    assert [head for head in heads if not head.startswith("| ---")] == [row for row in rows if row != "| ---"] * 2

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from graphscale.passes.lower_training_ops import (
     activations,
+    batch_norms,
     convolutions,
     cross_entropies,
     dropout,
@@ -33,6 +34,7 @@ __all__ = ["FORMULAS"]
 # By domain and operator.
 FORMULAS: Mapping[tuple[str, str], Formula] = {
     **activations.FORMULAS,
+    **batch_norms.FORMULAS,
     **convolutions.FORMULAS,
     **cross_entropies.FORMULAS,
     **dropout.FORMULAS,

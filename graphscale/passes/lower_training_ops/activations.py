@@ -10,6 +10,7 @@ import math
 import onnx_ir as ir
 
 from graphscale.operators import MICROSOFT
+from graphscale.passes.lower_training_ops.masking import as_number, keep_where
 from graphscale.passes.lower_training_ops.writer import Formula, Writer
 
 __all__ = ["FORMULAS"]
@@ -18,13 +19,15 @@ __all__ = ["FORMULAS"]
 def _relu(f: Writer) -> list[ir.Value]:
     """Compute `dX = dY if Y > 0 else 0`, Y being the result of Relu."""
     dy, y = f.data(0), f.data(1)
-    return [f("Where", f("Greater", y, 0.0), dy, 0.0)]
+    return [keep_where(f, f("Greater", y, 0.0), dy)]
 
 
 def _leaky_relu(f: Writer) -> list[ir.Value]:
     """Compute `dX = dY if Y > 0 else alpha * dY`, Y being the result of LeakyRelu."""
-    dy, y = f.data(0), f.data(1)
-    return [f("Where", f("Greater", y, 0.0), dy, f("Mul", dy, f.attribute("alpha", 0.01)))]
+    dy, alpha, is_positive = f.data(0), f.attribute("alpha", 0.01), f("Greater", f.data(1), 0.0)
+    if 0 <= alpha <= 1:
+        return [f("Mul", dy, f("Max", as_number(f, is_positive, dy), alpha))]
+    return [f("Where", is_positive, dy, f("Mul", dy, alpha))]
 
 
 def _sigmoid(f: Writer) -> list[ir.Value]:

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from graphscale.operators import MICROSOFT
 from graphscale.passes.lower_training_ops.class_numbers import widest
+from graphscale.passes.lower_training_ops.masking import as_number
 from graphscale.passes.lower_training_ops.writer import Formula, Writer
 
 __all__ = ["FORMULAS"]
@@ -24,7 +25,8 @@ def _dropout(f: Writer) -> list[ir.Value]:
         kept = f("Sub", 1.0, f.cast(f.reshape(ratio, []), ir.DataType.FLOAT))
         # In float32, as the kernels have it, but for double.
         scale = f.cast(f("Div", 1.0, f.cast(kept, widest(f))), f.dtype)
-    return [f("Mul", f.data(0), f("Where", f.data(1), scale, 0.0))]
+    dy = f.data(0)
+    return [f("Mul", dy, f("Mul", as_number(f, f.data(1), dy), scale))]
 
 
 FORMULAS: dict[tuple[str, str], Formula] = {(MICROSOFT, "DropoutGrad"): _dropout}

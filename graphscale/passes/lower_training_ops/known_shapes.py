@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from graphscale.graph.types import measured_by
 from graphscale.graph.values import constant_tensor
 
 __all__ = ["Sizes", "known_numbers", "known_sizes", "sizes_of"]
@@ -24,10 +25,9 @@ def known_sizes(shape: ir.Value) -> Sizes | None:
     shape = _source_of(shape)
     if (numbers := known_numbers(shape)) is not None:
         return tuple(numbers)
-    node = shape.producer()
-    is_shape = node is not None and node.op_type == "Shape" and not node.domain and not node.attributes
-    if node is not None and is_shape and node.inputs[0] is not None and node.inputs[0].shape is not None:
-        return sizes_of(node.inputs[0])
+    measured = measured_by(shape)
+    if measured is not None and measured.shape is not None:
+        return sizes_of(measured)
     length = sizes_of(shape)
     return (None,) * length[0] if length is not None and len(length) == 1 and isinstance(length[0], int) else None
 

@@ -13,21 +13,23 @@ from graphscale.passes.lower_training_ops.written_states import check_states, sc
 __all__ = ["FORMULAS"]
 
 
-def _sgd(f: Writer) -> list[ir.Value]:
-    """Compute `NG = -R * G` and `NW = W + NG`."""
+def _sgd(f: Writer) -> list[ir.Value | None]:
+    """Compute `NW = W - R * G` and `NG = -R * G`."""
     check_states(f)
-    rate = f.cast(scalar(f, f.data(0)), dtype_of(f.data(1)))
-    move = f("Mul", f("Neg", rate), f.data(2))
-    return [f("Add", f.data(1), move), move]
+    weight = f.data(1)
+    step = f("Mul", f.data(2), f.cast(scalar(f, f.data(0)), dtype_of(weight)))
+    return [f("Sub", weight, step), f("Neg", step) if f.wants(1) else None]
 
 
-def _adam(f: Writer) -> list[ir.Value]:
+def _adam(f: Writer) -> list[ir.Value | None]:
     """Compute the next count, moments and weight, and the move of the weight.
 
     `M1' = alpha * M1 + (1 - alpha) * G`, `M2' = beta * M2 + (1 - beta) * G * G`,
     `c1 = 1 - alpha^T` and `c2 = 1 - beta^T` if the count T is above 0 and do_bias_correction, else 1.
     Mode 0: `move = -R * (M1' / c1 / (sqrt(M2' / c2) + epsilon) + lambda * W)`; mode 1, with
     `step = R * sqrt(c2) / c1 * M1' / (sqrt(M2') + epsilon)`: `move = -step - R * lambda * (W - step)`.
+    Mode 0 is written as such a step, too, with `epsilon * sqrt(c2)`: c1 and c2 are scalars, and each node over a weight
+    costs its time.
     """
     check_states(f)
     if any(f.input(i) is not None for i in range(6, 10)):
@@ -41,18 +43,16 @@ def _adam(f: Writer) -> list[ir.Value]:
     moments = []
     for moment, base, power in zip(old, bases, (gradient, f("Mul", gradient, gradient)), strict=True):
         moments.append(f("Add", f("Mul", moment, base), f("Mul", power, float(np.float32(1) - np.float32(base)))))
-    is_corrected = bool(f.attribute("do_bias_correction", 1))
-    corrections = [_bias_correction(f, base, count) for base in bases] if is_corrected else []
-    first, second = (f.cast(each, dtype) for each in corrections or [f.number(1.0, dtype)] * 2)
-    if f.attribute("weight_decay_mode", 0):
-        size = f("Div", f("Mul", rate, f("Sqrt", second)), first)
-        step = f("Div", f("Mul", moments[0], size), f("Add", f("Sqrt", moments[1]), epsilon))
-        move = f("Sub", f("Neg", step), f("Mul", f("Mul", rate, decay), f("Sub", weight, step)))
-    else:
-        root = f("Add", f("Sqrt", f("Div", moments[1], second)), epsilon)
-        direction = f("Div", f("Div", moments[0], first), root)
-        move = f("Mul", f("Neg", rate), f("Add", direction, f("Mul", weight, decay)))
-    return [f("Add", count, 1), *moments, f("Add", weight, move), move]
+    size, shift = rate, f.number(epsilon, dtype)
+    mode = f.attribute("weight_decay_mode", 0)
+    if f.attribute("do_bias_correction", 1):
+        first, second = (f.cast(_bias_correction(f, base, count), dtype) for base in bases)
+        size = f("Mul", rate, f("Div", f("Sqrt", second), first))
+        shift = shift if mode else f("Mul", f("Sqrt", second), shift)
+    step = f("Div", f("Mul", moments[0], size), f("Add", f("Sqrt", moments[1]), shift))
+    if decay:
+        step = f("Add", step, f("Mul", f("Sub", weight, step) if mode else weight, f("Mul", rate, decay)))
+    return [f("Add", count, 1), *moments, f("Sub", weight, step), f("Neg", step) if f.wants(4) else None]
 
 
 def _bias_correction(f: Writer, base: float, count: ir.Value) -> ir.Value:

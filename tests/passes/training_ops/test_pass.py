@@ -132,3 +132,15 @@ def test_the_command(tmp_path: Path) -> None:
     onnx.save(parse(UNKNOWN), tmp_path / "unknown.onnx")
     refuse(tmp_path, "lower-training", "unknown.onnx", "-o", "other.onnx", words=("'odd'", "NoSuchGrad"))
     assert not (tmp_path / "other.onnx").exists()
+
+
+@pytest.mark.static
+def test_a_shape_with_its_default_start_is_known() -> None:
+    """ONNX Runtime's gradient builder writes the default, and no type of the result."""
+    text = f"""{HEADER} table (float[7,2] table, int64[n,3] rows, float[n,3,2] dy) => (float[7,2] dx) {{
+        sizes = Shape<start = 0>(table)
+        dx = com.microsoft.GatherGrad<axis = 0>(sizes, rows, dy)
+    }}"""
+    model = gs.lower_training_ops(parse(text)).model
+    onnx.checker.check_model(model, full_check=True)
+    assert ("com.microsoft", "GatherGrad") not in operators(model)
