@@ -24,6 +24,7 @@ import onnx_ir as ir
 from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import subgraphs
+from graphscale.passes import LowerTrainingOps
 
 
 class Release(enum.Enum):
@@ -115,6 +116,9 @@ def misplaced(model: ir.Model, release: Release) -> list[str]:
     return [*check.found, *(f"{name} is fed to one side, and read on both" for name in both)]
 
 
+STANDARD_FORMS = LowerTrainingOps.name
+
+
 class _Side(enum.Enum):
     CONSTANT = enum.auto()  # wherever it is wanted; what is computed from constants alone is folded into one
     GPU = enum.auto()
@@ -140,7 +144,8 @@ class _Check:
 
     def walk(self, nodes: Iterable[ir.Node], scope: _Scope, inserted: bool) -> None:
         for node in nodes:
-            mine = inserted or PASS_KEY in node.metadata_props
+            # The standard forms of training operators are the original's computation.
+            mine = inserted or node.metadata_props.get(PASS_KEY, STANDARD_FORMS) != STANDARD_FORMS
             if mine:
                 self._node(node, scope)
             for body in subgraphs(node):

@@ -168,7 +168,7 @@ def test_no_copy(form: str, bound: dict[str, int]) -> None:
 def test_onnx_runtime_itself_copies_no_array() -> None:
     """An operator that accumulates in place writes into the array that is fed."""
     example = load_example("ort/digits_mlp")
-    session = gs.Session(gs.scale(example.model()))
+    session = gs.Session(gs.scale(example.model(), target="ort-training"))
     feeds = {name: value.copy() for name, value in example.feeds.items()}
     session.step(feeds)
     for name in example.after:

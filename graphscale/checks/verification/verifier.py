@@ -29,7 +29,8 @@ from graphscale.collector import paused_collector
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import read_npz
 from graphscale.graph.diagnosis import name_damage
-from graphscale.pipeline import Model
+from graphscale.passes import LowerTrainingOps
+from graphscale.pipeline import Model, open_copy
 
 __all__ = ["verify"]
 
@@ -130,7 +131,7 @@ def verify(
     progress("scaling the original again", 0, 0)
     hints = Hints(loss, place, tuple(gradients or ()), updates, answers)
     if _is_folder(original):
-        original, hints = _fuse(str(original), hints)
+        original, hints = _fuse(str(original), scaled, hints)
     pair, translation = open_pair(original, scaled, hints)
     found = Measurements(notes=[*pair.notes], progress=progress, tolerance=tolerance)
     if case is None:
@@ -173,11 +174,15 @@ def _is_folder(model: Any) -> bool:
     return isinstance(model, str | os.PathLike) and Path(model).is_dir()
 
 
-def _fuse(folder: str, hints: Hints) -> tuple[Model, Hints]:
-    """Return the step that `fuse` makes of a folder, and the hints with which it is scaled."""
-    from graphscale.ort.fusing import fuse
+def _fuse(folder: str, scaled: Model, hints: Hints) -> tuple[Model, Hints]:
+    """Return the step that `fuse` makes of a folder, with training operators where the scaled step has them.
 
-    step = fuse(folder)
+    Returns:
+        the step, and the hints with which it is scaled.
+    """
+    from graphscale.ort.fusing import fuse, join_models
+
+    step = (join_models if LowerTrainingOps.applies(open_copy(scaled)[0]) else fuse)(folder)
     return step.model, dataclasses.replace(hints, loss=hints.loss or step.loss, updates=hints.updates or step.updates)
 
 

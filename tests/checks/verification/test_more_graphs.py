@@ -10,7 +10,7 @@ import pytest
 
 import graphscale as gs
 from tests.build import LINEAR, feeds_for, linear_step, numbers, parse, step
-from tests.conftest import HAS_TRAINING, NEEDS_TRAINING, load_example, with_initializers
+from tests.conftest import load_example, with_initializers
 from tests.pipeline.test_optimizers import CASES
 
 pytestmark = pytest.mark.sample(3)
@@ -20,8 +20,6 @@ pytestmark = pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_optimizer_operators(name: str, target: str) -> None:
     case = CASES[name]
-    if not case.portable and not HAS_TRAINING:
-        pytest.skip(NEEDS_TRAINING)
     model, feeds = case.model, feeds_for(case.model)
     if target == "ort-training":
         held = {state: feeds[state] for state in case.updates.values() if feeds[state].dtype == np.float32}
