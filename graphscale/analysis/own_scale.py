@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO, Conflict, Degree
+from graphscale.analysis.degrees import Conflict, Degree
 from graphscale.analysis.loss import find_loss_candidates
-from graphscale.analysis.powers import evaluate_powers, is_zero
+from graphscale.analysis.powers import evaluate_powers
+from graphscale.analysis.supposed_scale import SupposedScale
 from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
 from graphscale.graph.values import (
@@ -30,15 +31,13 @@ from graphscale.graph.values import (
     subgraphs,
     values_by_name,
 )
-from graphscale.graph.walks import ancestors, carried_by
+from graphscale.graph.walks import ancestors
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["OwnScale", "find_own_scale", "refuse_own_scale"]
 
 # A smaller constant may be a factor of a derivative.
 _LEAST = 8
-# The largest numbers of float16, bfloat16 and float32: a finiteness test may compare with them.
-_LARGEST = (65504.0, 3.3895313892515355e38, 3.4028234663852886e38)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +102,11 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
     values = values_by_name(graph) if losses else {}
     candidates = [values[name] for name in losses if name in values] or find_loss_candidates(graph, set())
     for value, powers in supposed:
-        flow = _Flow(graph, numbers, powers)
-        loss = flow.find_loss(candidates)
+        supposed_scale = SupposedScale(graph, numbers, powers)
+        loss = supposed_scale.find_loss(candidates)
         if loss is not None:
-            return OwnScale(value, loss, tuple(flow.unscaled), flow.find_next(value), flow.tested)
+            following = _find_next(graph, value, numbers, supposed_scale.touched)
+            return OwnScale(value, loss, tuple(supposed_scale.unscaled), following, supposed_scale.tested)
     return None
 
 
@@ -192,6 +192,18 @@ def _find_write(value: ir.Value) -> ir.Value | None:
     return next(writes, None)
 
 
+def _find_next(graph: ir.Graph, value: ir.Value, numbers: set[ir.Value], touched: set[ir.Value]) -> ir.Value | None:
+    """Find the next value of a loss scale: an output that depends on it and on the gradients, or one in place."""
+    if (written := _find_write(value)) is not None:
+        return written
+    for output in graph.outputs:
+        if output in numbers and same_type(output, value):
+            above = ancestors([output], stop=_is_flag)
+            if value in above and any(_is_flag(v) and v in touched for v in above):
+                return output
+    return None
+
+
 def _find_numbers(graph: ir.Graph, numbers: set[ir.Value]) -> None:
     """Find the values of a graph and its bodies that are computed from single numbers, constants and flags alone."""
     numbers.update(v for v in _sources(graph) if constant_tensor(v) is not None or is_scalar(v))
@@ -204,7 +216,7 @@ def _find_numbers(graph: ir.Graph, numbers: set[ir.Value]) -> None:
             numbers.update(node.outputs)
             continue
         if node.op_type == "If" and numbers.issuperset(inputs_of(node)):
-            leaving = zip(node.outputs, *(body.outputs for body in bodies), strict=True)
+            leaving = zip(node.outputs, *(body.outputs for body in bodies), strict=False)
             numbers.update(value for value, *chosen in leaving if numbers.issuperset(chosen))
         numbers.update(v for v in node.outputs if _is_flag(v) and _may_hold_one(v))
 
@@ -215,156 +227,3 @@ def _is_flag(value: ir.Value) -> bool:
 
 def _may_hold_one(value: ir.Value) -> bool:
     return value.shape is None or is_scalar(value)
-
-
-def _has_every_degree(value: ir.Value | None) -> bool:
-    """Return whether a value is all zeros, or a number that tests of finiteness compare with."""
-    number = constant_number(value)
-    if number is not None and (not math.isfinite(number) or abs(number) in _LARGEST):
-        return True
-    return is_zero(value)
-
-
-def _compares_with_infinity(node: ir.Node) -> bool:
-    """Return whether a node compares values with the largest number, with infinity, or with themselves."""
-    rule = rule_of(node)
-    numbers = [constant_number(value) for value in node.inputs]
-    is_large = any(number is not None and (not math.isfinite(number) or abs(number) in _LARGEST) for number in numbers)
-    return rule is not None and rule.kind is Kind.COMPARE and (is_large or len(set(node.inputs)) == 1)
-
-
-class _Flow:
-    """The powers of a supposed loss scale in all values of a graph.
-
-    Attributes:
-        degrees: the degrees other than 0.
-        touched: the values that depend on the scale.
-        bent: the values that depend on it in another way than by a power.
-        unscaled: the values from which the scale came out by an exact inverse.
-        tested: whether multiples of the scale are tested for finiteness.
-    """
-
-    def __init__(self, graph: ir.Graph, numbers: set[ir.Value], symbols: Mapping[ir.Value, Degree]) -> None:
-        self.graph = graph
-        self.numbers = numbers
-        self.symbols = symbols
-        self.degrees: dict[ir.Value, Degree] = {**symbols}
-        self.touched = {*symbols}
-        self.bent: set[ir.Value] = set()
-        self.unscaled: dict[ir.Value, None] = {}
-        self.tested = False
-        # The gradients among the multiples, and the contractions that compute on them.
-        self._data: set[ir.Value] = set()
-        self._carrying: list[ir.Node] = []
-        self._is_kept = False
-        self._walk(graph)
-
-    # --- the judgement ----------------------------------------------------------------------------------------------
-
-    def find_loss(self, candidates: Sequence[ir.Value]) -> ir.Value | None:
-        """Return the loss that the supposed scale is one of; None if it is none for certain."""
-        if not self.unscaled or self._is_kept or any(map(self._keeps_scale, self.graph.outputs)):
-            return None
-        for loss in candidates:
-            forward = ancestors([loss])
-            below = [node for node in self._carrying if forward.isdisjoint(node.outputs)]
-            multiplied = self.degrees.get(loss, 0) == 1 and len(below) == len(self._carrying)
-            if (forward.isdisjoint(self.symbols) or multiplied) and (below or self.tested):
-                return loss
-        return None
-
-    def _keeps_scale(self, value: ir.Value) -> bool:
-        """Return whether an output, other than a metric or a number, is no power 0 of the scale."""
-        is_number = value in self.numbers or (value.shape is not None and len(value.shape) == 0)
-        return not is_number and (value in self.bent or self.degrees.get(value, 0) not in (0, ZERO))
-
-    def find_next(self, value: ir.Value) -> ir.Value | None:
-        """Return the next value of the supposed scale: an output that depends on it and on a flag, or one in place."""
-        if (written := _find_write(value)) is not None:
-            return written
-        for output in self.graph.outputs:
-            if output in self.numbers and same_type(output, value):
-                above = ancestors([output], stop=_is_flag)
-                if value in above and any(_is_flag(v) and v in self.touched for v in above):
-                    return output
-        return None
-
-    # --- the flow ---------------------------------------------------------------------------------------------------
-
-    def _walk(self, graph: ir.Graph) -> None:
-        for node in graph:
-            if not self.touched.isdisjoint(node.inputs) or subgraphs(node):
-                self._visit_bodies(node) if subgraphs(node) else self._visit(node)
-
-    def _visit_bodies(self, node: ir.Node) -> None:
-        first, count, ahead = (len(node.inputs), 0, 0) if node.op_type == "If" else carried_by(node)
-        for body in subgraphs(node):
-            for value, given in zip(body.inputs[first:], node.inputs[first:], strict=False):
-                self._join(value, [given])
-            self._walk(body)
-            pairs = zip(body.inputs[first : first + count], body.outputs[ahead:], strict=False)
-            changed = [self._join(value, [value, after]) for value, after in pairs]
-            if any(changed):
-                self._walk(body)
-        leaving = zip(*(body.outputs[ahead:] for body in subgraphs(node)), strict=True)
-        for output, values in zip(node.outputs, leaving, strict=True):
-            self._join(output, values)
-            if not self.touched.isdisjoint(node.inputs):
-                self.touched.add(output)
-
-    def _join(self, value: ir.Value, sources: Sequence[ir.Value | None]) -> bool:
-        """Give a value the common degree of its sources, and return whether that changed it."""
-        known = [source for source in sources if source is not None]
-        before = self.degrees.get(value, 0)
-        degrees = {self.degrees.get(v, 0) for v in known if self.degrees.get(v, 0) or not is_zero(v)} - {ZERO}
-        for group in (self.touched, self.bent, self._data):
-            if not group.isdisjoint(known):
-                group.add(value)
-        if len(degrees) > 1:
-            self.bent.add(value)
-        self.degrees[value] = degrees.pop() if len(degrees) == 1 else 0
-        return before != self.degrees[value]
-
-    def _visit(self, node: ir.Node) -> None:
-        if reads_shape(node):
-            return
-        self.touched.update(v for v in node.outputs if v not in self.symbols)
-        degrees = [0 if v is None else self.degrees.get(v, 0) for v in node.inputs]
-        rule, powers = rule_of(node), [degree or 0 for degree in degrees]
-        result = evaluate_powers(node, degrees, _has_every_degree)
-        is_bent = isinstance(result, Conflict) or not self.bent.isdisjoint(inputs_of(node))
-        if has_trait(node, Trait.EFFECT):
-            read = [v for v in inputs_of(node) if v not in self.numbers]
-            self._is_kept |= any(v in self.bent or self.degrees.get(v, 0) not in (0, ZERO) for v in read)
-        if rule is not None and (rule.contraction or rule.gradient) and not self.numbers.issuperset(inputs_of(node)):
-            is_bent |= min(powers) < 0 or max(powers) > 1
-            self._carrying += [node] if any(powers) and not is_bent else []
-        if is_bent or isinstance(result, Conflict):
-            self.bent.update(node.outputs)
-            return
-        if not self.numbers.issuperset(inputs_of(node)):
-            self.tested |= has_trait(node, Trait.FINITENESS_TEST) or _compares_with_infinity(node)
-        for value, degree in zip(node.outputs, result, strict=True):
-            if degree != 0 and value not in self.symbols:
-                self.degrees[value] = degree
-                self._data.update([value] if self._is_gradient(node, value, powers) else [])
-        if rule is not None and rule.kind in (Kind.PRODUCT, Kind.QUOTIENT) and result[0] == 0:
-            self._note_inverse(node, powers)
-
-    def _is_gradient(self, node: ir.Node, value: ir.Value, powers: Sequence[float]) -> bool:
-        """Return whether a multiple of the scale is a gradient, or a product of the seed with values of the step."""
-        rule = rule_of(node)
-        if any(v in self._data for v, power in zip(node.inputs, powers, strict=True) if power):
-            return True
-        is_large = value.shape is not None and not is_scalar(value)
-        return value not in self.numbers and (is_large or (rule is not None and (rule.contraction or rule.gradient)))
-
-    def _note_inverse(self, node: ir.Node, powers: Sequence[float]) -> None:
-        carrying = [(v, power) for v, power in zip(node.inputs, powers, strict=True) if power]
-        scaled = [v for v, power in carrying if v in self._data and power > 0]
-        if (
-            len(scaled) == 1
-            and len(carrying) > 1
-            and not any(v in self._data for v, _ in carrying if v is not scaled[0])
-        ):
-            self.unscaled[node.outputs[0]] = None
