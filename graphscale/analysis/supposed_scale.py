@@ -70,14 +70,15 @@ class SupposedScale:
 
     def find_loss(self, candidates: Sequence[ir.Value]) -> ir.Value | None:
         """Return the first loss that the number certainly is a scale of: it multiplies its gradients, and comes out."""
-        if not self.unscaled or self._is_written or any(map(self._keeps_scale, self.graph.outputs)):
+        scaled = {output for output in self.graph.outputs if self._keeps_scale(output)}
+        if not self.unscaled or self._is_written:
             return None
-        for loss in candidates:
+        for loss in candidates if len(scaled) <= 1 else ():
             forward = ancestors([loss])
             backward = [node for node in self._carrying if forward.isdisjoint(node.outputs)]
             is_multiple = self.degrees.get(loss, 0) == 1 and len(backward) == len(self._carrying)
             is_seen = bool(backward) or (self.tested and not self._has_inverse)
-            if is_seen and (is_multiple or forward.isdisjoint(self.symbols)):
+            if is_seen and scaled <= {loss} and (is_multiple or forward.isdisjoint(self.symbols)):
                 return loss
         return None
 

@@ -85,6 +85,15 @@ BRANCHES = """
         }
     >
 """
+BACKWARD_IN_BRANCH = f"""
+    wanted = Greater(good, zero)
+    g1, g2 = If(wanted) <
+        then_branch = yes () => (float[4,5] a1, float[5,3] a2) {{
+            {SCALED} a1 = Div(dw1, scale) a2 = Div(dw2, scale)
+        }},
+        else_branch = no () => (float[4,5] b1, float[5,3] b2) {{ b1 = Sub(w1, w1) b2 = Mul(w2, zero) }}
+    >
+"""
 ROUNDS = """
     sum1, sum2 = Loop(rounds, yes, zeros1, zeros2) <body = round (int64 i, bool c, float[4,5] in1, float[5,3] in2)
         => (bool c2, float[4,5] out1, float[5,3] out2) {
@@ -201,6 +210,21 @@ DYNAMIC = {
         fed(UNSCALE, SGD, forward=FORWARD.replace("loss =", "mean =") + "loss = Mul(mean, scale)"),
         False,
         None,
+    ),
+    "the loss leaves scaled, as one row": (
+        fed(
+            UNSCALE,
+            SGD,
+            forward=FORWARD.replace("loss =", "mean =") + "many = Mul(mean, scale) loss = Reshape(many, row)",
+            constants="int64[1] row = {1}",
+        ),
+        False,
+        None,
+    ),
+    "a backward pass in a branch": (
+        brought(BACKWARD_IN_BRANCH, TEST.format("g"), SGD, GUARD, RULE, backward=""),
+        True,
+        "scale_next",
     ),
     "a mixer in half precision": (
         onnx.load_from_string(pack.read("half-precision-mixer.adamw")[0]),
