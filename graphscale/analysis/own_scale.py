@@ -106,7 +106,9 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
         loss = supposed_scale.find_loss(candidates)
         if loss is not None:
             following = _find_next(graph, value, numbers, supposed_scale.touched)
-            return OwnScale(value, loss, tuple(supposed_scale.unscaled), following, supposed_scale.tested)
+            unscaled = [*supposed_scale.unscaled]
+            tensors = [each for each in unscaled if each.shape is None or not is_scalar(each)]
+            return OwnScale(value, loss, tuple(tensors or unscaled), following, supposed_scale.tested)
     return None
 
 
@@ -158,8 +160,7 @@ def _suppose_constants(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tupl
         if number is not None and 0 < number < math.inf and value.uses():
             values.setdefault(number, []).append(value)
     for number, same in values.items():
-        # Of other numbers, a rate may be the reciprocal.
-        inverse = values.get(1 / number, []) if math.frexp(number)[0] == 0.5 else []
+        inverse = values.get(1 / number, [])
         powers = {**dict.fromkeys(same, 1.0), **dict.fromkeys(inverse, -1.0)}
         if number >= _LEAST and _try_symbol(powers, numbers)[0]:
             yield same[0], dict(powers)

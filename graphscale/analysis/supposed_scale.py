@@ -9,7 +9,16 @@ import onnx_ir as ir
 
 from graphscale.analysis.degrees import ZERO, Conflict, Degree
 from graphscale.analysis.powers import evaluate_powers, is_zero
-from graphscale.graph.values import constant_number, inputs_of, is_scalar, op_name, operands_of, reads_shape, subgraphs
+from graphscale.graph.values import (
+    constant_number,
+    inputs_of,
+    is_scalar,
+    op_name,
+    operands_of,
+    own_dtype,
+    reads_shape,
+    subgraphs,
+)
 from graphscale.graph.walks import ancestors, carried_by
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
@@ -47,7 +56,7 @@ class SupposedScale:
         degrees: the powers other than 0.
         touched: the values that depend on the scale.
         bent: the values that depend on it in another way than by a power.
-        unscaled: the values from which the scale came out by an exact inverse.
+        unscaled: the gradients that an exact inverse of the scale multiplied.
         tested: whether values that depend on the scale are tested for finiteness.
     """
 
@@ -61,9 +70,12 @@ class SupposedScale:
         self.unscaled: dict[ir.Value, None] = {}
         self.tested = False
         self._gradients: set[ir.Value] = set()
+        # The values that depend on unscaled gradients, and on gradients that lost the scale in another way.
+        self._freed: set[ir.Value] = set()
+        self._normalised: set[ir.Value] = set()
         # The contractions and gradient operators that compute on multiples of the scale.
         self._carrying: list[ir.Node] = []
-        self._is_written = self._has_inverse = False
+        self._is_written = self._is_used = self._has_inverse = False
         self._walk(graph)
 
     # --- the judgement ----------------------------------------------------------------------------------------------
@@ -71,9 +83,10 @@ class SupposedScale:
     def find_loss(self, candidates: Sequence[ir.Value]) -> ir.Value | None:
         """Return the first loss that the number certainly is a scale of: it multiplies its gradients, and comes out."""
         scaled = {output for output in self.graph.outputs if self._keeps_scale(output)}
-        if not self.unscaled or self._is_written:
+        is_used = self._is_used or any(v in self._freed and not self._is_metric(v) for v in self.graph.outputs)
+        if not is_used or self._is_written or len(scaled) > 1:
             return None
-        for loss in candidates if len(scaled) <= 1 else ():
+        for loss in candidates:
             forward = ancestors([loss])
             backward = [node for node in self._carrying if forward.isdisjoint(node.outputs)]
             is_multiple = self.degrees.get(loss, 0) == 1 and len(backward) == len(self._carrying)
@@ -82,10 +95,13 @@ class SupposedScale:
                 return loss
         return None
 
+    def _is_metric(self, value: ir.Value) -> bool:
+        return value in self.numbers or (value.shape is not None and len(value.shape) == 0)
+
     def _keeps_scale(self, value: ir.Value) -> bool:
-        """Return whether an output, other than a metric or a number, is no power 0 of the scale."""
-        is_number = value in self.numbers or (value.shape is not None and len(value.shape) == 0)
-        return not is_number and (value in self.bent or self.degrees.get(value, 0) not in (0, ZERO))
+        """Return whether a value, other than a metric or a number, may differ with the scale."""
+        differs = self.degrees.get(value, 0) not in (0, ZERO) or value in self.bent or value in self._normalised
+        return differs and not self._is_metric(value)
 
     # --- the flow ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +136,7 @@ class SupposedScale:
         known = [source for source in sources if source is not None]
         before = self.degrees.get(value, 0)
         degrees = {ZERO if is_zero(v) else self.degrees.get(v, 0) for v in known}
-        for group in (self.touched, self.bent, self._gradients):
+        for group in (self.touched, self.bent, self._gradients, self._freed, self._normalised):
             if not group.isdisjoint(known):
                 group.add(value)
         if len(degrees - {ZERO}) > 1:
@@ -137,7 +153,8 @@ class SupposedScale:
         degrees = [0 if v is None else self.degrees.get(v, 0) for v in node.inputs]
         powers = [degree or 0 for degree in degrees]
         if has_trait(node, Trait.EFFECT):
-            self._is_written |= any(v not in self.numbers and self._keeps_scale(v) for v in operands)
+            self._is_written |= any(map(self._keeps_scale, operands))
+            self._is_used |= not self._freed.isdisjoint(operands)
         result = evaluate_powers(node, degrees, _has_every_degree)
         if isinstance(result, Conflict) or not self.bent.isdisjoint(operands):
             self.bent.update(node.outputs)
@@ -154,7 +171,9 @@ class SupposedScale:
                 self.degrees[value] = degree
                 self._gradients.update([value] if self._is_gradient(node, value, powers) else [])
                 self._has_inverse |= value not in self.numbers and (degree or 0) < 0
-        if rule is not None and rule.kind in (Kind.PRODUCT, Kind.QUOTIENT) and result[0] == 0:
+        if result[0] == 0 and own_dtype(node.outputs[0]) is not ir.DataType.BOOL:
+            for group in (self._freed, self._normalised):
+                group.update(() if group.isdisjoint(operands) else node.outputs)
             self._note_inverse(node, powers)
 
     def _is_gradient(self, node: ir.Node, value: ir.Value, powers: Sequence[float]) -> bool:
@@ -166,8 +185,14 @@ class SupposedScale:
         return value not in self.numbers and (is_large or (rule is not None and (rule.contraction or rule.gradient)))
 
     def _note_inverse(self, node: ir.Node, powers: Sequence[float]) -> None:
-        """Note a gradient that the inverse of the scale multiplies, which is no other gradient."""
-        carrying = [(value, power) for value, power in zip(node.inputs, powers, strict=True) if power]
-        gradients = [power for value, power in carrying if value in self._gradients]
-        if len(gradients) == 1 < len(carrying) and gradients[0] > 0:
-            self.unscaled[node.outputs[0]] = None
+        """Note a gradient that loses the scale: to its inverse, to another gradient, or to a sign."""
+        rule, output = rule_of(node), node.outputs[0]
+        carrying = [i for i, power in enumerate(powers) if power]
+        gradients = [i for i in carrying if node.inputs[i] in self._gradients]
+        is_product = rule is not None and rule.kind in (Kind.PRODUCT, Kind.QUOTIENT)
+        if len(gradients) > 1 or (gradients and not is_product):
+            self._normalised.add(output)
+        elif gradients and not (rule is not None and rule.kind is Kind.QUOTIENT and gradients[0] == 1):
+            self.unscaled[output] = None
+            self._freed.add(output)
+            self._normalised.discard(output)

@@ -129,6 +129,19 @@ ENTROPY_BACKWARD = BACKWARD.replace(
 )
 IN_PLACE = "scale_next = com.microsoft.InPlaceAccumulatorV2(scale, following, yes)"
 
+ELEMENTWISE = step(
+    """
+    g = Div(dv, scale) bad1 = IsInf(g) bad2 = IsNaN(g) bad = Or(bad1, bad2) wide = Cast<to = 1>(bad)
+    most = ReduceMax<keepdims = 0>(wide) any = Cast<to = 9>(most) u = Mul(rate, g) moved = Sub(v, u)
+    v_next = Where(any, v, moved)
+    """,
+    forward="y = Mul(t, v) d = Sub(y, t) square = Mul(d, d) loss = ReduceMean<keepdims = 0>(square)",
+    backward="dy0 = Mul(d, two_over_n) dy = Mul(dy0, scale) each = Mul(t, dy) dv = ReduceSum<keepdims = 0>(each, rows)",
+    weights="float[3] v",
+    inputs="float scale",
+    outputs="float[3] v_next",
+    constants="float rate = {0.1}, int64[1] rows = {0}",
+)
 # The step, whether it tests for finiteness, and the next value of the scale.
 DYNAMIC = {
     "divided": (brought(UNSCALE, TEST.format("g"), SGD, GUARD, RULE), True, "scale_next"),
@@ -178,7 +191,7 @@ DYNAMIC = {
         "scale_next",
     ),
     "stored": (
-        with_constant(brought(UNSCALE, TEST.format("g"), SGD, GUARD, RULE), scale=1024),
+        with_constant(brought(UNSCALE, TEST.format("g"), SGD, GUARD, RULE), scale=4),
         True,
         "scale_next",
     ),
@@ -195,12 +208,24 @@ DYNAMIC = {
                 constants="bool yes = {1}",
                 domains=["com.microsoft"],  # type: ignore[arg-type]
             ),
-            scale=1024,
+            scale=4,
         ),
         True,
         "scale_next",
     ),
     "fed": (fed(UNSCALE, SGD), False, None),
+    "fed, with a rate that leaves": (
+        brought(
+            UNSCALE,
+            SGD,
+            "w1_next = Identity(v1) w2_next = Identity(v2) small = Div(rate, scale)",
+            inputs="float scale",
+            outputs="float small",
+        ),
+        False,
+        None,
+    ),
+    "without a contraction": (onnx.shape_inference.infer_shapes(ELEMENTWISE), True, None),
     "fed, gradients out": (
         step(UNSCALE, inputs="float scale", outputs="float[4,5] g1, float[5,3] g2", backward=SCALED),
         False,
@@ -255,7 +280,7 @@ def test_the_message_has_the_evidence_and_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(AlreadyScaledError) as error:
         gs.scale(tmp_path / "step.onnx", 1024.0)
     assert str(error.value).endswith(
-        "step.onnx already carries a loss scale of its own: initializer 'scale' = 1024 multiplies the gradients of "
+        "step.onnx already carries a loss scale of its own: initializer 'scale' = 4 multiplies the gradients of "
         "loss 'loss', divides 'g1' and 1 more of them again, they are tested for finiteness, 'scale_next' is its next "
         "value; train it as it is, or export the step without loss scaling"
     )
@@ -289,7 +314,6 @@ def test_a_constant_scale_is_multiplied_with_a_warning(name: str) -> None:
     assert report.coverage == 1
 
 
-WEIGHT = "float weight"
 NORMALISED = f"{NORM.format('dw')} g1 = Div(dw1, n) g2 = Div(dw2, n)"
 PLAIN = "g1 = Identity(dw1) g2 = Identity(dw2)"
 FEATURES = FORWARD.replace("y = MatMul(a, w2)", "large = Mul(a, scale) wide = MatMul(large, w2) y = Div(wide, scale)")
@@ -297,12 +321,49 @@ FEATURES_BACKWARD = BACKWARD.replace(
     "at = Transpose<perm = [1, 0]>(a)", "small = Div(dy, scale) at = Transpose<perm = [1, 0]>(large)"
 ).replace("MatMul(at, dy)", "MatMul(at, small)")
 FEATURES_BACKWARD = FEATURES_BACKWARD.replace("da = MatMul(dy, w2t)", "dl = MatMul(small, w2t) da = Mul(dl, scale)")
+# A loss beside that of the step, which depends on no scale.
+SIZE = "size = ReduceL2<keepdims = 0>(w1)"
+ELEMENTS = FORWARD.replace("d = Sub(y, t)", "large = Mul(y, scale) same = Div(large, scale) d = Sub(same, t)")
+ELEMENTS_BACKWARD = BACKWARD.replace(
+    "dy = Mul(d, two_over_n)", "dy0 = Mul(d, two_over_n) small = Div(dy0, scale) dy = Mul(small, scale)"
+)
+MEAN = """
+    weighted = Mul(square, scale) total = ReduceSum<keepdims = 0>(weighted) count = Mul(half_n, scale)
+    loss = Div(total, count)
+"""
+MEAN_BACKWARD = BACKWARD.replace("dy = Mul(d, two_over_n)", "dy0 = Mul(d, scale) dy = Div(dy0, count)")
+ONE_BRANCH = """
+    large = Greater(loss, one)
+    g1 = If(large) <
+        then_branch = yes () => (float[4,5] a1) { a1 = Div(dw1, scale) },
+        else_branch = no () => (float[4,5] b1) { b1 = Identity(dw1) }
+    >
+    g2 = Div(dw2, scale)
+"""
+SQUARED_SUM = ROUNDS.replace("out1 = Add(in1, p1)", "q1 = Mul(in1, in1) out1 = Add(q1, p1)")
 SHARE = SCALED.replace("dy = Mul(dy0, scale)", "share = Mul(d, scale) dy = Add(dy0, share)")
 ANNEALED = "smaller = Mul(scale, point5) scale_next = Where(ok, smaller, scale) good_next = Identity(good)"
 NONE = {
     "a loss weight": fed(PLAIN, SGD),
     "a loss weight, gradients out": step(backward=SCALED, inputs="float scale"),
     "a loss weight with gradients of norm 1": fed(NORMALISED, SGD),
+    "a loss weight with gradients of norm 1, and a metric": brought(
+        NORMALISED,
+        SGD,
+        "w1_next = Identity(v1) w2_next = Identity(v2) r = Div(n, scale)",
+        inputs="float scale",
+        outputs="float r",
+    ),
+    "a loss weight with signs, and a metric for each layer": brought(
+        "g1 = Sign(dw1) g2 = Sign(dw2)",
+        NORM.format("dw"),
+        SGD,
+        "w1_next = Identity(v1) w2_next = Identity(v2)",
+        "each = Unsqueeze(n, first) both = Concat<axis = 0>(each, each) r = Div(both, scale)",
+        inputs="float scale",
+        outputs="float[2] r",
+        constants="int64[1] first = {0}",
+    ),
     "a loss weight with signs": fed("g1 = Sign(dw1) g2 = Sign(dw2)", SGD),
     "a loss weight that is annealed": brought(TEST.format("dw"), PLAIN, SGD, GUARD, ANNEALED),
     "a loss weight and another number": fed(
@@ -332,6 +393,48 @@ NONE = {
         backward=BACKWARD,
     ),
     "a scale of features": fed(PLAIN, SGD, forward=FEATURES, backward=FEATURES_BACKWARD),
+    "a scale of features beside another loss": brought(
+        PLAIN,
+        SGD,
+        "w1_next = Identity(v1) w2_next = Identity(v2)",
+        SIZE,
+        inputs="float scale",
+        outputs="float size",
+        forward=FEATURES,
+        backward=FEATURES_BACKWARD,
+    ),
+    "a scale of predictions beside another loss": brought(
+        PLAIN,
+        TEST.format("g"),
+        SGD,
+        GUARD,
+        SIZE,
+        inputs="float scale",
+        outputs="float size",
+        forward=ELEMENTS,
+        backward=ELEMENTS_BACKWARD,
+    ),
+    "a weight of a weighted mean": brought(
+        PLAIN,
+        TEST.format("g"),
+        SGD,
+        GUARD,
+        inputs="float scale",
+        outputs="",
+        forward=FORWARD.replace("loss = ReduceMean<keepdims = 0>(square)", MEAN),
+        backward=MEAN_BACKWARD,
+        constants="float half_n = {12}",
+    ),
+    "one branch stays scaled": fed(ONE_BRANCH, SGD),
+    "rounds that square their sum": fed(SQUARED_SUM, SGD, backward=BACKWARD, constants=ROUND_CONSTANTS),
+    "a buffer of scaled gradients": fed(
+        UNSCALE,
+        SGD,
+        "kept = com.microsoft.InPlaceAccumulatorV2(buffer, dw1, yes)",
+        inputs="float scale, float[4,5] buffer",
+        constants="bool yes = {1}",
+        domains=["com.microsoft"],  # type: ignore[arg-type]
+    ),
     "a temperature": fed(
         "sharp = Mul(dw1, scale) g1 = Div(sharp, scale) g2 = Div(dw2, scale)",
         SGD,
