@@ -107,6 +107,13 @@ ROUND_CONSTANTS = (
     f"int64 rounds = {{2}}, bool yes = {{1}}, float[4,5] zeros1 = {{{', '.join('0' * 20)}}}, "
     f"float[5,3] zeros2 = {{{', '.join('0' * 15)}}}"
 )
+EARLIER_ROUND = ROUNDS.replace(
+    "sum1, sum2 = Loop(rounds, yes, zeros1", "sum1, before, sum2 = Loop(rounds, yes, zeros1, zeros1"
+)
+EARLIER_ROUND = EARLIER_ROUND.replace("in1, float[5,3] in2", "in1, float[4,5] old, float[5,3] in2")
+EARLIER_ROUND = EARLIER_ROUND.replace("out1, float[5,3] out2)", "out1, float[4,5] last, float[5,3] out2)")
+EARLIER_ROUND = EARLIER_ROUND.replace("c2 = Identity(c)", "c2 = Identity(c) last = Identity(in1)")
+EARLIER_ROUND = EARLIER_ROUND.replace("Div(sum1, scale)", "Div(before, scale)")
 INVERSE = "inverse = Reciprocal(scale) g1 = Mul(inverse, dw1) g2 = Mul(dw2, inverse)"
 WIDE_INVERSE = """
     wide = Cast<to = 11>(scale) reciprocal = Reciprocal(wide) inverse = Cast<to = 1>(reciprocal)
@@ -158,6 +165,11 @@ DYNAMIC = {
     "in a branch": (brought(TEST.format("dw"), BRANCHES), True, "scale_next"),
     "in rounds": (
         brought(ROUNDS, TEST.format("g"), SGD, GUARD, RULE, backward=BACKWARD, constants=ROUND_CONSTANTS),
+        True,
+        "scale_next",
+    ),
+    "in rounds, the sum before the last": (
+        brought(EARLIER_ROUND, TEST.format("g"), SGD, GUARD, RULE, backward=BACKWARD, constants=ROUND_CONSTANTS),
         True,
         "scale_next",
     ),
@@ -452,6 +464,7 @@ NONE = {
 @pytest.mark.parametrize("name", NONE)
 def test_other_factors_are_none(name: str) -> None:
     assert find(NONE[name]) is None
+    assert find(onnx.shape_inference.infer_shapes(NONE[name])) is None
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "models").glob("*/*.onnx")), ids=lambda path: path.stem)
