@@ -134,6 +134,9 @@ ENTROPY = re.sub(r"d = Sub.*\n.*\n.*\n", "loss, logs = SoftmaxCrossEntropyLoss(y
 ENTROPY_BACKWARD = BACKWARD.replace(
     "dy = Mul(d, two_over_n)", "dy = com.microsoft.SoftmaxCrossEntropyLossGrad(scale, logs, labels)"
 )
+SUMS_IN_PLACE = """
+    added1 = com.microsoft.InPlaceAccumulatorV2(sum1, g1, yes) added2 = com.microsoft.InPlaceAccumulatorV2(sum2, g2, yes)
+"""
 IN_PLACE = "scale_next = com.microsoft.InPlaceAccumulatorV2(scale, following, yes)"
 
 ELEMENTWISE = step(
@@ -221,6 +224,18 @@ DYNAMIC = {
                 domains=["com.microsoft"],  # type: ignore[arg-type]
             ),
             scale=4,
+        ),
+        True,
+        "scale_next",
+    ),
+    "added up in place": (
+        step(
+            "\n".join((UNSCALE, TEST.format("g"), RULE, SUMS_IN_PLACE)),
+            inputs=f"{CARRIED}, float[4,5] sum1, float[5,3] sum2",
+            outputs="float scale_next, float good_next",
+            backward=SCALED,
+            constants=f"{NUMBERS}, bool yes = {{1}}",
+            domains=["com.microsoft"],
         ),
         True,
         "scale_next",
@@ -344,6 +359,10 @@ MEAN = """
     loss = Div(total, count)
 """
 MEAN_BACKWARD = BACKWARD.replace("dy = Mul(d, two_over_n)", "dy0 = Mul(d, scale) dy = Div(dy0, count)")
+MEASURED = """
+    wide = Mul(dh, scale) q = MatMul(xt, wide) n = ReduceL2<keepdims = 0>(q) r = Div(n, scale)
+    bad1 = IsInf(r) bad2 = IsNaN(r) bad = Or(bad1, bad2) ok = Not(bad)
+"""
 ONE_BRANCH = """
     large = Greater(loss, one)
     g1 = If(large) <
@@ -436,6 +455,15 @@ NONE = {
         forward=FORWARD.replace("loss = ReduceMean<keepdims = 0>(square)", MEAN),
         backward=MEAN_BACKWARD,
         constants="float half_n = {12}",
+    ),
+    "a measure of gradients that nothing else reads": brought(
+        MEASURED,
+        PLAIN,
+        SGD,
+        GUARD,
+        inputs="float scale",
+        outputs="float r",
+        backward=BACKWARD,
     ),
     "one branch stays scaled": fed(ONE_BRANCH, SGD),
     "rounds that square their sum": fed(SQUARED_SUM, SGD, backward=BACKWARD, constants=ROUND_CONSTANTS),
