@@ -2,15 +2,16 @@
 
 Certain evidence alone counts. A scalar S, fed, carried or stored, multiplies the seed of the backward pass, the loss
 does not depend on it, and the exact inverse of S, not another gradient, divides every gradient again before an output.
-A loss weight stays in the gradients, a gradient that is divided by its own norm meets no S, and a temperature is
-nothing that the results are homogeneous in.
+A loss weight stays in the gradients, gradients of norm 1 meet no inverse of S, and the results are not homogeneous in
+a temperature.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -38,6 +39,9 @@ __all__ = ["OwnScale", "find_own_scale", "refuse_own_scale"]
 
 # A smaller constant may be a factor of a derivative.
 _LEAST = 8
+# How many numbers are looked at, and how often a node that reads one, on average.
+_MOST = 64
+_PATIENCE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +75,7 @@ class OwnScale:
         first, count = self.unscaled[0].name, len(self.unscaled)
         parts = [
             f"{kind} {self.value.name!r}{held} multiplies the gradients of loss {self.loss.name!r}",
-            f"divides {first!r}" + (f" and {count - 1} more of them again" if count > 1 else " again"),
+            f"divides {count} of them again, {first!r} first" if count > 1 else f"divides {first!r} again",
         ]
         parts += ["they are tested for finiteness"] if self.tested else []
         parts += [f"{self.next.name!r} is its next value"] if self.next is not None else []
@@ -96,7 +100,7 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
     """
     numbers: set[ir.Value] = set()
     _find_numbers(graph, numbers)
-    supposed = [*_suppose_states(graph, numbers), *_suppose_constants(graph, numbers)]
+    supposed = [*itertools.islice(_suppose(graph, numbers), _MOST)]
     if not supposed:
         return None
     values = values_by_name(graph) if losses else {}
@@ -137,22 +141,36 @@ def _sources(graph: ir.Graph) -> list[ir.Value]:
 _Powers = dict[ir.Value, Degree]
 
 
-def _suppose_states(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value, _Powers]]:
-    """Yield the inputs and initializers that may hold a loss scale, with the value that is one: it may be computed."""
+def _suppose(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value, _Powers]]:
+    """Yield each input, initializer and constant of a possible loss scale, with powers of the scale.
+
+    The scale itself may be computed, such as from its exponent.
+    """
+    left = _PATIENCE * sum(1 for _ in graph.all_nodes())
+    for value, powers in (*_states(graph, numbers), *_constants(graph)):
+        pending = [powers]
+        for symbols in pending:
+            uses = _Uses(symbols, numbers)
+            left -= uses.count
+            if left < 0:
+                return
+            if uses.multiplies and uses.divides:
+                yield value, symbols
+            if constant_tensor(value) is None:
+                pending += [other for other in uses.others if other not in pending]
+
+
+def _states(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value, _Powers]]:
+    """Yield the scalars that are fed or carried."""
     read = ancestors([v for v in graph.outputs if v in numbers and is_float(v)], stop=_is_flag)
     for value in _sources(graph):
         is_carried = value.is_graph_input() or value in read or _find_write(value) is not None
         if is_float(value) and is_scalar(value) and is_carried:
-            pending = [value]
-            for symbol in pending:
-                acts, others = _try_symbol({symbol: 1}, numbers)
-                pending += [other for other in others if other not in pending]
-                if acts:
-                    yield value, {symbol: 1}
+            yield value, {value: 1}
 
 
-def _suppose_constants(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value, _Powers]]:
-    """Yield the numbers that may be a constant loss scale: all constants of this number, and their reciprocals."""
+def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, _Powers]]:
+    """Yield the first constant of each number, with all constants of this number and of its reciprocal."""
     made = (value for node in graph.all_nodes() if node.op_type == "Constant" for value in node.outputs)
     values: dict[float, list[ir.Value]] = {}
     for value in (*_sources(graph), *made):
@@ -160,37 +178,49 @@ def _suppose_constants(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tupl
         if number is not None and 0 < number < math.inf and value.uses():
             values.setdefault(number, []).append(value)
     for number, same in values.items():
-        inverse = values.get(1 / number, [])
-        powers = {**dict.fromkeys(same, 1.0), **dict.fromkeys(inverse, -1.0)}
-        if number >= _LEAST and _try_symbol(powers, numbers)[0]:
-            yield same[0], dict(powers)
+        if number >= _LEAST:
+            yield same[0], {**dict.fromkeys(same, 1), **dict.fromkeys(values.get(1 / number, ()), -1)}
 
 
-def _try_symbol(powers: Mapping[ir.Value, Degree], numbers: set[ir.Value]) -> tuple[bool, list[ir.Value]]:
-    """Return whether the powers of a number multiply something, and divide something; and what else follows from it."""
-    known, others, signs = {**powers}, list[ir.Value](), set[bool]()
-    pending = list(known)
-    for value in pending:
-        for node, index in value.uses():
-            rule = rule_of(node)
-            if numbers.isdisjoint(node.outputs):
-                is_divisor = rule is not None and rule.kind is Kind.QUOTIENT and index == 1
-                signs.add(((known[value] or 0) < 0) is not is_divisor)
-                continue
-            result = evaluate_powers(node, [0 if v is None else known.get(v, 0) for v in node.inputs])
-            if isinstance(result, Conflict):
-                others += filter(is_float, node.outputs)
-                continue
-            new = {v: degree for v, degree in zip(node.outputs, result, strict=True) if degree and v not in known}
-            known |= new
-            pending += new
-    return len(signs) == 2, others
+class _Uses:
+    """The uses of powers of a number by other values than numbers.
+
+    Attributes:
+        multiplies: whether something is multiplied by the number, or computed from it.
+        divides: whether something is divided by it.
+        others: the numbers that follow from it in another way than by a power, each as a power of itself.
+        count: how many uses there are.
+    """
+
+    def __init__(self, powers: _Powers, numbers: set[ir.Value]) -> None:
+        self.multiplies = self.divides = False
+        self.others: list[_Powers] = []
+        self.count = 0
+        known = dict(powers)
+        pending = list(known)
+        for value in pending:
+            for node, index in value.uses():
+                self.count += 1
+                if numbers.isdisjoint(node.outputs):
+                    rule = rule_of(node)
+                    is_divisor = rule is not None and rule.kind is Kind.QUOTIENT and index == 1
+                    divides = ((known[value] or 0) < 0) is not is_divisor
+                    self.divides |= divides
+                    self.multiplies |= not divides
+                    continue
+                result = evaluate_powers(node, [0 if v is None else known.get(v, 0) for v in node.inputs])
+                if isinstance(result, Conflict):
+                    self.others += [{each: 1} for each in node.outputs if is_float(each)]
+                    continue
+                new = {v: degree for v, degree in zip(node.outputs, result, strict=True) if degree and v not in known}
+                known |= new
+                pending += new
 
 
 def _find_write(value: ir.Value) -> ir.Value | None:
-    """Return the output of the node that writes a state in place."""
-    writes = (node.outputs[0] for node, index in value.uses() if index == 0 and has_trait(node, Trait.EFFECT))
-    return next(writes, None)
+    """Find the output of the node that writes a state in place."""
+    writers = (node for node, index in value.uses() if index == 0 and has_trait(node, Trait.EFFECT))
+    return next((node.outputs[0] for node in writers if node.outputs), None)
 
 
 def _find_next(graph: ir.Graph, value: ir.Value, numbers: set[ir.Value], touched: set[ir.Value]) -> ir.Value | None:

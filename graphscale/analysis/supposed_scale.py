@@ -26,6 +26,8 @@ __all__ = ["SupposedScale"]
 
 # The largest numbers of float16, bfloat16 and float32: a finiteness test may compare with them.
 _LARGEST = (65504.0, 3.3895313892515355e38, 3.4028234663852886e38)
+# How often a node is visited, on average, until nothing is certain any more.
+_PATIENCE = 64
 
 
 def _has_every_degree(value: ir.Value | None) -> bool:
@@ -75,7 +77,9 @@ class SupposedScale:
         self._normalised: set[ir.Value] = set()
         # The contractions and gradient operators that compute on multiples of the scale.
         self._carrying: list[ir.Node] = []
-        self._is_written = self._is_used = self._has_inverse = False
+        self._is_refuted = self._is_used = self._has_inverse = False
+        # Bodies are walked twice, nested ones again each time.
+        self._left = _PATIENCE * sum(1 for _ in graph.all_nodes())
         self._walk(graph)
 
     # --- the judgement ----------------------------------------------------------------------------------------------
@@ -84,7 +88,7 @@ class SupposedScale:
         """Return the first loss that the number certainly is a scale of: it multiplies its gradients, and comes out."""
         scaled = {output for output in self.graph.outputs if self._keeps_scale(output)}
         is_used = self._is_used or any(v in self._freed and not self._is_metric(v) for v in self.graph.outputs)
-        if not is_used or self._is_written or len(scaled) > 1:
+        if not is_used or self._is_refuted or len(scaled) > 1:
             return None
         for loss in candidates:
             forward = ancestors([loss])
@@ -107,7 +111,10 @@ class SupposedScale:
 
     def _walk(self, graph: ir.Graph) -> None:
         for node in graph:
-            if subgraphs(node):
+            self._left -= 1
+            if self._left < 0:
+                self._is_refuted = True
+            elif subgraphs(node):
                 self._visit_bodies(node)
             elif not self.touched.isdisjoint(node.inputs):
                 self._visit(node)
@@ -153,7 +160,7 @@ class SupposedScale:
         degrees = [0 if v is None else self.degrees.get(v, 0) for v in node.inputs]
         powers = [degree or 0 for degree in degrees]
         if has_trait(node, Trait.EFFECT):
-            self._is_written |= any(map(self._keeps_scale, operands))
+            self._is_refuted |= any(map(self._keeps_scale, operands))
             self._is_used |= not self._freed.isdisjoint(operands)
         result = evaluate_powers(node, degrees, _has_every_degree)
         if isinstance(result, Conflict) or not self.bent.isdisjoint(operands):
@@ -171,7 +178,7 @@ class SupposedScale:
                 self.degrees[value] = degree
                 self._gradients.update([value] if self._is_gradient(node, value, powers) else [])
                 self._has_inverse |= value not in self.numbers and (degree or 0) < 0
-        if result[0] == 0 and own_dtype(node.outputs[0]) is not ir.DataType.BOOL:
+        if node.outputs and result[0] == 0 and own_dtype(node.outputs[0]) is not ir.DataType.BOOL:
             for group in (self._freed, self._normalised):
                 group.update(() if group.isdisjoint(operands) else node.outputs)
             self._note_inverse(node, powers)

@@ -135,7 +135,8 @@ ENTROPY_BACKWARD = BACKWARD.replace(
     "dy = Mul(d, two_over_n)", "dy = com.microsoft.SoftmaxCrossEntropyLossGrad(scale, logs, labels)"
 )
 SUMS_IN_PLACE = """
-    added1 = com.microsoft.InPlaceAccumulatorV2(sum1, g1, yes) added2 = com.microsoft.InPlaceAccumulatorV2(sum2, g2, yes)
+    added1 = com.microsoft.InPlaceAccumulatorV2(sum1, g1, yes)
+    added2 = com.microsoft.InPlaceAccumulatorV2(sum2, g2, yes)
 """
 IN_PLACE = "scale_next = com.microsoft.InPlaceAccumulatorV2(scale, following, yes)"
 
@@ -308,7 +309,7 @@ def test_the_message_has_the_evidence_and_what_to_do(tmp_path: Path) -> None:
         gs.scale(tmp_path / "step.onnx", 1024.0)
     assert str(error.value).endswith(
         "step.onnx already carries a loss scale of its own: initializer 'scale' = 4 multiplies the gradients of "
-        "loss 'loss', divides 'g1' and 1 more of them again, they are tested for finiteness, 'scale_next' is its next "
+        "loss 'loss', divides 2 of them again, 'g1' first, they are tested for finiteness, 'scale_next' is its next "
         "value; train it as it is, or export the step without loss scaling"
     )
 
@@ -395,6 +396,7 @@ NONE = {
         outputs="float[2] r",
         constants="int64[1] first = {0}",
     ),
+    "a loss weight over the gradients": fed("g1 = Div(scale, dw1) g2 = Div(scale, dw2)", SGD),
     "a loss weight with signs": fed("g1 = Sign(dw1) g2 = Sign(dw2)", SGD),
     "a loss weight that is annealed": brought(TEST.format("dw"), PLAIN, SGD, GUARD, ANNEALED),
     "a loss weight and another number": fed(
