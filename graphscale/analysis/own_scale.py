@@ -40,7 +40,7 @@ __all__ = ["OwnScale", "find_own_scale", "refuse_own_scale"]
 # A smaller constant may be a factor of a derivative.
 _LEAST = 8
 # How many numbers are looked at, and how often a node that reads one, on average.
-_MOST = 64
+_MOST = 8
 _PATIENCE = 64
 
 
@@ -146,7 +146,7 @@ def _suppose(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value
 
     The scale itself may be computed, such as from its exponent.
     """
-    left = _PATIENCE * sum(1 for _ in graph.all_nodes())
+    left, seen = _PATIENCE * sum(1 for _ in graph.all_nodes()), set[ir.Value]()
     for value, powers in (*_states(graph, numbers), *_constants(graph)):
         pending = [powers]
         for symbols in pending:
@@ -157,7 +157,8 @@ def _suppose(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value
             if uses.multiplies and uses.divides:
                 yield value, symbols
             if constant_tensor(value) is None:
-                pending += [other for other in uses.others if other not in pending]
+                pending += ({other: 1} for other in uses.others if other not in seen)
+                seen.update(uses.others)
 
 
 def _states(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value, _Powers]]:
@@ -188,13 +189,13 @@ class _Uses:
     Attributes:
         multiplies: whether something is multiplied by the number, or computed from it.
         divides: whether something is divided by it.
-        others: the numbers that follow from it in another way than by a power, each as a power of itself.
+        others: the numbers that follow from it in another way than by a power.
         count: how many uses there are.
     """
 
     def __init__(self, powers: _Powers, numbers: set[ir.Value]) -> None:
         self.multiplies = self.divides = False
-        self.others: list[_Powers] = []
+        self.others: dict[ir.Value, None] = {}
         self.count = 0
         known = dict(powers)
         pending = list(known)
@@ -210,7 +211,7 @@ class _Uses:
                     continue
                 result = evaluate_powers(node, [0 if v is None else known.get(v, 0) for v in node.inputs])
                 if isinstance(result, Conflict):
-                    self.others += [{each: 1} for each in node.outputs if is_float(each)]
+                    self.others.update((each, None) for each in node.outputs if is_float(each))
                     continue
                 new = {v: degree for v, degree in zip(node.outputs, result, strict=True) if degree and v not in known}
                 known |= new

@@ -19,7 +19,7 @@ from graphscale.graph.values import (
     reads_shape,
     subgraphs,
 )
-from graphscale.graph.walks import ancestors, carried_by
+from graphscale.graph.walks import ancestors, carried_by, descendants
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["SupposedScale"]
@@ -94,10 +94,20 @@ class SupposedScale:
             forward = ancestors([loss])
             backward = [node for node in self._carrying if forward.isdisjoint(node.outputs)]
             is_multiple = self.degrees.get(loss, 0) == 1 and len(backward) == len(self._carrying)
-            is_seen = bool(backward) or (self.tested and not self._has_inverse)
+            is_seen = self._reads_cotangent(backward, forward) or (self.tested and not self._has_inverse)
             if is_seen and scaled <= {loss} and (is_multiple or forward.isdisjoint(self.symbols)):
                 return loss
         return None
+
+    def _reads_cotangent(self, nodes: Sequence[ir.Node], forward: set[ir.Value]) -> bool:
+        """Return whether a multiple in a contraction follows from the loss's own values, or is the seed alone."""
+        behind = descendants(self.graph, {v for v in forward if v.producer() is not None}) if nodes else set()
+        # Values of bodies are not among them.
+        return any(
+            node.graph is not self.graph or (self.degrees.get(v, 0) and (v in behind or v in self.numbers))
+            for node in nodes
+            for v in inputs_of(node)
+        )
 
     def _is_metric(self, value: ir.Value) -> bool:
         return value in self.numbers or (value.shape is not None and len(value.shape) == 0)

@@ -467,6 +467,15 @@ NONE = {
         outputs="float r",
         backward=BACKWARD,
     ),
+    "a prediction beside the step": brought(
+        PLAIN,
+        SGD,
+        "w1_next = Identity(v1) w2_next = Identity(v2)",
+        "large = Mul(x, scale) wide = MatMul(large, w1) p = Div(wide, scale)",
+        inputs="float scale",
+        outputs="float[8,5] p",
+        backward=BACKWARD,
+    ),
     "one branch stays scaled": fed(ONE_BRANCH, SGD),
     "rounds that square their sum": fed(SQUARED_SUM, SGD, backward=BACKWARD, constants=ROUND_CONSTANTS),
     "a buffer of scaled gradients": fed(
