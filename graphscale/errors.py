@@ -58,7 +58,7 @@ class UnsupportedModelError(GraphscaleError):
 
 
 class AlreadyScaledError(GraphscaleError):
-    """The model already carries a loss scale that graphscale put in, with its metadata or without."""
+    """The model already carries a loss scale: one that graphscale put in, with its metadata or without, or its own."""
 
 
 class InvalidLossScaleError(GraphscaleError, ValueError):

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
+from graphscale.analysis.own_scale import find_own_scale, refuse_own_scale
 from graphscale.analysis.proof import prove, scaled_contractions
 from graphscale.analysis.report import TELEMETRY, Report, StateReport, make_report, read_report
 from graphscale.analysis.roles.answers import Answers
@@ -136,7 +137,10 @@ def scale(
     hints = Hints(loss, seed, tuple(gradients or ()), updates, answers)
     options = {**vars(hints), "target": chosen.plain or target}
     with record_original(work, proto):
-        warnings, replaced = [*prepare(work), *advise(work, chosen)], replace_training_ops(work, chosen)
+        warnings = [*prepare(work), *advise(work, chosen)]
+        own = find_own_scale(work.graph, hints.stated_by(work).answers.losses)
+        warnings += refuse_own_scale(own, name)
+        replaced = replace_training_ops(work, chosen)
         scale_loss = ScaleLoss(policy, **options, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss)
         mixed = _autocast_pass(autocast, options)
         passes = filter(None, (mixed, scale_loss, counting))
@@ -219,6 +223,8 @@ def inspect(
         return read_report(read_stamp(work.metadata_props, name), name)
     warnings = prepare(work)
     hints = Hints(loss, seed, tuple(gradients or ()), updates, roles).stated_by(work)
+    own = find_own_scale(work.graph, hints.answers.losses)
+    warnings += [] if own is None else [own.warn()]
     graph = analyse(work.graph, hints, asking=False)
     report = make_report(graph)
     count = len(work.graph)

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.degrees import Conflict, Degree
-from graphscale.checks.linting.flow import Flow, Scalars, evaluate_powers
+from graphscale.analysis.powers import evaluate_powers
+from graphscale.checks.linting.flow import Flow, Scalars
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_contradiction

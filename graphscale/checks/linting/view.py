@@ -7,14 +7,12 @@ from collections.abc import Callable, Collection, Iterable
 
 import onnx_ir as ir
 
+from graphscale.analysis.powers import is_zero
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import is_known_zero, operands_of, reads_shape, values_by_name
+from graphscale.graph.values import operands_of, reads_shape, values_by_name
 from graphscale.graph.walks import ancestors, check_order, descendants
 
 __all__ = ["View", "is_zero"]
-
-# Larger tensors are weights, and not looked into.
-_SMALL = 4096
 
 
 class View:
@@ -79,7 +77,3 @@ class View:
             if dtype is not None:
                 found[value] = dtype
         return found
-
-
-# Whether a value is known to be all zeros, its weights unread.
-is_zero = functools.partial(is_known_zero, largest=_SMALL)
