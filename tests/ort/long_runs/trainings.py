@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -43,20 +44,20 @@ class Training:
     arrays: Arrays = dataclasses.field(default_factory=dict)
 
 
-def folder_batches(name: str) -> Iterator[Arrays]:
+def folder_batches(name: str, count: int = STEPS) -> Iterator[Arrays]:
     """Yield the two batches of a folder in turn, some with an infinite number."""
     stored = np.load(ORT / "artifacts" / name / "sample.npz")
-    for i in range(STEPS):
+    for i in range(count):
         prefix = f"{('first', 'second')[i % 2]}/"
         yield _poison({key.removeprefix(prefix): stored[key] for key in stored.files if key.startswith(prefix)}, i)
 
 
-def train_folder(name: str, target: str) -> Training:
-    """Train the fused step of a folder in a plain session."""
+def train_folder(name: str, target: str, steps: int = STEPS, **options: Any) -> Training:
+    """Train the fused step of a folder in a plain session; the options are those of `scale`."""
     step = fuse(ORT / "artifacts" / name)
-    scaled = gs.scale(step.model, POLICY, loss=step.loss, updates=step.updates, target=target)
+    scaled = gs.scale(step.model, POLICY, loss=step.loss, updates=step.updates, target=target, **options)
     run = _Run(scaled, {})
-    for batch in folder_batches(name):
+    for batch in folder_batches(name, steps):
         run.step({**batch, "learning_rate": RATE})
     run.training.arrays = {state: run.held[state] for state in step.updates.values() if "momentum" not in state}
     return run.training
