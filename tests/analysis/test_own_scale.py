@@ -1,4 +1,4 @@
-"""Steps that bring a loss scale along, and steps that only look like it."""
+"""Steps that bring a loss scale along."""
 
 from __future__ import annotations
 
@@ -6,71 +6,32 @@ import re
 from pathlib import Path
 
 import onnx
-import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.own_scale import OwnScale, find_own_scale
 from graphscale.errors import AlreadyScaledError
 from models.zoo import pack
+from tests.analysis.own_scale_steps import (
+    CARRIED,
+    GUARD,
+    NORM,
+    NUMBERS,
+    ROUND_CONSTANTS,
+    ROUNDS,
+    RULE,
+    SCALED,
+    SGD,
+    TEST,
+    UNSCALE,
+    brought,
+    fed,
+    find,
+    keras_with_scaled_loss,
+    with_constant,
+)
 from tests.build import BACKWARD, FORWARD, step
-from tests.conftest import ROOT
 
 pytestmark = pytest.mark.static
-
-SCALED = BACKWARD.replace("dy = Mul(d, two_over_n)", "dy0 = Mul(d, two_over_n) dy = Mul(dy0, scale)")
-UNSCALE = "g1 = Div(dw1, scale) g2 = Div(dw2, scale)"
-NORM = "s1 = ReduceSumSquare<keepdims = 0>({0}1) s2 = ReduceSumSquare<keepdims = 0>({0}2) ss = Add(s1, s2) n = Sqrt(ss)"
-TEST = f"{NORM} bad1 = IsInf(n) bad2 = IsNaN(n) bad = Or(bad1, bad2) ok = Not(bad)"
-SGD = "u1 = Mul(rate, g1) u2 = Mul(rate, g2) v1 = Sub(w1, u1) v2 = Sub(w2, u2)"
-GUARD = "w1_next = Where(ok, v1, w1) w2_next = Where(ok, v2, w2)"
-RULE = """
-    more = Add(good, one) full = GreaterOrEqual(more, period) double = Mul(scale, two) half = Mul(scale, point5)
-    grown = Where(full, double, scale) scale_next = Where(ok, grown, half)
-    reset = Where(full, zero, more) good_next = Where(ok, reset, zero)
-"""
-NUMBERS = "float rate = {0.1}, float two = {2}, float point5 = {0.5}, float zero = {0}, float period = {2000}"
-WEIGHTS = "float[4,5] w1_next, float[5,3] w2_next"
-CARRIED = "float scale, float good"
-
-
-def brought(
-    *more: str, inputs: str = CARRIED, outputs: str = "float scale_next, float good_next", **options: str
-) -> onnx.ModelProto:
-    """A step whose seed is multiplied by `scale`, which `more` divides out again."""
-    constants = f"{NUMBERS}, {options.pop('constants')}" if "constants" in options else NUMBERS
-    outputs = f"{WEIGHTS}, {outputs}" if outputs else WEIGHTS
-    options = {"backward": SCALED, **options}
-    return step("\n".join(more), inputs=inputs, outputs=outputs, constants=constants, **options)  # type: ignore[arg-type]
-
-
-def fed(*more: str, inputs: str = "float scale", **options: str) -> onnx.ModelProto:
-    """A step whose seed is multiplied by the input `scale`, without an update rule."""
-    return brought(*more, "w1_next = Identity(v1) w2_next = Identity(v2)", inputs=inputs, outputs="", **options)
-
-
-def find(model: onnx.ModelProto) -> OwnScale | None:
-    return find_own_scale(ir.from_proto(model).graph)
-
-
-def with_constant(model: onnx.ModelProto, **numbers: float) -> onnx.ModelProto:
-    """Store numbers in place of inputs."""
-    for name, number in numbers.items():
-        value = next((value for value in model.graph.input if value.name == name), None)
-        if value is not None:
-            model.graph.input.remove(value)
-        model.graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT, [], [number]))
-    return model
-
-
-def keras_with_scaled_loss() -> onnx.ModelProto:
-    """The packed step of Keras's LossScaleOptimizer, whose script does not scale the loss, with `scale_loss`."""
-    model = onnx.load_from_string(pack.read("keras-loss-scale.momentum")[0])
-    scale = next(value.name for value in model.graph.input if value.name.endswith("dynamic_scale"))
-    index, node = next((i, node) for i, node in enumerate(model.graph.node) if "div_out_1" in node.output)
-    node.output[0] = "unscaled_seed"
-    model.graph.node.insert(index + 1, onnx.helper.make_node("Mul", ["unscaled_seed", scale], ["div_out_1"]))
-    return model
 
 
 BRANCHES = """
@@ -94,19 +55,6 @@ BACKWARD_IN_BRANCH = f"""
         else_branch = no () => (float[4,5] b1, float[5,3] b2) {{ b1 = Sub(w1, w1) b2 = Mul(w2, zero) }}
     >
 """
-ROUNDS = """
-    sum1, sum2 = Loop(rounds, yes, zeros1, zeros2) <body = round (int64 i, bool c, float[4,5] in1, float[5,3] in2)
-        => (bool c2, float[4,5] out1, float[5,3] out2) {
-            c2 = Identity(c) wide = Mul(dh, scale) p1 = MatMul(xt, wide) out1 = Add(in1, p1)
-            wide2 = Mul(dy, scale) p2 = MatMul(at, wide2) out2 = Add(in2, p2)
-        }
-    >
-    g1 = Div(sum1, scale) g2 = Div(sum2, scale)
-"""
-ROUND_CONSTANTS = (
-    f"int64 rounds = {{2}}, bool yes = {{1}}, float[4,5] zeros1 = {{{', '.join('0' * 20)}}}, "
-    f"float[5,3] zeros2 = {{{', '.join('0' * 15)}}}"
-)
 EARLIER_ROUND = ROUNDS.replace(
     "sum1, sum2 = Loop(rounds, yes, zeros1", "sum1, before, sum2 = Loop(rounds, yes, zeros1, zeros1"
 )
@@ -340,172 +288,3 @@ def test_a_constant_scale_is_multiplied_with_a_warning(name: str) -> None:
     report = gs.scale(CONSTANT[name]).report
     assert own.warn() in report.warnings and own.warn() in gs.inspect(CONSTANT[name]).warnings
     assert report.coverage == 1
-
-
-NORMALISED = f"{NORM.format('dw')} g1 = Div(dw1, n) g2 = Div(dw2, n)"
-PLAIN = "g1 = Identity(dw1) g2 = Identity(dw2)"
-FEATURES = FORWARD.replace("y = MatMul(a, w2)", "large = Mul(a, scale) wide = MatMul(large, w2) y = Div(wide, scale)")
-FEATURES_BACKWARD = BACKWARD.replace(
-    "at = Transpose<perm = [1, 0]>(a)", "small = Div(dy, scale) at = Transpose<perm = [1, 0]>(large)"
-).replace("MatMul(at, dy)", "MatMul(at, small)")
-FEATURES_BACKWARD = FEATURES_BACKWARD.replace("da = MatMul(dy, w2t)", "dl = MatMul(small, w2t) da = Mul(dl, scale)")
-# A loss beside that of the step, which depends on no scale.
-SIZE = "size = ReduceL2<keepdims = 0>(w1)"
-ELEMENTS = FORWARD.replace("d = Sub(y, t)", "large = Mul(y, scale) same = Div(large, scale) d = Sub(same, t)")
-ELEMENTS_BACKWARD = BACKWARD.replace(
-    "dy = Mul(d, two_over_n)", "dy0 = Mul(d, two_over_n) small = Div(dy0, scale) dy = Mul(small, scale)"
-)
-MEAN = """
-    weighted = Mul(square, scale) total = ReduceSum<keepdims = 0>(weighted) count = Mul(half_n, scale)
-    loss = Div(total, count)
-"""
-MEAN_BACKWARD = BACKWARD.replace("dy = Mul(d, two_over_n)", "dy0 = Mul(d, scale) dy = Div(dy0, count)")
-MEASURED = """
-    wide = Mul(dh, scale) q = MatMul(xt, wide) n = ReduceL2<keepdims = 0>(q) r = Div(n, scale)
-    bad1 = IsInf(r) bad2 = IsNaN(r) bad = Or(bad1, bad2) ok = Not(bad)
-"""
-ONE_BRANCH = """
-    large = Greater(loss, one)
-    g1 = If(large) <
-        then_branch = yes () => (float[4,5] a1) { a1 = Div(dw1, scale) },
-        else_branch = no () => (float[4,5] b1) { b1 = Identity(dw1) }
-    >
-    g2 = Div(dw2, scale)
-"""
-SQUARED_SUM = ROUNDS.replace("out1 = Add(in1, p1)", "q1 = Mul(in1, in1) out1 = Add(q1, p1)")
-SHARE = SCALED.replace("dy = Mul(dy0, scale)", "share = Mul(d, scale) dy = Add(dy0, share)")
-ANNEALED = "smaller = Mul(scale, point5) scale_next = Where(ok, smaller, scale) good_next = Identity(good)"
-NONE = {
-    "a loss weight": fed(PLAIN, SGD),
-    "a loss weight, gradients out": step(backward=SCALED, inputs="float scale"),
-    "a loss weight with gradients of norm 1": fed(NORMALISED, SGD),
-    "a loss weight with gradients of norm 1, and a metric": brought(
-        NORMALISED,
-        SGD,
-        "w1_next = Identity(v1) w2_next = Identity(v2) r = Div(n, scale)",
-        inputs="float scale",
-        outputs="float r",
-    ),
-    "a loss weight with signs, and a metric for each layer": brought(
-        "g1 = Sign(dw1) g2 = Sign(dw2)",
-        NORM.format("dw"),
-        SGD,
-        "w1_next = Identity(v1) w2_next = Identity(v2)",
-        "each = Unsqueeze(n, first) both = Concat<axis = 0>(each, each) r = Div(both, scale)",
-        inputs="float scale",
-        outputs="float[2] r",
-        constants="int64[1] first = {0}",
-    ),
-    "a loss weight over the gradients": fed("g1 = Div(scale, dw1) g2 = Div(scale, dw2)", SGD),
-    "a loss weight with signs": fed("g1 = Sign(dw1) g2 = Sign(dw2)", SGD),
-    "a loss weight that is annealed": brought(TEST.format("dw"), PLAIN, SGD, GUARD, ANNEALED),
-    "a loss weight and another number": fed(
-        UNSCALE.replace("scale", "weight"), SGD, inputs="float scale, float weight"
-    ),
-    "a loss weight that clips": fed(
-        NORM.format("dw"), "r = Div(scale, n) c = Min(one, r) g1 = Mul(dw1, c) g2 = Mul(dw2, c)", SGD
-    ),
-    "a loss weight of a part": fed(UNSCALE, SGD, backward=SHARE),
-    "one gradient stays scaled": fed("g1 = Div(dw1, scale) g2 = Identity(dw2)", SGD),
-    "a batch size": fed(
-        "g1 = Mul(dw1, scale) g2 = Mul(dw2, scale)", SGD, backward=SCALED.replace("Mul(dy0, scale)", "Div(dy0, scale)")
-    ),
-    "a batch size as a reciprocal": fed(
-        "inverse = Reciprocal(scale) g1 = Div(dw1, inverse) g2 = Div(dw2, inverse)",
-        SGD,
-        backward=SCALED.replace("Mul(dy0, scale)", "Div(dy0, scale)"),
-    ),
-    "a rate that is halved": brought(
-        PLAIN, TEST.format("g"), SGD.replace("rate", "scale"), GUARD, RULE, backward=BACKWARD
-    ),
-    "a rate that is divided": fed(PLAIN, "slow = Div(rate, scale)", SGD.replace("rate", "slow"), backward=BACKWARD),
-    "a threshold of the norm": fed(
-        NORM.format("dw"),
-        "r = Div(scale, n) c = Min(one, r) nan = IsNaN(c) k = Where(nan, zero, c) g1 = Mul(dw1, k) g2 = Mul(dw2, k)",
-        SGD,
-        backward=BACKWARD,
-    ),
-    "a scale of features": fed(PLAIN, SGD, forward=FEATURES, backward=FEATURES_BACKWARD),
-    "a scale of features beside another loss": brought(
-        PLAIN,
-        SGD,
-        "w1_next = Identity(v1) w2_next = Identity(v2)",
-        SIZE,
-        inputs="float scale",
-        outputs="float size",
-        forward=FEATURES,
-        backward=FEATURES_BACKWARD,
-    ),
-    "a scale of predictions beside another loss": brought(
-        PLAIN,
-        TEST.format("g"),
-        SGD,
-        GUARD,
-        SIZE,
-        inputs="float scale",
-        outputs="float size",
-        forward=ELEMENTS,
-        backward=ELEMENTS_BACKWARD,
-    ),
-    "a weight of a weighted mean": brought(
-        PLAIN,
-        TEST.format("g"),
-        SGD,
-        GUARD,
-        inputs="float scale",
-        outputs="",
-        forward=FORWARD.replace("loss = ReduceMean<keepdims = 0>(square)", MEAN),
-        backward=MEAN_BACKWARD,
-        constants="float half_n = {12}",
-    ),
-    "a measure of gradients that nothing else reads": brought(
-        MEASURED,
-        PLAIN,
-        SGD,
-        GUARD,
-        inputs="float scale",
-        outputs="float r",
-        backward=BACKWARD,
-    ),
-    "a prediction beside the step": brought(
-        PLAIN,
-        SGD,
-        "w1_next = Identity(v1) w2_next = Identity(v2)",
-        "large = Mul(x, scale) wide = MatMul(large, w1) p = Div(wide, scale)",
-        inputs="float scale",
-        outputs="float[8,5] p",
-        backward=BACKWARD,
-    ),
-    "one branch stays scaled": fed(ONE_BRANCH, SGD),
-    "rounds that square their sum": fed(SQUARED_SUM, SGD, backward=BACKWARD, constants=ROUND_CONSTANTS),
-    "a buffer of scaled gradients": fed(
-        UNSCALE,
-        SGD,
-        "kept = com.microsoft.InPlaceAccumulatorV2(buffer, dw1, yes)",
-        inputs="float scale, float[4,5] buffer",
-        constants="bool yes = {1}",
-        domains=["com.microsoft"],  # type: ignore[arg-type]
-    ),
-    "a temperature": fed(
-        "sharp = Mul(dw1, scale) g1 = Div(sharp, scale) g2 = Div(dw2, scale)",
-        SGD,
-        forward=FORWARD.replace("d = Sub(y, t)", "cold = Div(y, scale) p = Sigmoid(cold) d = Sub(p, t)"),
-    ),
-    "a decay of weights by the scale": fed(
-        UNSCALE.replace("g", "q"), "f1 = Mul(w1, scale) g1 = Add(q1, f1) g2 = Identity(q2)", SGD
-    ),
-    "gradients of Keras that are only divided": onnx.load_from_string(pack.read("keras-loss-scale.momentum")[0]),
-    "a factor of two": with_constant(fed(UNSCALE, SGD), scale=2),
-    "a constant weight and a rate": with_constant(fed(PLAIN, SGD, constants="float unused = {1}"), scale=10),
-}
-
-
-@pytest.mark.parametrize("name", NONE)
-def test_other_factors_are_none(name: str) -> None:
-    assert find(NONE[name]) is None
-    assert find(onnx.shape_inference.infer_shapes(NONE[name])) is None
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "models").glob("*/*.onnx")), ids=lambda path: path.stem)
-def test_the_graphs_of_models_have_none(path: Path) -> None:
-    assert find(onnx.load(path)) is None
