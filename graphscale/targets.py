@@ -144,7 +144,7 @@ WITHOUT_KERNEL = {
     "Bernoulli": 22,
     "Multinomial": 22,
     "RoiAlign": 22,
-    "Swish": 24,
+    "Swish": 25,  # at 24 it is spelled out as the function that it is
     "SwiGLU": 28,
     "DequantizeLinear": 28,
     "QuantizeLinear": 28,
