@@ -58,7 +58,8 @@ RELEASES = (
     Release((1, 25), 26, 13),
     Release((1, 32), 28, 14),
 )
-_TRAINING, _NEWEST = RELEASES[0], RELEASES[-1]
+# onnxruntime-gpu has no 1.32.
+_TRAINING, _NEWEST_GPU, _NEWEST = RELEASES[0], RELEASES[-2], RELEASES[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +165,7 @@ TARGETS = {
         Target(
             "ort-cpu", False, False, False, _NEWEST, f"{_NEWEST_STOCK} on the CPU", _PACKAGES, _CPU_WIDE, plain="onnx"
         ),
-        Target("ort-cuda", False, True, False, _NEWEST, "onnxruntime-gpu 1.32", _CUDA_PACKAGES, bfloat16=True),
+        Target("ort-cuda", False, True, False, _NEWEST_GPU, "onnxruntime-gpu 1.31", _CUDA_PACKAGES, bfloat16=True),
         Target("ort-training", False, False, True, _TRAINING, _TRAINING_BUILD, _TRAINING_PACKAGE, _CPU_WIDE),
         Target(
             *("ort-training-cuda", True, True, True, _TRAINING, f"{_TRAINING_BUILD} on CUDA", _TRAINING_PACKAGE),
