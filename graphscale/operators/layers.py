@@ -81,7 +81,7 @@ row("Softmax", NONLINEAR, Trait.TOTAL | Trait.LOSES_NEGATIVE, _EXPONENTIATES)
 row("LogSoftmax", NONLINEAR, Trait.TOTAL, _EXPONENTIATES)
 row("Hardmax", NONLINEAR)
 # swish(a) * b: linear in its second operand.
-row("SwiGLU", Rule(Kind.LINEAR, data=(1,)), Trait.ELEMENTWISE | Trait.TOTAL_BY_SHAPES, INFER)
+row("SwiGLU", Rule(Kind.LINEAR, data=(1,)), Trait.ELEMENTWISE, INFER)
 row("Dropout", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.RANDOM | Trait.REMOVABLE, infer(wide_inputs=(1,)))
 
 # --- normalization, losses, recurrent layers, attention ---------------------------------------------------------------
