@@ -142,6 +142,13 @@ def test_the_newest_versions_are_scaled_whatever_is_installed(
     assert not scaled.report.warnings
 
 
+@pytest.mark.parametrize(("target", "opset"), [("ort-cpu", 28), ("ort-cuda", 26), ("ort-training", 21)])
+def test_each_target_has_the_limits_of_its_own_runtime(target: str, opset: int) -> None:
+    assert gs.scale(linear_step(opset=opset), target=target).report.proved
+    with pytest.raises(TargetError, match=f"opset {opset + 1}, and target '{target}' .* takes 10 to {opset}"):
+        gs.scale(linear_step(opset=opset + 1), target=target)
+
+
 def test_only_a_runtime_of_the_target_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, onnxruntime="1.32.0")
     assert installed_runtime(get_target("ort-cpu")) == ("onnxruntime", "1.32.0")

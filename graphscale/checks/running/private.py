@@ -219,7 +219,7 @@ class Runner:
         except Exception as error:  # ORT's exceptions share no public base class
             missing = "is not a registered function" in str(error) or "NOT_IMPLEMENTED" in str(error)
             limits = too_new(ort.__version__, *self._versions)
-            advice = "; run it where onnxruntime-training (or its CUDA build) is, or prove only: --runs 0"
+            advice = "; run it where all operators have kernels (onnxruntime-training, CUDA), or prove only: --runs 0"
             raise VerifyError(
                 f"ONNX Runtime {ort.__version__} cannot load {self._what}{f' ({limits})' if limits else ''}: "
                 f"{one_line(error)}{advice if missing else ''}"
