@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import nox
 
 nox.options.default_venv_backend = "venv"
-nox.options.sessions = ["quick", "lint", "full", "stock", "pytorch", "mpi", "tensorflow", "docs"]
+nox.options.sessions = ["quick", "lint", "full", "stock", "oldest", "pytorch", "mpi", "tensorflow", "docs"]
 
 PYTEST = ("python", "-m", "pytest", "-q")
 TWO_PROCESSES = ("-n", "2", "--durations=40")
@@ -53,6 +53,18 @@ def stock(session: nox.Session) -> None:
     )
     portable = "not training and not packaging and not static"
     session.run(*PYTEST, *TWO_PROCESSES, "-m", portable, *session.posargs)
+
+
+@nox.session(tags=["ci"])
+def oldest(session: nox.Session) -> None:
+    """Run whole steps and sessions on the oldest ONNX Runtime that pyproject.toml admits."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    (runtime,) = project["optional-dependencies"]["ort"]
+    session.install(
+        ".[ort]", runtime.replace(">=", "=="), "hypothesis", "matplotlib", "pytest", "pytest-xdist", "scikit-learn"
+    )
+    chosen = "not training and not static and not full"
+    session.run(*PYTEST, *TWO_PROCESSES, "-m", chosen, "tests/session", "tests/pipeline", *session.posargs)
 
 
 @nox.session(tags=["ci"])

@@ -29,7 +29,7 @@ from graphscale.operators import Colour
 from graphscale.passes.casting.settings import default_rules
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale
-from graphscale.targets import TARGETS
+from graphscale.targets import RELEASES, TARGETS, WITHOUT_KERNEL
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -174,6 +174,24 @@ def target_table() -> str:
     return table(["target", "finite check", "state", "IR version, at most", "opset", "bfloat16", "read off"], rows)
 
 
+def release_table() -> str:
+    """List the newest versions that each release of ONNX Runtime loads."""
+    names = [".".join(map(str, release.number)) for release in RELEASES]
+    last = [f"{after.number[0]}.{after.number[1] - 1}" for after in RELEASES[1:]] + names[-1:]
+    spans = [first if first == end else f"{first} to {end}" for first, end in zip(names, last, strict=True)]
+    rows = [[span, str(each.max_opset), str(each.max_ir_version)] for span, each in zip(spans, RELEASES, strict=True)]
+    return table(["release", "opset, at most", "IR version, at most"], rows)
+
+
+def missing_kernels() -> str:
+    """List the operators without a CPU kernel, by the opset from which on they have none."""
+    groups: dict[int, list[str]] = {}
+    for name, opset in WITHOUT_KERNEL.items():
+        groups.setdefault(opset, []).append(name)
+    rows = [[str(opset), ", ".join(f"`{name}`" for name in sorted(groups[opset]))] for opset in sorted(groups)]
+    return table(["from opset", "operators"], rows)
+
+
 def wide_operators() -> str:
     """List the operators that stay float32 on the CPU in any case."""
     return ", ".join(f"`{name}`" for name in sorted(TARGETS["onnx"].wide_ops))
@@ -254,7 +272,9 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "operators-deny": lambda: operators(Colour.DENY),
     "operators-infer": lambda: operators(Colour.INFER),
     "operators-wide": wide_operators,
+    "missing-kernels": missing_kernels,
     "presets": preset_table,
+    "releases": release_table,
     "roles-schema": lambda: f"```json\n{json.dumps(roles_schema(), indent=2)}\n```",
     "targets": target_table,
 }

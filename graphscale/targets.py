@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from graphscale.errors import TargetError
@@ -12,15 +13,53 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 __all__ = [
+    "MIN_OPSET",
+    "RELEASES",
     "STOCK_OPERATORS",
     "TARGETS",
+    "WITHOUT_KERNEL",
+    "Release",
     "Target",
     "advise",
     "check_versions",
+    "default_opset",
     "get_target",
     "get_training_target",
+    "installed_runtime",
+    "release_of",
     "target_names",
+    "too_new",
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """A release of ONNX Runtime.
+
+    Attributes:
+        number: its major and minor version.
+        max_opset: the newest version of the ai.onnx opset that it loads.
+        max_ir_version: the newest IR version that it loads.
+    """
+
+    number: tuple[int, int]
+    max_opset: int
+    max_ir_version: int
+
+
+# Read off by loading a model of each version: in onnxruntime-training 1.19.2, and in each stock release from 1.20 to
+# 1.32. A release that is not listed loads the same as the one before it.
+RELEASES = (
+    Release((1, 19), 21, 10),
+    Release((1, 20), 21, 10),
+    Release((1, 21), 22, 10),
+    Release((1, 23), 23, 11),
+    Release((1, 24), 25, 13),
+    Release((1, 25), 26, 13),
+    Release((1, 32), 28, 14),
+)
+# onnxruntime-gpu has no 1.32.
+_TRAINING, _NEWEST_GPU, _NEWEST = RELEASES[0], RELEASES[-2], RELEASES[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +73,9 @@ class Target:
         cuda: it computes on a GPU, where nothing should wait for the host.
         in_place: it has a kernel for `com.microsoft.InPlaceAccumulatorV2`, so that float32 state which has an
             initializer can live in the session; else all state is carried through inputs and outputs.
-        max_ir_version: the newest IR version that it loads.
-        max_opset: the newest version of the ai.onnx opset that it loads.
+        release: its newest release.
         runs_on: for messages.
+        packages: the distributions that contain it.
         wide_ops: operators of com.microsoft that the runtime cannot load in float16.
         bfloat16: it computes in bfloat16.
         plain: the target whose scaled graphs are lowered for this one; empty where graphs are not lowered.
@@ -46,12 +85,22 @@ class Target:
     is_all_finite: bool
     cuda: bool
     in_place: bool
-    max_ir_version: int
-    max_opset: int
+    release: Release
     runs_on: str
+    packages: tuple[str, ...]
     wide_ops: frozenset[str] = frozenset()
     bfloat16: bool = False
     plain: str = ""
+
+    @property
+    def max_opset(self) -> int:
+        """The newest version of the ai.onnx opset that it loads."""
+        return self.release.max_opset
+
+    @property
+    def max_ir_version(self) -> int:
+        """The newest IR version that it loads."""
+        return self.release.max_ir_version
 
 
 # The CPU provider of onnxruntime-training 1.19.2 crashes while it inserts casts around the first three, and has no
@@ -86,15 +135,42 @@ STOCK_OPERATORS = frozenset(
     for name in names.split()
 )
 
-# Versions: read off onnxruntime 1.31.1 and onnxruntime-training 1.19.2 by loading a model of each.
+# Operators without a kernel in the CPU provider of stock releases up to 1.32.0, from this opset on; before it, each has
+# one or does not exist. Read off by loading them in every opset. Others lack kernels in earlier releases alone.
+WITHOUT_KERNEL = {
+    "RandomNormal": 22,
+    "RandomNormalLike": 22,
+    "RandomUniform": 22,
+    "RandomUniformLike": 22,
+    "Bernoulli": 22,
+    "Multinomial": 22,
+    "RoiAlign": 22,
+    "Swish": 25,  # at 24 it is spelled out as the function that it is
+    "SwiGLU": 28,
+    "DequantizeLinear": 28,
+    "QuantizeLinear": 28,
+    "OptionalGetElement": 28,
+    "OptionalHasElement": 28,
+}
+
+_TRAINING_PACKAGE = ("onnxruntime-training",)
+_CUDA_PACKAGES = ("onnxruntime-gpu", *_TRAINING_PACKAGE)
+_PACKAGES = ("onnxruntime", *_CUDA_PACKAGES)
+_NEWEST_STOCK, _TRAINING_BUILD = "onnxruntime 1.32", "onnxruntime-training 1.19.2"
+
 TARGETS = {
     target.name: target
     for target in (
-        Target("onnx", False, False, False, 13, 26, "onnxruntime 1.31", _CPU_WIDE),
-        Target("ort-cpu", False, False, False, 13, 26, "onnxruntime 1.31 on the CPU", _CPU_WIDE, plain="onnx"),
-        Target("ort-cuda", False, True, False, 13, 26, "onnxruntime-gpu 1.31", bfloat16=True),
-        Target("ort-training", False, False, True, 10, 21, "onnxruntime-training 1.19.2", _CPU_WIDE),
-        Target("ort-training-cuda", True, True, True, 10, 21, "onnxruntime-training 1.19.2 on CUDA", bfloat16=True),
+        Target("onnx", False, False, False, _NEWEST, _NEWEST_STOCK, _PACKAGES, _CPU_WIDE),
+        Target(
+            "ort-cpu", False, False, False, _NEWEST, f"{_NEWEST_STOCK} on the CPU", _PACKAGES, _CPU_WIDE, plain="onnx"
+        ),
+        Target("ort-cuda", False, True, False, _NEWEST_GPU, "onnxruntime-gpu 1.31", _CUDA_PACKAGES, bfloat16=True),
+        Target("ort-training", False, False, True, _TRAINING, _TRAINING_BUILD, _TRAINING_PACKAGE, _CPU_WIDE),
+        Target(
+            *("ort-training-cuda", True, True, True, _TRAINING, f"{_TRAINING_BUILD} on CUDA", _TRAINING_PACKAGE),
+            bfloat16=True,
+        ),
     )
 }
 
@@ -136,13 +212,62 @@ def get_training_target(name: str) -> Target:
     return target
 
 
+def default_opset(model: ir.Model) -> int:
+    """Return the version of ai.onnx that a model imports, or 0."""
+    return model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
+
+
+def release_of(number: str) -> Release | None:
+    """Return what a version of ONNX Runtime loads, or None if that was not tried.
+
+    Args:
+        number: the version, such as "1.32.0".
+    """
+    try:
+        major, minor = (int(part) for part in number.split(".")[:2])
+    except ValueError:
+        return None
+    if not RELEASES[0].number <= (major, minor) <= _NEWEST.number:
+        return None
+    return max((each for each in RELEASES if each.number <= (major, minor)), key=lambda each: each.number)
+
+
+def installed_runtime(target: Target) -> tuple[str, str] | None:
+    """Return the name and the version of the installed distribution of a target's runtime, or None."""
+    for package in target.packages:
+        try:
+            return package, version(package)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def too_new(number: str, opset: int, ir_version: int) -> str:
+    """Return a clause on versions that ONNX Runtime does not load; empty if it loads them, or if that was not tried.
+
+    Args:
+        number: the version of ONNX Runtime.
+        opset: the model's version of ai.onnx.
+        ir_version: the model's IR version.
+    """
+    release = release_of(number)
+    if release is None or (opset <= release.max_opset and ir_version <= release.max_ir_version):
+        return ""
+    return (
+        f"it loads up to opset {release.max_opset} and IR version {release.max_ir_version}; "
+        f"the model has opset {opset} and IR version {ir_version}"
+    )
+
+
 def check_versions(model: ir.Model, target: Target) -> None:
-    """Refuse a model that the target cannot load. Its versions are never converted unasked.
+    """Refuse a model that no release of the target's runtime loads. Its versions are never converted unasked.
+
+    The installed release is named, and refuses nothing: the model may be for another machine.
 
     Raises:
         TargetError: the IR version or the opset is out of the target's range.
     """
-    opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
+    opset = default_opset(model)
     if model.ir_version < MIN_IR_VERSION:
         raise TargetError(
             f"the model has IR version {model.ir_version}, without constants; export it with "
@@ -151,20 +276,42 @@ def check_versions(model: ir.Model, target: Target) -> None:
     if model.ir_version > target.max_ir_version:
         raise TargetError(
             f"the model has IR version {model.ir_version}, and target {target.name!r} ({target.runs_on}) loads up to "
-            f"{target.max_ir_version}; export it with ir_version={target.max_ir_version}"
+            f"{target.max_ir_version}{_describe_installed(target)}; export it with ir_version={target.max_ir_version}"
         )
     if not MIN_OPSET <= opset <= target.max_opset:
         raise TargetError(
             f"the model has opset {opset}, and target {target.name!r} ({target.runs_on}) takes {MIN_OPSET} to "
-            f"{target.max_opset}; export it with an opset in that range"
+            f"{target.max_opset}{_describe_installed(target)}; export it with an opset in that range"
         )
+
+
+def _describe_installed(target: Target) -> str:
+    """Return a parenthesis on the limits of the installed runtime, or nothing."""
+    if (found := installed_runtime(target)) is None:
+        return ""
+    name = f"{' '.join(found)}, installed here,"
+    if (release := release_of(found[1])) is None:
+        return f" ({name} was not tried)"
+    return f" ({name} loads up to opset {release.max_opset} and IR version {release.max_ir_version})"
 
 
 def advise(model: ir.Model, target: Target) -> list[str]:
     """Return notes for running this model on the target, a sentence each."""
-    if target.cuda and target.in_place and model.opset_imports.get("", 0) > _CUDA_OPSET:
+    opset = default_opset(model)
+    if target.in_place:
+        if not target.cuda or opset <= _CUDA_OPSET:
+            return []
         return [
-            f"{target.runs_on} lacks kernels for Cast, Reshape and others of opset {model.opset_imports['']}, and "
+            f"{target.runs_on} lacks kernels for Cast, Reshape and others of opset {opset}, and "
             f"copies to the host for them; export with opset {_CUDA_OPSET}"
         ]
-    return []
+    if target.cuda or opset < min(WITHOUT_KERNEL.values()):
+        return []
+    operators = {node.op_type for node in model.graph.all_nodes() if not node.domain}
+    missing = sorted(name for name in operators if opset >= WITHOUT_KERNEL.get(name, opset + 1))
+    if not missing:
+        return []
+    return [
+        f"{_NEWEST_STOCK} has no CPU kernel for {', '.join(missing)} of opset {opset}, so its CPU provider cannot run "
+        f"the step; export with opset {min(WITHOUT_KERNEL[name] for name in missing) - 1}"
+    ]

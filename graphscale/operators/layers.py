@@ -31,6 +31,11 @@ def _resolve_resize(node: ir.Node, rule: Rule) -> Rule:
     return NONLINEAR if crops and attribute(node, "extrapolation_value", 0.0) else rule
 
 
+def _resolve_causal_convolution(node: ir.Node, rule: Rule) -> Rule:
+    """Return the rule of CausalConvWithState, which may apply SiLU to its result."""
+    return rule if attribute(node, "activation", "none") == "none" else NONLINEAR
+
+
 # --- sums of products, pooling, sampling, transforms ------------------------------------------------------------------
 _GREATEST = Trait.LOSES_NAN | Trait.LOSES_NEGATIVE
 row("MatMul", Rule(Kind.PRODUCT, contraction=True), Trait.TOTAL_BY_SHAPES, ALLOW)
@@ -74,7 +79,9 @@ row("HardSwish Gelu Mish Swish", NONLINEAR, _UNARY, INFER)
 row("Shrink", NONLINEAR, _UNARY)
 row("Softmax", NONLINEAR, Trait.TOTAL | Trait.LOSES_NEGATIVE, _EXPONENTIATES)
 row("LogSoftmax", NONLINEAR, Trait.TOTAL, _EXPONENTIATES)
-row("Hardmax SwiGLU", NONLINEAR)
+row("Hardmax", NONLINEAR)
+# swish(a) * b: linear in its second operand.
+row("SwiGLU", Rule(Kind.LINEAR, data=(1,)), Trait.ELEMENTWISE, INFER)
 row("Dropout", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.RANDOM | Trait.REMOVABLE, infer(wide_inputs=(1,)))
 
 # --- normalization, losses, recurrent layers, attention ---------------------------------------------------------------
@@ -90,5 +97,9 @@ row("SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss", NONLINEAR, casting=_LOS
 row("SparseSoftmaxCrossEntropy", NONLINEAR, casting=_LOSS, class_axis=-1)
 
 row("LSTM GRU RNN", NONLINEAR, casting=_STEPS)
-row("Attention RotaryEmbedding LinearAttention CausalConvWithState", NONLINEAR)
+row("Attention RotaryEmbedding", NONLINEAR)
+# Each rule of its update is linear in the values and the state together, by query, key, decay and rate.
+row("LinearAttention", Rule(Kind.LINEAR, data=(2, 3)))
+# By the weight, the results are linear in the input, the bias and the state, which is the end of earlier inputs.
+row("CausalConvWithState", Rule(Kind.LINEAR, data=(0, 2, 3)), resolve=_resolve_causal_convolution)
 row("Det", NONLINEAR, casting=deny("its exponent is all that float16 has"))

@@ -16,6 +16,7 @@ from graphscale.errors import SessionError, reporting
 from graphscale.files import model_files
 from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import Device, read_values
+from graphscale.targets import default_opset, too_new
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -71,7 +72,8 @@ def create(
     with reporting(SessionError, problem, Exception):
         for name, buffer in held.items():
             options.add_initializer(name, buffer)
-    problem = f"ONNX Runtime {ort.__version__} cannot load the model"
+    limits = too_new(ort.__version__, default_opset(model), model.ir_version)
+    problem = f"ONNX Runtime {ort.__version__} cannot load the model" + (f" ({limits})" if limits else "")
     # If a provider fails, ONNX Runtime prints that it goes on with the CPU; newer releases can be silenced.
     with reporting(SessionError, problem, Exception), contextlib.redirect_stdout(StringIO()):
         session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted, enable_fallback=0)

@@ -112,9 +112,9 @@ GRAPHS = [
     ),
     graph("two-next-values", bad.two_next_values, Roles, ("'w1_next'", "'w1_ahead'", "value of w1?", "--roles-out")),
     graph("beta2-of-zero", bad.squared_moment_without_decay, Roles, ("'squared'", "value of v?", "--roles-out")),
-    graph("opset-too-new", lambda: step(opset=27), Target, ("opset 27", "'onnx'", "26", "export it")),
-    graph("opset-too-old", lambda: step(opset=9), Target, ("opset 9", "10 to 26", "export it")),
-    graph("ir-too-new", lambda: step(ir_version=14), Target, ("IR version 14", "up to 13", "ir_version=13")),
+    graph("opset-too-new", lambda: step(opset=29), Target, ("opset 29", "'onnx'", "28", "export it")),
+    graph("opset-too-old", lambda: step(opset=9), Target, ("opset 9", "10 to 28", "export it")),
+    graph("ir-too-new", lambda: step(ir_version=15), Target, ("IR version 15", "up to 14", "ir_version=14")),
 ]
 OPTIONS = [
     graph("no-such-loss", step, Loss, ("--loss nope", "no value"), {"loss": "nope"}),

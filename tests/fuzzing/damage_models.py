@@ -334,7 +334,7 @@ def _imports(model: onnx.ModelProto, other: onnx.ModelProto, choices: random.Ran
     elif action == 1:
         model.opset_import.add(domain=choices.choice(("", "acme", "ai.onnx")), version=choices.choice(_WHOLE))
     elif action == 2 and model.opset_import:
-        choices.choice(model.opset_import).version = choices.choice((0, -1, 1, 6, 9, 13, 26, 27, 2**40))
+        choices.choice(model.opset_import).version = choices.choice((0, -1, 1, 6, 9, 13, 28, 29, 2**40))
     elif action == 3:
         del model.opset_import[:]
     else:

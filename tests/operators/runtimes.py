@@ -12,11 +12,14 @@ import onnx
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
+from graphscale.targets import release_of
 from tests.operators.cases import TRAINING, Case
 from tests.operators.values import Data, all_close, copy_data
 
 # The newest IR version that onnxruntime-training 1.19.2 loads.
 _IR_VERSION = 10
+_INSTALLED = release_of(ort.__version__)
+_NEWEST = TRAINING if _INSTALLED is None else _INSTALLED.max_opset
 
 _RANDOM = re.compile("Dropout|Random|Bernoulli|Multinomial")
 
@@ -32,14 +35,16 @@ class RefusedError(Exception):
 def open_case(case: Case) -> Run:
     """Return the function that computes a case's outputs from its feeds.
 
-    ONNX Runtime comes first. An operator of an opset that it does not load runs in an older one if nothing but types
-    changed in between and the case's own results come out. The reference evaluator of ONNX runs the rest.
+    ONNX Runtime comes first. An operator of an opset that it does not load, or without a kernel in it, runs in an older
+    one if nothing but types changed in between and the case's own results come out. The reference evaluator of ONNX
+    runs the rest.
 
     Raises:
         RefusedError: no runtime has this operator with these operands.
     """
     refusals = []
-    for make in (_open_session, _open_reference):
+    newest = functools.partial(_open_session, newest=_NEWEST)
+    for make in (*([newest] if case.opset > TRAINING else []), _open_session, _open_reference):
         try:
             run = make(case)
             outputs = run(case.feeds)
@@ -84,8 +89,8 @@ def run_in_place(case: Case) -> Mapping[str, Data] | None:
     return feeds
 
 
-def _open_session(case: Case) -> Run:
-    serialized = _serialize(case.model)
+def _open_session(case: Case, newest: int = TRAINING) -> Run:
+    serialized = _serialize(case.model, newest)
     if _RANDOM.search(case.node.op_type):
         # Draws go on from run to run, and start from the seed in a new session.
         return lambda feeds: _run_session(_make_session(serialized), feeds)
@@ -95,17 +100,17 @@ def _open_session(case: Case) -> Run:
     return functools.partial(_run_session, session)
 
 
-def _serialize(model: onnx.ModelProto) -> bytes:
-    """Return a model of one node in a version that ONNX Runtime loads."""
+def _serialize(model: onnx.ModelProto, newest: int = TRAINING) -> bytes:
+    """Return a model of one node in a version that ONNX Runtime loads, in an opset up to `newest`."""
     loaded = onnx.ModelProto()
     loaded.CopyFrom(model)
     loaded.ir_version = min(model.ir_version, _IR_VERSION)
     node = model.graph.node[0]
     for entry in loaded.opset_import:
-        if entry.domain in ("", "ai.onnx") and entry.version > TRAINING:
-            if node.domain in ("", "ai.onnx") and not _same_but_types(node.op_type, entry.version, TRAINING):
+        if entry.domain in ("", "ai.onnx") and entry.version > newest:
+            if node.domain in ("", "ai.onnx") and not _same_but_types(node.op_type, entry.version, newest):
                 raise RefusedError(f"opset {entry.version} changes the operator")
-            entry.version = TRAINING
+            entry.version = newest
     return loaded.SerializeToString()
 
 

@@ -21,7 +21,7 @@ from graphscale.operators import MICROSOFT, Trait, has_trait
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.session.interface import to_ort_value
 from graphscale.session.loading import choose_device, make_quiet_options
-from graphscale.targets import get_target
+from graphscale.targets import default_opset, get_target, too_new
 
 __all__ = ["Copy", "Results", "Runner", "extract", "find_unseeded", "give_seed"]
 
@@ -156,7 +156,7 @@ class Runner:
             self._cuda = choose_device(self._providers).name != "cpu"
         except SessionError as error:
             raise VerifyError(str(error)) from error
-        self._what = what
+        self._what, self._versions = what, (default_opset(model), model.ir_version)
         self.fresh, self.runs = False, 0
         self._session: Any = self._open()
         self.required = {value.name for value in self._session.get_inputs()}
@@ -218,9 +218,11 @@ class Runner:
             return ort.InferenceSession(source, options, providers=self._providers, enable_fallback=0)
         except Exception as error:  # ORT's exceptions share no public base class
             missing = "is not a registered function" in str(error) or "NOT_IMPLEMENTED" in str(error)
-            advice = "; run it where onnxruntime-training (or its CUDA build) is, or prove only: --runs 0"
+            limits = too_new(ort.__version__, *self._versions)
+            advice = "; run it where all operators have kernels (onnxruntime-training, CUDA), or prove only: --runs 0"
             raise VerifyError(
-                f"ONNX Runtime {ort.__version__} cannot load {self._what}: {one_line(error)}{advice if missing else ''}"
+                f"ONNX Runtime {ort.__version__} cannot load {self._what}{f' ({limits})' if limits else ''}: "
+                f"{one_line(error)}{advice if missing else ''}"
             ) from error
 
 

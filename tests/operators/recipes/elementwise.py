@@ -19,7 +19,10 @@ recipe("IsInf")(
 recipe("Softmax LogSoftmax Hardmax")(
     lambda draw: Call([draw.floats(x := draw.shape(1))], draw.options(axis=(draw.axis(len(x)),)))
 )
-recipe("Mod")(lambda draw: Call(draw_binary(draw).operands, {"fmod": 1}))
+recipe("Mod")(lambda draw: Call(draw_binary(draw).operands, {"fmod": draw.pick(0, 1) if draw.opset >= 28 else 1}))
+recipe("SwiGLU")(
+    lambda draw: Call([draw.floats(x := draw.shape()), draw.floats(x)], draw.options(alpha=(0.0, 0.5, 1.0)))
+)
 
 
 @recipe("LeakyRelu Elu Celu Selu ThresholdedRelu HardSigmoid Swish Gelu Shrink")

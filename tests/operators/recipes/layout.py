@@ -148,9 +148,9 @@ def draw_trilu(draw: Draw) -> Call:
 @recipe("DepthToSpace SpaceToDepth")
 def draw_blocks(draw: Draw) -> Call:
     block, (n, c, h, w) = draw.size(1, 3), (draw.size(1, 2), draw.size(1, 2), draw.size(1, 3), draw.size(1, 3))
+    attributes = draw.options(mode=("DCR", "CRD")) if draw.opset >= (28 if draw.op == "SpaceToDepth" else 11) else {}
     if draw.op == "SpaceToDepth":
-        return Call([draw.floats((n, c, h * block, w * block))], {"blocksize": block})
-    attributes = draw.options(mode=("DCR", "CRD")) if draw.opset >= 11 else {}
+        return Call([draw.floats((n, c, h * block, w * block))], {**attributes, "blocksize": block})
     return Call([draw.floats((n, c * block * block, h, w))], {**attributes, "blocksize": block})
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.operators.recipes.draw import Call, Draw, recipe
+from tests.operators.values import Data
 
 
 @recipe("MatMul")
@@ -111,3 +112,30 @@ def draw_col2im(draw: Draw) -> Call:
     count = (image[0] - block[0] + 1) * (image[1] - block[1] + 1)
     x = draw.floats((draw.size(1, 2), draw.size(1, 2) * block[0] * block[1], count))
     return Call([x, np.asarray(image, np.int64), np.asarray(block, np.int64)])
+
+
+@recipe("CausalConvWithState")
+def draw_causal_convolution(draw: Draw) -> Call:
+    n, channels, length, size = draw.size(1, 2), draw.size(1, 3), draw.size(1, 4), draw.size(1, 3)
+    operands: list[Data | None] = [draw.floats((n, channels, length)), draw.floats((channels, 1, size))]
+    operands.append(draw.floats((channels,)) if draw.chance() else None)
+    operands.append(draw.floats((n, channels, size - 1)) if draw.chance() else None)
+    return Call(operands, draw.options(activation=("none", "none", "silu", "swish")), outputs=2)
+
+
+@recipe("LinearAttention")
+def draw_linear_attention(draw: Draw) -> Call:
+    n, length, heads, shared = draw.size(1, 2), draw.size(1, 3), draw.size(1, 2), draw.size(1, 2)
+    keys, values = draw.size(1, 3), draw.size(1, 3)
+    rule = draw.word("linear", "gated", "delta", "gated_delta")
+    operands: list[Data | None] = [
+        draw.floats((n, length, heads * shared * keys)),
+        draw.floats((n, length, heads * keys)),
+        draw.floats((n, length, heads * values)),
+        draw.floats((n, heads, keys, values)) if draw.chance() else None,
+        # A factor of at most 1.
+        -draw.floats((n, length, heads * draw.pick(1, keys)), positive=True) if "gated" in rule else None,
+        draw.floats((n, length, draw.pick(1, heads))) if "delta" in rule else None,
+    ]
+    attributes = {"q_num_heads": heads * shared, "kv_num_heads": heads, "update_rule": rule}
+    return Call(operands, {**attributes, **draw.options(scale=(0.0, 0.5))}, outputs=2)
