@@ -16,6 +16,8 @@ from tests.conftest import MODEL_NAMES, load_example
 from tests.passes.cases import sgd, two_layers
 from tests.passes.test_golden import text_of
 
+pytestmark = pytest.mark.static
+
 KINDS: dict[str, dict[str, Any]] = {
     "typed": {},
     "emulated": {"emulate": True},
