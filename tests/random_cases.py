@@ -30,7 +30,7 @@ if DEEP and ALONE is not None:
 # The quick tier runs one case in so many.
 QUICK_SHARE = 30
 # For a test that runs its seeds by `run_random_cases`, shared.
-FULL = [pytest.mark.full, pytest.mark.shares_seeds]
+FULL = [pytest.mark.full, pytest.mark.every_share]
 
 
 def run_random_cases(

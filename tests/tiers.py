@@ -5,8 +5,8 @@ A test marked `full` runs in the full tier alone. Of the cases of a test (or of 
 choice follows from the names of the cases, so that it is the same in each run.
 
 `GRAPHSCALE_TEST_SHARE=2/6` cuts the cases that are in the full tier alone into six shares, test by test, and runs the
-second. Each share has a case of every test, and as many values of every parameter as possible. A test of random cases,
-marked `shares_seeds`, cuts its seeds instead (tests/random_cases.py).
+second, with as many values of every parameter as possible. A test with no more cases than shares, or marked
+`every_share`, is in all of them; random cases cut their seeds instead (tests/random_cases.py).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def read_share() -> tuple[int, int]:
 
 def _share(cases: list[pytest.Item], number: int, count: int) -> list[pytest.Item]:
     """Choose the cases of one share, from the cases that the shares before it left over."""
-    if len(cases) < count:
-        return [_choose(cases, len(cases))[(number - 1) % len(cases)]]
+    if len(cases) <= count:
+        return cases
     left = cases
     for share in range(number):
         chosen = _choose(left, -(-len(left) // (count - share)))
@@ -82,7 +82,7 @@ def cases_of_other_shares(items: Iterable[pytest.Item], number: int, count: int)
     tests = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec") and item.get_closest_marker("full"):
-            if not any(map(item.get_closest_marker, ("skip", "shares_seeds"))):
+            if not any(map(item.get_closest_marker, ("skip", "every_share"))):
                 tests[item.parent, item.originalname].append(item)  # type: ignore[attr-defined]
     others: list[pytest.Item] = []
     for cases in tests.values():

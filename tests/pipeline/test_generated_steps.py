@@ -98,7 +98,7 @@ STEPS: dict[str, Callable[[random.Random], Step]] = {
 
 
 @pytest.mark.full
-@pytest.mark.shares_seeds
+@pytest.mark.every_share
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_with(name: str) -> None:
     def holds(choices: random.Random) -> None:

@@ -86,14 +86,13 @@ def test_each_case_is_in_one_share_and_the_first_ones_have_every_value() -> None
         assert [len({case[name] for case in share}) for share in shares[:2]] == [values, values]
 
 
-def test_every_share_has_some_case_of_a_test() -> None:
-    shares = [full_cases(number, 100) for number in range(1, 101)]
-    assert all(len(share) == 1 for share in shares)
-    assert len({tuple(share[0].items()) for share in shares}) == 46
+def test_every_share_has_all_cases_of_a_small_test() -> None:
+    assert [len(full_cases(number, 46)) for number in (1, 2, 46)] == [46] * 3
+    assert [len(full_cases(number, 45)) for number in (1, 2, 45)] == [2, 1, 1]
 
 
-def test_a_test_that_shares_its_seeds_keeps_its_cases() -> None:
-    assert len(full_cases(2, 5, "shares_seeds")) == 46
+def test_every_share_has_all_cases_of_a_test_that_asks_for_it() -> None:
+    assert len(full_cases(2, 5, "every_share")) == 46
 
 
 def test_shares_of_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
