@@ -39,7 +39,7 @@ def quick(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def lint(session: nox.Session) -> None:
     """Run the linters, the type checker and the contract of the layers."""
-    session.install(".[lint]")
+    session.install("-e", ".[lint]")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", "--strict", "-p", "graphscale")
