@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 
 import nox
@@ -11,6 +12,8 @@ nox.options.sessions = ["quick", "lint", "full", "stock", "oldest", "pytorch", "
 
 PYTEST = ("python", "-m", "pytest", "-q")
 TWO_PROCESSES = ("-n", "2", "--durations=40")
+# Of how many shares of the full tier a session runs one; 1: all of it.
+SHARES = int(os.environ.get("GRAPHSCALE_TEST_SHARES", "1"))
 # As in models/zoo/README.md. tf2onnx needs an older onnx.
 ZOO = {
     ("pytorch", "jax"): (
@@ -19,6 +22,11 @@ ZOO = {
     ),
     ("tensorflow",): ("tensorflow-cpu==2.19.0", "tf2onnx==1.17.0", "onnx==1.22.0"),
 }
+
+
+def share(number: int) -> dict[str, str]:
+    """Choose the share of the full tier that a session runs, each runtime another one (tests/tiers.py)."""
+    return {"GRAPHSCALE_TEST_SHARE": f"{min(number, SHARES)}/{SHARES}"}
 
 
 @nox.session
@@ -31,7 +39,7 @@ def quick(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def lint(session: nox.Session) -> None:
     """Run the linters, the type checker and the contract of the layers."""
-    session.install("-e", ".[dev]")
+    session.install("-e", ".[lint]")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", "--strict", "-p", "graphscale")
@@ -42,7 +50,7 @@ def lint(session: nox.Session) -> None:
 def full(session: nox.Session) -> None:
     """Run the tests that the quick tier leaves out."""
     session.install("-e", ".[test]")
-    session.run(*PYTEST, *TWO_PROCESSES, "-m", "full", *session.posargs)
+    session.run(*PYTEST, *TWO_PROCESSES, "-m", "full", *session.posargs, env=share(1))
 
 
 @nox.session(tags=["ci"])
@@ -52,7 +60,7 @@ def stock(session: nox.Session) -> None:
         ".[ort,browser]", "hypothesis", "matplotlib", "pytest", "pytest-xdist", "scikit-learn", "tensorboardX"
     )
     portable = "not training and not packaging and not static"
-    session.run(*PYTEST, *TWO_PROCESSES, "-m", portable, *session.posargs)
+    session.run(*PYTEST, *TWO_PROCESSES, "-m", portable, *session.posargs, env=share(2))
 
 
 @nox.session(tags=["ci"])
@@ -70,22 +78,24 @@ def oldest(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def pytorch(session: nox.Session) -> None:
     """Run the tests that need PyTorch, those of the real onnxruntime.training package among them."""
-    session.install(".[training]", "torch==2.13.0", "onnxscript", "hypothesis", "pytest", "scikit-learn")
-    session.run(*PYTEST, "-m", "pytorch", *session.posargs)
+    session.install(
+        ".[training]", "torch==2.13.0", "onnxscript", "hypothesis", "pytest", "pytest-xdist", "scikit-learn"
+    )
+    session.run(*PYTEST, *TWO_PROCESSES, "-m", "pytorch", *session.posargs, env=share(1))
 
 
 @nox.session(tags=["ci"])
 def mpi(session: nox.Session) -> None:
     """Run the tests of replicas, in processes of MPI."""
     session.install(".[training,mpi]", "hypothesis", "pytest")
-    session.run(*PYTEST, "-m", "mpi", *session.posargs)
+    session.run(*PYTEST, "--durations=40", "-m", "mpi", *session.posargs, env=share(1))
 
 
 @nox.session(tags=["ci"])
 def tensorflow(session: nox.Session) -> None:
     """Run the tests that need TensorFlow."""
     session.install(".[ort]", "tensorflow-cpu==2.21.0", "hypothesis", "pytest")
-    session.run(*PYTEST, "-m", "tensorflow", *session.posargs)
+    session.run(*PYTEST, "--durations=40", "-m", "tensorflow", *session.posargs, env=share(1))
 
 
 @nox.session(tags=["ci"])

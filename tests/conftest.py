@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import onnxruntime as ort
 import pytest
 
 import graphscale as gs
-from tests.tiers import mark_tiers, select_named_tests
+from tests.tiers import cases_of_other_shares, mark_tiers, read_share, select_named_tests
 
 Arrays = dict[str, np.ndarray]
 Level = ort.GraphOptimizationLevel
@@ -246,14 +246,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """Skip what needs another build of ONNX Runtime, or a GPU, with the reason; sort tests into tiers."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what needs another build of ONNX Runtime, or a GPU, with the reason; sort tests into tiers and shares."""
     for item in items:
         if not HAS_TRAINING and item.get_closest_marker("training"):
             item.add_marker(pytest.mark.skip(reason=NEEDS_TRAINING))
         if item.get_closest_marker("cuda") and not has_cuda():
             item.add_marker(pytest.mark.skip(reason=NEEDS_CUDA))
     mark_tiers(items)
+    number, count = read_share()
+    if count > 1:
+        others = cases_of_other_shares(items, number, count)
+        config.hook.pytest_deselected(items=others)
+        left_out = {id(item) for item in others}
+        items[:] = [item for item in items if id(item) not in left_out]
 
 
 @pytest.fixture(params=MODEL_NAMES)

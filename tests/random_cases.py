@@ -2,7 +2,7 @@
 
 Set GRAPHSCALE_TEST_PROFILE=deep for the new ones: hypothesis draws and shrinks them. Otherwise a case is a seed, and
 neither a release of hypothesis nor an edit of the code, from which it takes constants, makes another graph of it. The
-quick tier runs the first of them, the full tier all.
+quick tier runs the first of them, the full tier all, or every sixth with GRAPHSCALE_TEST_SHARE=1/6.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
+from tests.tiers import read_share
+
 DEEP = os.environ.get("GRAPHSCALE_TEST_PROFILE") == "deep"
 # The number of the only case to run.
 ALONE = os.environ.get("GRAPHSCALE_TEST_CASE")
@@ -27,9 +29,13 @@ if DEEP and ALONE is not None:
 
 # The quick tier runs one case in so many.
 QUICK_SHARE = 30
+# For a test that runs its seeds by `run_random_cases`, shared.
+FULL = [pytest.mark.full, pytest.mark.every_share]
 
 
-def run_random_cases(test: Callable[[random.Random], None], least: int, tried: int, name: str) -> None:
+def run_random_cases(
+    test: Callable[[random.Random], None], least: int, tried: int, name: str, shared: bool = False
+) -> None:
     """Run a test of `choices` on `tried` cases, of which `assume` may set aside all but `least`.
 
     Args:
@@ -37,8 +43,15 @@ def run_random_cases(test: Callable[[random.Random], None], least: int, tried: i
         least: how many cases must count; a deep run looks for twenty times as many.
         tried: how many seeds there are.
         name: a name for the seeds.
+        shared: whether to run the seeds of one share alone.
     """
     counted = 0
+    numbers = range(tried)
+    if shared and not DEEP:
+        number, count = read_share()
+        numbers = numbers[(number - 1) % tried :: count]
+        # As many cases may be set aside in one share as in all.
+        least = max(least - tried + len(numbers), 1)
 
     @functools.wraps(test)
     def case(choices: random.Random | int) -> None:
@@ -59,9 +72,8 @@ def run_random_cases(test: Callable[[random.Random], None], least: int, tried: i
         report_multiple_bugs=False,
     )
     run = profile(given(choices=st.randoms(use_true_random=False))(case))
-    numbers = range(tried) if ALONE is None else [int(ALONE)]
-    for number in () if DEEP else reversed(numbers):
-        run = example(choices=number)(run)
+    for case_number in () if DEEP else reversed(numbers if ALONE is None else [int(ALONE)]):
+        run = example(choices=case_number)(run)
     run()
     # That nothing is missing silently: hypothesis sets cases aside without a word.
     if ALONE is not None:
@@ -76,7 +88,7 @@ def random_cases(least: int, tried: int) -> Callable[[Callable[[random.Random], 
     # As many cases may be set aside among the first as among all.
     tiers = [
         pytest.param(max(few - (tried - least), 1), few, id="some"),
-        pytest.param(least, tried, id="all", marks=pytest.mark.full),
+        pytest.param(least, tried, id="all", marks=FULL),
     ]
     if DEEP or ALONE is not None:
         tiers = [pytest.param(least, tried)]
@@ -84,7 +96,7 @@ def random_cases(least: int, tried: int) -> Callable[[Callable[[random.Random], 
     def decorate(test: Callable[[random.Random], None]) -> Callable[..., None]:
         @pytest.mark.parametrize(("least", "tried"), tiers)
         def run(least: int, tried: int) -> None:
-            run_random_cases(test, least, tried, test.__name__)
+            run_random_cases(test, least, tried, test.__name__, shared=tried > few)
 
         run.__name__, run.__doc__ = test.__name__, test.__doc__
         return run

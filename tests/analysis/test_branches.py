@@ -10,6 +10,8 @@ from graphscale.graph.marks import PASS_KEY
 from graphscale.lowering.lowering_pass import is_inserted
 from tests.build import parse
 
+pytestmark = pytest.mark.static
+
 BRANCHES = {
     "the last reader": ("new = Sub(w, u)", True),
     "a reader before": ("a = Mul(w, u)  new = Sub(w, a)", True),

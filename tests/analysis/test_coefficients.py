@@ -20,6 +20,8 @@ from graphscale.operators import Trait
 from tests.build import numbers, parse
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 UNEVEN = numbers(12, "0.5").replace("}", "1}").replace(", 0.51", ", 1")
 CONSTANTS = f"""
     float half = {{0.5}}, float one = {{1}}, float two = {{2}}, float[1] long = {{0.5}}, int64[1] axes = {{0}},

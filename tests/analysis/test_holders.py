@@ -8,6 +8,8 @@ import pytest
 from graphscale.analysis.updates import Factors, find_holders
 from tests.build import parse
 
+pytestmark = pytest.mark.static
+
 BRANCHES = """out = If (flag) <
     then_branch = kept () => (float[4,4] a) { a = Identity(w) },
     else_branch = moved () => (float[4,4] b) { b = Sub(w, u) }

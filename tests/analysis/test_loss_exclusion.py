@@ -12,6 +12,8 @@ from tests.analysis.test_several_losses import losses_of
 from tests.build import LINEAR, linear_step
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 DIFFERENTIATES = "the scalar output that the backward pass differentiates"
 READS = "the backward pass reads values of all its parts"
 # Vector quantisation: the gradient of the fit goes past the rounding, and the commitment pulls at what is rounded.

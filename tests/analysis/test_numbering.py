@@ -14,6 +14,8 @@ from graphscale.graph.numbering import Numbering, ValueSet
 from graphscale.graph.values import operands_of
 from graphscale.graph.walks import check_order
 
+pytestmark = pytest.mark.static
+
 STEP = """
 <ir_version: 10, opset_import: ["" : 20]>
 step (float[4] x, float[4] w, bool first) => (float[4] y, float[2] low, float[2] high)

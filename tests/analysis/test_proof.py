@@ -10,6 +10,8 @@ from graphscale.analysis.proof import prove
 from graphscale.errors import ProofError
 from graphscale.graph.values import values_by_name
 
+pytestmark = pytest.mark.static
+
 STEP = """
 <ir_version: 10, opset_import: ["" : 20]>
 step (float[4] x, float[4] w, float scale) => (float loss, float[4] dw, float[4] whole, bool all_finite)

@@ -8,6 +8,8 @@ import pytest
 from graphscale.analysis.recomputed import find_recomputed_values
 from tests.build import parse
 
+pytestmark = pytest.mark.static
+
 
 @pytest.mark.parametrize(
     ("operator", "expected"),

@@ -12,6 +12,8 @@ from graphscale.analysis.training_result import Coverage
 from tests.build import parse
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 # Two layers, a quadratic loss, and a backward pass that computes the first layer's product again.
 STEP = """
     h = x * w; c = h @ v

@@ -19,6 +19,8 @@ from tests.build import parse
 from tests.expressions import nodes
 from tests.random_cases import random_cases
 
+pytestmark = pytest.mark.static
+
 THROUGH = Trait.VIEW | Trait.PERMUTE | Trait.MOVE | Trait.PART
 SHAPE = (2, 3)
 INPUTS = ("a", "b", "c")

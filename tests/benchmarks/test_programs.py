@@ -64,6 +64,7 @@ def test_it_runs(program: str, arguments: tuple[str, ...], texts: list[str]) -> 
     assert [text for text in texts if text not in done.stdout] == []
 
 
+@pytest.mark.static
 def test_the_first_table_has_a_cost_of_every_model() -> None:
     done = quick("step_cost.py", *STEPS[:3], *MODELS)
     head, *rows = [line for line in done.stdout.splitlines() if line.startswith("|")][: 2 + len(MODELS)]
@@ -88,6 +89,7 @@ def test_a_folder_that_trains_another_model_is_told(tmp_path: Path) -> None:
     assert "|" not in done.stdout
 
 
+@pytest.mark.static
 def test_pass_cost(tmp_path: Path) -> None:
     sizes = ["--nodes", "600", "--rounds", "2", "--large-rounds", "1", "--large-blocks", "1", "--large-width", "16"]
     done = run("pass_cost.py", *sizes, "--json", tmp_path / "rounds.json", "--folder", tmp_path)
@@ -99,6 +101,7 @@ def test_pass_cost(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rounds.json"]
 
 
+@pytest.mark.static
 def test_cuda_step_on_a_cpu(tmp_path: Path) -> None:
     done = quick("cuda_step.py", "--device", "cpu", *STEPS, "--json", tmp_path / "found.json")
     assert done.returncode == 0, done.stderr

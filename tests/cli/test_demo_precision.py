@@ -10,7 +10,8 @@ import pytest
 from tests.cli.test_demo import demo_marks, finish, run_demo
 from tests.training.test_plot import near
 
-pytestmark = demo_marks
+# The emulated formats are those of tests/passes/casting, on every build.
+pytestmark = [*demo_marks, pytest.mark.static]
 
 NAMES = ("float32", "float16, not scaled", "float16, fixed scale 1024", "float16, dynamic scale")
 
@@ -70,15 +71,12 @@ def test_the_picture_shows_all_of_it(finished: tuple[Path, str]) -> None:
     assert red < 0.4 * len(panel) < 0.7 * len(panel) < blue
 
 
-def test_a_seed_and_an_output_are_taken(tmp_path: Path) -> None:
-    result = run_demo(tmp_path, "--precision", "--steps", "100", "--seed", "3", "-o", "all.svg")
+def test_other_options(tmp_path: Path) -> None:
+    """A seed, an output, and a narrow terminal, where rows are whole."""
+    result = run_demo(tmp_path, "--precision", "--steps", "100", "--seed", "3", "-o", "all.svg", COLUMNS="80")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "all.svg").read_text().count("</svg>") == 1
     assert row(result.stdout, "reversal", NAMES[1])["zeros"] > 90
-
-
-def test_a_narrow_terminal_shows_whole_rows(tmp_path: Path) -> None:
-    result = run_demo(tmp_path, "--precision", "--steps", "100", COLUMNS="80")
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
     for task in ("digits", "reversal"):
         for name in NAMES:

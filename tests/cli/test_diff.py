@@ -13,6 +13,8 @@ from tests.cli.command import contents, graphscale, refuse, succeed
 from tests.cli.test_scale import rows
 from tests.conftest import MODELS
 
+pytestmark = pytest.mark.static
+
 MOMENTUM = MODELS / "pytorch" / "mlp_momentum.onnx"
 
 

@@ -13,6 +13,8 @@ from tests.cli.command import contents, graphscale, succeed
 from tests.cli.test_scale import rows
 from tests.conftest import MODELS
 
+pytestmark = pytest.mark.static
+
 CLIPPED = MODELS / "pytorch" / "attention_adamw_clip.onnx"
 
 

@@ -16,6 +16,8 @@ from tests.checks.linting.test_sarif import check_log
 from tests.cli.command import graphscale, refuse, succeed
 from tests.conftest import MODELS
 
+pytestmark = pytest.mark.static
+
 FLOAT16 = MODELS / "pytorch" / "mlp_float16.onnx"
 CLEAN = MODELS / "pytorch" / "mse_tanh.onnx"
 

@@ -11,6 +11,8 @@ from graphscale.training.metrics import MetricsFile
 from graphscale.training.record import StepRecord
 from tests.cli.command import refuse, succeed
 
+pytestmark = pytest.mark.static
+
 pytest.importorskip("matplotlib", reason="draws with matplotlib")
 
 

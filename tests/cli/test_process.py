@@ -51,7 +51,7 @@ def test_every_command_is_called() -> None:
     assert set(COMMANDS) <= set(CALLS)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_process_of_its_own(call: str, made: Path, tmp_path: Path) -> None:
     results = []

@@ -10,6 +10,8 @@ import pytest
 from tests.cli.command import refuse, succeed
 from tests.conftest import MODELS
 
+pytestmark = pytest.mark.static
+
 STEP = MODELS / "pytorch/mlp_momentum.onnx"
 
 

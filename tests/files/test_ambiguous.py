@@ -15,6 +15,8 @@ from graphscale.errors import ModelFileError, UnsupportedModelError
 from graphscale.files.ambiguous import refuse_ambiguous
 from graphscale.files.model_files import from_proto, load
 
+pytestmark = pytest.mark.static
+
 TEXT = """<ir_version: 10, opset_import: ["" : 20, "own" : 1]> g (float[2] x, bool b) => (float[2] y)
 <float[2] w = {1, 2}> {
     c = Constant <value = float[2] {3, 4}> ()

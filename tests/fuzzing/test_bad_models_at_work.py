@@ -41,7 +41,7 @@ def write_arrays(scaled: onnx.ModelProto, folder: Path) -> None:
     np.savez(folder / "feeds.npz", **{name: array for name, array in arrays.items() if name not in carried})
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("name", ["session", "verify"])
 def test_at_work(name: str, part: int, worker: Worker, tmp_path: Path, record_property: pytest.RecordProperty) -> None:

@@ -8,6 +8,8 @@ import pytest
 from graphscale.graph.walks import depends_on, outputs_reached
 from tests.build import parse
 
+pytestmark = pytest.mark.static
+
 IF = """If(flag) <then_branch = t () => (float p, float q) { p = Neg(a) q = Neg(b) },
     else_branch = e () => (float p2, float q2) { p2 = Neg(c) q2 = Neg(b) }>"""
 NESTED = f"""If(flag) <then_branch = o () => (float r, float s) {{ r, s = {IF.replace("(flag)", "(inner)")} }},

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+import pytest
 
 from graphscale.graph.builder import PASS_KEY, Editor, behind
+
+pytestmark = pytest.mark.static
 
 
 def test_names_types_places_and_marks() -> None:

@@ -19,6 +19,8 @@ from graphscale.graph.original import ORIGINAL_KEY, record_original, restore_ori
 from tests.build import step
 from tests.conftest import MODELS
 
+pytestmark = pytest.mark.static
+
 SMALL = """
 <ir_version: 10, opset_import: ["" : 20, "local" : 1]>
 step (float[N,4] x, float[4] w) => (float[N,4] y, float[N,4] h)

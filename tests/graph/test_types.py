@@ -9,6 +9,8 @@ import pytest
 from graphscale.graph.types import complete_types
 from graphscale.graph.values import is_float, is_known_zero
 
+pytestmark = pytest.mark.static
+
 HEADER = '<ir_version: 10, opset_import: ["": 20]>'
 
 

@@ -11,6 +11,8 @@ import pytest
 from graphscale.graph.values import operands_of, values_by_name
 from graphscale.graph.walks import ancestors, descendants, reach, source_of
 
+pytestmark = pytest.mark.static
+
 
 def random_graph(seed: int) -> ir.Graph:
     """Return a graph of sums, some of them in the branches of an If."""

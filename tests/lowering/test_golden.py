@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+import pytest
 
 import graphscale as gs
 from graphscale.lowering.lower_model import ORDER
@@ -22,6 +23,8 @@ from tests.conftest import MODELS
 from tests.lowering.test_small_gradients import BACKWARD, LARGE, SGD, STATE
 from tests.passes.test_golden import text_of
 from tests.session.plain import ALWAYS
+
+pytestmark = pytest.mark.static
 
 GOLDEN = Path(__file__).parent / "golden"
 SIZES = dataclasses.replace(ALWAYS, bound_elements=LARGE, probe_elements=LARGE)

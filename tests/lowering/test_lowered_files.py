@@ -84,6 +84,7 @@ def test_scaling_for_the_target_is_the_same(folder: Path) -> None:
     assert (folder / "at_once.onnx").read_bytes() == (folder / "lowered.onnx").read_bytes()
 
 
+@pytest.mark.full
 def test_every_command_takes_it(folder: Path) -> None:
     assert "\nverified (" in succeed(folder, "verify", "step.onnx", "lowered.onnx")
     assert "nothing found (" in succeed(folder, "lint", "lowered.onnx")

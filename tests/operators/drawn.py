@@ -11,9 +11,11 @@ from hypothesis import assume
 from tests.operators.cases import Case, is_training_operator, schema_versions
 from tests.operators.recipes import RECIPES, draw_case
 from tests.operators.runtimes import RefusedError
-from tests.random_cases import run_random_cases
+from tests.random_cases import FULL, run_random_cases
 
 _Test = Callable[..., None]
+# So many nodes of a definition are drawn in the quick tier, where there are many definitions.
+QUICK_NODES = 2
 
 
 def count_nodes(operator: tuple[str, str], tried: int = 10) -> int:
@@ -30,7 +32,7 @@ def each_draw(operator: tuple[str, str]) -> Iterator[tuple[random.Random, range]
 
 def each_operator(test: _Test) -> _Test:
     """Run a test of `(operator, least, tried)` for each operator, in the quick tier for half; see `run_draws`."""
-    tiers = [pytest.param(1, 2, id="some"), pytest.param(5, 10, id="all", marks=pytest.mark.full)]
+    tiers = [pytest.param(1, QUICK_NODES, id="some"), pytest.param(5, 10, id="all", marks=FULL)]
     operators = [
         pytest.param(
             operator,
@@ -45,6 +47,7 @@ def each_operator(test: _Test) -> _Test:
 
 def run_draws(check: Callable[[Case], None], operator: tuple[str, str], least: int, tried: int) -> None:
     """Check `count_nodes` nodes drawn for each definition of an operator; as many of `least` must run."""
+    shared = tried > QUICK_NODES
     least, tried = count_nodes(operator, least), count_nodes(operator, tried)
     for opsets in schema_versions(operator):
 
@@ -54,4 +57,4 @@ def run_draws(check: Callable[[Case], None], operator: tuple[str, str], least: i
             except RefusedError:
                 assume(False)
 
-        run_random_cases(check_one, least, tried, f"{operator[1]}-{opsets.start}")
+        run_random_cases(check_one, least, tried, f"{operator[1]}-{opsets.start}", shared)

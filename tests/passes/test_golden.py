@@ -18,6 +18,8 @@ from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.original import ORIGINAL_KEY
 from tests.passes.cases import CASES, Case
 
+pytestmark = pytest.mark.static
+
 GOLDEN = Path(__file__).parent / "golden"
 
 

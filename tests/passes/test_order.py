@@ -21,6 +21,8 @@ from graphscale.passes import (
     standard_passes,
 )
 
+pytestmark = pytest.mark.static
+
 
 def test_names() -> None:
     names = [kind.name for kind in ORDER]

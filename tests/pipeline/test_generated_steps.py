@@ -98,6 +98,7 @@ STEPS: dict[str, Callable[[random.Random], Step]] = {
 
 
 @pytest.mark.full
+@pytest.mark.every_share
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_with(name: str) -> None:
     def holds(choices: random.Random) -> None:
@@ -113,7 +114,7 @@ def test_a_step_with(name: str) -> None:
         found = {finding.code for finding in gs.lint(rendered.model).findings}
         assert found <= ({"GS501"} if how.weights == "initializer" and step.carried else set())
 
-    run_random_cases(holds, 21, 24, f"a step with {name}")
+    run_random_cases(holds, 21, 24, f"a step with {name}", shared=True)
 
 
 def check(step: Step, rendered: Rendered, choices: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""The tiers of the tests: the sample of a test's cases, and tests that are named on the command line."""
+"""The tiers of the tests: the sample of a test's cases, shares of the full tier, tests named on the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.tiers import DEFAULT_SELECTION, mark_tiers, select_named_tests
+from tests.random_cases import run_random_cases
+from tests.tiers import DEFAULT_SELECTION, cases_of_other_shares, mark_tiers, read_share, select_named_tests
 
 
 class Case:
@@ -64,6 +65,57 @@ def test_the_sample_of_a_test_has_every_value(letter: str, number: int, request:
     assert len(chosen) <= 3
     for name in ("letter", "number"):
         assert len({params[name] for params in chosen}) == len(chosen)
+
+
+def full_cases(number: int, count: int, *others: str) -> list[dict[str, int]]:
+    """The cases that one share has of a test of 46 cases in the full tier, and of two in the quick one."""
+    cases = [Case(2, model=i, target=j, level=k) for i, j, k in itertools.product(range(6), range(2), range(4))]
+    mark_tiers(cases)  # type: ignore[arg-type]
+    for name in others:
+        for case in cases:
+            case.add_marker(getattr(pytest.mark, name))
+    left_out = {id(case) for case in cases_of_other_shares(cases, number, count)}  # type: ignore[arg-type]
+    return [case.callspec.params for case in cases if id(case) not in left_out and case.get_closest_marker("full")]
+
+
+def test_each_case_is_in_one_share_and_the_first_ones_have_every_value() -> None:
+    shares = [full_cases(number, 5) for number in range(1, 6)]
+    assert [len(share) for share in shares] == [10, 9, 9, 9, 9]
+    assert len({tuple(case.items()) for share in shares for case in share}) == 46
+    for name, values in (("model", 6), ("target", 2), ("level", 4)):
+        assert [len({case[name] for case in share}) for share in shares[:2]] == [values, values]
+
+
+def test_every_share_has_all_cases_of_a_small_test() -> None:
+    assert [len(full_cases(number, 46)) for number in (1, 2, 46)] == [46] * 3
+    assert [len(full_cases(number, 45)) for number in (1, 2, 45)] == [2, 1, 1]
+
+
+def test_every_share_has_all_cases_of_a_test_that_asks_for_it() -> None:
+    assert len(full_cases(2, 5, "every_share")) == 46
+
+
+def test_shares_of_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn() -> list[float]:
+        found: list[float] = []
+        run_random_cases(lambda choices: found.append(choices.random()), 10, 12, "seeds", shared=True)
+        return found
+
+    monkeypatch.delenv("GRAPHSCALE_TEST_SHARE", raising=False)
+    everything = drawn()
+    shares = []
+    for number in range(1, 6):
+        monkeypatch.setenv("GRAPHSCALE_TEST_SHARE", f"{number}/5")
+        shares.append(drawn())
+    assert [len(share) for share in shares] == [3, 3, 2, 2, 2]
+    assert sorted(itertools.chain(*shares)) == sorted(everything)
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "-1/2"])
+def test_a_share_that_is_none_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHSCALE_TEST_SHARE", text)
+    with pytest.raises(pytest.UsageError, match="give it as 2/6"):
+        read_share()
 
 
 @pytest.mark.parametrize(

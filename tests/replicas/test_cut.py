@@ -13,8 +13,6 @@ from tests.build import EXACT, feeds_for, linear_step
 from tests.conftest import assert_all_same_bits, make_session, run_session
 from tests.replicas.steps import Chain
 
-pytestmark = pytest.mark.mpi
-
 SGD = "lr = Constant<value_float = 0.1>() u = Mul(dw, lr) w_next = Sub(w, u)"
 STATISTICS = (
     "mean = ReduceMean<keepdims = 0>(x, first) new = Mul(mean, tenth) old = Mul(r, rest) r_next = Add(new, old)"

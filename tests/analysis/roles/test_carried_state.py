@@ -19,6 +19,8 @@ from tests.analysis.roles.steps import (
 from tests.build import LINEAR, numbers
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 PREVIOUS, DEPENDS = "depends on its own previous value", "it depends on its previous value"
 MOVED = SGD.replace("w_next", "moved")
 CAST = "wide = Cast<to = 1>(half)\n" + LINEAR.replace("x, w", "x, wide")

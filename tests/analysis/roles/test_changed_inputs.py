@@ -11,6 +11,8 @@ from tests.analysis.roles.steps import SGD, roles_of, states, update_step
 from tests.build import LINEAR, linear_step, listed, ramp
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 REST = LINEAR.partition("\n    y = MatMul(x, w)")[2]
 READS_SHOWN = LINEAR.replace("x, w", "shown, w")
 AVERAGE = "mean * high + ReduceMean(x, axes, keepdims=0) * low"

@@ -8,6 +8,8 @@ from tests.analysis.roles.steps import WEIGHT_DECAY, roles_of, states, update_st
 from tests.build import linear_step, numbers, ramp
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
 STEPS = {
     "a stored flag of the first step": (

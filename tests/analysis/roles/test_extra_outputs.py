@@ -8,6 +8,8 @@ from tests.analysis.roles.steps import MOMENTUM, SGD, roles_of, states, update_s
 from tests.build import linear_step, numbers, ramp
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 SHOWN = "float[4,3] shown"
 RAMP = f"float[4,3] table = {ramp(12)}"
 FTRL = "z_next = z + dw - w * sigma; n_next = n + dw * dw; w_next = z_next / Sqrt(n_next)\n"

@@ -20,6 +20,8 @@ from tests.analysis.roles.steps import (
 from tests.build import LINEAR, linear_step, numbers, ramp, step
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 FED_RATE = SGD.replace("rate", "lr")
 TWO = "float[4,3] a, float[4,3] b"
 SPARE = "float[4,3] w, float[4,3] a, float[4,3] b"

@@ -7,6 +7,8 @@ import pytest
 
 from tests.analysis.roles.steps import evidence_of, roles_of, update_step
 
+pytestmark = pytest.mark.static
+
 # The product of the shares so far; a fed rate times a schedule is computed alike.
 UPDATE = """
     n_next = n + unit; a_next = a * beta + dw; b_next = b * beta + dw * dw; c_next = c * rate + dw

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from graphscale.analysis.roles.step_interface import eliminate
+
+pytestmark = pytest.mark.static
 
 Candidates = dict[str, list[int]]
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.analysis.roles.steps import SGD, evidence_of, roles_of, states, update_step
 
+pytestmark = pytest.mark.static
+
 SALIENCY = "dx = dy @ w.T\n"
 FED_RATE = SGD.replace("rate", "lr")
 TWO = "float[4,3] a, float[4,3] b"

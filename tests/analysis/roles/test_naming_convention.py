@@ -11,6 +11,8 @@ from tests.analysis.roles.steps import MOMENTUM, evidence_of, hidden_state_step,
 from tests.build import linear_step, listed, ramp
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 LEAST = "k_next = Min(k, loss)"
 PREDICTION = "x_next = Tanh((y @ Transpose(w_next)) + x)"
 STEPS = {

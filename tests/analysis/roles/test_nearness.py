@@ -7,6 +7,8 @@ import pytest
 
 from tests.analysis.roles.steps import roles_of, states, update_step
 
+pytestmark = pytest.mark.static
+
 TWO = "float[4,3] a, float[4,3] b"
 NORM = "n = ReduceL2({}, keepdims=0);"
 BRANCH = """

@@ -7,6 +7,8 @@ import pytest
 from tests.analysis.roles.steps import MOMENTUM, roles_of, states, update_step
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
 OFFSET = {
     "forward": nodes("y = x @ w + b; d = y - t; loss = ReduceMean(d * d, keepdims=0)"),

@@ -8,6 +8,8 @@ from tests.analysis.roles.steps import MOMENTUM, recurrent_step, roles_of, state
 from tests.build import LINEAR, numbers
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 RATE_IN_USE = "u = dw * shown; w_next = w - u\n"
 # The condition depends on the batch, a counter does not.
 PLATEAU = "flag = Less(loss, one); shown = lr * Where(flag, half, one)\n"

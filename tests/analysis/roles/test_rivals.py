@@ -7,6 +7,8 @@ import pytest
 from tests.analysis.roles.steps import roles_of, states, update_step
 from tests.build import LINEAR, numbers
 
+pytestmark = pytest.mark.static
+
 # The batch `k` has the type of the weight.
 BESIDE_BATCH = LINEAR.replace("Sub(y, t)", "Sub(z, t)").replace("d =", "xk = MatMul(x, k) z = Add(y, xk) d =")
 ANCHORED = "away = w - a; w_next = w - dw * rate - away * rate\n"

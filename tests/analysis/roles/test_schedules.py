@@ -8,6 +8,8 @@ from tests.analysis.roles.steps import MOMENTUM, SGD, roles_of, states, update_s
 from tests.build import numbers
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 RATE = "lr = start * Pow(decay, Cast(n_next, to=1))"
 COUNTED = f"n_next = n + unit; {RATE}"
 NUMBERS = "float start = {0.5}, float decay = {0.9}"

@@ -7,6 +7,8 @@ import pytest
 from tests.analysis.roles.steps import roles_of, states, update_step
 from tests.build import numbers, ramp
 
+pytestmark = pytest.mark.static
+
 GROWN = "ok = Less(ReduceL2(dw, keepdims=0), high); k_next = Where(ok, Where(often, k * two, k), k * half)"
 SCALES = "float k = {8}, float high = {100}, float half = {0.5}, bool often = {1}, float two = {2}"
 COUNTED = "n_next = n + unit; late = Greater(n_next, period)"

@@ -9,6 +9,8 @@ from tests.analysis.roles.steps import MOMENTUM, roles_of, states, update_step
 from tests.build import LINEAR, numbers, ramp
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 FIRST = "u = dw * rate; w_next = Where(first, w - u - u, w - u)\n"
 MASTERS = {
     "constants": f"float16[4,3] half = {numbers(12, '14336')}, float top = {{1}}",

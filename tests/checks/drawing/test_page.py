@@ -121,7 +121,7 @@ def test_what_hover_tells(momentum: str) -> None:
     assert transpose["attributes"] == [["perm", "[1, 0]"]]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_graph_gives_a_page(name: str) -> None:
     for model in (ir.load(MODELS / f"{name}.onnx"), scaled_model(name)):

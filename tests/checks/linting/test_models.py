@@ -158,6 +158,7 @@ def test_a_loss_and_a_gradient_of_one_loop(target: str) -> None:
     assert gs.lint(scaled.model).findings == ()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("options", [{}, {"skip_nonfinite": True}, {"autocast": "float16"}], ids=str)
 @pytest.mark.parametrize("name", ["conv_adamw", "digits_sgd", "digits_adamw_clip", "transformer_adamw"])
 def test_artifact_folders(name: str, options: dict[str, Any], tmp_path: Path) -> None:

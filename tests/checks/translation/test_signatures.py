@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import external_data_helper as external
 from onnx import numpy_helper
 from onnx.parser import parse_model as parse
 
 from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.files.model_files import load
+
+pytestmark = pytest.mark.static
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20]> g (float[n] x) => (float[n] y)
 { p = Mul(empty, x) q = Add(p, x) y = Sub(x, w) }"""

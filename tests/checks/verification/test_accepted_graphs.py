@@ -19,6 +19,8 @@ from tests.build import linear_step
 from tests.cli.command import graphscale
 from tests.conftest import MODELS
 
+pytestmark = pytest.mark.static
+
 GRAPH, STARTS = "translation", "initial values"
 METADATA = "metadata of the scaling"
 MOMENTUM, ADAM, SYMBOLIC = "pytorch/mlp_momentum", "jax/mlp_adam", "ort/bce"

@@ -90,6 +90,7 @@ def test_weights_that_must_be_positive() -> None:
     assert report.ok, report.failures
 
 
+@pytest.mark.full
 def test_many_gradients_are_forced_once_each() -> None:
     def runs(gradients: int) -> int:
         copies = (f"dw{i} = Neg(dw)" for i in range(gradients))

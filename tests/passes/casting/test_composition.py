@@ -16,6 +16,8 @@ from tests.conftest import MODEL_NAMES, load_example
 from tests.passes.cases import sgd, two_layers
 from tests.passes.test_golden import text_of
 
+pytestmark = pytest.mark.static
+
 KINDS: dict[str, dict[str, Any]] = {
     "typed": {},
     "emulated": {"emulate": True},
@@ -41,6 +43,7 @@ ALONE = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", ALONE)
 def test_a_sequence_is_what_scale_does(case: str) -> None:
     graph, way, loss_scale, telemetry = ALONE[case]

@@ -21,6 +21,8 @@ from tests.build import FORWARD, step
 from tests.conftest import load_example
 from tests.random_graphs import random_presentation, random_step
 
+pytestmark = pytest.mark.static
+
 # Graphs of models/ and seeds of random ones. In all of them nodes change sides: to float16 in the first, and to float32
 # in the second.
 TO_SMALL = ("jax/conv", "pytorch/attention_adamw_clip", 0, 10, 13, 15, 22)

@@ -9,11 +9,11 @@ import pytest
 from graphscale.passes.lower_training_ops import FORMULAS
 from tests.passes.training_ops.cases import check_case, run_reference
 from tests.passes.training_ops.drawing import RECIPES, draw_case, load_families
-from tests.random_cases import run_random_cases
+from tests.random_cases import FULL, run_random_cases
 
 load_families()
 each_operator = pytest.mark.parametrize("operator", sorted(RECIPES), ids=lambda operator: operator[1])
-tiers = pytest.mark.parametrize("tried", [2, pytest.param(40, id="all", marks=pytest.mark.full)])
+tiers = pytest.mark.parametrize("tried", [2, pytest.param(40, id="all", marks=FULL)])
 
 
 @pytest.mark.static
@@ -29,4 +29,4 @@ def test_against_the_kernel(operator: tuple[str, str], tried: int) -> None:
         case = draw_case(operator, choices)
         check_case(case, run_reference(case))
 
-    run_random_cases(check, tried, tried, operator[1])
+    run_random_cases(check, tried, tried, operator[1], shared=tried > 2)

@@ -28,6 +28,8 @@ def recorded() -> dict[tuple[str, str], list[Recorded]]:
 NEWEST = (release_of(ort.__version__) or RELEASES[-1]).max_opset
 
 
+@pytest.mark.sample(24)
+@pytest.mark.every_share
 @pytest.mark.parametrize("newest", [False, True], ids=["as-recorded", "newest-opset"])
 @pytest.mark.parametrize("operator", sorted(FORMULAS), ids=lambda operator: operator[1])
 def test_against_recorded_results(operator: tuple[str, str], newest: bool) -> None:
