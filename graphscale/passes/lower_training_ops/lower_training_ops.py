@@ -61,8 +61,8 @@ class LowerTrainingOps(GraphPass):
                 reason = f": {WITHOUT_FORM[operator]}" if operator in WITHOUT_FORM else ""
                 raise UnsupportedModelError(
                     f"node {node_name(node)!r} is a {op_name(node)}, which stock ONNX Runtime lacks, and which has no "
-                    f"standard form here{reason}; export the model without it, or run it on onnxruntime-training (target "
-                    "ort-training)"
+                    f"standard form here{reason}; export the model without it, or run it on onnxruntime-training "
+                    "(target ort-training)"
                 )
         self.counts = dict(sorted(Counter(node.op_type for node in nodes).items()))
         self.exposed = {}
