@@ -8,6 +8,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.passes import Autocast
+from graphscale.passes.lower_training_ops import FORMULAS
 from graphscale.targets import STOCK_OPERATORS
 from tests.ort.long_runs.recorded import read_training
 from tests.ort.long_runs.trainings import FOLDERS, GRAPHS, ORT, train_folder
@@ -27,6 +28,18 @@ def test_training(name: str, emulate: bool) -> None:
     np.testing.assert_allclose(own.losses, recorded.losses[:STEPS], rtol=0.02)
     assert own.losses != recorded.losses[:STEPS] or not emulate
     assert {array.dtype for array in own.arrays.values()} == {np.dtype(np.float32)}
+
+
+@pytest.mark.static
+@pytest.mark.parametrize("name", GRAPHS)
+def test_casts_alone(name: str) -> None:
+    """`autocast` replaces training operators as `scale` does; a training build keeps them."""
+    found = {}
+    for target in ("onnx", "ort-training"):
+        nodes = gs.autocast(ORT / f"{name}.onnx", target=target).model.graph.all_nodes()
+        found[target] = [node for node in nodes if (node.domain, node.op_type) in FORMULAS]
+    assert not found["onnx"]
+    assert bool(found["ort-training"]) == (name != "gradbuilder_regression")
 
 
 @pytest.mark.static

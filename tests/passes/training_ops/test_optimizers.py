@@ -86,6 +86,7 @@ def test_a_state_that_leaves_the_graph(initializer: str) -> None:
 def test_a_state_that_stays_in_the_graph(text: str, output: str) -> None:
     lowered = gs.lower_training_ops(parse(text))
     assert lowered.report.states == {output: "buffer"}
+    assert {"buffer", "value"} == {value.name for value in lowered.model.graph.input}
     outputs, _ = run_once(lowered.model, {"buffer": np.float32([1, 2]), "value": np.float32([3, 5])})
     np.testing.assert_array_equal(outputs[output], [4, 7])
     roles = json.loads(next(entry.value for entry in lowered.model.metadata_props if entry.key == "graphscale.roles"))
