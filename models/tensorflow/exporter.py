@@ -3,14 +3,15 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
 import tensorflow as tf
-import tf2onnx
+import tf2onnx.tfonnx
 
 from models.tensorflow.lowerings import handlers
-from models.tensorflow.pure import PureStep, make_pure
+from models.tensorflow.pure import PureStep, by_path, make_pure
 
 logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
 # tf2onnx 1.17 writes 18, too. There its optimizer moves a Transpose behind a ReduceMean, and leaves its axes as they were:
@@ -41,7 +42,9 @@ def export_step(
         return {name: tf.identity(value) for name, value in zip(pure.outputs, pure.run(*values), strict=True)}
 
     specs = [tf.TensorSpec(value.shape, value.dtype, name) for name, value in pure.inputs.items()]
-    model = convert(named, specs, opset)
+    # A product and a sum as one Gemm, such as a weight's gradient and its momentum, leave no place for a loss scale.
+    with mock.patch.object(tf2onnx.tfonnx, "rewrite_gemm", lambda _, ops: ops):
+        model = convert(named, specs, opset)
     # TensorFlow sorts a dictionary.
     in_order = sorted(model.graph.output, key=lambda output: pure.outputs.index(output.name))
     del model.graph.output[:]
@@ -50,8 +53,8 @@ def export_step(
 
 
 def keras_state(*owners: Any) -> dict[str, tf.Variable]:
-    """Return the variables of Keras models and optimizers by their paths."""
-    return {variable.path: variable.value for owner in owners for variable in owner.variables}
+    """Return the variables of Keras models and optimizers by their paths, with dots."""
+    return by_path(variable for owner in owners for variable in owner.variables)
 
 
 def convert(function: Callable[..., Any], specs: Sequence[tf.TensorSpec], opset: int) -> onnx.ModelProto:

@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from models.tensorflow.pure import by_path
+
 Arrays = dict[str, np.ndarray]
 CLASSES, VOCABULARY, BATCH = 10, 11, 8
 
@@ -59,9 +61,6 @@ def keras_task(model: keras.Model, batch: Arrays) -> Task:
     def loss(x: tf.Tensor, labels: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         return cross_entropy(labels, model(x, training=True), sample_weight)
 
-    def by_path(variables: list[keras.Variable]) -> dict[str, tf.Variable]:
-        return {variable.path: variable.value for variable in variables}
-
     weights, statistics = by_path(model.trainable_variables), by_path(model.non_trainable_variables)
     return Task(batch, loss, weights, statistics, model)
 
@@ -84,16 +83,18 @@ def keras_convnet() -> Task:
 
 
 def keras_lstm() -> Task:
-    """LSTM over four steps, unrolled."""
+    """LSTM over four steps, unrolled; its first state is a dense layer of the mean."""
     sequence = keras.Input((4, 6))
-    last = layers.LSTM(8, unroll=True, name="lstm")(sequence)
+    start = layers.Dense(8, activation="tanh", name="start")(layers.GlobalAveragePooling1D()(sequence))
+    last = layers.LSTM(8, unroll=True, name="lstm")(sequence, initial_state=[start, start])
     return keras_task(keras.Model(sequence, layers.Dense(CLASSES, name="fc")(last)), features(4, 6))
 
 
 def keras_gru() -> Task:
-    """GRU over four steps, unrolled."""
+    """GRU over four steps, unrolled; its first state is a dense layer of the mean."""
     sequence = keras.Input((4, 6))
-    last = layers.GRU(8, unroll=True, name="gru")(sequence)
+    start = layers.Dense(8, activation="tanh", name="start")(layers.GlobalAveragePooling1D()(sequence))
+    last = layers.GRU(8, unroll=True, name="gru")(sequence, initial_state=start)
     return keras_task(keras.Model(sequence, layers.Dense(CLASSES, name="fc")(last)), features(4, 6))
 
 

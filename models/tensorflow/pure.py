@@ -1,6 +1,6 @@
 """Turn a step that changes variables into a pure function: variables go in, their next values come out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,11 @@ class PureStep:
     run: Callable[..., list[tf.Tensor]]
     inputs: dict[str, np.ndarray]
     outputs: list[str]
+
+
+def by_path(variables: Iterable[Any]) -> dict[str, tf.Variable]:
+    """Return variables of Keras by their paths, with dots."""
+    return {variable.path.replace("/", "."): variable.value for variable in variables}
 
 
 def make_pure(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from models.tensorflow import networks
 from models.tensorflow.networks import Task
+from models.tensorflow.pure import by_path
 
 Grads = list[tf.Tensor]
 
@@ -36,7 +37,6 @@ class Step:
 
 
 STEPS: dict[str, Callable[[], Step]] = {}
-# What each step is, for its row in the table of models/README.md.
 Optimizer = Callable[[], keras.optimizers.Optimizer]
 
 
@@ -57,8 +57,7 @@ def by_keras(make: Callable[[], Task], optimizer: Optimizer) -> Step:
     task, made = make(), optimizer()
     trained = task.model.trainable_variables
     made.build(trained)
-    slots = {variable.path: variable.value for variable in made.variables if variable is not made.learning_rate}
-    return train(task, lambda grads: made.apply(grads, trained), slots)
+    return train(task, lambda grads: made.apply(grads, trained), by_path(made.variables))
 
 
 # The optimizers of Keras, each a function of no arguments.
