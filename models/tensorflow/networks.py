@@ -126,9 +126,9 @@ def variables(**arrays: np.ndarray) -> dict[str, tf.Variable]:
     return {name: tf.Variable(array, name=name) for name, array in arrays.items()}
 
 
-def cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return the mean cross-entropy."""
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, sample_weight: tf.Tensor | float = 1.0) -> tf.Tensor:
+    """Return the mean cross-entropy, each row times its weight."""
+    return tf.reduce_mean(sample_weight * tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
 
 
 def dense() -> Task:
@@ -171,20 +171,22 @@ def convnet() -> Task:
 
 
 def language_model() -> Task:
-    """Causal attention between tied embeddings, cross-entropy of the next token."""
+    """Causal attention between tied embeddings, weighted cross-entropy of the next token."""
     rng, width, length = np.random.default_rng(1), 8, 5
     w = variables(embedding=normal(rng, VOCABULARY, width, scale=0.3), positions=normal(rng, length, width, scale=0.3))
     w |= variables(gain=np.ones(width, np.float32))
     w |= variables(**{name: normal(rng, width, width, scale=width**-0.5) for name in ("query", "key", "value", "out")})
     mask = np.triu(np.full((length, length), -1e9, np.float32), 1)
 
-    def loss(tokens: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    def loss(tokens: tf.Tensor, labels: tf.Tensor, sample_weight: tf.Tensor) -> tf.Tensor:
         x = tf.gather(w["embedding"], tokens) + w["positions"]
         normed = x * tf.math.rsqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + 1e-5) * w["gain"]
         query, key, value = (tf.einsum("bti,ij->btj", normed, w[name]) for name in ("query", "key", "value"))
         scores = tf.matmul(query, key, transpose_b=True) / width**0.5 + mask
         x += tf.einsum("bti,ij->btj", tf.nn.softmax(scores) @ value, w["out"])
-        return cross_entropy(tf.einsum("bti,vi->btv", x, w["embedding"]), labels)
+        return cross_entropy(tf.einsum("bti,vi->btv", x, w["embedding"]), labels, sample_weight)
 
     tokens = rng.integers(0, VOCABULARY, (BATCH, length + 1))
-    return Task({"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}, loss, w)
+    # The last tokens of some texts are padding.
+    kept = (np.arange(length) < rng.integers(2, length + 1, (BATCH, 1))).astype(np.float32)
+    return Task({"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "sample_weight": kept}, loss, w)

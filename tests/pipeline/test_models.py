@@ -38,12 +38,7 @@ CONTRACTIONS = {"Conv", "ConvTranspose", "Einsum", "FusedMatMul", "Gemm", "MatMu
 GRADIENT_OPERATOR = re.compile("Grad(_|$)")
 FOLDERS = ("jax", "ort", "pytorch", "tensorflow")
 # The weight to spoil in the graphs whose batch is whole numbers: the result depends on it everywhere.
-WEIGHT_OF = {
-    "jax/language_model": "query.weight",
-    "ort/transformer": "position.weight",
-    "pytorch/": "positions",
-    "tensorflow/": "positions",
-}
+WEIGHT_OF = {"jax/language_model": "query.weight", "ort/transformer": "position.weight", "pytorch/": "positions"}
 
 
 @functools.cache
