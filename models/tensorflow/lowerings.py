@@ -62,8 +62,9 @@ class Builder:
     def one_hot(self, index: str, count: int) -> str:
         """Return indices as ones among zeros."""
         values = self.ctx.make_const(utils.make_name("off_on"), np.array([0, 1], self.dtype)).output[0]
+        depth = self.ctx.make_const(utils.make_name("depth"), np.array(count, np.int64)).output[0]
         # ONNX Runtime has no OneHot of int32.
-        return self.op("OneHot", self.op("Cast", index, to=TensorProto.INT64), self.integers([count]), values)
+        return self.op("OneHot", self.op("Cast", index, to=TensorProto.INT64), depth, values)
 
     def repeat(self, value: str, shape: Sequence[int], times: Sequence[int]) -> str:
         """Repeat each element of an array of that shape, axis by axis."""
