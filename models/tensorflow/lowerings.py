@@ -243,7 +243,8 @@ def max_pool(build: Builder, node: Any) -> str:
     flat = build.op("Reshape", build.op("Transpose", dy, perm=[0, 3, 1, 2]), build.integers([-1]))
     zeros = build.op("Expand", build.number(0), build.integers([batch * channels * size[0] * size[1]]))
     summed = build.op("ScatterElements", zeros, index, flat, axis=0, reduction="add")
-    return build.op("Transpose", build.op("Reshape", summed, build.integers([batch, channels, *size])), perm=[0, 2, 3, 1])
+    images = build.op("Reshape", summed, build.integers([batch, channels, *size]))
+    return build.op("Transpose", images, perm=[0, 2, 3, 1])
 
 
 @lower("AvgPoolGrad")
@@ -267,7 +268,7 @@ def standardize(build: Builder, node: Any, x: str, mean: str, variance: str) -> 
 
 @lower("FusedBatchNormV3")
 def batch_norm(build: Builder, node: Any) -> tuple[str, ...]:
-    """Return the normalized images, the mean, the variance over N - 1, and for the gradient the mean and that over N."""
+    """Return the normalized images, the mean, the variance over N - 1; for the gradient the mean and that over N."""
     x, scale, offset, mean, variance = node.input[:5]
     unbiased = variance
     if node.get_attr_value("is_training"):

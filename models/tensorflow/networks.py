@@ -90,14 +90,6 @@ def keras_lstm() -> Task:
     return keras_task(keras.Model(sequence, layers.Dense(CLASSES, name="fc")(last)), features(4, 6))
 
 
-def keras_gru() -> Task:
-    """GRU over four steps, unrolled; its first state is a dense layer of the mean."""
-    sequence = keras.Input((4, 6))
-    start = layers.Dense(8, activation="tanh", name="start")(layers.GlobalAveragePooling1D()(sequence))
-    last = layers.GRU(8, unroll=True, reset_after=False, name="gru")(sequence, initial_state=start)
-    return keras_task(keras.Model(sequence, layers.Dense(CLASSES, name="fc")(last)), features(4, 6))
-
-
 def keras_embedding() -> Task:
     """The mean of embeddings, then a tanh MLP."""
     tokens = keras.Input((5,), dtype="int64")

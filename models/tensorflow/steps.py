@@ -65,7 +65,6 @@ KERAS = {
     "keras_dense_adam": (networks.keras_dense, partial(keras.optimizers.Adam, 0.01)),
     "keras_convnet_momentum": (networks.keras_convnet, partial(keras.optimizers.SGD, 0.02, momentum=0.9)),
     "keras_lstm_adam": (networks.keras_lstm, partial(keras.optimizers.Adam, 0.01)),
-    "keras_gru_clip": (networks.keras_gru, partial(keras.optimizers.SGD, 0.05, momentum=0.9, global_clipnorm=0.5)),
     "keras_embedding_sgd": (networks.keras_embedding, partial(keras.optimizers.SGD, 0.1)),
     "keras_transformer_adamw_clip": (
         networks.keras_transformer,

@@ -29,13 +29,12 @@ LEGACY: dict[str, tuple[str, dict[str, float], float | None]] = {
     "keras_dense_adam": ("AdamOptimizer", {"learning_rate": 0.01, "epsilon": 1e-7}, None),
     "keras_convnet_momentum": ("MomentumOptimizer", {"learning_rate": 0.02, "momentum": 0.9}, None),
     "keras_lstm_adam": ("AdamOptimizer", {"learning_rate": 0.01, "epsilon": 1e-7}, None),
-    "keras_gru_clip": ("MomentumOptimizer", {"learning_rate": 0.05, "momentum": 0.9}, 0.5),
     "keras_embedding_sgd": ("GradientDescentOptimizer", {"learning_rate": 0.1}, None),
     "dense_momentum": ("MomentumOptimizer", {"learning_rate": 0.05, "momentum": 0.9}, None),
     "convnet_sgd": ("GradientDescentOptimizer", {"learning_rate": 0.05}, None),
     "language_model_adam_clip": ("AdamOptimizer", {"learning_rate": 0.01, "epsilon": 1e-7}, 0.5),
 }
-KERAS = ("keras_convnet_momentum", "keras_transformer_adamw_clip")
+KERAS = ("keras_dense_adam", "keras_transformer_adamw_clip")
 
 # Takes a batch; returns its loss, whether the step was applied, and the scale that it leaves.
 Step = Callable[[Arrays], tuple[float, bool, float]]
