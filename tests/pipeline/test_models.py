@@ -36,6 +36,7 @@ HALF_PRECISION = "pytorch/mlp_float16"
 ZEROS = {f"{layer}.bias_grad.accumulation.buffer" for layer in ("conv1", "conv2")}
 CONTRACTIONS = {"Conv", "ConvTranspose", "Einsum", "FusedMatMul", "Gemm", "MatMul"}
 GRADIENT_OPERATOR = re.compile("Grad(_|$)")
+FOLDERS = ("jax", "ort", "pytorch", "tensorflow")
 # The weight to spoil in the graphs whose batch is whole numbers: the result depends on it everywhere.
 WEIGHT_OF = {"jax/language_model": "query.weight", "ort/transformer": "position.weight", "pytorch/": "positions"}
 
@@ -46,7 +47,7 @@ def scaled(name: str, loss_scale: str | float, target: str = "onnx") -> gs.Scale
 
 
 def test_there_are_graphs_of_each_exporter() -> None:
-    counts = {folder: sum(name.startswith(folder) for name in MODEL_NAMES) for folder in ("jax", "ort", "pytorch")}
+    counts = {folder: sum(name.startswith(folder) for name in MODEL_NAMES) for folder in FOLDERS}
     assert min(counts.values()) >= 7, counts
 
 
@@ -201,7 +202,7 @@ def test_the_scale_reaches_every_backward_contraction(example: Example) -> None:
 
 def spoiled_input(example: Example) -> str:
     """The input to put an overflow into: the batch, or a weight where the batch has no real numbers."""
-    for name in ("x", "input"):
+    for name in ("x", "input", "sample_weight"):
         if name in example.feeds and example.feeds[name].dtype.kind == "f":
             return name
     return next(weight for prefix, weight in WEIGHT_OF.items() if example.name.startswith(prefix))

@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib.util
 import logging
+import os
 import re
 import runpy
 import shlex
@@ -37,7 +38,11 @@ CONSOLE = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 EXIT_CODE = re.compile(r"# exit code (\d)$")
 SOURCE = re.compile(r"^<!-- source: .+ -->$", re.MULTILINE)
 # The steps that the quick starts export: those of models/ have the same inputs.
-STEPS = {"start/pytorch.md": "pytorch/mlp_momentum", "start/jax.md": "jax/mlp_adam"}
+STEPS = {
+    "start/pytorch.md": "pytorch/mlp_momentum",
+    "start/jax.md": "jax/mlp_adam",
+    "start/tensorflow.md": "tensorflow/keras_dense_adam",
+}
 TRAINING = {"start/onnxruntime.md", "start/artifacts.md"}  # these run gradient operators of ONNX Runtime
 # Generated lint pages have tests of their own.
 OWN = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if page.parent.name != "lint")
@@ -120,7 +125,7 @@ def test_pages_run(page: str, machine: Machine, folder: Path) -> None:
 def test_there_is_something_to_run() -> None:
     count = {kind: sum(k == kind for page in OWN for k, _ in runnable(page)) for kind in ("python", "bash", "console")}
     assert count["python"] >= 15 and count["bash"] >= 12 and count["console"] >= 3
-    assert sum(bool(reason) for page in OWN for reason, _, _ in blocks(page)) <= 10
+    assert sum(bool(reason) for page in OWN for reason, _, _ in blocks(page)) <= 13
 
 
 @pytest.mark.parametrize("page", OWN)
@@ -136,6 +141,7 @@ def test_python_that_is_not_run_is_python(page: str) -> None:
 RECIPES = {
     "pytorch_step.py": ("models/pytorch/export.py", ("get_decompositions", "make_fx", "export", "sdpa_kernel")),
     "jax_step.py": ("models/jax/export.py", ("defvjp", "to_onnx", "flatten_with_path", "ShapeDtypeStruct")),
+    "tensorflow_step.py": ("models/tensorflow/export.py", ("export_step",)),
     "gradient_graph.py": ("models/ort/gradients.py", ("GradientGraphBuilder", "build", "load_from_string", "sorted")),
     "ort_artifacts.py": ("models/ort/artifacts.py", ("generate_artifacts", "load", "save")),
 }
@@ -164,11 +170,13 @@ def test_examples_call_the_exporters_as_the_scripts_of_models_do(example: str) -
 
 
 @pytest.mark.pytorch
+@pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("example", "made", "like", "needs"),
     [
         ("pytorch_step.py", "step.onnx", "pytorch/mlp_momentum", ("torch", "onnxscript")),
         ("jax_step.py", "step.onnx", "jax/mlp_adam", ("jax", "jax2onnx", "optax")),
+        ("tensorflow_step.py", "step.onnx", "tensorflow/keras_dense_adam", ("tensorflow", "tf2onnx")),
         ("ort_artifacts.py", "artifacts/training_model.onnx", "ort/digits_mlp", ("torch", "onnxruntime.training")),
     ],
 )
@@ -178,7 +186,16 @@ def test_examples_export(example: str, made: str, like: str, needs: tuple[str, .
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
     command = [sys.executable, str(DOCS / "examples" / example)]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    # The exporter of TensorFlow is in models/.
+    result = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     report, other = gs.inspect(tmp_path / made), gs.inspect(ROOT / "models" / f"{like}.onnx")
     assert report.coverage == 1.0

@@ -1,4 +1,4 @@
-"""Export steps that are written in TensorFlow, by tf2onnx with the lowerings of `lowerings.py`."""
+"""Export steps that are written in TensorFlow, by tf2onnx with the lowerings of `models/tensorflow`."""
 
 import importlib
 import logging
@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import tensorflow as tf
-import tf2onnx
 
+from models.tensorflow.exporter import convert
 from models.zoo import styles
 from models.zoo.steps import Arrays, Step, Truth
-from models.zoo.tensorflow.lowerings import handlers
 
-logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
 logging.getLogger("onnx_ir").setLevel(logging.ERROR)
 # The newest that tf2onnx writes.
 NEWEST_OPSET = 18
@@ -58,13 +56,7 @@ def to_model(step: Step, values: Arrays, results: list[str]) -> ir.Model:
         tf.TensorSpec(value.shape, value.dtype, name=name if plain else f"args_{index}")
         for index, (name, value) in enumerate(values.items())
     ]
-    proto, _ = tf2onnx.convert.from_function(
-        tf.function(flat, given, autograph=False),
-        given,
-        opset=min(style.opset, NEWEST_OPSET),
-        custom_op_handlers=handlers(),
-    )
-    model = ir.from_proto(proto)
+    model = ir.from_proto(convert(flat, given, min(style.opset, NEWEST_OPSET)))
     styles.separate_outputs(model.graph)
     if plain:
         styles.name_interface(model.graph, names, results)

@@ -9,6 +9,8 @@ from tf2onnx import utils
 
 Lowering = Callable[["Builder", Any], str | tuple[str, ...]]
 LOWERINGS: dict[str, Lowering] = {}
+# All axes of images but the last.
+CHANNELWISE = (0, 1, 2)
 
 
 class Builder:
@@ -37,6 +39,11 @@ class Builder:
             raise ValueError(f"{value} has no static shape")
         return shape
 
+    def mean(self, value: str, axes: Sequence[int], count: int) -> str:
+        """Return the mean over axes of so many numbers; the form of ReduceMean depends on the opset."""
+        total = self.op("ReduceSum", value, self.integers(axes), keepdims=0)
+        return self.op("Div", total, self.number(count))
+
     def multiply(self, *factors: str) -> str:
         """Multiply from the left."""
         product, *rest = factors
@@ -55,8 +62,9 @@ class Builder:
     def one_hot(self, index: str, count: int) -> str:
         """Return indices as ones among zeros."""
         values = self.ctx.make_const(utils.make_name("off_on"), np.array([0, 1], self.dtype)).output[0]
+        depth = self.ctx.make_const(utils.make_name("depth"), np.array(count, np.int64)).output[0]
         # ONNX Runtime has no OneHot of int32.
-        return self.op("OneHot", self.op("Cast", index, to=TensorProto.INT64), self.integers([count]), values)
+        return self.op("OneHot", self.op("Cast", index, to=TensorProto.INT64), depth, values)
 
     def repeat(self, value: str, shape: Sequence[int], times: Sequence[int]) -> str:
         """Repeat each element of an array of that shape, axis by axis."""
@@ -171,7 +179,7 @@ def reciprocal(build: Builder, node: Any) -> str:
 
 @lower("BiasAddGrad")
 def bias_add(build: Builder, node: Any) -> str:
-    rank = len(build.shape(node.input[0]))
+    rank = len(build.ctx.get_shape(node.input[0]))
     return build.op("ReduceSum", node.input[0], build.integers(range(rank - 1)), keepdims=0)
 
 
@@ -220,26 +228,79 @@ def conv_filter(build: Builder, node: Any) -> str:
     return build.op("Transpose", cut, perm=[2, 3, 0, 1])
 
 
-def pools(build: Builder, node: Any, value: str) -> tuple[list[int], list[int]]:
-    """Return the shape of the pooled value, and the window, which may not overlap."""
-    window, stride = list(node.get_attr_value("ksize")), list(node.get_attr_value("strides"))
-    if window != stride:
-        raise NotImplementedError("windows that overlap")
-    return build.shape(value), window
-
-
 @lower("MaxPoolGrad")
 def max_pool(build: Builder, node: Any) -> str:
+    """Add each gradient to the first largest number of its window: MaxPool gives its index."""
     x, y, dy = node.input
-    shape, window = pools(build, node, y)
-    largest = build.op("Equal", x, build.repeat(y, shape, window))
-    return build.op("Where", largest, build.repeat(dy, shape, window), build.number(0))
+    batch, *size, channels = build.shape(x)
+    window, stride = (list(node.get_attr_value(name))[1:3] for name in ("ksize", "strides"))
+    pads = padding(node, size, window, stride, build.shape(y)[1:3])
+    images = build.op("Transpose", x, perm=[0, 3, 1, 2])
+    pooled = build.ctx.make_node(
+        "MaxPool", [images], attr={"kernel_shape": window, "strides": stride, "pads": pads}, output_count=2
+    )
+    index = build.op("Reshape", pooled.output[1], build.integers([-1]))
+    flat = build.op("Reshape", build.op("Transpose", dy, perm=[0, 3, 1, 2]), build.integers([-1]))
+    zeros = build.op("Expand", build.number(0), build.integers([batch * channels * size[0] * size[1]]))
+    summed = build.op("ScatterElements", zeros, index, flat, axis=0, reduction="add")
+    images = build.op("Reshape", summed, build.integers([batch, channels, *size]))
+    return build.op("Transpose", images, perm=[0, 2, 3, 1])
 
 
 @lower("AvgPoolGrad")
 def average_pool(build: Builder, node: Any) -> str:
-    shape, window = pools(build, node, node.input[1])
+    """Repeat each gradient over its window, for windows that do not overlap."""
+    window, stride = list(node.get_attr_value("ksize")), list(node.get_attr_value("strides"))
+    if window != stride:
+        raise NotImplementedError("windows that overlap")
+    shape = build.shape(node.input[1])
     return build.op("Div", build.repeat(node.input[1], shape, window), build.number(float(np.prod(window))))
+
+
+def standardize(build: Builder, node: Any, x: str, mean: str, variance: str) -> tuple[str, str]:
+    """Return the standardized images, and one over the standard deviation of each channel."""
+    if node.get_attr_value("data_format") not in (b"NHWC", "NHWC"):
+        raise NotImplementedError("batch normalization with channels first")
+    epsilon = build.number(node.get_attr_value("epsilon"))
+    inverse = build.op("Reciprocal", build.op("Sqrt", build.op("Add", variance, epsilon)))
+    return build.op("Mul", build.op("Sub", x, mean), inverse), inverse
+
+
+@lower("FusedBatchNormV3")
+def batch_norm(build: Builder, node: Any) -> tuple[str, ...]:
+    """Return the normalized images, the mean, the variance over N - 1; for the gradient the mean and that over N."""
+    x, scale, offset, mean, variance = node.input[:5]
+    unbiased = variance
+    if node.get_attr_value("is_training"):
+        if (node.get_attr_value("exponential_avg_factor") or 1.0) != 1.0:
+            raise NotImplementedError("batch normalization that averages by itself")
+        count = int(np.prod(build.shape(x)[:3]))
+        mean = build.mean(x, CHANNELWISE, count)
+        centred = build.op("Sub", x, mean)
+        variance = build.mean(build.op("Mul", centred, centred), CHANNELWISE, count)
+        unbiased = build.op("Mul", variance, build.number(count / max(count - 1, 1)))
+    standard, _ = standardize(build, node, x, mean, variance)
+    return build.op("Add", build.op("Mul", standard, scale), offset), mean, unbiased, mean, variance
+
+
+@lower("FusedBatchNormGradV3")
+def batch_norm_gradient(build: Builder, node: Any) -> tuple[str, str, str]:
+    """Return the gradients of the images, the scale and the offset.
+
+    Formula, s the standardized images, d their standard deviation, means over all but the channels:
+    dx = scale / d * (dy - mean(dy) - s * mean(dy * s)) in training, scale / d * dy otherwise.
+    """
+    dy, x, scale, mean, variance = node.input[:5]
+    standard, inverse = standardize(build, node, x, mean, variance)
+    product = build.op("Mul", dy, standard)
+    axes = build.integers(CHANNELWISE)
+    dscale, doffset = (build.op("ReduceSum", each, axes, keepdims=0) for each in (product, dy))
+    dx = dy
+    if node.get_attr_value("is_training"):
+        count = build.number(np.prod(build.shape(x)[:3]))
+        mean_product, mean_dy = (build.op("Div", total, count) for total in (dscale, doffset))
+        dx = build.op("Sub", build.op("Sub", dy, mean_dy), build.op("Mul", standard, mean_product))
+    return build.multiply(dx, build.op("Mul", scale, inverse)), dscale, doffset
 
 
 @lower("SparseSoftmaxCrossEntropyWithLogits")
