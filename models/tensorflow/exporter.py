@@ -57,8 +57,8 @@ def _without_harmful_passes() -> Iterator[None]:
     """Leave out two passes of tf2onnx 1.17.
 
     One changes the axes of a mean or sum behind a Transpose that other nodes read as well, and then leaves the
-    Transpose where it is: the loss of `keras_convnet` was wrong by 1 %. The other makes one Gemm of a product and a sum,
-    such as a weight's gradient and its momentum, where no loss scale can enter.
+    Transpose where it is: the loss of `keras_convnet` was wrong by 1 %. The other makes one Gemm of a product and a
+    sum, such as a weight's gradient and its momentum, where no loss scale can enter.
     """
     passes = tf2onnx.optimizer._get_optimizers()
     with mock.patch.dict(passes), mock.patch.object(tf2onnx.tfonnx, "rewrite_gemm", lambda _, ops: ops):
