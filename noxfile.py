@@ -93,8 +93,8 @@ def mpi(session: nox.Session) -> None:
 
 @nox.session(tags=["ci"])
 def tensorflow(session: nox.Session) -> None:
-    """Run the tests that need TensorFlow."""
-    session.install(".[ort]", "tensorflow-cpu==2.21.0", "hypothesis", "pytest")
+    """Run the tests that need TensorFlow, its exporter among them."""
+    session.install(".[ort]", "tensorflow-cpu==2.21.0", "tf2onnx==1.17.0", "onnx==1.22.0", "hypothesis", "pytest")
     session.run(*PYTEST, "--durations=40", "-m", "tensorflow", *session.posargs, env=share(1))
 
 
