@@ -41,42 +41,36 @@ def make_pure(
         state: the variables to make inputs. Others that the step only reads become constants.
 
     Raises:
-        ValueError: the step assigns a variable that is not in `state`.
+        ValueError: the step writes to something that is not in `state`.
         NotImplementedError: an operator changes a variable otherwise than those of `_VARIABLE_OPS`.
     """
     function = step if hasattr(step, "get_concrete_function") else tf.function(step, autograph=False)
     specs = [tf.TensorSpec(np.shape(value), np.asarray(value).dtype, name) for name, value in batch.items()]
     traced = function.get_concrete_function(*specs)
-    variables = {
-        inner.op.name: variable
-        for outer, inner in traced.graph.captures
-        for variable in traced.graph.variables
-        if variable.handle is outer
-    }
+    # The graph itself lists only variables that are read.
+    known = {id(variable.handle): variable for variable in (*traced.graph.variables, *state.values())}
+    resources = {inner.op.name: outer for outer, inner in traced.graph.captures if outer.dtype == tf.resource}
+    if any(id(handle) not in known for handle in resources.values()):
+        raise ValueError("the step writes to something that is not in the state")
+    variables = {holder: known[id(handle)] for holder, handle in resources.items()}
     names = {id(variable.handle): name for name, variable in state.items()}
+    name_of = {holder: names[id(each.handle)] for holder, each in variables.items() if id(each.handle) in names}
+    holder_of = {name: holder for holder, name in name_of.items()}
     graph, last = _without_variables(traced.graph.as_graph_def(), variables)
-    assigned: dict[str, str] = {}
     for holder, variable in variables.items():
-        name = names.get(id(variable.handle))
-        if name is None and last[holder] != holder:
+        if holder not in name_of and last[holder] != holder:
             raise ValueError(f"the step assigns {variable.name}, which is not in the state")
-        assigned |= {name: last[holder]} if name is not None and last[holder] != holder else {}
 
-    used = {names[id(variable.handle)] for variable in variables.values() if id(variable.handle) in names}
-    carried = [name for name in state if name in used]
-    fixed = {inner.op.name: outer for outer, inner in traced.graph.captures if inner.op.name not in variables}
-    fixed |= {holder: each.numpy() for holder, each in variables.items() if id(each.handle) not in names}
-    holders = [tensor.op.name for tensor in traced.inputs[: len(specs)]]
-    holder_of = {names[id(each.handle)]: holder for holder, each in variables.items() if id(each.handle) in names}
-    holders += [holder_of[name] for name in carried]
-    following = [name for name in carried if name in assigned]
-    wanted = [tensor.name for tensor in traced.outputs] + [assigned[name] + ":0" for name in following]
+    carried = [name for name in state if name in holder_of]
+    following = [name for name in carried if last[holder_of[name]] != holder_of[name]]
+    fixed = {inner.op.name: outer.numpy() for outer, inner in traced.graph.captures if inner.op.name not in variables}
+    fixed |= {holder: variable.numpy() for holder, variable in variables.items() if holder not in name_of}
+    holders = [tensor.op.name for tensor in traced.inputs[: len(specs)]] + [holder_of[name] for name in carried]
+    wanted = [tensor.name for tensor in traced.outputs] + [f"{last[holder_of[name]]}:0" for name in following]
 
     def run(*values: tf.Tensor) -> list[tf.Tensor]:
-        feeds = dict(zip(holders, values, strict=True)) | {
-            name: tf.constant(value.numpy() if isinstance(value, tf.Tensor) else value) for name, value in fixed.items()
-        }
-        return tf.import_graph_def(graph, feeds, wanted, name="")
+        constants = {name: tf.constant(value) for name, value in fixed.items()}
+        return tf.import_graph_def(graph, dict(zip(holders, values, strict=True)) | constants, wanted, name="")
 
     inputs = {name: np.asarray(value) for name, value in batch.items()}
     # A copy: the numbers of a variable on the CPU are the memory that it changes.
