@@ -16,7 +16,7 @@ from graphscale.analysis.updates import Update
 from graphscale.graph.values import Use, constant_tensor, inner_nodes, node_name
 from graphscale.operators import rule_of
 
-__all__ = ["Coverage", "TrainingGraph", "measure_coverage"]
+__all__ = ["Coverage", "TrainingGraph", "copies_elements", "measure_coverage"]
 
 
 _SMALL = 2**16  # elements of a weight that is looked at
@@ -137,17 +137,18 @@ def _counts(topology: Topology, node: ir.Node, certain: bool) -> bool:
     rule = rule_of(node)
     if rule is None or rule.gradient or not rule.contraction:
         return rule is not None and rule.gradient
-    if _copies_elements(node):
+    if copies_elements(node):
         return False
     # A contraction of weights or of inputs alone (a regularizer's) is no part of backpropagation.
     return certain or any(value in topology.activation_dependent for value in topology.operands(node))
 
 
-def _copies_elements(node: ir.Node) -> bool:
+def copies_elements(node: ir.Node) -> bool:
     """Return whether a node is a convolution that sums nothing: each result is one element of its image."""
     weight = node.inputs[1] if node.op_type == "Conv" and len(node.inputs) == 2 else None
-    maker = None if weight is None else weight.producer()
-    tensor = constant_tensor(maker.inputs[0] if maker is not None and maker.op_type == "Tile" else weight)
+    while weight is not None and (maker := weight.producer()) is not None and maker.op_type in ("Cast", "Tile"):
+        weight = maker.inputs[0]
+    tensor = constant_tensor(weight)
     if tensor is None or tensor.size > _SMALL:
         return False
     array = tensor.numpy().astype(np.float32)

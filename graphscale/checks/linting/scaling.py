@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from graphscale.analysis.training_result import copies_elements
 from graphscale.checks.linting.flow import Event, Fault
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
@@ -122,6 +123,7 @@ def _unprotected(context: LintContext) -> Iterator[Finding]:
         node
         for node in context.backward_operators
         if not any(v in flow.touched or context.carries_scale(v) for v in topology.operands(node))
+        and not copies_elements(node)
     ]
     if missed:
         names = ", ".join(repr(node_name(node)) for node in missed[:3])

@@ -9,9 +9,9 @@ from models.zoo import check_trial, pack
 from tests.checks.linting.test_zoo import CARRYING, REFUSED
 from tests.conftest import HAS_TRAINING, TARGETS
 
-# onnxruntime-training 1.19.2 loads no opset above 21.
-NEWER = ["opset-23-export.sgd"] if HAS_TRAINING else []
-NAMES = [name for name in sorted({*pack.names()} - REFUSED - CARRYING)[::4] if name not in NEWER]
+# onnxruntime-training 1.19.2 loads no opset above 21, and lacks kernels for the dtypes of the others.
+NEWER = ("opset-23-export.sgd", "keras-layers.noise", "torch-muon.nesterov", "wrap-everything.square")
+NAMES = [name for name in sorted({*pack.names()} - REFUSED - CARRYING)[::4] if not HAS_TRAINING or name not in NEWER]
 
 
 @pytest.mark.sample(6)
