@@ -184,6 +184,7 @@ CASES: tuple[OpCase, ...] = (*_ALLOW, *_INFER, *_CLEAR)
 # Operators on the lists without a float32 kernel on the CPU in any build of ONNX Runtime.
 NO_RUNTIME = {
     ("", "Celu"): "ONNX defines it for float32 alone",
+    ("", "SwiGLU"): "no CPU provider has a kernel up to onnxruntime 1.32",
     **{
         (MICROSOFT, name): "CUDA alone has a kernel"
         for name in ("BatchScale", "BiasDropout", "BitmaskDropout", "BitmaskDropoutGrad", "ConvTransposeGrad")
