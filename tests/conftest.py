@@ -129,7 +129,7 @@ class Example:
 
     @functools.cached_property
     def standard(self) -> Example:
-        """The example in standard operators, which write nothing in place."""
+        """The example in standard operators, without writes in place."""
         expected = {**self.expected, **{f"{name}.next": value for name, value in self.after.items()}}
         return Example(self.name, self.feeds, expected, {}, gs.lower_training_ops(self.model()).model)
 

@@ -223,7 +223,7 @@ def measured_by(shape: ir.Value) -> ir.Value | None:
 
 
 def _product_shape(node: ir.Node) -> ir.Shape | None:
-    """Return the shape of a product of matrices, each of which may be transposed; None if it is not known."""
+    """Return the shape of a matrix product with its transpositions; None if it is not known."""
     dims = []
     for value, side in zip(node.inputs[:2], "AB", strict=True):
         if value is None or value.shape is None or attribute(node, f"transBatch{side}", 0):

@@ -32,7 +32,7 @@ def _resolve_resize(node: ir.Node, rule: Rule) -> Rule:
 
 
 def _resolve_causal_convolution(node: ir.Node, rule: Rule) -> Rule:
-    """Return the rule of CausalConvWithState, which may apply SiLU to its result."""
+    """Return the rule of CausalConvWithState: linear, but for SiLU on the result."""
     return rule if attribute(node, "activation", "none") == "none" else NONLINEAR
 
 

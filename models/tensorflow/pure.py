@@ -85,7 +85,7 @@ def _without_variables(graph: Any, variables: Mapping[str, tf.Variable]) -> tupl
 
     The nodes of a traced graph stand in the order of the program: a value is read as the node before left it.
     """
-    made = tf.compat.v1.GraphDef(versions=graph.versions, library=graph.library)
+    made = type(graph)(versions=graph.versions, library=graph.library)
     current = {holder: holder for holder in variables}
     for node in graph.node:
         # The order of reads and writes is in the values now.

@@ -28,7 +28,7 @@ CARRIED = "float scale, float good"
 def brought(
     *more: str, inputs: str = CARRIED, outputs: str = "float scale_next, float good_next", **options: str
 ) -> onnx.ModelProto:
-    """A step whose seed is multiplied by `scale`, which `more` divides out again."""
+    """A step with `scale` on its seed; `more` divides it out again."""
     constants = f"{NUMBERS}, {options.pop('constants')}" if "constants" in options else NUMBERS
     outputs = f"{WEIGHTS}, {outputs}" if outputs else WEIGHTS
     options = {"backward": SCALED, **options}

@@ -37,6 +37,8 @@ FEATURES_BACKWARD = BACKWARD.replace(
 ).replace("MatMul(at, dy)", "MatMul(at, small)")
 FEATURES_BACKWARD = FEATURES_BACKWARD.replace("da = MatMul(dy, w2t)", "dl = MatMul(small, w2t) da = Mul(dl, scale)")
 # A loss beside that of the step, which depends on no scale.
+# Of a step that also gives out another loss.
+BESIDE = {"inputs": "float scale", "outputs": "float size"}
 SIZE = "size = ReduceL2<keepdims = 0>(w1)"
 ELEMENTS = FORWARD.replace("d = Sub(y, t)", "large = Mul(y, scale) same = Div(large, scale) d = Sub(same, t)")
 ELEMENTS_BACKWARD = BACKWARD.replace(
@@ -118,8 +120,7 @@ NONE = {
         SGD,
         "w1_next = Identity(v1) w2_next = Identity(v2)",
         SIZE,
-        inputs="float scale",
-        outputs="float size",
+        **BESIDE,
         forward=FEATURES,
         backward=FEATURES_BACKWARD,
     ),
@@ -129,8 +130,7 @@ NONE = {
         SGD,
         GUARD,
         SIZE,
-        inputs="float scale",
-        outputs="float size",
+        **BESIDE,
         forward=ELEMENTS,
         backward=ELEMENTS_BACKWARD,
     ),

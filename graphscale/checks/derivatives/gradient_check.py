@@ -98,7 +98,7 @@ def check(
 
 
 def _in_standard_form(model: ir.Model) -> ir.Model:
-    """Return a model without training operators, which no evaluator knows; the model itself if one has no such form."""
+    """Return a model in standard operators, for all evaluators; the model itself if an operator has no such form."""
     lowered = model.clone()
     try:
         replace_training_ops(lowered, get_target("onnx"))

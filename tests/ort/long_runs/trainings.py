@@ -29,12 +29,12 @@ _BUFFER = "_grad.accumulation.buffer"
 
 @dataclasses.dataclass
 class Training:
-    """What a training leaves.
+    """The record of a training.
 
     Attributes:
         losses: the loss of each step.
         scales: the loss scale after each step.
-        applied: whether each step was applied.
+        applied: the flag `all_finite` of each step.
         arrays: the trained values; of a graph also the last gradients.
     """
 

@@ -1,4 +1,4 @@
-"""What onnxruntime-training 1.19.2 emits, as recorded: operators, and gradient graphs."""
+"""The recorded operators and gradient graphs of onnxruntime-training 1.19.2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Emitted(NamedTuple):
     Attributes:
         differentiable: the forward operators that its gradient builder is registered for.
         sources: what each operator that stock ONNX Runtime lacks is emitted for.
-        undone: the forward cases of which it builds no gradient graph.
+        undone: the forward cases without a gradient graph.
     """
 
     differentiable: list[str]

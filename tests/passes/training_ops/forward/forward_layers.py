@@ -194,24 +194,18 @@ for reduction in ("mean", "sum", "none"):
             reduction=reduction,
         )
     if reduction != "none":
-        microsoft(
-            "SoftmaxCrossEntropy",
-            *(floats(5, 4), np.eye(4, dtype=np.float32)[LABELS] * np.float32(0.5) + np.float32(0.125)),
-            name=reduction,
-            outputs=2,
-            varied=(0,),
-            torch=functools.partial(lose, reduction=reduction),
-            reduction=reduction,
-        )
-        forward(
-            "SparseSoftmaxCrossEntropy",
-            *(floats(5, 4), LABELS),
-            name=reduction,
-            outputs=2,
-            varied=(0,),
-            torch=functools.partial(lose, reduction=reduction),
-            reduction=reduction,
-        )
+        shares = np.eye(4, dtype=np.float32)[LABELS] * np.float32(0.5) + np.float32(0.125)
+        cases = ((microsoft, "SoftmaxCrossEntropy", shares), (forward, "SparseSoftmaxCrossEntropy", LABELS))
+        for add, operator, targets in cases:
+            add(
+                operator,
+                *(floats(5, 4), targets),
+                name=reduction,
+                outputs=2,
+                varied=(0,),
+                torch=functools.partial(lose, reduction=reduction),
+                reduction=reduction,
+            )
 forward(
     "SparseSoftmaxCrossEntropy",
     *(floats(5, 4), LABELS, floats(5, low=0.5)),

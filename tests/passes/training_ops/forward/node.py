@@ -45,7 +45,7 @@ class Forward:
 
     @property
     def is_refused(self) -> bool:
-        """Whether its gradient graph has no standard form.
+        """True for a gradient graph without a standard form.
 
         Sums over computed axes need opset 13 where the number of axes is not known, and ResizeGrad is linear.
         """
