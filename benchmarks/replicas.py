@@ -1,6 +1,6 @@
 """The cost of replicas: a simulation of a step on 1 to 1,024 of them, checked against measured ones on this machine.
 
-    python benchmarks/replicas.py predict                         the tables of docs/replicas.md
+    python benchmarks/replicas.py predict                         the tables of docs/how-to/replicas.md
     mpiexec -n 2 python benchmarks/replicas.py calibrate          fits alpha and beta to MPI_Allreduce; writes a file
     mpiexec -n N python benchmarks/replicas.py measure            steps on N replicas, beside what is predicted
     mpiexec -n N python benchmarks/replicas.py wire               bytes that leave the processes, by the kernel's count

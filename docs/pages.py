@@ -37,12 +37,12 @@ DOCS = ROOT / "docs"
 # Where files of the project are to be found on the site.
 PAGES = {
     "README.md": "index.md",
-    "CHANGELOG.md": "changelog.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "SECURITY.md": "security.md",
-    "docs/hostile-files.md": "hostile-files.md",
-    "benchmarks/RESULTS.md": "performance.md",
-    "models/README.md": "models.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
+    "docs/project/hostile-files.md": "project/hostile-files.md",
+    "benchmarks/RESULTS.md": "project/performance.md",
+    "models/README.md": "project/models.md",
 }
 MARKER = re.compile(r"^<!-- (generated|include|source): (.+) -->$", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")

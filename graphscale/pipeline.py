@@ -111,7 +111,7 @@ def scale(
         gradients: names of values that are gradients, where the optimizer begins.
         updates: `{output name: input name}` for carried state that is not to be found by itself.
         target: the runtime that executes the graph, one of `graphscale.targets.TARGETS`.
-        roles: answers about roles: what a roles file holds (see docs/roles.md), or None.
+        roles: answers about roles: what a roles file holds (see docs/concepts/roles.md), or None.
         keep: outputs among the carried state that advance on skipped steps, too.
         force_roles: take the answers even where the graph contradicts them.
         skip_nonfinite: check and guard the step for a fixed loss scale as well, which TensorFlow does not.

@@ -3,7 +3,7 @@
     python -m fuzz.hostile --minutes 5                     # five minutes of each category
     python -m fuzz.hostile terminal loss --tries 1000      # so many cases of some categories
     python -m fuzz.hostile terminal --only 123             # one case again
-    python -m fuzz.hostile --minutes 30 --table docs/hostile-files.md
+    python -m fuzz.hostile --minutes 30 --table docs/project/hostile-files.md
 
 A case is known by its category, the seed and its number: the same files each time. Exit code 1 if a promise was broken.
 """

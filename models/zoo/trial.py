@@ -1,4 +1,4 @@
-"""Try graphscale on exported steps, and write a table: `python -m models.zoo.trial FOLDER [--out docs/zoo.md]`.
+"""Try graphscale on exported steps, and write a table: `python -m models.zoo.trial FOLDER [--out docs/project/zoo.md]`.
 
 A step is right where the loss and all pairs of state are those of its script, and asked about where some role is open:
 then the proposals are taken, all of them and as they are; zeros that follow inputs without a reader are right in any

@@ -1,4 +1,4 @@
-"""The loop of docs/hosts.md: one buffer for a state where the file allows it gives the bits of two."""
+"""The loop of docs/how-to/own-loop.md: one buffer for a state where the file allows it gives the bits of two."""
 
 from __future__ import annotations
 

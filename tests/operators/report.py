@@ -1,4 +1,4 @@
-"""Write docs/conformance.md: which rules and traits are tried, on how many nodes, and which are stricter than need be.
+"""Write docs/project/conformance.md: rules and traits tried, on how many nodes, and the ones too strict.
 
     python -m tests.operators.report [--lists]
 
@@ -28,7 +28,7 @@ from tests.operators.scaling import Trial, try_case
 from tests.operators.suite import suite_cases
 from tests.operators.values import is_float_data
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "project" / "conformance.md"
 _BEGIN, _END = "<!-- numbers -->\n", "<!-- end of numbers -->\n"
 
 _INTRODUCTION = """# Conformance

@@ -249,7 +249,7 @@ def test_the_bound_holds_for_any_mixture() -> None:
             assert kernels <= count + math.ceil(count / 7) + 4
 
 
-TEXT = (ROOT / "docs" / "targets.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "reference" / "targets.md").read_text(encoding="utf-8")
 
 
 def count_in_rows(shapes: Sequence[Sequence[int]]) -> int:

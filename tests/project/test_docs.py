@@ -43,7 +43,7 @@ STEPS = {
     "start/jax.md": "jax/mlp_adam",
     "start/tensorflow.md": "tensorflow/keras_dense_adam",
 }
-TRAINING = {"start/onnxruntime.md", "start/artifacts.md"}  # these run gradient operators of ONNX Runtime
+TRAINING = {"how-to/gradient-graph.md", "start/artifacts.md"}  # these run gradient operators of ONNX Runtime
 # Generated lint pages have tests of their own.
 OWN = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if page.parent.name != "lint")
 
@@ -237,7 +237,7 @@ def test_pictures_exist_and_are_small() -> None:
 
 
 def test_links_of_included_files_lead_to_pages() -> None:
-    for page in ("contributing.md", "models.md", "changelog.md", "performance.md"):
+    for page in ("project/contributing.md", "project/models.md", "project/changelog.md", "project/performance.md"):
         made = SITE["expand"](text_of(page), page)
         links = [link for link in re.findall(r"\]\(([^)#]+)", made) if "://" not in link]
         assert [link for link in links if not ((DOCS / page).parent / link).exists()] == []
@@ -274,10 +274,10 @@ def test_the_tables_have_all_that_the_code_has() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    said = re.findall(r"^::: (\S+)$", text_of("api.md"), re.MULTILINE)
+    said = re.findall(r"^::: (\S+)$", text_of("reference/api.md"), re.MULTILINE)
     last = {name.rpartition(".")[2] for name in said}
     assert set(gs.__all__) - {"GraphscaleError"} <= last
-    assert "GraphscaleError" in text_of("api.md")
+    assert "GraphscaleError" in text_of("reference/api.md")
     for name in said:
         module, _, attribute = name.rpartition(".")
         found = sys.modules.get(name) or getattr(importlib.import_module(module), attribute)

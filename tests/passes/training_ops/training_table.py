@@ -1,4 +1,4 @@
-"""Write docs/lowering-training.md: the standard form of each training operator, and how near it comes to the kernel.
+"""Write docs/reference/training-operators.md: standard forms of training operators, and their errors.
 
     python -m tests.passes.training_ops.training_table record FILE.npz     with onnxruntime-training
     python -m tests.passes.training_ops.training_table measure FILE.npz    with stock ONNX Runtime
@@ -28,7 +28,7 @@ from tests.passes.training_ops.drawing import RECIPES, draw_case, load_families
 from tests.passes.training_ops.emitted_operators import OPERATORS, read_emitted
 from tests.passes.training_ops.recorded_cases import Recorded, read_cases, write_cases
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "lowering-training.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "training-operators.md"
 ERRORS = OPERATORS.with_name("errors.json")
 # The cases of each operator: those of the full tier of `test_kernels.py`.
 _COUNT = 40
@@ -82,8 +82,8 @@ are set to zero all the same where the host asks for that with the flag of the a
 
 ## Whole trainings
 
-200 steps with kernels against 200 steps in standard forms. On the one side are graphs of [`models/ort`](models.md)
-scaled for `ort-training`, with a host that applies sums of two batches, and its folders, scaled, with `Module` and
+200 steps with kernels against 200 steps in standard forms. On the one side are graphs of
+[`models/ort`](../project/models.md) scaled for `ort-training`, with a host that applies sums of two batches, and its folders, scaled, with `Module` and
 `Optimizer` of a training session. On the other one are the graphs scaled for `onnx`, and the folders fused and scaled
 for `ort-cpu`.
 Scales and skips are the same in every step. All of them load and train on stock 1.32.0 and on 1.20.0 as well, without
