@@ -198,7 +198,7 @@ class VerifyReport:
 
     @property
     def verdict(self) -> str:
-        """The verdict, such as "verified", "verified (folder)", "3 checks failed"; listed in docs/how-to/checking.md."""
+        """The verdict, such as "verified", "verified (folder)", "3 checks failed"; see docs/how-to/checking.md."""
         failed = len(self.failures)
         if failed:
             return f"{failed} check{'s' if failed > 1 else ''} failed"
