@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,47 +13,16 @@ import graphscale as gs
 from graphscale.checks.diffing.compare import compare
 from graphscale.checks.drawing import draw_comparison, draw_inspection
 from tests.checks.drawing.graphs import HOSTILE, deep_network, hostile_step, scaled_model
+from tests.chromium import BROWSER_MARKS, open_browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
-LACKS = [
-    name
-    for name, there in (
-        ("Chromium", BROWSER),
-        ("chromedriver", DRIVER),
-        ("selenium (pip install 'graphscale[browser]')", importlib.util.find_spec("selenium")),
-    )
-    if not there
-]
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(LACKS), reason=f"needs {', '.join(LACKS)}")]
-
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1500,950",
-)
+pytestmark = BROWSER_MARKS
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(DRIVER))
-    browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
-    yield browser
-    browser.quit()
+    with open_browser(tmp_path_factory.mktemp("profile")) as browser:
+        browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+        yield browser
 
 
 class Page:

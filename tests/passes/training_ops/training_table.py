@@ -84,8 +84,8 @@ are set to zero all the same where the host asks for that with the flag of the a
 
 200 steps with kernels against 200 steps in standard forms. On the one side are graphs of
 [`models/ort`](../project/models.md) scaled for `ort-training`, with a host that applies sums of two batches, and its
-folders, scaled, with `Module` and `Optimizer` of a training session. On the other one are the graphs scaled for `onnx`, and the folders fused and scaled
-for `ort-cpu`.
+folders, scaled, with `Module` and `Optimizer` of a training session. On the other one are the
+graphs scaled for `onnx`, and the folders fused and scaled for `ort-cpu`.
 Scales and skips are the same in every step. All of them load and train on stock 1.32.0 and on 1.20.0 as well, without
 one training operator. The last columns are the largest errors of the losses, and of weights and gradients relative to
 the largest number of each. Values whose gradient is 0 but for rounding are left out: biases in front of a
