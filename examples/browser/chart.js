@@ -1,6 +1,6 @@
 // A curve over the steps, on a logarithmic axis, with a mark at each skipped step.
 const SPACE = "http://www.w3.org/2000/svg";
-const LEFT = 56, RIGHT = 10, TOP = 12, BOTTOM = 22;
+const LEFT = 56, RIGHT = 16, TOP = 12, BOTTOM = 22;
 
 export class Chart {
   // `base`: of the logarithms, 2 or 10; `stairs`: each value holds until the next.

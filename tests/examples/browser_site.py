@@ -1,4 +1,4 @@
-"""The page of examples/browser, served and open in Chromium; `python -m tests.examples.browser_site` takes its picture."""
+"""The page of examples/browser in Chromium; `python -m tests.examples.browser_site` takes its picture."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def take_picture(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_site(Path(folder, "site"))
         with open_browser(Path(folder, "profile")) as browser, open_site(Path(folder, "site"), browser):
-            size = {"width": 900, "height": 950, "deviceScaleFactor": 1, "mobile": False}
+            size = {"width": 900, "height": 980, "deviceScaleFactor": 1, "mobile": False}
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
             run(
                 browser,

@@ -72,7 +72,9 @@ def test_weights_after_training_are_those_of_python(site: Path, driver: Any) -> 
           await page.step();
         }}
         const carried = {{}};
-        for (const [name, {{ data }}] of Object.entries(page.training.carried)) carried[name] = Array.from(data, Number);
+        for (const [name, tensor] of Object.entries(page.training.carried)) {{
+          carried[name] = Array.from(tensor.data, Number);
+        }}
         return {{ carried, losses: page.losses.values, scales: page.scales.values, skipped: page.losses.skipped }};
         """,
     )
