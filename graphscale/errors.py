@@ -143,3 +143,7 @@ class SplitError(GraphscaleError):
 
 class ReplicaError(GraphscaleError):
     """Replicas do not agree, one of them has failed or does not answer, or MPI is missing."""
+
+
+class ExportError(GraphscaleError):
+    """A framework's training step cannot be exported, or its file computes something else than the framework."""
