@@ -104,7 +104,7 @@ def nearest_backward(grad: Any, output_size: Ints, input_size: Ints, *scales: fl
     for axis, scale in zip(range(-len(output_size), 0), scales, strict=True):
         full = input_size[axis]
         ratio = 1 / scale if scale else full / grad.shape[axis]
-        source = [min(int(math.floor(place * ratio)), full - 1) for place in range(grad.shape[axis])]
+        source = [min(math.floor(place * ratio), full - 1) for place in range(grad.shape[axis])]
         matrix = torch.nn.functional.one_hot(torch.tensor(source), full).to(grad.dtype)
         grad = _along(grad, axis, matrix)
     return grad

@@ -42,9 +42,9 @@ def export_step(
         example_batch: a batch, a mapping from names to tensors, or a tuple of the module's arguments and a target.
         loss: the loss of a batch, one number. For a mapping, `loss(module, batch)`; for a tuple,
             `loss(module(*arguments), target)`. It may return a pair with a mapping of metrics, tensors by name.
-        optimizer: "adamw" or "sgd" (with momentum 0.9); a class of torch.optim, alone, with its options as a pair, or as
-            functools.partial; an optimizer of the module's parameters, whose groups and state are kept; or a pair of
-            functions, `initialize(weights) -> state` and
+        optimizer: "adamw", "adam", or "sgd" (with momentum 0.9); a class of torch.optim, alone, with its options as a
+            pair, or as functools.partial; an optimizer of the module's parameters, whose groups and state are kept; or
+            a pair of functions, `initialize(weights) -> state` and
             `update(gradients, weights, state, learning_rate) -> (next weights, next state)`, on tensors by name.
         path: the file. Weights above 1 GB go to `NAME.data` beside it.
         clip_norm: the largest global norm of the gradients, as in torch.nn.utils.clip_grad_norm_; None for no clipping.
