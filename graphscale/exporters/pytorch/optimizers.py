@@ -18,6 +18,7 @@ from graphscale.errors import ExportError, one_line
 __all__ = ["FunctionRule", "TorchRule", "UpdateRule", "make_rule"]
 
 Tensors = dict[str, Any]
+Groups = list[tuple[tuple[str, ...], dict[str, Any]]]
 _NAMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {}),
     "adam": (torch.optim.Adam, {}),
@@ -79,7 +80,7 @@ class TorchRule(UpdateRule):
     def __init__(
         self,
         kind: Any,
-        groups: list[tuple[tuple[str, ...], dict[str, Any]]],
+        groups: Groups,
         trained: Mapping[str, Tensors] | None = None,
     ) -> None:
         self.kind, self.groups, self.trained = kind, groups, dict(trained or {})
@@ -139,7 +140,7 @@ class TorchRule(UpdateRule):
             if own:
                 made.state[param] = {key: value for key, value in own.items() if "." not in key}
         # Counters and rates stay tensors where PyTorch compiles.
-        with mock.patch("torch.compiler.is_compiling", lambda: True), _TensorFactors():
+        with mock.patch("torch.compiler.is_compiling", return_value=True), _TensorFactors():
             made.step()
         following = {
             f"{name}.{key}": value
@@ -171,7 +172,7 @@ def _without_computation(kind: Any) -> Iterator[None]:
         for base in kind.__mro__:
             module, name = sys.modules.get(base.__module__), base.__name__.lower()
             if base.__module__.startswith("torch.optim") and callable(getattr(module, name, None)):
-                stack.enter_context(mock.patch.object(module, name, lambda *_, **__: None))
+                stack.enter_context(mock.patch.object(module, name, return_value=None))
         yield
 
 
@@ -210,11 +211,12 @@ def _rule_of_instance(optimizer: Any, weights: Mapping[str, Any]) -> TorchRule:
     groups, seen = [], set()
     known = inspect.signature(type(optimizer)).parameters
     for group in optimizer.param_groups:
-        own = [names.get(id(param)) for param in group["params"] if param.requires_grad]
-        if None in own:
+        params = [param for param in group["params"] if param.requires_grad]
+        own = tuple(names[id(param)] for param in params if id(param) in names)
+        if len(own) < len(params):
             raise ExportError("the optimizer has a parameter that the module does not have; make it of this module's")
         seen |= set(own)
-        groups.append((tuple(own), {key: value for key, value in group.items() if key in known and key != "params"}))
+        groups.append((own, {key: value for key, value in group.items() if key in known and key != "params"}))
     missing = [name for name in weights if name not in seen]
     if missing:
         raise ExportError(f"the optimizer leaves out {missing[0]}: add it, or set its requires_grad to False")

@@ -41,9 +41,10 @@ def _train(step: TrainingStep, count: int, dtype: Any) -> list[Arrays]:
 
 def _copy_net(step: TrainingStep) -> LossModule:
     try:
-        return copy.deepcopy(step.net).cpu()
+        net: LossModule = copy.deepcopy(step.net).cpu()
     except Exception as error:  # of the user's code
         raise ExportError(f"the module cannot be copied for the comparison: {one_line(error)}") from error
+    return net
 
 
 def _widened(value: Any) -> Any:
@@ -82,12 +83,12 @@ class _Trainer:
                 param.data = TrainingStep.halves({"": param.data})[""]
         wide = next(iter(self.targets.values())).dtype
         self.state = {n: v.to(wide) if v.is_floating_point() and v.dim() else v for n, v in step.state.items()}
-        self.optimizer = self._make_optimizer() if isinstance(self.rule, TorchRule) else None
+        self.optimizer = self._make_optimizer(step.rule) if isinstance(step.rule, TorchRule) else None
 
-    def _make_optimizer(self) -> Any:
-        groups = [{"params": [self.targets[n] for n in names], **options} for names, options in self.rule.groups]
-        made = self.rule.kind(groups)
-        for name, trained in self.rule.trained.items():
+    def _make_optimizer(self, rule: TorchRule) -> Any:
+        groups = [{"params": [self.targets[n] for n in names], **options} for names, options in rule.groups]
+        made = rule.kind(groups)
+        for name, trained in rule.trained.items():
             made.state[self.targets[name]] = {key: value.clone() for key, value in trained.items()}
         return made
 

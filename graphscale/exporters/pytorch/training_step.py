@@ -1,4 +1,4 @@
-"""A training step as a pure function of tensors by name: batch, weights, buffers and optimizer state in, next ones out."""
+"""A training step as a pure function of tensors by name."""
 
 from __future__ import annotations
 
