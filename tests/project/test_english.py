@@ -1,0 +1,59 @@
+"""The English of docstrings, comments, messages and pages keeps the rules of tests/project/writing.py."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import pytest
+
+from tests.project.writing import EXCEPTIONS, LONGEST_SENTENCE, RULES, Rule, Text, texts
+
+pytestmark = pytest.mark.static
+
+
+@functools.cache
+def all_texts() -> tuple[Text, ...]:
+    return tuple(texts())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_texts_keep_the_rule(rule: Rule) -> None:
+    broken = [
+        f"{text.place}: {sentence}"
+        for text in all_texts()
+        if text.kind in rule.kinds and (text.place, rule.name) not in EXCEPTIONS
+        for sentence in text.sentences()
+        if rule.finds(sentence)
+    ]
+    assert broken == [], f"{rule.name}: write {rule.advice}"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_rules_find_the_bad_example_alone(rule: Rule) -> None:
+    assert any(map(rule.finds, Text("page", "", rule.bad).sentences()))
+    assert not any(map(rule.finds, Text("page", "", rule.good).sentences()))
+
+
+def test_sentences_are_short() -> None:
+    long = [
+        f"{text.place}: {sentence}"
+        for text in all_texts()
+        if text.kind != "message"
+        for sentence in text.sentences()
+        if len(re.findall(r"[A-Za-z]{2,}", sentence)) > LONGEST_SENTENCE
+    ]
+    assert long == []
+
+
+def test_first_lines_of_docstrings_name() -> None:
+    describing = re.compile(r"(What|Whether|Which|Who|How|Where|When|That|Those|All)\b")
+    assert [text.place for text in all_texts() if text.kind == "docstring" and describing.match(text.text)] == []
+
+
+def test_exceptions_are_needed() -> None:
+    rules = {rule.name: rule for rule in RULES}
+    by_place = {(text.place, name): text for text in all_texts() for name in rules}
+    for (place, name), reason in EXCEPTIONS.items():
+        assert reason
+        assert any(map(rules[name].finds, by_place[place, name].sentences())), (place, name)
