@@ -19,7 +19,7 @@ LONGEST_SENTENCE = 50  # words
 _FENCES = re.compile(r"^```.*?^```|^<!--.*?-->$|^ {4,}.*$|^\|.*\|$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"``.+?``|`[^`\n]+`")
 _LINKS = re.compile(r"\]\([^)]*\)|<[^>\n]+>|https?://\S+")
-_BREAK = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n\s*[-*] |\n\s*\d+\. |\n(?=\s*\w+: )|\n#+ ")
+_BREAK = re.compile(r"(?<=[.!?;])\s+|\n\s*\n|\n\s*[-*] |\n\s*\d+\. |\n(?=\s*\w+: )|\n#+ ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +110,7 @@ RULES = (
         "Divide the gradient.",
     ),
     Rule("it's", r"\bit's\b", "it is, or its", "it's state", "its state"),
-    Rule(
-        "curly quotes",
-        "[\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}]",
-        "straight quotes",
-        "\N{LEFT DOUBLE QUOTATION MARK}a\N{RIGHT DOUBLE QUOTATION MARK}",
-        '"a"',
-    ),
+    Rule("curly quotes", "[\u2018\u2019\u201c\u201d]", "straight quotes", "\u201ca\u201d", '"a"'),
     Rule(
         "two spellings",
         r"\b([Bb]ehavior|[Nn]ormalis|[Oo]ptimis(?!t)|[Ii]nitialis|[Rr]ecognis|[Ss]erialis|[Nn]eighbor|[Ff]avor|[Aa]nalyz|[Ll]abeled|artefact)",
@@ -126,7 +120,7 @@ RULES = (
     ),
     Rule(
         "another word of the glossary",
-        r"\b([Uu]pstream gradient|[Aa]djoint|[Dd]escal\w+|[Oo]verflow check|[Ff]inite(ness)? test|[Pp]ersistent state|[Nn]ext state value)s?\b",
+        r"(?i)\b(upstream gradient|adjoint|descal\w+|overflow check|finite(ness)? test|persistent state)s?\b",
         "cotangent, unscale, finite check, carried state, next value",
         "The upstream gradient is descaled.",
         "The cotangent is unscaled.",
@@ -182,13 +176,9 @@ def _texts_of_module(path: Path) -> tuple[Text, ...]:
 
 
 def _examples_cut(text: str) -> str:
-    """Leave out the indented blocks behind a line that ends with a double colon, and the diagrams of passes."""
-    return re.sub(
-        r"^(Before|After): .*?(?=\n\n|\Z)",
-        "",
-        re.sub(r"^ {8,}.*$", "", text, flags=re.MULTILINE),
-        flags=re.MULTILINE | re.DOTALL,
-    )
+    """Leave out indented blocks, and the diagrams of passes."""
+    text = re.sub(r"^ {8,}.*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"^(Before|After): .*?(?=\n\n|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def _strings(node: ast.AST) -> Iterator[str]:
