@@ -240,7 +240,7 @@ class _Network:
         return self.tape.op("Div", x, self.tape.op("Sqrt", positive) if self.tape.flag() else positive)
 
     def norm(self, x: Var) -> Var:
-        """Layer normalisation, spelled out."""
+        """Layer normalization, spelled out."""
         tape = self.tape
         centred = tape.op("Sub", x, tape.reduce("ReduceMean", x, (-1,), keepdims=1))
         variance = tape.reduce("ReduceMean", tape.op("Mul", centred, centred), (-1,), keepdims=1)

@@ -25,7 +25,7 @@ def linear(weights: Weights, name: str, x: tf.Tensor) -> tf.Tensor:
 
 
 def normalise(weights: Weights, name: str, x: tf.Tensor) -> tf.Tensor:
-    """Layer normalisation over the last axis."""
+    """Layer normalization over the last axis."""
     mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
     return tf.nn.batch_normalization(
         x, mean, variance, weights[f"{name}.bias"], weights[f"{name}.weight"], variance_epsilon=1e-5

@@ -46,7 +46,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then two linear layers, each on what is normalised before, and added."""
+    """Attention, then two linear layers, each on what is normalized before, and added."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ def sequences(rng: np.random.Generator, count: int) -> Arrays:
 
 
 def initial_state(rng: np.random.Generator, inputs: Mapping[str, tuple[int, ...]]) -> Arrays:
-    """Draw initial values: embeddings normal, other matrices uniform, up to `1 / sqrt(columns)`; normalisations one.
+    """Draw initial values: embeddings normal, other matrices uniform, up to `1 / sqrt(columns)`; normalizations one.
 
     Biases, moments and the step counter are zero.
 

@@ -10,7 +10,7 @@ every user input of the training model (keys `first/INPUT` and `second/INPUT`).
 generate_artifacts lets the onnx package choose the IR version of the optimizer model. That of onnx 1.23 is 14,
 which the runtime it is made for refuses to load, so the script lowers it to 10, as a user has to. In
 digits_adamw_ir14 it is left exactly as written. Nor does the runtime load the eval model that generate_artifacts
-makes of a batch normalisation: the node leaves training mode and keeps the outputs of training. They go too.
+makes of a batch normalization: the node leaves training mode and keeps the outputs of training. They go too.
 """
 
 import argparse

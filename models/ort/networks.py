@@ -55,7 +55,7 @@ def opset12() -> Network:
 
 
 def batch_norm(net: Network, x: str, name: str, channels: int) -> str:
-    """Normalise over the batch, in training mode."""
+    """Normalize over the batch, in training mode."""
     scale = net.parameter(f"{name}.weight", channels, around=1.0)
     bias = net.parameter(f"{name}.bias", channels)
     mean = net.buffer(f"{name}.running_mean", np.zeros(channels))
@@ -71,7 +71,7 @@ def convolution(net: Network, x: str, name: str, channels: int, filters: int) ->
 
 
 def conv() -> Network:
-    """Two convolutions with batch normalisation and max pooling; cross-entropy."""
+    """Two convolutions with batch normalization and max pooling; cross-entropy."""
     net = Network("conv", seed=2)
     x = digits(net, ["batch", 1, 8, 8])
     x = net.op("Relu", batch_norm(net, convolution(net, x, "conv1", 1, 8), "norm1", 8))
@@ -97,7 +97,7 @@ class Transformer(Network):
         return self.op("Add", x, self.parameter(f"{name}.bias", fan_out)) if bias else x
 
     def norm(self, x: str, name: str) -> str:
-        """Normalise each token."""
+        """Normalize each token."""
         scale = self.parameter(f"{name}.weight", self.width, around=1.0)
         bias = self.parameter(f"{name}.bias", self.width)
         # The gradient needs the mean and the inverse standard deviation too.

@@ -58,7 +58,7 @@ def where(net: Network, x: str) -> str:
 
 
 def root_mean_square_norm(net: Network, x: str) -> str:
-    """Normalise by the root of the mean square, spelled out as exporters write it."""
+    """Normalize by the root of the mean square, spelled out as exporters write it."""
     mean = net.op("ReduceMean", net.op("Pow", x, net.constant(2)), axes=[-1])
     root = net.op("Sqrt", net.op("Add", mean, net.constant(1e-5)))
     return net.op("Mul", net.op("Div", x, root), net.parameter("norm.weight", WIDTH, around=1.0))
@@ -204,7 +204,7 @@ def branches(name: str, seed: int, members: dict[str, Branch], batch: str | int 
 
 
 def activations() -> Network:
-    """Elementwise operators, normalisation and reductions."""
+    """Elementwise operators, normalization and reductions."""
     return branches("activations", 4, ACTIVATIONS)
 
 

@@ -1,4 +1,4 @@
-"""The networks of the exported training graphs: small, with PyTorch's own layers and initialisation."""
+"""The networks of the exported training graphs: small, with PyTorch's own layers and initialization."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 
 class GeluNorm(nn.Module):
-    """Linear, GELU (the exact one, with erf), layer normalisation, linear.
+    """Linear, GELU (the exact one, with erf), layer normalization, linear.
 
-    The normalisation computes in its own dtype, as under autocast: float32 in a float16 network.
+    The normalization computes in its own dtype, as under autocast: float32 in a float16 network.
     """
 
     def __init__(self, features: int = 16, hidden: int = 32, classes: int = 10) -> None:

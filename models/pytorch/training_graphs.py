@@ -40,7 +40,7 @@ def next_token(model: Callable, data: Tensors, _: Tensors) -> torch.Tensor:
 
 @graph
 def mlp_gelu_layernorm() -> Step:
-    """MLP with GELU (erf) and layer normalisation, cross-entropy; gradients."""
+    """MLP with GELU (erf) and layer normalization, cross-entropy; gradients."""
     return gradients(GeluNorm(), cross_entropy, classification())
 
 
@@ -133,7 +133,7 @@ def dropout_mlp() -> Step:
 
 @graph
 def mlp_float16() -> Step:
-    """MLP with GELU in float16, layer normalisation and cross-entropy in float32; gradients in both."""
+    """MLP with GELU in float16, layer normalization and cross-entropy in float32; gradients in both."""
 
     def loss(model: Callable, data: Tensors, _: Tensors) -> torch.Tensor:
         return F.cross_entropy(model(data["x"]).float(), data["target"])

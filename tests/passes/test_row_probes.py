@@ -222,7 +222,7 @@ def perceptron(count: int) -> list[list[int]]:
 
 
 def convolutions(count: int) -> list[list[int]]:
-    """Filters and the two vectors of a normalisation, the first with 9408 weights; a last layer."""
+    """Filters and the two vectors of a normalization, the first with 9408 weights; a last layer."""
     widths = [64, 64, 128, 256, 512]
     layers = [[shape, [shape[0]], [shape[0]]] for shape in ([w, w, 3, 3] for w in widths)] * (count // 15)
     return [[64, 3, 7, 7], [64], [64], *(shape for layer in layers for shape in layer), [1000, 512], [1000]]

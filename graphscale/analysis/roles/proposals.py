@@ -155,7 +155,7 @@ def _is_measured(step: Interface, output: ir.Value, value: ir.Value) -> bool:
 
 
 def _is_changed_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether the loss reads an input through an output that depends on no other one, as a normalised batch."""
+    """Return whether the loss reads an input through an output that depends on no other one, as a normalized batch."""
     if output not in step.topology.forward:
         return False
     return all(each is value or is_scalar(each) or each.is_initializer() for each in step.sources_of(output))

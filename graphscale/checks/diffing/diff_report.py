@@ -94,7 +94,7 @@ class DiffReport:
     Attributes:
         nodes_before: the nodes of the first model's main graph.
         nodes_after: the nodes of the second one's.
-        matched: how many nodes of the main graphs were recognised as the same.
+        matched: how many nodes of the main graphs were recognized as the same.
         related: whether that is at least half of the smaller graph; else the models have little to do with each other.
         ops: every operator of either model, by name.
         inserted: the added nodes by the pass that each says inserted it.

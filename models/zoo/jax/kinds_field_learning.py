@@ -18,7 +18,7 @@ Parts = tuple[jax.Array, tuple[Arrays, Arrays]]
 
 @kind("field-behaviour-cloning", "jax")
 def behaviour_cloning() -> Iterator[Step]:
-    """A robot's actions from demonstrations: Gaussian likelihood, normalised observations; Adam clipped, Nesterov."""
+    """A robot's actions from demonstrations: Gaussian likelihood, normalized observations; Adam clipped, Nesterov."""
     weights = linear("trunk1", 13, 24) | linear("trunk2", 24, 18) | linear("action", 18, 4)
     weights |= {"log_std": np.full(4, -0.5, np.float32)}
     batch = {"observation": normal(8, 13), "expert_action": normal(8, 4, scale=0.5)}

@@ -153,7 +153,7 @@ def loss_scale() -> Iterator[Step]:
 
 @kind("keras-layers", "jax")
 def layers() -> Iterator[Step]:
-    """Yield layers with variables that are not trained, and normalisations."""
+    """Yield layers with variables that are not trained, and normalizations."""
     make = {
         "batch-norm": lambda: (keras.layers.BatchNormalization(),),
         "layer-norm": lambda: (keras.layers.LayerNormalization(),),

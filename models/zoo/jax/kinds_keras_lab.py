@@ -70,7 +70,7 @@ def custom_loop(
 
 @kind("lab-keras-customer-churn", "jax")
 def customer_churn() -> Iterator[Step]:
-    """Customers who leave, with rare ones weighted: batch normalisation, AdamW with a cosine; a fed weight, Adamax."""
+    """Customers who leave, with rare ones weighted: batch normalization, AdamW with a cosine; a fed weight, Adamax."""
 
     def build(*widths: int, normalised: bool) -> keras.Model:
         begin()

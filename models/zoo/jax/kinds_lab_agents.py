@@ -146,7 +146,7 @@ def view_predictor() -> Iterator[Step]:
 
 @kind("lab-jax-pump-control", "jax")
 def pump_control() -> Iterator[Step]:
-    """Pumps by an actor and a critic, each with a loss, an optimizer and a target; observations are normalised."""
+    """Pumps by an actor and a critic, each with a loss, an optimizer and a target; observations are normalized."""
     batch = {"obs": normal(7, 6) + 1, "act": np.tanh(normal(7, 2)), "rew": normal(7), "next_obs": normal(7, 6) + 1}
     batch["not_done"] = (np.random.rand(7) > 0.1).astype(np.float32)
 

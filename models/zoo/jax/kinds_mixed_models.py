@@ -60,7 +60,7 @@ def glorot(rows: int, columns: int) -> np.ndarray:
 
 
 def small_images() -> tuple[Arrays, Arrays, Arrays, Loss]:
-    """Return weights, statistics, a batch and the loss of two convolutions with batch normalisation."""
+    """Return weights, statistics, a batch and the loss of two convolutions with batch normalization."""
 
     def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
         wide, size = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), x.shape[1]

@@ -108,13 +108,13 @@ def mlp(weights: dict[str, Arrays], x: jax.Array, activation: Callable[[jax.Arra
 
 
 def layer_norm(weights: Arrays, x: jax.Array) -> jax.Array:
-    """Normalise the last dimension, then scale and shift."""
+    """Normalize the last dimension, then scale and shift."""
     centred = x - jnp.mean(x, -1, keepdims=True)
     return centred * jax.lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-5) * weights["scale"] + weights["bias"]
 
 
 def normalisation(size: int) -> Arrays:
-    """Return the weights of a normalisation."""
+    """Return the weights of a normalization."""
     return {"scale": 1 + normal(size, scale=0.1), "bias": normal(size, scale=0.1)}
 
 
@@ -180,7 +180,7 @@ convolve.defvjp(lambda x, w: (convolve(x, w), (x, w)), convolve_back)
 
 
 def convnet(optimizer: optax.GradientTransformation, variant: str, style: Style) -> Step:
-    """Return two convolutions with a batch normalisation, whose statistics are carried beside the weights."""
+    """Return two convolutions with a batch normalization, whose statistics are carried beside the weights."""
     params = {"conv_0": {"kernel": normal(6, 2, 3, 3, scale=0.3)}, "bn": normalisation(6), "head": layer(10, 5)}
     params |= {"conv_1": {"kernel": normal(10, 6, 3, 3, scale=0.2), "bias": normal(10, scale=0.1)}}
     weights, slots = carried(params), carried(optimizer.init(jax.tree.map(jnp.asarray, params)))
@@ -211,7 +211,7 @@ def convnet(optimizer: optax.GradientTransformation, variant: str, style: Style)
 
 @kind("jax-convnet-recipe", "jax")
 def convnet_recipe() -> Iterator[Step]:
-    """Yield a convnet with batch normalisation by Nesterov's momentum with stepped rates, and by AdamW."""
+    """Yield a convnet with batch normalization by Nesterov's momentum with stepped rates, and by AdamW."""
     stepped = scheduled(optax.piecewise_constant_schedule, 0.05, {10: 0.1, 20: 0.1})
     decayed = optax.add_decayed_weights(5e-4, mask=matrices)
     yield convnet(optax.chain(decayed, optax.sgd(stepped, momentum=0.9, nesterov=True)), "nesterov", EXPORTER)

@@ -55,7 +55,7 @@ def flow(optimizer: optax.GradientTransformation, variant: str, style: Style = P
 
 @kind("jax-coupling-flow", "jax")
 def coupling_flow() -> Iterator[Step]:
-    """Yield normalising flows of couplings and scales, free and on a context, with a warming average of the weights."""
+    """Yield normalizing flows of couplings and scales, free and on a context, with a warming average of the weights."""
     yield flow(optax.chain(optax.clip_by_global_norm(5.0), optax.adam(3e-3)), "adam")
     rmsprop = optax.chain(optax.clip_by_global_norm(5.0), optax.rmsprop(1e-3, momentum=0.9))
     yield flow(rmsprop, "conditional", STYLES["scrambled-initializers"], context=4)

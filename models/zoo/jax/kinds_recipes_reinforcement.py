@@ -1,4 +1,4 @@
-"""Kinds by JAX that learn from rewards, or in a population: what they normalise, copy and rescale is carried."""
+"""Kinds by JAX that learn from rewards, or in a population: what they normalize, copy and rescale is carried."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ def merge(mean: jax.Array, var: jax.Array, count: jax.Array, rows: jax.Array) ->
 
 
 def proximal(variant: str, style: Style, *, continuous: bool) -> Step:
-    """Return a clipped policy gradient; observations and returns are normalised by statistics of all that was seen."""
+    """Return a clipped policy gradient; observations and returns are normalized by statistics of all that was seen."""
     actions, rows = (2, 8) if continuous else (4, 8)
     params = {"trunk": stack(6, 16, 11), "policy": layer(11, actions), "value": layer(11, 1)}
     params |= {"log_std": normal(actions, scale=0.1)} if continuous else {}
@@ -132,7 +132,7 @@ def duelling_targets() -> Iterator[Step]:
 
 
 def rescaled(optimizer: optax.GradientTransformation, variant: str, style: Style, tasks: int) -> Step:
-    """Return values of tasks with normalised targets; the last layer is rescaled so that its predictions stay."""
+    """Return values of tasks with normalized targets; the last layer is rescaled so that its predictions stay."""
     params = {"trunk": stack(5, 12, 9), "head": layer(9, tasks)}
     weights, slots = carried(params), carried(optimizer.init(jax.tree.map(jnp.asarray, params)))
 
@@ -162,7 +162,7 @@ def rescaled(optimizer: optax.GradientTransformation, variant: str, style: Style
 
 @kind("jax-rescaled-head", "jax")
 def rescaled_head() -> Iterator[Step]:
-    """Yield adaptive normalisation of targets that keeps the outputs: moments are carried, and the head is rescaled."""
+    """Yield adaptive normalization of targets that keeps the outputs: moments are carried, and the head is rescaled."""
     yield rescaled(optax.adam(2e-3), "tasks", EXPORTER, 3)
     yield rescaled(optax.chain(optax.clip_by_global_norm(1.0), optax.yogi(3e-3)), "one-task", STYLES["initializers"], 1)
 

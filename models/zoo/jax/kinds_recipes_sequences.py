@@ -46,7 +46,7 @@ def attend(weights: dict[str, Arrays], x: jax.Array, heads: int) -> jax.Array:
 
 @kind("jax-causal-language-block", "jax")
 def language_block() -> Iterator[Step]:
-    """Yield a small causal language model, tied or not: masked tokens, a penalty of the normaliser, perplexity."""
+    """Yield a small causal language model, tied or not: masked tokens, a penalty of the normalizer, perplexity."""
     words, width, length = 13, 12, 6
 
     def objective(params: Any, values: Arrays) -> tuple[jax.Array, Metrics]:

@@ -150,7 +150,7 @@ def clip_norm(limit: float) -> Callable[[Arrays], tuple[Arrays, Arrays]]:
 
 
 def batch_norm(x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
-    """Normalise channels, the second dimension; return the next running mean and variance, too."""
+    """Normalize channels, the second dimension; return the next running mean and variance, too."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
     now = x.mean(axes)

@@ -75,7 +75,7 @@ def demand_forecast() -> Iterator[Step]:
 
 
 class Convolutions(nn.Module):
-    """Strided convolutions over time with batch normalisation whose statistics are given, and linear heads."""
+    """Strided convolutions over time with batch normalization whose statistics are given, and linear heads."""
 
     def __init__(
         self, channels: tuple[int, ...], heads: dict[str, int], residual: bool = False, learnt: bool = False

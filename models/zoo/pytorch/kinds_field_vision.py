@@ -28,7 +28,7 @@ def upsample(x: Tensor) -> Tensor:
 
 
 class UNet(nn.Module):
-    """Two levels with a connection between them; group normalisation."""
+    """Two levels with a connection between them; group normalization."""
 
     def __init__(self) -> None:
         super().__init__()

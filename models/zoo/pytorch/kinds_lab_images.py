@@ -10,7 +10,7 @@ from models.zoo.steps import PLAIN, Arrays, Inputs, Outputs, Step, Style, kind
 
 
 def norm2d(values: Arrays, weights: Arrays, name: str, x: Tensor, following: Arrays, rate: float = 0.1) -> Tensor:
-    """Normalise a batch of images; put the next running statistics, unbiased as nn.BatchNorm2d's, into `following`."""
+    """Normalize a batch of images; put the next running statistics, unbiased as nn.BatchNorm2d's, into `following`."""
     var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
     count = x.numel() // x.shape[1]
     following[f"{name}.running_mean"] = (1 - rate) * values[f"{name}.running_mean"] + rate * mean.detach()
@@ -31,7 +31,7 @@ def kernel(out: int, into: int, size: int) -> Tensor:
 
 
 def norms(names: dict[str, int]) -> tuple[Arrays, Arrays]:
-    """Return weights and running statistics of normalisations."""
+    """Return weights and running statistics of normalizations."""
     weights, states = {}, {}
     for name, channels in names.items():
         weights |= {f"{name}.weight": torch.ones(channels), f"{name}.bias": torch.zeros(channels)}
@@ -160,7 +160,7 @@ def chess_policy_value() -> Iterator[Step]:
 
 
 class Leaves(nn.Module):
-    """A small mobile network: depthwise and pointwise convolutions, with group normalisation."""
+    """A small mobile network: depthwise and pointwise convolutions, with group normalization."""
 
     def __init__(self) -> None:
         super().__init__()

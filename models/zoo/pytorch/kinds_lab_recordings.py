@@ -83,7 +83,7 @@ def bird_calls() -> Iterator[Step]:
 
 
 class Clauses(nn.Module):
-    """Two layers of a transformer before whose parts the input is normalised; the first token stands for all."""
+    """Two layers of a transformer before whose parts the input is normalized; the first token stands for all."""
 
     def __init__(self, width: int = 12, heads: int = 3) -> None:
         super().__init__()

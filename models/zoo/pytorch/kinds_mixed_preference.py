@@ -15,7 +15,7 @@ from models.zoo.steps import Arrays, Inputs, Outputs, Step, Style, kind
 
 
 def preference() -> Problem:
-    """Return direct preference optimisation of a small decoder; the reference's weights are constants."""
+    """Return direct preference optimization of a small decoder; the reference's weights are constants."""
     width, vocabulary, length = 18, 21, 7
     future = torch.full((length, length), -1e4).triu(1)
 

@@ -27,7 +27,7 @@ def zeros(prefix: str, arrays: Arrays) -> Arrays:
 
 
 def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
-    """Apply root mean square normalisation."""
+    """Apply root mean square normalization."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * gain
 
 
@@ -114,7 +114,7 @@ def decoder_language_trainer() -> Iterator[Step]:
 
 
 def acoustic_model() -> Problem:
-    """Return frames of speech to phones: features normalised by running statistics, convolutions, attention."""
+    """Return frames of speech to phones: features normalized by running statistics, convolutions, attention."""
     width, phones = 20, 9
 
     def loss(w: Arrays, values: Arrays) -> tuple[Tensor, Outputs]:

@@ -32,7 +32,7 @@ def filters(outputs: int, inputs: int, size: int) -> Tensor:
 
 
 def residual_network() -> Problem:
-    """Return a residual network with batch normalisations and label smoothing."""
+    """Return a residual network with batch normalizations and label smoothing."""
     norms = {"bn1": 8, "layer1_bn1": 12, "layer1_bn2": 12, "layer2_bn1": 12}
 
     def loss(weights: Arrays, values: Arrays) -> tuple[Tensor, Outputs]:

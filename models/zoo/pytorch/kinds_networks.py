@@ -240,7 +240,7 @@ def factorisation_machine() -> Iterator[Step]:
 
 @kind("normalisation-layers")
 def normalisation_layers() -> Iterator[Step]:
-    """Root mean square, group, and instance normalisation, and torch's own layer and group normalisation."""
+    """Root mean square, group, and instance normalization, and torch's own layer and group normalization."""
     norms = {
         "rms": lambda x, w: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * w,
         "group": lambda x, w: normalise(x.reshape(-1, 2, 3), torch.ones(3), torch.zeros(3)).reshape(-1, 6) * w,

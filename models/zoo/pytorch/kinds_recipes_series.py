@@ -30,7 +30,7 @@ from models.zoo.steps import PLAIN, Arrays, Inputs, Outputs, Step, Style, kind
 
 @kind("quantile-tcn")
 def quantile_tcn() -> Iterator[Step]:
-    """Dilated causal convolutions with weight normalisation, three quantiles; an average of weights without bias."""
+    """Dilated causal convolutions with weight normalization, three quantiles; an average of weights without bias."""
     sizes, params = (3, 8, 10, 8), {}
     for index, (enter, leave) in enumerate(pairwise(sizes)):
         params[f"conv{index}.v"] = torch.randn(leave, enter, 3) / (3 * enter) ** 0.5

@@ -34,7 +34,7 @@ def doubled(x: Tensor) -> Tensor:
 
 
 class UNet(nn.Module):
-    """Two levels with group normalisation."""
+    """Two levels with group normalization."""
 
     def __init__(self) -> None:
         super().__init__()

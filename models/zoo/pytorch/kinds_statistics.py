@@ -16,7 +16,7 @@ INITIALIZERS = Style(states="initializers")
 
 
 def batch_norm(x: Tensor, values: Arrays, name: str, momentum: float | Tensor = 0.1) -> tuple[Tensor, Arrays]:
-    """Return the normalised batch, channels last or second of four, and the next running statistics."""
+    """Return the normalized batch, channels last or second of four, and the next running statistics."""
     axes, shape = ((0, 2, 3), (1, -1, 1, 1)) if x.dim() == 4 else ((0,), (1, -1))
     mean, variance = x.mean(axes), x.var(axes, correction=0)
     count = x.numel() / mean.numel()
@@ -29,7 +29,7 @@ def batch_norm(x: Tensor, values: Arrays, name: str, momentum: float | Tensor = 
 
 
 def normalised_images(counted: bool) -> Problem:
-    """Return a convnet with two batch normalisations; with a count of batches if asked for."""
+    """Return a convnet with two batch normalizations; with a count of batches if asked for."""
 
     def loss(weights: Arrays, values: Arrays) -> tuple[Tensor, Outputs]:
         x, states = values["image"], {}
@@ -87,7 +87,7 @@ def batch_norm_perceptron() -> Iterator[Step]:
 
 
 def observed(problem: Problem) -> Problem:
-    """Return the problem with its input normalised by running statistics (Welford, Chan's merge of batches)."""
+    """Return the problem with its input normalized by running statistics (Welford, Chan's merge of batches)."""
 
     def loss(weights: Arrays, values: Arrays) -> tuple[Tensor, Outputs]:
         x, count = values["x"], values["seen"]

@@ -89,7 +89,7 @@ def one_hot(index: Tensor, count: int) -> Tensor:
 
 
 def normalise(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Apply layer normalisation."""
+    """Apply layer normalization."""
     centred = x - x.mean(-1, keepdim=True)
     return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * scale + shift
 

@@ -204,9 +204,9 @@ def named_entities() -> Iterator[Step]:
 
 @kind("field-depth-regression", "tensorflow")
 def depth_regression() -> Iterator[Step]:
-    """Depth of each pixel, errors of logarithms up to a scale: batch normalisation with carried moments; momentum."""
+    """Depth of each pixel, errors of logarithms up to a scale: batch normalization with carried moments; momentum."""
     weights = conv("encode", 3, 3, 8) | conv("bottom", 3, 8, 14) | conv("decode", 3, 22, 6) | conv("depth", 1, 6, 1)
-    del weights["bottom/bias"]  # normalised away
+    del weights["bottom/bias"]  # normalized away
     weights |= {"norm/gamma": np.ones(14, np.float32), "norm/beta": np.zeros(14, np.float32)}
     moments = {"norm/moving_mean": np.zeros(14, np.float32), "norm/moving_variance": np.ones(14, np.float32)}
     batch = {"image": normal(2, 8, 8, 3), "depth": np.abs(normal(2, 8, 8)) + np.float32(0.5)}

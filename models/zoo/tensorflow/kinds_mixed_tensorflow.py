@@ -50,7 +50,7 @@ def adam(w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: Tensor, rate: Tensor | f
 
 @kind("tf-image-trainer", "tensorflow")
 def image_trainer() -> Iterator[Step]:
-    """Yield a convnet with batch normalisation and smoothed labels; Nesterov by warm-up and cosine, or a fed rate."""
+    """Yield a convnet with batch normalization and smoothed labels; Nesterov by warm-up and cosine, or a fed rate."""
 
     def loss(w: Arrays, values: Arrays) -> tuple[Tensor, Outputs]:
         x, states = values["images"], {}

@@ -46,7 +46,7 @@ def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_bench, "find_dtypes", lambda model: [ir.DataType.FLOAT])
 
 
-# The biases of keys, and those before a normalisation, have no effect on the loss; the gradient of TensorFlow's
+# The biases of keys, and those before a normalization, have no effect on the loss; the gradient of TensorFlow's
 # embedding has its weight's shape behind the clipping.
 UNSURE = {"ort/transformer": 2, "ort/conv": 2}
 DISAGREES = {"tensorflow/keras_transformer_adamw_clip": ["embedding.embeddings"]}

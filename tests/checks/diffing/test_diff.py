@@ -87,7 +87,7 @@ def test_a_model_does_not_differ_from_itself(name: str) -> None:
 
 
 class TestMatching:
-    """Nodes are recognised by names, by what they give, and by what they read."""
+    """Nodes are recognized by names, by what they give, and by what they read."""
 
     @pytest.mark.parametrize(
         "change", [drop_node_names, rename_values, lambda model: (drop_node_names(model), rename_values(model))]

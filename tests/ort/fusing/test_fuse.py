@@ -222,7 +222,7 @@ def test_ir_version_of_the_optimizer_model() -> None:
 
 @pytest.mark.training
 def test_feeds_are_not_written_to() -> None:
-    """The kernel of batch normalisation writes running statistics where it reads them; what is fed stays as it is."""
+    """The kernel of batch normalization writes running statistics where it reads them; what is fed stays as it is."""
     step = fuse(FOLDERS / "conv_adamw")
     session = make_session(proto_of(step.model))
     fed = {value.name: value.const_value.numpy().copy() for value in step.model.graph.inputs if value.is_initializer()}

@@ -82,7 +82,7 @@ def test_it_computes_what_float32_does_up_to_rounding(example: Example, way: str
             assert (actual[name].dtype, actual[name].shape) == (wanted.dtype, wanted.shape), name
             if example.name not in ON_THE_EDGE or name == "loss":
                 largest = float(np.abs(wanted).max())
-                # The gradient of a bias in front of a normalisation is zero but for what rounding leaves of it.
+                # The gradient of a bias in front of a normalization is zero but for what rounding leaves of it.
                 largest = largest if largest > 1e-4 * overall else overall
                 np.testing.assert_allclose(actual[name], wanted, rtol=0, atol=tolerance * largest, err_msg=name)
 

@@ -108,7 +108,7 @@ def test_nodes_change_sides_where_that_saves_casts(source: str | int, monkeypatc
 
 
 def test_operands_that_stay_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A normalisation in float16 reads scale and bias in float32, which others read in float16.
+    """A normalization in float16 reads scale and bias in float32, which others read in float16.
 
     So the bias, a row of float16 numbers, is cast back; and the scale would be, if it changed sides.
     """
