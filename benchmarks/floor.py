@@ -57,7 +57,7 @@ class Case:
         name: of the step and the policy.
         model: the step.
         weights: the first weights; each has a gradient.
-        batches: what to feed, in turn.
+        batches: the feeds, in turn.
         multiplier: of the policy. With another one than a power of two gradients must be divided.
     """
 

@@ -28,11 +28,11 @@ class Size:
     """The size of a model.
 
     Attributes:
-        blocks: how many decoder blocks.
+        blocks: number of decoder blocks.
         width: of the residual stream; a multiple of `heads`.
         heads: of the attention.
         context: tokens in a sequence.
-        vocabulary: how many tokens there are.
+        vocabulary: number of tokens.
         batch: sequences in a batch.
     """
 
@@ -74,7 +74,7 @@ def gpt_step(size: Size, weights: Path | None = None) -> ir.Model:
     """The training step of a GPT of this size.
 
     Args:
-        size: how large it is.
+        size: its size.
         weights: a file to put weights, moments and the mask into, which the model then refers to; None to keep them in
             the model.
     """

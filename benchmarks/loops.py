@@ -63,7 +63,7 @@ class ByBinding:
         first: the first value of each such input.
         made: options of the session; None for `options()`.
         providers: of the session, each of which must start; None for ONNX Runtime's default.
-        device: where the state is: `cpu`, or `cuda` for the first GPU.
+        device: place of the state: `cpu`, or `cuda` for the first GPU.
         shared: the states with one buffer for the present and the next value. Every other state has two.
 
     Raises:

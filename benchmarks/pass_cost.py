@@ -52,9 +52,9 @@ class Subject:
 
     Attributes:
         name: of the graph.
-        nodes: how many it has.
+        nodes: number of nodes.
         path: its file.
-        rounds: how often each job works on it.
+        rounds: number of times that each job works on it.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Cost:
     """The measures of the rounds.
 
     Attributes:
-        subject: what the jobs worked on.
+        subject: the model of the jobs.
         rounds: `{job: {measure: [a number for each round]}}`; the measures are wall, cpu and process, in seconds, and
             peak, in MB.
     """

@@ -51,8 +51,8 @@ class Workload:
         name: of the graph.
         model: the unscaled step.
         state: first values of the carried inputs.
-        batches: what to feed, in turn.
-        steps: how many make a round.
+        batches: the feeds, in turn.
+        steps: number of steps in a round.
     """
 
     name: str

@@ -94,7 +94,7 @@ def measure_apart(command: Sequence[str], name: str, processes: int) -> Times:
     Args:
         command: runs this script.
         name: the workload.
-        processes: how many.
+        processes: number of processes.
 
     Returns:
         `{framework: {side: its time in each process, the mean of the rounds}}`.

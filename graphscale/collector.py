@@ -21,7 +21,7 @@ def paused_collector(*, builds: bool = True) -> Iterator[None]:
     """Pause the garbage collector in a `with` block or, as a decorator, in a function.
 
     Args:
-        builds: what is made in the block stays alive; else it is gone at its end.
+        builds: the objects made in the block stay alive; else they are gone at its end.
     """
     was_enabled = gc.isenabled()
     # Objects that were handed over before may be garbage by now, and nothing else asks for their collection.

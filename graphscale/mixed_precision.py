@@ -34,7 +34,7 @@ class AutocastModel(ModelResult):
 
     Attributes:
         model: the model in mixed precision: a ModelProto if one was given, else an onnx_ir model.
-        report: what was put into the small type, and why the rest was not.
+        report: the nodes in the small type, and the reasons why others are not.
         scaling: the report of the loss scaling, if it was asked for.
     """
 

@@ -76,7 +76,7 @@ class ScaledModel(ModelResult):
 
     Attributes:
         model: the scaled model: a ModelProto if one was given, else an onnx_ir model.
-        report: what was found and done.
+        report: findings and changes.
     """
 
     report: Report
@@ -236,7 +236,7 @@ def roles(model: Model, answers: Any = None) -> RoleTable:
 
     Args:
         model: a path, an onnx_ir model or a ModelProto; of a scaled model, the roles in its original are returned.
-        answers: what is known of the roles: the content of a roles file, or None.
+        answers: known roles: the content of a roles file, or None.
 
     Raises:
         GraphscaleError: the input is not acceptable, or an answer contradicts the graph.
@@ -336,7 +336,7 @@ def complete_report(
     Args:
         rewrite: the rewrite.
         own: the nodes that were inserted.
-        nodes_before: how many nodes the graph had.
+        nodes_before: number of nodes before.
         warnings: further warnings.
     """
     return dataclasses.replace(

@@ -40,8 +40,8 @@ def run_random_cases(
 
     Args:
         test: the test.
-        least: how many cases must count; a deep run looks for twenty times as many.
-        tried: how many seeds there are.
+        least: number of cases that must count; a deep run looks for twenty times as many.
+        tried: number of seeds.
         name: a name for the seeds.
         shared: whether to run the seeds of one share alone.
     """

@@ -21,7 +21,7 @@ class Scope:
 
     Attributes:
         holder: the graph or function.
-        name: where it is.
+        name: its place.
         outer: the scope around a body.
     """
 

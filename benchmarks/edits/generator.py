@@ -25,7 +25,7 @@ class Edited:
     Attributes:
         model: the model.
         kinds: the kinds of its edits.
-        places: where they are.
+        places: their places.
     """
 
     model: ModelProto

@@ -55,11 +55,11 @@ class Facts:
 
     Attributes:
         memcpy_nodes: Memcpy nodes in the graphs that ONNX Runtime executes.
-        memcpy_in_branches: how many of them are in branches.
+        memcpy_in_branches: number of them in branches.
         host_nodes: the nodes that ran on the CPU in a step, `{operator: how many}`.
-        inserted_on_host: how many of them graphscale inserted.
+        inserted_on_host: number of them that graphscale inserted.
         copies: tensors that came to the host in a step.
-        syncs: how often the host waited for the device in a step.
+        syncs: number of times in a step that the host waited for the device.
         memory: bytes of the device's memory that the side took.
         launches: CUDA kernels of the finite check in a step, by the graph that ONNX Runtime executes.
     """
@@ -79,7 +79,7 @@ class Ways:
     """The steps of a framework for a workload.
 
     Attributes:
-        makers: what makes each side.
+        makers: functions that make each side.
         batches: on the device, to be fed in turn.
         facts: finds the facts of sides.
         synchronize: waits for the device.

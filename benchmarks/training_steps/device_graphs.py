@@ -40,9 +40,9 @@ class Graphs:
     """The graphs of a workload, and the sides that they make.
 
     Args:
-        folder: where `export_graphs.py` wrote them.
+        folder: the folder that `export_graphs.py` wrote.
         workload: of the same sizes.
-        machine: what the sides run on.
+        machine: the machine that the sides run on.
 
     Raises:
         ValueError: a graph is of another size.

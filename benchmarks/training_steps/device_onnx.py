@@ -113,9 +113,9 @@ class OnHost:
     Args:
         gradients: the graph from weights, batch and `loss_scale` to `loss` and `grad.WEIGHT`.
         update: the loop of the graph from state, `grad.WEIGHT` and `loss_scale` to the next state.
-        update_inputs: what that graph is fed.
+        update_inputs: names of the inputs of that graph.
         made: options of the session of `gradients`.
-        machine: what both run on.
+        machine: the machine that both run on.
     """
 
     runs = 2

@@ -36,7 +36,7 @@ class TorchSide:
     PyTorch's default, one kernel for many weights on a GPU.
 
     Args:
-        workload: what is trained.
+        workload: the network and its task.
         device: `cuda` or `cpu`.
         low: whether the forward pass is in autocast to float16.
         scaled: whether there is a GradScaler.

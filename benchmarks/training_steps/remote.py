@@ -21,12 +21,12 @@ class Process:
     """A process that answers calls, which come as lines of JSON.
 
     Args:
-        name: what messages call it.
-        command: what starts it.
+        name: its name in messages.
+        command: the command that starts it.
         environment: its own variables.
 
     Attributes:
-        version: what it says first.
+        version: its first line, a version.
 
     Raises:
         RuntimeError: the process ended; what it said is on stderr.
@@ -64,7 +64,7 @@ class Remote(Process):
     Args:
         framework: `torch`, `tensorflow`, `keras`, or `runtime` for ONNX Runtime.
         python: an interpreter that has it.
-        threads: how many it computes with.
+        threads: number of threads.
         quick: whether workloads are the tiny ones.
         spinning: whether threads of OpenMP may spin while they wait.
         arguments: more ones of `worker.py`.
@@ -119,7 +119,7 @@ class RemoteDevice(Process):
     Args:
         python: an interpreter that has it.
         arguments: of `device_worker.py`.
-        threads: how many it computes with on the CPU.
+        threads: number of threads on the CPU.
 
     Attributes:
         version: of PyTorch and CUDA.

@@ -145,8 +145,8 @@ def maker_of(function: Callable[..., Function], scaled: str, threads: int) -> Ca
 
     Args:
         function: makes the step of a workload, with or without a loss scale.
-        scaled: what to call it with one.
-        threads: how many to compute with.
+        scaled: its name with a loss scale.
+        threads: number of threads.
     """
     use_threads(threads)
 

@@ -96,8 +96,8 @@ def shift_register(count: int, levels: int = 1, *, summed: bool = False) -> onnx
     """Shift a gradient by one carried value in each round of nested Loops.
 
     Args:
-        count: how many values each Loop carries.
-        levels: how many Loops are nested.
+        count: number of values that each Loop carries.
+        levels: number of nested Loops.
         summed: whether each round also sums up all carried values, and gives them to the Loop within.
     """
 

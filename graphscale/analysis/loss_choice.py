@@ -23,7 +23,7 @@ class LossCandidate:
 
     Attributes:
         losses: the outputs.
-        unscalings: what their gradients would be; none where no scale fits the loss alone.
+        unscalings: their gradients; none where no scale fits the loss alone.
         scaled: the values that would scale with the loss.
     """
 

@@ -190,7 +190,7 @@ class _Uses:
         multiplies: whether something is multiplied by the number, or computed from it.
         divides: whether something is divided by it.
         others: the numbers that follow from it in another way than by a power.
-        count: how many uses there are.
+        count: number of uses.
     """
 
     def __init__(self, powers: _Powers, numbers: set[ir.Value]) -> None:

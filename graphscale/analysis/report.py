@@ -58,7 +58,7 @@ class StateReport:
     Attributes:
         input: the input that holds it.
         output: the output that gives its next value; None where it is written in place.
-        how: how the pair was found, or the origin of state that scaling added.
+        how: the evidence for the pair, or the origin of state that scaling added.
     """
 
     input: str
@@ -72,11 +72,11 @@ class Report:
 
     Attributes:
         loss: the name of the loss.
-        loss_found: how it was found.
-        places: where the loss scale enters.
+        loss_found: the evidence for the loss.
+        places: the places where the loss scale enters.
         coverage: the share of backward contractions and gradient operators that compute on a scaled operand;
             None where the graph has none, so that there is nothing to protect.
-        contractions: how many of those there are.
+        contractions: number of those.
         missed: the names of those that it does not reach.
         gradients: the values that are divided by the loss scale.
         state: the carried state.

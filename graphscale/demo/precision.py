@@ -48,13 +48,13 @@ class Task:
     """Something to learn.
 
     Attributes:
-        name: what it is called in tables.
-        title: what it is, in two lines for the picture.
-        choices: how many answers there are to choose from.
+        name: its name in tables.
+        title: its name in the picture, in two lines.
+        choices: number of answers to choose from.
         step: the exported float32 training step.
         state: initial weights, moments and counters.
-        batches: what to train on.
-        feeds: what is fed in every step beside the batch.
+        batches: the batches to train on.
+        feeds: other values that each step is fed.
         learning_rate: fed in every step, too.
         loss: takes the record of a step, gives its loss without the weight that it has in the graph.
         hits: takes state, gives the share of held-out answers that are right.

@@ -35,7 +35,7 @@ def initial_state(rng: np.random.Generator, inputs: Mapping[str, tuple[int, ...]
     Biases, moments and the step counter are zero.
 
     Args:
-        rng: where the weights come from.
+        rng: source of the weights.
         inputs: `{name: shape}` of the weights, moments and the step counter, all float32.
     """
     state: Arrays = {}

@@ -73,7 +73,7 @@ class Training:
     """One training run.
 
     Args:
-        steps: how many steps.
+        steps: number of steps.
         seed: of the split, the initial weights and the order of the batches.
 
     Attributes:

@@ -50,7 +50,7 @@ class Checkpoint:
     Attributes:
         trainable: the parameters that require gradients, by name.
         frozen: the other parameters.
-        properties: what the user stored: whole numbers, floating-point numbers and strings.
+        properties: values that the user stored: whole numbers, floating-point numbers and strings.
         groups: the optimizer's state, if it was saved.
         version: the version of the format.
         nominal: whether the parameters have no values yet; they are read as empty arrays.

@@ -24,7 +24,7 @@ class Numbering:
 
     Args:
         graph: the main graph.
-        reads: what each of its nodes reads, in graph order.
+        reads: the values that each of its nodes reads, in graph order.
 
     Attributes:
         values: the values, each at its number.

@@ -297,7 +297,7 @@ def is_known_zero(
 
     Args:
         value: the value.
-        depth: how many nodes to go up.
+        depth: number of nodes to go up.
         of_finite: taking all numbers for finite; else a product with zero may be NaN.
         largest: the most elements of a constant to read; None for all.
         known: the answers for the values above, by the depth that is left; filled in.

@@ -151,7 +151,7 @@ def check_order(
 
     Args:
         graph: the main graph.
-        name: what to call the graph in messages.
+        name: name of the graph in messages.
         operands: the values that a node reads.
 
     Raises:

@@ -74,7 +74,7 @@ class Operator:
     Attributes:
         rule: the degree rule.
         traits: its other properties.
-        casting: how mixed precision treats it; None if it stays float32 for lack of knowledge.
+        casting: its treatment in mixed precision; None if it stays float32 for lack of knowledge.
         resolve: gives the degree rule of a node whose attributes or types change it.
         dtype: the type of its results, where it follows from the operator alone.
         optimizer: the roles of its inputs and outputs, if it updates weights.

@@ -27,8 +27,8 @@ class LoweringReport:
     Attributes:
         replaced: `{operator: nodes}` of what was replaced.
         states: `{output: input}` of the states that these nodes wrote in place: each next value is an output.
-        nodes_before: how many nodes the graph had.
-        nodes_after: how many it has.
+        nodes_before: number of nodes before.
+        nodes_after: number of nodes after.
         warnings: notes for the user, a sentence each.
     """
 
@@ -49,7 +49,7 @@ class LoweredModel(ModelResult):
 
     Attributes:
         model: the model of standard operators: a ModelProto if one was given, else an onnx_ir model.
-        report: what was replaced.
+        report: the replaced operators.
     """
 
     report: LoweringReport

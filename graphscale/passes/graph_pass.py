@@ -43,7 +43,7 @@ def run_passes(model: ir.Model, *passes: ir.passes.PassBase) -> None:
     """Run passes in order.
 
     Raises:
-        GraphscaleError: what a pass raised, out of the error that onnx_ir wraps it in.
+        GraphscaleError: the error of a pass, out of the one that onnx_ir wraps it in.
     """
     try:
         ir.passes.Sequential(*passes)(model)

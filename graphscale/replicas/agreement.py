@@ -99,9 +99,9 @@ def decide(
 
     Args:
         replicas: the processes.
-        error: what failed on this replica.
+        error: the failure on this replica.
         finite: whether the reduced gradients are finite here.
-        common: what the second half reads on this replica that must be the same on all.
+        common: values that the second half reads on this replica and that must be equal on all.
         stop: whether this replica wants to stop.
 
     Raises:

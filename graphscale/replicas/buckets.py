@@ -85,7 +85,7 @@ class Bucket:
         name: of the output that gives it and the input that takes it.
         dtype: of its elements.
         stage: the part of the first half that gives it, from 0.
-        segments: what it holds, in order.
+        segments: its parts, in order.
     """
 
     name: str
@@ -193,7 +193,7 @@ def fill_messages(waiting: Iterable[Iterable[T]], size: Callable[[T], int], nbyt
     Args:
         waiting: the things of each owner.
         size: gives the bytes of a thing.
-        nbytes: what a message holds at most, in equal parts, where the things allow it.
+        nbytes: the largest size of a message, in equal parts, where the segments allow it.
     """
     queues = [deque(things) for things in waiting]
     part = nbytes // len(queues)

@@ -72,9 +72,9 @@ class Traffic:
     """The bytes and calls that one replica has given to collective operations.
 
     Attributes:
-        messages: how many operations on gradients and weights there were.
+        messages: number of operations on gradients and weights.
         bytes: the bytes of their buffers.
-        control: how many operations there were besides: flags, metrics, state.
+        control: number of other operations: flags, metrics, state.
         control_bytes: the bytes of their buffers.
     """
 
@@ -93,8 +93,8 @@ class Replicas:
 
     Attributes:
         rank: the number of this replica, from 0.
-        size: how many there are.
-        traffic: what this replica has given to collective operations.
+        size: number of replicas.
+        traffic: the share of this replica in collective operations.
 
     Raises:
         ReplicaError: that is no communicator, mpi4py is missing, or mpiexec is of another MPI than mpi4py.

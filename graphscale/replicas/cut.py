@@ -30,7 +30,7 @@ class Cut:
     """The two halves of a step. A node is named by its position in the graph, a value by its name.
 
     Attributes:
-        gradients: what is cut, in the order in which a backward pass gives them.
+        gradients: the values that are cut, in the order in which a backward pass computes them.
         first: the nodes of the first half.
         second: the nodes of the second half; what both need and every replica has is in both.
         average: values of the first half that the second reads, or outputs, whose mean replicas take.

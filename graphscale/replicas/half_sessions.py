@@ -33,7 +33,7 @@ class ReplicaSetup:
     Attributes:
         replicas: the processes.
         halves: the step.
-        nbytes: what a message holds at most.
+        nbytes: the largest size of a message in bytes.
         providers, options: as for `Session`.
         state: first values, on rank 0.
     """
@@ -68,8 +68,8 @@ class WholeUpdate:
         arena: the memory of the gradients.
         reduction: of the gradients to those that this replica takes.
         session: runs the second half, or this replica's share of it.
-        inputs: what the second half takes, by name.
-        output_names: what the second half gives.
+        inputs: the inputs of the second half, by name.
+        output_names: names of the outputs of the second half.
         specs: all carried state, by name.
     """
 
@@ -124,7 +124,7 @@ class FirstHalf:
         update: its second half, where the gradients go and the carried state is.
 
     Attributes:
-        inputs: what it is fed.
+        inputs: its inputs.
     """
 
     def __init__(self, setup: ReplicaSetup, update: WholeUpdate) -> None:

@@ -72,7 +72,7 @@ def extract(
     Args:
         model: the step, which is not changed.
         nodes: the positions of the nodes.
-        outputs: what it gives: values of its nodes, or what it reads.
+        outputs: its outputs: values of its nodes, or values that it reads.
         states: the carried inputs.
         keep_states: whether carried state keeps its initial values, and is an input though nothing reads it.
 

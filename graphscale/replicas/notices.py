@@ -38,7 +38,7 @@ class Notices:
         Args:
             token: that of the session.
             begun: the operations that this process has begun.
-            reason: what follows "rank 3" in a message.
+            reason: the text after "rank 3" in a message.
         """
         notice = json.dumps([token, begun, one_line(reason)[:_REASON]]).encode()
         here, size = self._comm.Get_rank(), self._comm.Get_size()

@@ -89,7 +89,7 @@ class Share(Batches):
         data, seed, shuffle: as for `Batches`.
         size: the batch size, of all replicas together; None for the one that the step fixes for each, or 32.
         rank: the number of this replica, from 0.
-        replicas: how many there are.
+        replicas: number of replicas.
 
     Raises:
         TrainingError: the size cannot be divided among the replicas, or there are too few samples.
@@ -157,7 +157,7 @@ class ReplicaWorld(World):
     """The replicas of a run from the command line.
 
     Args:
-        replicas: how many there are to be; None for as many as were started.
+        replicas: number of replicas; None for as many as were started.
         bucket_bytes, stages, timeout, sharded: as for `ReplicatedSession`.
 
     Raises:

@@ -59,18 +59,18 @@ class ReplicatedSession(Session):
         providers: execution providers, as for `Session`.
         session_options: options of ONNX Runtime, as for `Session`.
         state: `{input name: array}`: initial values of carried inputs; those of rank 0 count, and others need none.
-        bucket_bytes: what a message holds at most: bytes, or a text like "25MiB".
+        bucket_bytes: the largest size of a message: bytes, or a text like "25MiB".
         stages: parts of the backward pass; the gradients of one are reduced while the next one runs.
         sharded: each replica keeps and updates a share of the weights and moments (ZeRO, stage 1), instead of all.
-        replicas: how many replicas there are to be; None for as many as there are processes.
+        replicas: number of replicas; None for one in each process.
         timeout: seconds to wait for the others.
 
     Attributes:
-        stamp: what the model says of its scaling.
-        inputs: what a step takes, without the carried state: `{input name: InputSpec}`.
-        output_names: what a step can return.
+        stamp: the scaling as the model's metadata record it.
+        inputs: the inputs of a step, without the carried state: `{input name: InputSpec}`.
+        output_names: names of the outputs that a step can return.
         rank: the number of this replica, from 0.
-        size: how many replicas there are.
+        size: number of replicas.
         stopping: whether a replica had called `ask_to_stop` before the last step; the same on all.
 
     Raises:

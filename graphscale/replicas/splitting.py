@@ -45,7 +45,7 @@ class SplitReport:
     Attributes:
         gradients: `{name: shape}` of what is cut, in the order in which the backward pass gives them.
         buckets: name, dtype, elements, bytes and stage of each, and its segments `[gradient, begin, end]`.
-        stages: how many models the first half is.
+        stages: number of models that make up the first half.
         nodes: of each stage, and of the second half, without what packs and unpacks buckets.
         average: outputs of the first half whose mean replicas take, like that of gradients: scalar metrics, running
             statistics.
@@ -74,7 +74,7 @@ class SplitStep:
         gradients: the first half: one model, or as many as there are stages, each of which reads what those before it
             give.
         update: the second half.
-        report: how the step was split.
+        report: the result of the split.
     """
 
     gradients: tuple[ir.Model | onnx.ModelProto, ...]
@@ -100,10 +100,10 @@ class Halves:
     """A step in two halves whose gradients are separate values: what a session binds to its buckets.
 
     Attributes:
-        stamp: what the step says of its scaling.
+        stamp: the scaling as the step's metadata record it.
         stages: the first half.
         update: the second half.
-        gradients: what is cut, in the order of the backward pass.
+        gradients: the values that are cut, in the order of the backward pass.
         groups: the same, by the stage that gives it.
         cut: the cut.
     """
@@ -136,7 +136,7 @@ def split(
 
     Args:
         step: a scaled step with its optimizer inside: a path, what `scale` returned, or a model.
-        bucket_bytes: what a bucket holds at most: bytes, or a text like "25MiB".
+        bucket_bytes: the largest size of a bucket: bytes, or a text like "25MiB".
         stages: so many models for the first half: the buckets of one can be reduced while the next one runs.
         pack_buckets: give buckets; else the halves give and take every gradient under its own name.
 

@@ -44,7 +44,7 @@ class Outcome:
         name: `KIND.VARIANT`.
         outcome: one of `OUTCOMES`.
         reason: the class of the refusal, the open outputs, or what is wrong.
-        checks: how each check of `RUN` went; one that could not be made is left out.
+        checks: result of each check of `RUN`; one that could not be made is left out.
         gradients: one of `VERDICTS`, what `graphscale.check_gradients` finds; empty where it was not asked.
     """
 

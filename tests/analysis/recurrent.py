@@ -54,7 +54,7 @@ def recurrent_step(kind: str, zeros: str = "initializers", more: str = "", outpu
 
     Args:
         kind: "Scan" or "Loop".
-        zeros: where the sums of gradients begin: at "initializers", or at zeros that are "computed".
+        zeros: origin of the sums of gradients: "initializers", or zeros that are "computed".
         more: nodes after the backward pass.
         outputs: more outputs.
     """

@@ -35,7 +35,7 @@ class Broken:
 
     Attributes:
         what: the error and where it was raised, or what else is wrong; the same for files that show the same defect.
-        where: which file and command of a run it was.
+        where: the file and the command of a run.
     """
 
     what: str
@@ -78,7 +78,7 @@ def complaint(arguments: Sequence[Any], folder: Path, codes: Sequence[int] = (0,
 
     Args:
         arguments: the command and its arguments.
-        folder: where it runs; every file in it must be there and unchanged afterwards if the command fails.
+        folder: its working folder; every file in it must be there and unchanged afterwards if the command fails.
         codes: the exit codes that it may end with.
     """
     before = contents(folder)

@@ -37,7 +37,7 @@ class Kind:
     """A kind of file.
 
     Attributes:
-        files: how many damaged ones to try.
+        files: number of damaged files to try.
         good: a folder where all is well.
         damage: the names of the files to damage, one at a time.
         run: reads them, and says how it went: see `holding.hold`.

@@ -45,7 +45,7 @@ class Kind(NamedTuple):
     Attributes:
         nodes: from x and dy to dw [4, 3].
         inputs: more inputs of the graph.
-        read: how many tensors are read for its bound; 0 if it is read itself. Where it is not, and the scale is a power
+        read: number of tensors that its bound reads; 0 if it is read itself. Where it is not, and the scale is a power
             of two, it is unscaled before it is large.
     """
 

@@ -58,8 +58,8 @@ def both(
 
     Args:
         model: the step.
-        policy: how to scale it.
-        state: what it carries.
+        policy: its loss scale.
+        state: its carried state.
         small: elements: gradients of fewer are probed together.
     """
     result = gs.scale(model, policy, updates={f"{name}_next": name for name in STATE})

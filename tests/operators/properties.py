@@ -28,7 +28,7 @@ class Findings:
     """The outcome for the traits of one case.
 
     Attributes:
-        tried: how many times each trait was put to the test.
+        tried: number of tests of each trait.
         shown: the traits that say that something may happen, where it happened.
         wrong: a sentence for each trait that does not hold.
     """

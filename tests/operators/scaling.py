@@ -73,7 +73,7 @@ def try_case(case: Case, claim: Claim = claim_degrees, *, strictness: bool = Fal
 
     Args:
         case: the case.
-        claim: what makes the claims.
+        claim: the function that makes the claims.
         strictness: measure forbidden assignments, too.
 
     Raises:

@@ -61,7 +61,7 @@ class Style:
             "simplified" drops factors of 1 as well, so that a cotangent may be a forward value itself.
         sums: the operator that adds several cotangents of one value.
         transposed_gemm: Gemm with transA or transB in place of Transpose and MatMul.
-        recompute: how much of the forward pass is computed again instead of kept: "none", "some" or "all".
+        recompute: share of the forward pass that is computed again instead of kept: "none", "some" or "all".
     """
 
     seed: str = "one"
@@ -86,7 +86,7 @@ class Tape:
         nodes: all nodes, in the order they were written.
         leaves: inputs, weights and state, in the order they were made.
         forward: the values that the forward pass computes.
-        cotangents: what the chain rule has computed: for each value with a cotangent, that cotangent.
+        cotangents: results of the chain rule: for each value with a cotangent, that cotangent.
         contractions: the results of all products over an axis that have a cotangent for a factor.
         bare: whether such a cotangent is an input of the graph itself.
     """

@@ -76,7 +76,7 @@ class GradientBench:
 
     Attributes:
         dtype: the name of the type.
-        notes: what a user should know.
+        notes: facts that a user should know.
 
     Raises:
         VerifyError: it cannot be evaluated.

@@ -50,7 +50,7 @@ def check_gradients(
     Args:
         model: a path, an onnx_ir model or a ModelProto: a training graph without a loss scale.
         feeds: arrays for inputs by name, or an .npz file of them; inputs without one are drawn.
-        directions: how many random directions are tried for each weight, at least 1.
+        directions: number of random directions for each weight, at least 1.
         seed: of the directions and the random feeds.
         dims: sizes for symbolic axes, by name; without one, that of `feeds`, else 4.
         loss: the name of the loss, as given to `scale`.

@@ -46,7 +46,7 @@ class GradientCheck:
         loss: the name of the loss.
         dtype: "float64" where ONNX's reference evaluator ran the graph, "float32" where ONNX Runtime did.
         weights: the checks of all weights, and of gradients without a weight.
-        notes: what a user should know of how it was checked, a sentence each.
+        notes: facts about the check that a user should know, a sentence each.
     """
 
     loss: str

@@ -35,9 +35,9 @@ class Code:
         name: a short name in kebab case.
         severity: error: the step computes something wrong, or can destroy the state; warning: it loses precision or
             protection, or does so under some condition; note: worth knowing.
-        title: what is wrong, in a few words.
+        title: the defect in a few words.
         why: why it matters.
-        fix: what to do.
+        fix: the repair.
     """
 
     code: str

@@ -67,7 +67,7 @@ class Flow:
         degrees: the degrees other than 0 of values that are no bookkeeping, those in subgraphs among them.
         touched: the values that the loss scale has an effect on, or had before it was divided out.
         unscaled: the values where the scale comes out: the gradients, each with its node.
-        events: what is wrong.
+        events: the defects.
     """
 
     def __init__(self, view: View, scalars: Scalars, exempt: Container[ir.Value]) -> None:

@@ -35,19 +35,19 @@ class LintContext:
 
     Attributes:
         view: its main graph.
-        stamp: what graphscale wrote into its metadata, if it did.
+        stamp: graphscale's own metadata, if there are any.
         half: of a half of a split step, which one: "gradients", a "stage" of several that give them, or "update".
         named: the values that these name, by role.
         states: the carried state, that of the loss scale not among it.
         scale_states: the state of the loss scale.
         scale: the loss scale, or None.
         nexts: the next values of its state.
-        flow: how the scale flows; None without one.
+        flow: the flow of the scale; None without one.
         exempt: the values that may carry the scale where they leave the graph.
-        roots: what gradients begin with: the scale; without one, what backward contractions give, or what comes in.
-        sources: what depends on these.
+        roots: origins of gradients: the scale; without one, results of backward contractions, or inputs.
+        sources: values that depend on these.
         check: the finite check, or None.
-        window_check: where the scale does not follow that check but one of what was accumulated, that one.
+        window_check: the check of the accumulated gradients, where the scale follows that one instead.
     """
 
     def __init__(self, model: ir.Model, name: str, scale: str | None = None) -> None:

@@ -19,7 +19,7 @@ class Finding:
 
     Attributes:
         code: the stable code, such as `GS201`; `graphscale.checks.linting.codes.CODES` says what it stands for.
-        message: what is wrong here, with the names of nodes and values; one sentence.
+        message: the defect, with the names of nodes and values; one sentence.
         node: the name of the node where it shows; None where it is a matter of a value alone.
         value: the name of the value that it is about, if there is one.
     """
@@ -59,9 +59,9 @@ class LintReport:
         findings: in graph order, errors, warnings and notes alike.
         loss_scale: the name of the loss scale; None if none was found.
         check: the name of the finite check's result; None if none was found.
-        states: how many pieces of carried state were found, those of the loss scale not among them.
-        gradients: how many values are unscaled, that is, divided by the loss scale.
-        nodes: how many nodes the main graph has.
+        states: number of carried states, without those of the loss scale.
+        gradients: number of values that are unscaled, that is, divided by the loss scale.
+        nodes: number of nodes of the main graph.
     """
 
     findings: tuple[Finding, ...]

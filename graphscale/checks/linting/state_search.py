@@ -39,7 +39,7 @@ class State:
     Attributes:
         value: its present value: a graph input or an initializer; for a sequence of weights the sequence.
         next: the value that becomes the next one, or is added.
-        carry: how.
+        carry: the way it is carried.
         node: the operator that writes in place; None for an output.
     """
 

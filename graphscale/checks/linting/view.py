@@ -56,7 +56,7 @@ class View:
         """Return the values that depend on one of these, themselves included.
 
         Args:
-            values: where to begin.
+            values: values to begin with.
             stop: values that are not found, and not gone through.
             shapes: whether what depends on a value's shape alone depends on it.
         """

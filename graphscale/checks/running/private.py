@@ -137,11 +137,11 @@ class Runner:
     Args:
         model: the model.
         providers: execution providers; None for the CPU.
-        what: what to call the model in messages.
+        what: name of the model in messages.
 
     Attributes:
         fresh: whether each run has a new session: random numbers then start from their seeds.
-        runs: how many there were.
+        runs: number of runs.
         required: the inputs that must be fed.
 
     Raises:

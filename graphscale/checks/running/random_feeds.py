@@ -52,7 +52,7 @@ class Feeder:
         size: the size of symbolic axes that nobody chose.
 
     Attributes:
-        notes: what a user should know.
+        notes: facts that a user should know.
         chosen: the sizes of symbolic axes that nobody chose, by name.
 
     Raises:

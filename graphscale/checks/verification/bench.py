@@ -50,10 +50,10 @@ class Bench:
         lacking: the names of the other gradients.
         untold: the names of those that telemetry reports on and that the scaled graph lacks.
         feeds_scale: whether the scaled graph runs at any loss scale: another tool may have folded one that is constant.
-        seeds: how many random operators without a seed were given one; None if some could not be.
-        replaced: how many `IsAllFinite` were spelled out for the CPU.
+        seeds: number of random operators without a seed that were given one; None if some could not be.
+        replaced: number of `IsAllFinite` that were spelled out for the CPU.
         any_finite: whether a step of both graphs had finite gradients.
-        lost: how far values may be off by what underflows in the original, where there is a tolerance.
+        lost: allowed error of values for underflow in the original, where there is a tolerance.
     """
 
     def __init__(self, pair: Pair, roles: Roles, providers: Sequence[Any] | None) -> None:

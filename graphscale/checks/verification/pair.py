@@ -59,7 +59,7 @@ class Pair:
             that can be told by their names.
         proved: whether all nodes of the scaled graph are those that the original gives.
         small: the types smaller than float32 that the original computes in, in the mixed precision of the scaled one.
-        notes: what a user should know.
+        notes: facts that a user should know.
         lowered: the file, where it is a lowered one: then `scaled` is the plain form that it should have, with the same
             initial values.
     """

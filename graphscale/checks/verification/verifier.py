@@ -77,8 +77,8 @@ def verify(
         original: the graph before scaling: a path, an onnx_ir model or a ModelProto; or a folder of artifacts.
         scaled: the graph after scaling: the same kinds, or the result of `scale`; or the folder that `scale_artifacts`
             wrote. Or the halves of the scaled step that comes first: the result of `split`, or a list of its models.
-        runs: how many random feeds are tried; 0 for the proof alone.
-        tolerance: how far values may be off, relative to the largest element of a tensor; 0 for the same bits.
+        runs: number of random feeds; 0 for the proof alone.
+        tolerance: allowed error of values, relative to the largest element of a tensor; 0 for the same bits.
         providers: execution providers, as for `onnxruntime.InferenceSession`; None for the CPU.
         seed: of the random feeds.
         feeds: arrays for inputs by name, or an .npz file of them, in place of random ones.

@@ -35,9 +35,9 @@ class Check:
     """One thing that was checked.
 
     Attributes:
-        name: what should hold.
+        name: the property that it checks.
         status: "holds", "fails", "not proved", or "skipped".
-        detail: what was looked at; of a failure, what contradicts it; where it was skipped, why.
+        detail: the objects checked; of a failure, the contradiction; of a skipped check, the reason.
         proof: whether it was proved on the graph; else it was measured by running it.
     """
 
@@ -62,12 +62,12 @@ class Case:
     Attributes:
         kind: "step": both graphs take a step on the same feeds; "skip": a gradient is forced to be non-finite;
             "poison": an input is not finite; "rule": the update rule of the loss scale alone.
-        feeds: what is fed, to the original what it knows of it; the state of the loss scale is among it.
+        feeds: the feeds, for the original those that it has; the state of the loss scale is among them.
         gradient: for "skip", the name of the gradient in the original.
         number: for "skip", what is put into it: nan, inf or -inf.
         position: for "skip", the index of the element in the flattened gradient.
         finite: for "rule", whether the gradients are said to be finite.
-        tolerance: how far floating-point values may be off, relative to the largest element of a tensor; 0 for equal
+        tolerance: allowed error of floating-point values, relative to the largest element of a tensor; 0 for equal
             bits. In float16 2**-18 comes on top of it: what underflows without a scale.
     """
 
@@ -98,9 +98,9 @@ class Difference:
 
     Attributes:
         name: the value, and the graph's name for it.
-        expected: what it should be.
-        got: what it is.
-        source: where the expectation comes from.
+        expected: the expected value.
+        got: the actual value.
+        source: the origin of the expectation.
     """
 
     name: str
@@ -177,10 +177,10 @@ class VerifyReport:
 
     Attributes:
         checks: everything that was checked, in order; the proofs come first.
-        notes: what a user should know of how it was checked, a sentence each.
+        notes: facts about the checks that a user should know, a sentence each.
         counterexample: the first run that went wrong; None where none did.
-        differences: what went wrong in that run.
-        runs: how many times the scaled graph was run.
+        differences: the errors in that run.
+        runs: number of runs of the scaled graph.
         subject: "folder" or "halves" where several models were compared, and none was run; else empty.
     """
 

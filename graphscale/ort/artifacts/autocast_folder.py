@@ -44,7 +44,7 @@ def autocast_artifacts(
     Eval model, optimizer model and checkpoint stay as they are, unless a loss scale is asked for.
 
     Args:
-        folder: what `onnxruntime.training.artifacts.generate_artifacts` has written.
+        folder: the folder that `onnxruntime.training.artifacts.generate_artifacts` wrote.
         out: the folder to write, complete: other files are copied. None for a dry run.
         dtype: "float16" or "bfloat16".
         emulate: as for `graphscale.autocast`.

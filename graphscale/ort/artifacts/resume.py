@@ -49,7 +49,7 @@ def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLi
     beginning. Parameters, moments, step count and properties are kept.
 
     Args:
-        folder: what `scale_artifacts` has written.
+        folder: the folder that `scale_artifacts` wrote.
         checkpoint: a checkpoint of the same model, scaled or not.
 
     Raises:

@@ -50,7 +50,7 @@ class ScaledArtifacts:
 
     Attributes:
         path: the folder that was written; None in a dry run.
-        report: what was found in the training model, and what was done to all models.
+        report: findings in the training model, and changes of all models.
     """
 
     path: Path | None
@@ -84,7 +84,7 @@ def scale_artifacts(
     loss scale as for the gradients.
 
     Args:
-        folder: what `onnxruntime.training.artifacts.generate_artifacts` has written.
+        folder: the folder that `onnxruntime.training.artifacts.generate_artifacts` wrote.
         out: the folder to write, complete: other files are copied. None for a dry run.
         loss_scale: "dynamic", a number of at least 1, a `LossScale`, or `{"class_name": ..., "config": {...}}`.
         loss: the name of the loss; None to find it.

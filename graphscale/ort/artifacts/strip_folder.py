@@ -31,7 +31,7 @@ def strip_artifacts(
     of the loss scale. Other files are copied.
 
     Args:
-        folder: what `scale_artifacts` or `autocast_artifacts` has written, trained since or not.
+        folder: the folder that `scale_artifacts` or `autocast_artifacts` wrote, trained since or not.
         out: the folder to write, complete.
         force: replace `out`, even if it is not empty.
 

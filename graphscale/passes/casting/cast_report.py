@@ -35,10 +35,10 @@ class AutocastReport:
         dtype: the small type, `float16` or `bfloat16`.
         emulate: whether it is emulated by rounding in float32.
         ops: the result for each operator that computes on float32 numbers, the most frequent first.
-        low_nodes: how many nodes run in the small type.
-        kept_nodes: how many of the forward and backward pass stay float32.
-        optimizer_nodes: how many nodes of the optimizer stay float32; `ops` does not list them.
-        casts: how many casts were inserted; in emulation a rounding is two.
+        low_nodes: number of nodes in the small type.
+        kept_nodes: number of nodes of the forward and backward pass that stay float32.
+        optimizer_nodes: number of nodes of the optimizer that stay float32; `ops` does not list them.
+        casts: number of inserted casts; in emulation a rounding is two.
         constants: the constants that the small type cannot hold, whose nodes stay float32.
         activation_bytes_before: the bytes of the activations that the backward pass reads, as far as shapes are known;
             an axis of unknown size counts as 1.

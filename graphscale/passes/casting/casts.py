@@ -32,7 +32,7 @@ class CastInserter:
         emulate: leave all in float32, and round every value that would be of the small type.
         weights: the shapes of gradients: a constant of such a shape may be a weight, which stays float32. None if
             some are not known.
-        casts: how many casts were inserted, to the small type and back.
+        casts: number of inserted casts, to the small type and back.
     """
 
     graph: ir.Graph

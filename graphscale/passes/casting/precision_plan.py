@@ -46,7 +46,7 @@ class PrecisionPlan:
 
     Attributes:
         operators: all nodes that compute on float32 numbers, in order, bodies included, with domain and operator.
-        rules: how to treat each node.
+        rules: the treatment of each node.
         floats: the float32 values.
         constants: those that are constants, with their tensors.
         typed: the dtypes of all results whose dtype is known.

@@ -116,7 +116,7 @@ class NodeWriter:
         """Write a node with some results, and return them.
 
         Args:
-            count: how many results.
+            count: number of results.
             op_type: the operator, in the default domain.
             operands: its inputs. A number is of the dtype of the operands that the operator wants to be of one type.
             like: a value whose dtype and shape the first result has.

@@ -30,7 +30,7 @@ class Draw:
     """Random choices for one node.
 
     Attributes:
-        choices: where they come from.
+        choices: source of the choices.
         op: the operator.
         opset: the version of ai.onnx.
         dtype: the type of the floating-point operands.

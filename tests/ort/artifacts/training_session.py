@@ -66,7 +66,7 @@ class TrainingSession:
 
     Args:
         folder: the artifacts.
-        checkpoint: where to start; None for the folder's own.
+        checkpoint: the checkpoint to start from; None for the folder's own.
         evaluates: whether to load the eval model.
     """
 

@@ -31,7 +31,7 @@ class Case:
         op_type: the operator.
         inputs: its operands: arrays, lists of arrays for sequences, None for one that is left out.
         attributes: its attributes.
-        outputs: how many results it has.
+        outputs: number of results.
         unnamed: the indices of results that are left out.
         constants: the indices of operands that are initializers of the model.
         domain: the operator's domain.

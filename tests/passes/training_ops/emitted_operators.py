@@ -24,7 +24,7 @@ class Emitted(NamedTuple):
 
     Attributes:
         differentiable: the forward operators that its gradient builder is registered for.
-        sources: what each operator that stock ONNX Runtime lacks is emitted for.
+        sources: the forward operators for which each operator that stock ONNX Runtime lacks is emitted.
         undone: the forward cases without a gradient graph.
     """
 

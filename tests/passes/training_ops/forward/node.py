@@ -25,11 +25,11 @@ class Forward:
         torch: PyTorch's form: a function of the module `torch` and the operands; None if there is none.
         attributes: its attributes.
         domain: the operator's domain.
-        outputs: how many results it has.
+        outputs: number of results.
         constants: the indices of operands that are initializers.
         varied: the indices of operands whose gradients are asked for.
         opset: the version of ai.onnx.
-        shapes: what the model says of its inputs: the sizes of the axes, symbols for them, or not even their number.
+        shapes: shapes of its inputs in the model: the sizes of the axes, symbols for them, or not even their number.
     """
 
     op_type: str
