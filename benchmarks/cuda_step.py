@@ -14,7 +14,7 @@ float32 step. Time is that of the clock, from an idle device to an idle device, 
 the device but for the last; processor time would only say how busy the host was. No time counts before the ways have
 gone the same way, nor that of a round in which a step was skipped. See benchmarks/README.md.
 
-`--device cpu --quick` runs the same code with tiny models on a machine without a GPU. What it cannot show: where ONNX
+`--device cpu --quick` runs the same code with tiny models on a machine without a GPU. It cannot show where ONNX
 Runtime places nodes on a GPU, copies, syncs, device memory, and float16 that overflows (its CPU provider computes in
 float32 between casts). Its times say nothing.
 """

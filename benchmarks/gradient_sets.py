@@ -18,7 +18,7 @@ BATCH = 8
 RATE = 1e-3
 # The kinds of gradients: contractions; sums of two contractions, of weights that are used twice; contractions times a
 # mask, of a pruned network; the same with a mask that is fed, which is as large as the gradient; and contractions whose
-# rows are put in another order, of which gs.Session knows no bound. Of the last two it reads the gradients.
+# rows are put in another order, without a bound that gs.Session knows. Of the last two it reads the gradients.
 KINDS = ("products", "sums", "masked", "fed masks", "ordered")
 
 
@@ -74,7 +74,7 @@ class GradientSet:
         return model
 
     def _masked(self, tape: Tape, weight: ir.Value, mask: ir.Value) -> ir.Value:
-        """A weight of which half the elements are kept at zero."""
+        """A weight with half of its elements kept at zero."""
 
         def pull(g: ir.Value) -> Iterable[tuple[ir.Value, ir.Value]]:
             yield weight, tape.op("Mul", g, mask, shape=weight.shape)

@@ -62,7 +62,7 @@ class ByBinding:
         carried: `{input name: output name}` of the state that is carried.
         first: the first value of each such input.
         made: options of the session; None for `options()`.
-        providers: of the session, each of which must start; None for ONNX Runtime's default.
+        providers: of the session; each must start; None for ONNX Runtime's default.
         device: place of the state: `cpu`, or `cuda` for the first GPU.
         shared: the states with one buffer for the present and the next value. Every other state has two.
 

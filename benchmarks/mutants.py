@@ -49,7 +49,7 @@ MEASURED = (
     "pytorch/two_losses",
     *WIDE,
 )
-# The checks of translation validation, the first of which alone is left out by `--numeric`.
+# The checks of translation validation, the first alone is left out by `--numeric`.
 MATCH = ("translation", "initial values", "metadata of the scaling")
 
 

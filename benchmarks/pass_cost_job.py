@@ -23,7 +23,7 @@ LIBRARIES = {
 
 
 def timed(work: Callable[..., object], *arguments: object) -> dict[str, float]:
-    """Do something, and return the seconds by the clock and of the processor."""
+    """Do something, and return its wall time and CPU time in seconds."""
     clock, processor = time.perf_counter(), time.process_time()
     work(*arguments)
     return {"wall": time.perf_counter() - clock, "cpu": time.process_time() - processor}

@@ -66,7 +66,7 @@ class Attack:
         return subject, edit(subject.scaled, rng, others)
 
     def judge(self, index: int) -> dict[str, Any]:
-        """What `verify` says of an edit, and, where it is accepted, whether anything changed."""
+        """The verdict on an edit, and, where it is accepted, any change."""
         subject, edited = self.edited(index)
         record = {"index": index, "graph": str(subject), "kind": edited.kind, "places": list(edited.places)}
         record["kinds"] = list(edited.kinds)
@@ -81,7 +81,7 @@ class Attack:
         return {**record, **self.compared(subject, edited)} if accepted else {**record, "verdict": "rejected"}
 
     def compared(self, subject: Subject, edited: Edited) -> dict[str, Any]:
-        """Whether an accepted edit changes anything."""
+        """An accepted edit changes something."""
         key = str(subject)
         if key not in self._behaviours:
             self._behaviours[key] = Behaviour(subject, self.seed)

@@ -192,7 +192,7 @@ def calibrate(comm: Any) -> None:
 
 
 def measure(comm: Any, mpi: Any) -> None:
-    """Steps on these replicas beside what the simulation says of them."""
+    """Steps on these replicas beside the simulation's prediction."""
     size, rank = comm.Get_size(), comm.Get_rank()
     network = Network(**json.loads(Path(CALIBRATION).read_text()))
     cores = len(os.sched_getaffinity(0))

@@ -10,7 +10,7 @@ atheris (Linux or macOS), in an environment of its own:
 
 The arguments are those of libFuzzer. The first byte chooses the command and its options; the rest is the file. New
 files come from `tests/fuzzing/damage_models.py`, which keeps most of them protocol buffers, and from libFuzzer itself.
-What is found is an exception that is none of graphscale's, more than 10 seconds, or an output of a command that failed;
+A finding is an exception that is none of graphscale's, more than 10 seconds, or an output of a command that failed;
 atheris writes the input to crash-* and prints the traceback.
 """
 

@@ -128,7 +128,7 @@ def ramp(count: int) -> str:
 
 
 def feeds_for(model: onnx.ModelProto, seed: int = 0, **given: Any) -> Arrays:
-    """Random numbers for every input that has no initializer; `given` ones as they are."""
+    """Random numbers for every input that has no initializer; `given` ones unchanged."""
     random = np.random.default_rng(seed)
     with_initializer = {tensor.name for tensor in model.graph.initializer}
     feeds = {}

@@ -36,7 +36,7 @@ FULL = [pytest.mark.full, pytest.mark.every_share]
 def run_random_cases(
     test: Callable[[random.Random], None], least: int, tried: int, name: str, shared: bool = False
 ) -> None:
-    """Run a test of `choices` on `tried` cases, of which `assume` may set aside all but `least`.
+    """Run a test of `choices` on `tried` cases, where `assume` may set aside all but `least`.
 
     Args:
         test: the test.

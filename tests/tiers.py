@@ -21,7 +21,7 @@ import pytest
 
 # As in pyproject.toml.
 DEFAULT_SELECTION = "not full"
-# What the session on stock ONNX Runtime leaves out.
+# Markers that the session on stock ONNX Runtime leaves out.
 _ON_ONE_RUNTIME = ("training", "packaging", "static")
 
 

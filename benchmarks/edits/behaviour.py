@@ -1,4 +1,4 @@
-"""Whether two scaled graphs do the same: on ONNX Runtime, and in the hands of those that read their metadata."""
+"""Equality of two scaled graphs: on ONNX Runtime, and in the hands of those that read their metadata."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _session(subject: Subject, model: onnx.ModelProto) -> Any:
 
 
 def _split(_: Subject, model: onnx.ModelProto) -> Any:
-    """What is cut and what both halves compute, without the names of nodes and documentation."""
+    """The cut and the results of both halves, without the names of nodes and documentation."""
     step = gs.split(model)
     halves = [half for half in (*step.gradients, step.update) if isinstance(half, onnx.ModelProto)]
     return [step.report.to_dict(), *(_skeleton(half) for half in halves)]
@@ -220,7 +220,7 @@ def _inspect(_: Subject, model: onnx.ModelProto) -> Any:
 
 
 def _strip(subject: Subject, model: onnx.ModelProto) -> Any:
-    """What the original computes that comes out; names inside of it may be others."""
+    """The results of the stripped model; names inside of it may be others."""
     stripped = gs.strip(model)
     assert isinstance(stripped, onnx.ModelProto)
     return _run(stripped, [{name: np.array(array) for name, array in subject.sample.items()}])

@@ -82,7 +82,7 @@ class Draw:
     Args:
         model: the model, to be edited in place.
         rng: the generator.
-        donors: other models, parts of which may be put into this one.
+        donors: other models, whose parts may be put into this one.
     """
 
     def __init__(self, model: ModelProto, rng: np.random.Generator, donors: Sequence[ModelProto] = ()) -> None:

@@ -44,7 +44,7 @@ def edit(model: ModelProto, rng: np.random.Generator, donors: Sequence[ModelProt
     Args:
         model: the model.
         rng: the generator: the same state makes the same edit.
-        donors: other models, parts of which may be put into the copy.
+        donors: other models, whose parts may be put into the copy.
     """
     names, before = list(KINDS), model.SerializeToString(deterministic=True)
     kinds: list[str] = []

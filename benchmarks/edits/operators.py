@@ -32,7 +32,7 @@ SYNONYMS = (
     ("Where", "Clip", "If"),
 )
 
-# What can stand in an edge, each a chain of (operator, second operand or attributes).
+# Chains that can stand in an edge, each of (operator, second operand or attributes).
 PAIRS: tuple[tuple[tuple[str, object], ...], ...] = (
     *(((name, None),) for name in ("Identity", "Neg", "Abs", "Relu", "Sign", "Floor", "Not", "Reciprocal", "Exp")),
     (("Neg", None), ("Neg", None)),

@@ -113,19 +113,19 @@ class Subject:
 
     @functools.cached_property
     def weight(self) -> float:
-        """How often this graph is edited, in relation to others: small ones more often."""
+        """Weight of this graph in the choice of subjects: small ones have more."""
         return 1 / max(3_000, len(self._content)) ** 0.7
 
     @functools.cached_property
     def is_possible(self) -> bool:
-        """Whether the settings suit the graph."""
+        """The settings suit the graph."""
         try:
             return bool(self.scaled.graph.node)
         except gs.GraphscaleError:
             return False
 
     def verified(self, model: onnx.ModelProto) -> bool:
-        """Whether a model is verified against the original, by proof alone."""
+        """A model is verified against the original, by proof alone."""
         return gs.verify(self.original, model, runs=0).ok
 
 

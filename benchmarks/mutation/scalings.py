@@ -58,7 +58,7 @@ class Scaled:
         return original
 
     def hints(self, scaling: str) -> dict[str, Any]:
-        """What verify must be told of a scaling."""
+        """The options of a scaling that verify needs."""
         return {"keep": self._kept} if scaling == "kept" else {}
 
     def model(self, target: str, scaling: str) -> ir.Model | None:
@@ -70,7 +70,7 @@ class Scaled:
             name = "ort-training" if target == INSIDE else target
             try:
                 model = gs.scale(self.original(target), target=name, **options).model
-            except gs.GraphscaleError:  # such as a graph that is in float16 as it is
+            except gs.GraphscaleError:  # such as a graph that is in float16 already
                 model = None
             assert model is None or isinstance(model, ir.Model)
             self._made[target, scaling] = model

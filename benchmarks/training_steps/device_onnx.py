@@ -45,7 +45,7 @@ class Machine:
 
     @property
     def target(self) -> str:
-        """That of graphscale's casts: its graphs run on onnxruntime-gpu and on onnxruntime-training alike."""
+        """The target of graphscale's casts: its graphs run on onnxruntime-gpu and on onnxruntime-training alike."""
         return "onnx" if self.device == "cpu" else "ort-cuda"
 
     def value(self, array: np.ndarray) -> Any:

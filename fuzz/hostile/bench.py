@@ -96,7 +96,7 @@ def fill(folder: Path) -> None:
 
 @functools.cache
 def make_bench() -> Path:
-    """Return a folder with all files; it stays as it is."""
+    """Return a folder with all files; it is unchanged."""
     made = tempfile.TemporaryDirectory(prefix="graphscale-bench-")
     _KEPT.append(made)
     folder = Path(made.name)

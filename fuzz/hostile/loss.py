@@ -260,7 +260,7 @@ class _Steps(Steps):
 def _chosen(choices: random.Random) -> tuple[str, _Writer, bool]:
     name = choices.choice([*_WRITERS])
     writer = _writer(name)
-    # What strip and export-weights wrote is the user's: they do not replace it.
+    # Files of strip and export-weights are the user's: they do not replace them.
     return name, writer, writer.words[0] not in ("strip", "export-weights") and choices.random() < 0.6
 
 

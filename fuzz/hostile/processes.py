@@ -90,7 +90,7 @@ def run(
         cpu: the seconds of CPU time that it may take.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        # What is buffered would be printed by both processes.
+        # Buffered text would be printed by both processes.
         sys.stdout.flush()
         sys.stderr.flush()
         # A fork has the memory of this process, without the files that this one maps.

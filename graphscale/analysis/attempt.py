@@ -80,7 +80,7 @@ class Attempt:
     def excludes(self, other: Attempt) -> bool:
         """Return whether another candidate is no loss, if the loss of this one is.
 
-        It is a metric of the gradients, whose own choice protects nothing; or what `excludes_value` says of it.
+        It is a metric of the gradients, whose own choice protects nothing; or the verdict of `excludes_value`.
         """
         loss, coverage = other.topology.loss, self.coverage
         if loss in self.reached and coverage.covered and not (other.coverage.covered or coverage.missed):

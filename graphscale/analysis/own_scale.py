@@ -128,7 +128,8 @@ def refuse_own_scale(own: OwnScale | None, name: str) -> list[str]:
     """
     if own is not None and not own.is_constant:
         raise AlreadyScaledError(
-            f"{name} already carries a loss scale of its own: {own.describe()}; train it as it is, or export the step "
+            f"{name} already carries a loss scale of its own: {own.describe()}; train it without "
+            "graphscale, or export the step "
             "without loss scaling"
         )
     return [] if own is None else [own.warn()]

@@ -60,7 +60,7 @@ _Steps = Generator[ir.Value, _Answer, _Answer]
 def find_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[Use, ...]:
     """Find the inputs of a backward node that certainly carry a cotangent, as `(node, input index)`.
 
-    For a gradient operator that is its upstream gradient. For a contraction it is the operand that depends on the
+    For a gradient operator that is its cotangent. For a contraction it is the operand that depends on the
     tail of the forward pass; where several do, the one that depends on the deepest forward value. For a node with
     contractions in its subgraphs it is found in the same way among all that enters it.
     """

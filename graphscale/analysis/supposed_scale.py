@@ -24,7 +24,7 @@ from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["SupposedScale"]
 
-# The largest numbers of float16, bfloat16 and float32: a finiteness test may compare with them.
+# The largest numbers of float16, bfloat16 and float32: a finite check may compare with them.
 _LARGEST = (65504.0, 3.3895313892515355e38, 3.4028234663852886e38)
 # How often a node is visited, on average, until nothing is certain any more.
 _PATIENCE = 64

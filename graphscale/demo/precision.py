@@ -113,7 +113,7 @@ def tasks(seed: int) -> tuple[Task, ...]:
 
 
 def train(task: Task, way: Way, steps: int) -> Iterator[Run]:
-    """Train a task one way. What comes after each step is the same object, with one more record in it."""
+    """Train a task one way. Each step yields the same object, with one more record in it."""
     pass_ = Autocast("float16", emulate=True) if way.float16 else None
     # A fixed scale neither checks nor skips by itself; telemetry is of a step that is checked.
     scaled = scale(task.step, way.loss_scale, telemetry=True, skip_nonfinite=True, autocast=pass_)

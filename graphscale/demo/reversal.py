@@ -1,7 +1,7 @@
 """The demo's sequences: a transformer block that learns to reverse them, with a loss whose gradients underflow.
 
-The step's loss is the mean over a batch of 2**24 tokens, as the largest models are trained with, of which one run of
-the step computes 2**9. In float32 that changes nothing, since Adam divides the factor out again. In float16 the
+The step's loss is the mean over a batch of 2**24 tokens, as the largest models are trained with, and one run of the
+step computes 2**9 of them. In float32 that changes nothing, since Adam divides the factor out again. In float16 the
 gradients of the logits, below 2**-24, are not above the smallest number there is, and nearly all that the backward pass
 makes of them is zero.
 """

@@ -30,7 +30,7 @@ _DTYPES = {"BOOL" if dtype is ir.DataType.BOOL else dtype.short_name().upper(): 
 # Arrays shrink a few times. Beyond this ratio of bytes to packed ones, a file may hold this part of the limit.
 _RATIO, _SHARE = 64, 16
 
-# What numpy raises for damaged files: it parses headers as Python.
+# Errors of numpy for damaged files: it parses headers as Python.
 NUMPY_ERRORS = (
     *(ValueError, EOFError, LookupError, RuntimeError, MemoryError, SyntaxError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),

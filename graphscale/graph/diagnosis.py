@@ -39,7 +39,7 @@ _M = TypeVar("_M", bound=Message)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 # Beginnings of messages of ONNX's checker on operators and versions that it does not know. They are no damage: ONNX
-# Runtime has more of them. What follows may be a name in the file.
+# Runtime has more of them. The rest may be a name in the file.
 _UNKNOWN = ("No Op registered", "No opset import", "No schema registered", "Your model ir_version ")
 
 _FOREIGN = "graphscale.foreign"  # a domain without schemas: the checker passes over its operators

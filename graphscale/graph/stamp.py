@@ -24,7 +24,7 @@ _VERSION = "graphscale.version"
 _RELEASE = re.compile(r"\d+(\.\d+)*[\w.+-]{,40}")
 # Of a half of a split step: which one it is, and of what.
 SPLIT_KEY = "graphscale.split"
-# What only a loss scale brings: a function of this domain, and the nodes of two passes.
+# Marks of a loss scale alone: a function of this domain, and the nodes of two passes.
 _DOMAIN = "graphscale"
 _PASSES = (SCALE_LOSS, UNSCALE_GRADIENTS)
 _COUNTS = (

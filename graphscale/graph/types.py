@@ -36,7 +36,7 @@ _FOLLOWED = {"Add", "Cast", "Div", "Gather", "Identity", "Mul", "Slice", "Squeez
 
 
 def infer_types(model: ir.Model, *, strict: bool = False) -> None:
-    """Add inferred dtypes and shapes in place; a model beyond inference stays as it is."""
+    """Add inferred dtypes and shapes in place; a model beyond inference is unchanged."""
     ShapeInferencePass(check_type=strict, strict_mode=strict, data_prop=_find_longest(model) <= _LONGEST)(model)
 
 
@@ -157,7 +157,7 @@ def _of_the_same_dtype(value: ir.Value) -> Iterator[ir.Value]:
 def infer_results(node: ir.Node, opset: int) -> None:
     """Give the results of a node of the default domain the types and shapes that ONNX infers from its operands.
 
-    What they declare stays. They stay without where the dtype of an operand is not known.
+    Declared types stay. They stay without where the dtype of an operand is not known.
 
     Args:
         node: the node.
@@ -187,7 +187,7 @@ def infer_results(node: ir.Node, opset: int) -> None:
 def complete_results(node: ir.Node, opset: int) -> None:
     """Give the results of a node the types and shapes that its operands tell, where they lack these.
 
-    What cannot be inferred stays as it is.
+    Types beyond inference are unchanged.
 
     Args:
         node: a node of any domain; those with bodies are passed over.

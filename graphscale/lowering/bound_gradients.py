@@ -37,8 +37,8 @@ class BoundGradients(LoweringPass):
             `                     else: dw = Div(MatMul(x, dy), scale); ok = ...(dw);`
             `                           ok, If <then: f(dw); else: w> (ok)> (fits)`
 
-    What the branches alone need is computed there: a gradient is still in the caches when the update reads it. A table
-    stays outside, for an index could fail: `ScatterND(zeros, indices, Mul(rows, Where(fits, 1 / scale, 1)))`.
+    Values for the branches alone are computed there: a gradient is still in the caches when the update reads it. A
+    table stays outside, for an index could fail: `ScatterND(zeros, indices, Mul(rows, Where(fits, 1 / scale, 1)))`.
 
     If the branch multiplies the gradient by a scalar, and does nothing else with it:
     Before: `dw = Div(MatMul(x, dy), scale); w.next = If <then: Sub(w, Mul(dw, rate)); else: w> (finite)`

@@ -100,7 +100,7 @@ class LoweringPass(GraphPass):
     thresholds: Thresholds = PRODUCTION
 
     def call(self, model: ir.Model) -> PassResult:
-        """Lower a scaled step in place; a step that applies every update is left as it is."""
+        """Lower a scaled step in place; a step that applies every update is unchanged."""
         step = ScaledStep.of(model)
         is_changed = step.decision is not None and self.lower(step)
         if is_changed:

@@ -78,7 +78,7 @@ row("SoftmaxCrossEntropy SoftmaxCrossEntropyLossInternal", NONLINEAR, casting=_L
 _losses = "NegativeLogLikelihoodLossInternal NegativeLogLikelihoodLossInternal2"
 row(_losses, NONLINEAR, casting=_LOSS, domain=MICROSOFT, class_axis=1)
 
-# --- gradients: linear in the upstream gradient -----------------------------------------------------------------------
+# --- gradients: linear in the cotangent -------------------------------------------------------------------------------
 _first = Rule(Kind.LINEAR, data=(0,), gradient=True)
 _third = Rule(Kind.LINEAR, data=(2,), gradient=True)
 _sum = Rule(Kind.LINEAR, data=(0,), contraction=True, gradient=True)

@@ -40,7 +40,7 @@ class Rule:
         ignored: operands whose numbers have no effect, such as the second one of CastLike.
         outputs: the outputs that have the resulting degree; all others have degree 0.
         contraction: sums products over an axis (MatMul, Conv): where float16 gains, and where coverage is measured.
-        gradient: an operator of a backward pass; `data` is its upstream gradient, known for certain.
+        gradient: an operator of a backward pass; `data` is its cotangent, known for certain.
     """
 
     kind: Kind

@@ -158,9 +158,9 @@ class DynamicLossScale(LossScale):
         growth_delay: good steps that a growth takes beyond `increment_period`: "none"; "always" one more; "first"
             one more for the first growth after the beginning and after each non-finite step.
         hysteresis: non-finite steps that it takes to lower the scale, from 1 to 2**24.
-        hysteresis_refill: event after which that number starts anew: "growth", only as the scale grows, and until then each
-            further non-finite step lowers it; "good", at each good step, so that only steps in a row count;
-            "decrease", at each good step and after each decrease.
+        hysteresis_refill: event that begins that number anew: "growth", only a growth of the scale, so that until then
+            each further non-finite step lowers it; "good", each good step, so that only steps in a row count;
+            "decrease", each good step and each decrease.
         max_consecutive_skips: the scale is stuck from this many non-finite steps in a row on; None for no limit.
         on_stuck: the reaction to a stuck scale: at a non-finite step that should lower it while it is
             `min_loss_scale` already, or by `max_consecutive_skips`. "hold" skips as always; "flag" also tells

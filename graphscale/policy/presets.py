@@ -97,7 +97,7 @@ def deepspeed(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
 
     The keys of DeepSpeed's config: 2**`initial_scale_power` is `initial_loss_scale`, `loss_scale_window` is
     `increment_period`; `hysteresis` and `min_loss_scale` are called so here too, and `consecutive_hysteresis: true`
-    is `hysteresis_refill="good"`. What else there is in DeepSpeed:
+    is `hysteresis_refill="good"`. Other forms in DeepSpeed:
 
     - Without ZeRO, `FP16_Optimizer` and `FP16_UnfusedOptimizer` ignore the hysteresis and never raise:
       `deepspeed(hysteresis=1, on_stuck="hold")`.
@@ -144,7 +144,7 @@ def paddle(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     in a row, and as many again for the next decrease.
 
     Paddle's arguments: `init_loss_scaling` is `initial_loss_scale`, `incr_every_n_steps` is `increment_period`,
-    `incr_ratio` is `growth_factor`, `decr_ratio` is `backoff_factor`. What else there is in Paddle:
+    `incr_ratio` is `growth_factor`, `decr_ratio` is `backoff_factor`. Other forms in Paddle:
 
     - `paddle.amp.GradScaler` (dynamic graphs) has the same defaults, no floor, and can grow to infinity:
       `paddle(min_loss_scale=0)`.
@@ -168,7 +168,7 @@ def mindspore(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     two; where `multiplier` is given and `backoff_factor` is not, it is that reciprocal here too.
 
     MindSpore's arguments: `init_loss_scale` is `initial_loss_scale`, `scale_factor` is `multiplier`, `scale_window` is
-    `increment_period`. What else there is in MindSpore:
+    `increment_period`. Other forms in MindSpore:
 
     - `mindspore.amp.DynamicLossScaler` divides by the factor, and leaves a growth out that overflows float32:
       `mindspore(multiplier=m, backoff_factor=None)`. It has no defaults. The cell's scale can grow to infinity.

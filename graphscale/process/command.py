@@ -22,7 +22,7 @@ def run(command: Callable[[], int]) -> NoReturn:
 
     A GraphscaleError becomes one line on stderr and exit code 2, Ctrl-C exit code 130. Where nobody reads stdout any
     more, the process ends as others do, by SIGPIPE. Streams and signals that are not the process's own, as in tests,
-    stay as they are.
+    are unchanged.
     """
     output, interruption = None, Interruption()
     if sys.stdout is sys.__stdout__:

@@ -147,7 +147,7 @@ def in_stages(gradients: Sequence[Gradient], stages: object) -> list[list[Gradie
 def lay_out(stages: Iterable[Sequence[Gradient]], nbytes: int) -> list[Bucket]:
     """Put the gradients of each stage into buckets of so many bytes at most, in their order.
 
-    What does not fit into the rest of a bucket goes on in the next.
+    A tensor that exceeds the rest of a bucket goes on in the next.
     """
     buckets: list[Bucket] = []
     for stage, dtype, gradients in _by_dtype(stages):

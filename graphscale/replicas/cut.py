@@ -34,7 +34,7 @@ class Cut:
         first: the nodes of the first half.
         second: the nodes of the second half; what both need and every replica has is in both.
         average: values of the first half that the second reads, or outputs, whose mean replicas take.
-        local: other values of the first half that the second reads, as they are.
+        local: other values of the first half that the second reads, unchanged.
         outputs: the outputs of the graph that the first half gives.
         kept: the outputs of the graph that the second half gives.
     """

@@ -82,8 +82,8 @@ class ReplicaCheckpoints(Checkpoints):
 class Share(Batches):
     """This replica's part of the batches of a run: the run is that of one process, with any number of them.
 
-    Sample for sample, the parts of all replicas are the batch that one process would have. What is left at the end of
-    an epoch is a smaller batch; samples of it that cannot be divided are left out.
+    Sample for sample, the parts of all replicas are the batch that one process would have. The rest of an epoch is a
+    smaller batch; samples of it that cannot be divided are left out.
 
     Args:
         data, seed, shuffle: as for `Batches`.

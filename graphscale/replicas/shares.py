@@ -1,7 +1,8 @@
 """The state and gradients of a step in as many shares as there are replicas (ZeRO, stage 1).
 
-Tensors that the update combines with one another have one owner: a weight, its gradient and its moments. What it takes
-from those of other owners must be single numbers, the parts of a norm, which are exchanged: there the second half of a
+Tensors that the update combines with one another have one owner: a weight, its gradient and its moments. The values
+that it takes from other owners must be
+single numbers, the parts of a norm, which are exchanged: there the second half of a
 replica is cut.
 """
 

@@ -71,8 +71,8 @@ class SplitStep:
     """The result of `split`.
 
     Attributes:
-        gradients: the first half: one model, or as many as there are stages, each of which reads what those before it
-            give.
+        gradients: the first half: one model, or as many as there are stages, and each reads results of those before
+            it.
         update: the second half.
         report: the result of the split.
     """

@@ -193,7 +193,7 @@ def digits_step() -> Step:
 def reversal_step() -> Step:
     """The demo of underflow: a transformer block that learns to reverse sequences, Adam inside, a loss of small weight.
 
-    The loss is the mean over a batch of 2**24 tokens, of which this step computes 2**9: gradients of the logits are
+    The loss is the mean over a batch of 2**24 tokens, and this step computes 2**9 of them: gradients of the logits are
     below 2**-24, the smallest number of float16, and those of the layers under them are far smaller.
     """
     batch, length, vocabulary, tokens = 32, 16, 16, 2**24

@@ -53,7 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def find(model: onnx.ModelProto, truth: Truth, variant: str | None, runs: int | None = None) -> list[Finding]:
-    """Lint and verify a step after it was scaled, or, without a variant, lint it as it is.
+    """Lint and verify a step after it was scaled, or, without a variant, lint the original.
 
     Args:
         model: the step.

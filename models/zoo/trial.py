@@ -1,8 +1,8 @@
 """Try graphscale on exported steps, and write a table: `python -m models.zoo.trial FOLDER [--out docs/project/zoo.md]`.
 
 A step is right where the loss and all pairs of state are those of its script, and asked about where some role is open:
-then the proposals are taken, all of them and as they are; zeros that follow inputs without a reader are right in any
-order. What is right by either way is scaled and run: by 1024 for equal bits, and dynamically with each batch and each
+then the proposals are taken, all of them, unchanged; zeros that follow inputs without a reader are right in any
+order. Steps right in either way are scaled and run: by 1024 for equal bits, and dynamically with each batch and each
 state made NaN at one element, for a skip that changes no state; its gradients are compared with differences of its
 loss. An exception that is no GraphscaleError is a wrong outcome.
 """

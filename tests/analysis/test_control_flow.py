@@ -13,7 +13,7 @@ from tests.build import BACKWARD, FORWARD, assert_same_step, feeds_for, parse, s
 
 
 def choice(result: str, then: str, otherwise: str, shape: str = "float[8,5]", flag: str = "flag") -> str:
-    """`result` computed by the nodes of either branch, each of which calls it `out`."""
+    """`result` computed by the nodes of either branch, and each calls it `out`."""
     branches = []
     for name, nodes in (("then_branch", then), ("else_branch", otherwise)):
         text = nodes.replace("out =", f"{result}_{name[:4]} =")

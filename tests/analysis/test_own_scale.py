@@ -258,7 +258,7 @@ def test_the_message_has_the_evidence_and_what_to_do(tmp_path: Path) -> None:
     assert str(error.value).endswith(
         "step.onnx already carries a loss scale of its own: initializer 'scale' = 4 multiplies the gradients of "
         "loss 'loss', divides 2 of them again, 'g1' first, they are tested for finiteness, 'scale_next' is its next "
-        "value; train it as it is, or export the step without loss scaling"
+        "value; train it without graphscale, or export the step without loss scaling"
     )
 
 

@@ -1,4 +1,4 @@
-"""A gradient of several shares, only some of which carry the loss scale, is tested for finiteness as a whole."""
+"""A gradient of several shares, where only some carry the loss scale, is tested for finiteness as a whole."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def feeds_of(model: ir.Model) -> dict[str, np.ndarray]:
 
 
 def test_a_model_like_gpt_is_scaled_to_the_last_bit(benchmarks: Callable[[str], Any], tmp_path: Path) -> None:
-    """With the weights in the model, and in a file beside it, which is copied as it is."""
+    """With the weights in the model, and in a file beside it, which is copied."""
     path = tmp_path / "step.onnx"
     gpt_like = benchmarks("gpt_like")
     ir.save(gpt_like.gpt_step(gpt_like.Size(blocks=2), path.with_suffix(".data")), path)

@@ -86,7 +86,7 @@ def test_success(command: str, folder: Path) -> None:
     assert done.returncode == (command == "lint"), done.stderr
     assert_text(done.stdout)
     assert_text(done.stderr)
-    assert "[red]" in done.stdout.replace("\n", "")  # it stands there as it is: no markup
+    assert "[red]" in done.stdout.replace("\n", "")  # it stands there unchanged: no markup
     if has_json(command):
         done = graphscale(*CALLS[command], "--json", folder=folder)
         assert done.stdout.isascii()
@@ -168,7 +168,7 @@ def test_printable(text: str, shown: str) -> None:
 
 
 def test_one_module_prints() -> None:
-    """All others go through it, so that nothing is printed as it is."""
+    """All others go through it, so that nothing is printed unescaped."""
     for path in (ROOT / "graphscale" / "cli").glob("*.py"):
         if path.name != "show.py":
             printing = re.compile(r"(?<!\.)\bprint\(|rich\.(text|table|markup)|\bConsole\(")

@@ -1,4 +1,4 @@
-"""What is never lost: files that a command reads, and files that graphscale did not write, unless --force is given."""
+"""Files that are never lost: those read, and those that graphscale did not write, unless --force is given."""
 
 from __future__ import annotations
 

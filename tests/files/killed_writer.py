@@ -97,7 +97,7 @@ def main() -> None:
         shutil.copytree(folder / "old", out)
         done = save(folder / "new" / "step.onnx", out / "step.onnx", len(found) + 1)
         state = read(out / "step.onnx")
-        # Whoever writes next is not hindered by what is left.
+        # Leftovers do not hinder the next writer.
         assert save(folder / "new" / "step.onnx", out / "step.onnx", 0)
         assert read(out / "step.onnx") == "another"
         found.append((state, sorted(path.name for path in out.iterdir() if not path.name.startswith("."))))

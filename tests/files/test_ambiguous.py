@@ -157,7 +157,7 @@ def test_a_function_with_the_name_of_an_operator(domain: str, name: str) -> None
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_segment_of_a_tensor(place: int) -> None:
-    """ONNX Runtime takes it for the whole tensor; onnx does not read it."""
+    """ONNX Runtime reads it as the whole tensor; onnx does not read it."""
     model = parse(TEXT)
     tensors(model)[place].segment.end = 2
     with pytest.raises(UnsupportedModelError, match=r"has a segment of the tensor '.*' alone; write it whole"):
@@ -199,7 +199,7 @@ def test_numbers_as_onnx_writes_them_are_accepted(name: str) -> None:
 
 
 def test_a_file_of_two_formats(tmp_path: Path) -> None:
-    """ONNX Runtime takes it for a file of its own, and protobuf passes over a field without a meaning."""
+    """ONNX Runtime reads it as a file of its own, and protobuf passes over a field without a meaning."""
     path = tmp_path / "model.onnx"
     field = bytes([11 << 3 | 2, 6])  # number 11, of six bytes
     path.write_bytes(field + b"..ORTM" + parse(TEXT).SerializeToString())

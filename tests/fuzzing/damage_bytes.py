@@ -11,7 +11,7 @@ def damage_bytes(data: bytes, other: bytes, choices: random.Random) -> bytes:
 
     Args:
         data: the file.
-        other: another file, parts of which may get into it.
+        other: another file, whose parts may get into it.
         choices: decides what happens.
     """
     kinds: list[Callable[[bytearray, bytes, random.Random], bytes]] = [

@@ -38,7 +38,7 @@ def damage_model(model: onnx.ModelProto, other: onnx.ModelProto, choices: random
 
     Args:
         model: the model.
-        other: another one, parts of which may get into it.
+        other: another one, whose parts may get into it.
         choices: decides what happens.
     """
     copy = onnx.ModelProto()
@@ -314,7 +314,7 @@ def _body(model: onnx.ModelProto, other: onnx.ModelProto, choices: random.Random
 
 
 def _nested(depth: int, read: str) -> onnx.GraphProto:
-    """Conditions within conditions, the innermost of which gives a value of the graph around all of them."""
+    """Conditions within conditions; the innermost gives a value of the graph around all of them."""
     body = helper.make_graph([helper.make_node("Identity", [read], ["r"])], "innermost", [], [])
     body.output.add(name="r")
     for _ in range(depth):

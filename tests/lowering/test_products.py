@@ -183,7 +183,7 @@ def test_a_constant_rate(name: str, policy: str) -> None:
     model = model_of(kind)
     feeds = feeds_of(kind, model)
     plain, lowered, nodes = both(model, POLICIES[policy], feeds.pop("w"))
-    # What is not bounded is read, and the rate is divided.
+    # Gradients without a bound are read, and the rate is divided.
     is_exact = policy in EXACT and name not in {"Gemm with an addend", "a table that is not zero"}
     assert (nodes["unscale-gradients", "Div"], nodes["bound-gradients", "Reciprocal"]) == (not is_exact, is_exact)
     assert_read(kind, nodes)

@@ -161,7 +161,7 @@ def linear_sessions(scale: float, factor: float = 1 / 12, **policy: float) -> tu
     ("policy", "divided"), [({}, 2), ({"multiplier": 3.0}, 4), ({"min_loss_scale": 0.5}, 2)], ids=str
 )
 def test_gradients_that_only_the_optimizer_reads(policy: dict[str, float], divided: int) -> None:
-    """Those of biases are divided; those of contractions too, where the scale is no power of two."""
+    """Gradients of biases are divided; gradients of contractions too, where the scale is no power of two."""
     example = load_example("pytorch/mlp_momentum")
     result = gs.scale(example.model(), gs.DynamicLossScale(1024.0, 2, **policy))
     nodes = lowered_nodes(result)

@@ -75,7 +75,7 @@ def prepared(model: onnx.ModelProto) -> tuple[Arrays, Arrays]:
 
 @pytest.mark.parametrize("small", [LARGE, 100], ids=["small ones", "all"])
 def test_a_small_gradient_alone_is_not_finite(small: int) -> None:
-    """A large one that is probed with small ones leaves their probe as it is."""
+    """A large one that is probed with small ones leaves their probe unchanged."""
     model = model_of(SGD.format(rate="rate"), "fed")
     state, batch = prepared(model)
     state["c"] = np.array([[1.0, np.inf, 1.0]], np.float32)

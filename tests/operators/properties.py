@@ -226,7 +226,7 @@ def try_traits(
     Args:
         case: the case.
         claimed: the traits; None for those of the table.
-        never_fails: says of a node that it gives a result for all operands of its types and shapes.
+        never_fails: the claim that a node gives a result for all operands of its types and shapes.
 
     Raises:
         RefusedError: no runtime runs the case.

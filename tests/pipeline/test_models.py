@@ -141,7 +141,7 @@ def backward_contractions(model: onnx.ModelProto, loss: str) -> Iterator[onnx.No
 
 
 def measured_target(name: str) -> str:
-    """The target that leaves all contractions and gradient operators of a graph as they are."""
+    """The target that leaves all contractions and gradient operators of a graph unchanged."""
     return "ort-training" if name.startswith("ort/") else "onnx"
 
 

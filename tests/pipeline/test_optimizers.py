@@ -1,7 +1,7 @@
 """Optimizer operators inside a graph, scaled, on each target that runs them.
 
 A finite step has the bits of the unscaled graph's; a step with a non-finite gradient leaves weights, moments and step
-counter as they are, bit for bit, and the next step goes on as if it had not been.
+counter unchanged, bit for bit, and the next step goes on as if it had not been.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def batch(example: Example, finite: bool) -> Arrays:
 
 
 def first_state(example: Example) -> Arrays:
-    """The inputs that the step carries, or leaves as they are."""
+    """The inputs that the step carries, or hands through."""
     return {name: value for name, value in example.feeds.items() if name not in batch(example, True)}
 
 

@@ -1,4 +1,4 @@
-"""The wheel: what is in it, what it says of itself, and that it works on its own."""
+"""The wheel: its files, its metadata, and its work on its own."""
 
 from __future__ import annotations
 

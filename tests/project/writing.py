@@ -165,11 +165,12 @@ def _texts_of_module(path: Path) -> tuple[Text, ...]:
     lines: list[str] = []
     for token in comments:
         row = token.start[0]
-        if row != last + 1 and lines:
+        follows_code = bool(token.line[: token.start[1]].strip())
+        if (row != last + 1 or follows_code) and lines:
             found.append(Text("comment", f"{place}:{last}", _CODE.sub("`code`", "\n".join(lines))))
             lines = []
         lines.append(token.string.lstrip("# "))
-        last = row
+        last = -1 if follows_code else row
     if lines:
         found.append(Text("comment", f"{place}:{last}", _CODE.sub("`code`", "\n".join(lines))))
     return tuple(found)

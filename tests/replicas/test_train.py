@@ -19,7 +19,7 @@ from tests.training.runs import make_digits
 
 pytestmark = [needs_mpi, pytest.mark.mpi]
 
-# 300 samples of which two overflow: the batch size divides neither them nor what is left of them.
+# 300 samples, two with an overflow: the batch size divides neither them nor what is left of them.
 TRAIN = (*COMMAND, "train", "step.onnx", "--data", "data.npz", "--state", "state.npz", "--learning-rate", "0.05")
 RUN = (*TRAIN, "--batch-size", "24", "--timeout", "60")
 

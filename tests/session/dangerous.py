@@ -89,7 +89,7 @@ def _metric(nodes: str, shape: str = "4,3") -> Case:
 
 
 def _seen(nodes: str) -> Case:
-    """The forward pass and a metric read the weight through nodes of which ONNX Runtime may leave nothing.
+    """The forward pass and a metric read the weight through nodes that ONNX Runtime may remove.
 
     The node that reads the weight comes before the update; the metric need not.
     """

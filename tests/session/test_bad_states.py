@@ -50,7 +50,7 @@ BAD_STATE: dict[str, tuple[Callable[[Arrays], Any], tuple[str, ...]]] = {
 
 @functools.cache
 def stepped() -> gs.Session:
-    """The session that refuses bad state, a step on at least: each refusal leaves it as it is."""
+    """The session that refuses bad state, a step on at least: each refusal leaves it unchanged."""
     session = make()
     session.step(batch())
     return session

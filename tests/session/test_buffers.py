@@ -118,7 +118,7 @@ def test_the_weights_of_real_steps_share(name: str) -> None:
     assert arrays <= shared_states(session)
 
 
-# Whatever else ONNX Runtime changes: with one buffer for all state, these steps are wrong.
+# Whichever other buffers ONNX Runtime shares, with one buffer for all state, these steps are wrong.
 WRONG_IF_SHARED = [
     "metric",
     "metric transposed",

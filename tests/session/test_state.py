@@ -194,7 +194,7 @@ def test_any_array_that_fits_can_be_loaded() -> None:
 
 
 def test_what_is_in_a_file(tmp_path: Path) -> None:
-    """A plain safetensors file, of which others can read the weights."""
+    """A plain safetensors file, whose weights other programs can read."""
     session, path = make("bare inputs", "onnx"), tmp_path / "state.safetensors"
     session.save_state(path)
     advance(session, steps("bare inputs", 3))

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 
 def mixed_session() -> gs.Session:
-    """A step with a bfloat16 input, of which it gives the sum."""
+    """A step that gives the sum of its bfloat16 input."""
     return gs.Session(gs.scale(BFLOAT16, 1024), state={"w": np.ones((4, 3), np.float32)})
 
 

@@ -228,7 +228,7 @@ def _as_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _without_effect(op_type: str, operands: tuple[Var, ...], result: np.ndarray[Any, Any]) -> Var | None:
-    """The operand that a product with 1, or a sum with 0, leaves as it is."""
+    """The operand that a product with 1, or a sum with 0, leaves unchanged."""
     if op_type in ("Mul", "Div", "Add", "Sub"):
         neutral = 1.0 if op_type in ("Mul", "Div") else 0.0
         for value, other in ((operands[0], operands[1]), (operands[1], operands[0])):

@@ -25,7 +25,7 @@ SAMPLES = 300
 
 
 def make_digits(folder: Path, policy: Any = None, **options: Any) -> None:
-    """Write the scaled digits step, 300 digits of which two overflow, and its first weights, into a folder."""
+    """Write the scaled digits step, 300 digits, two with an overflow, and its first weights, into a folder."""
     policy = policy or gs.DynamicLossScale(2.0**12, increment_period=5)
     gs.scale(DIGITS, policy, **options).save(folder / "step.onnx")
     rng = np.random.default_rng(5)

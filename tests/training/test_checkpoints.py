@@ -1,4 +1,4 @@
-"""Checkpoints: what is in them, which stay, what is damaged; a run that is resumed is the run without a break."""
+"""Checkpoints: their content, the ones that stay, damage; a run that is resumed is the run without a break."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_bombs_of_nodes(name: str, call: str, file: str, folder: Path) -> None:
         refuse(folder, *bench.words_of(call), words=[file, words])
 
 
-# What each would take without a memo, a worklist or the last suffix: minutes to years.
+# Without a memo, a worklist or the last suffix each would take minutes to years.
 GROWTH = {
     "sums of zeros": ("inspect bad.onnx", growth.all_zeros(16, 3)),
     "nested If before the loss": ("scale bad.onnx --dry-run", growth.nested_flow("If", 14, 4, "x")),

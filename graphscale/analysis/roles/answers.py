@@ -147,7 +147,7 @@ class Answers:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs whose roles are named, each as often as it is."""
+        """The outputs whose roles are named, one entry for each time."""
         return (*self.losses, *self.states, *self.gradients, *self.metrics)
 
     def label(self, name: str, option: str) -> str:

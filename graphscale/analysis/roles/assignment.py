@@ -1,9 +1,10 @@
 """The assignment of a role to each input and output, from all evidence at once.
 
-The loss and the gradients are known. What else leaves the graph is the next value of an input, or nothing that a later
+The loss and the gradients are known. Every other output is the next value of an input, or nothing that a later
 step reads. Pairs follow by elimination within exact type and shape, in rounds of ever weaker evidence: an output holds
 its own previous value with a coefficient near one, or with any; it depends on it without a contraction between, or at
-all, by other ways than the gradients; it is another form of the next value of a state. What remains is a question.
+all, by other ways than the gradients; it is another form of the next value of a state. The remaining outputs are a
+question.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Gradients:
     def doubt_noise(self) -> None:
         """Doubt sums of a gradient and a share of an input, where the graph updates no weight: it may be noise.
 
-        A gradient that is added to an input as it is, is accumulated.
+        A gradient that is added to an input without a factor is accumulated.
         """
         step = self._step
         if any(v in step.topology.forward and is_float(v) and not is_scalar(v) for v in step.inputs):

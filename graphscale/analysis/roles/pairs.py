@@ -172,7 +172,7 @@ def _other_shares(step: Interface, output: ir.Value, values: list[ir.Value]) -> 
 
 
 def _handed_on(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
-    """Return the candidates that a condition keeps as they are, or all where it keeps none."""
+    """Return the candidates that a condition keeps unchanged, or all where it keeps none."""
     return [value for value in values if _condition(step, output, value) is not None] or values
 
 

@@ -45,8 +45,9 @@ def always_holds(output: ir.Value, number: ir.Value) -> bool:
     """Return whether an output holds a number on all its ways, or on one of them in a sum with something else.
 
     `Where(flag, rate * 0.5, rate)` and `Where(first, norm, 0.9 * mean + 0.1 * norm)` are next values, and so is a
-    count that begins anew, `Where(flag, 0, count + 1)`; `Min(norm, limit)` is a metric, or the least norm so far. What
-    follows from numbers alone may be a schedule, `rate * decay ** count`: it holds a number by constant factors. Else,
+    count that begins anew, `Where(flag, 0, count + 1)`; `Min(norm, limit)` is a metric, or the least norm so far. A
+    number that follows from numbers alone may be
+    a schedule, `rate * decay ** count`: it holds a number by constant factors. Else,
     where nothing reads the output, `rate * Where(flag, 0.5, 1)` is a next value; read by others, it is a rate itself.
     """
     may_be_schedule = follows_from_numbers(output)

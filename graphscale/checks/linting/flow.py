@@ -1,7 +1,7 @@
 """The flow of the loss scale through a graph: every value's degree, and the nodes where degrees do not go together.
 
 The work goes on behind every fault, with the degree of the larger operand; its consequences are not reported again.
-What happens among the scalars that make up the bookkeeping of the loss scale (growing the scale, counting good steps,
+The bookkeeping of the loss scale (growing the scale, counting good steps,
 1 / scale, a threshold times the scale) is no part of the gradient path.
 """
 

@@ -127,7 +127,7 @@ class LintContext:
 
     @functools.cached_property
     def backward_operators(self) -> list[ir.Node]:
-        """The nodes of the backward pass that sum products or take an upstream gradient, and read the forward pass."""
+        """The nodes of the backward pass that sum products or take a cotangent, and read the forward pass."""
         if (topology := self.topology) is None:
             return []
         nodes = (node for node in topology.nodes if node in topology.backward and node in topology.propagating)

@@ -182,7 +182,7 @@ class Correspondence:
         return True
 
     def _compare_marks(self, found: ir.Node, expected: ir.Node, name: str) -> None:
-        """Compare what the passes say of a node; a tool may have dropped that of all nodes."""
+        """Compare the passes' marks of a node; a tool may have dropped that of all nodes."""
         mine, theirs = ({k: m for k, m in n.metadata_props.items() if k.startswith(MARKS)} for n in (found, expected))
         for key in [key for key, mark in mine.items() if theirs.get(key) != mark]:
             wanted = f"marked {theirs[key]!r}" if key in theirs else "without that mark"

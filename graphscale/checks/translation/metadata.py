@@ -87,7 +87,7 @@ def _record_differences(found: ir.Model, expected: ir.Model, same: Correspondenc
         return
     try:
         if records[0] != records[1]:
-            # What the graph holds is compared elsewhere; another tool may have renamed it, or taken it out.
+            # The graph itself is compared elsewhere; another tool may have renamed it, or taken it out.
             mine, theirs = restore_original(found, expected.graph), restore_original(expected)
             check_order(mine.graph, "the original")
             yield from _original_differences(mine, theirs, found)

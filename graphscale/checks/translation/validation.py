@@ -112,7 +112,7 @@ def _expect_model(original: ir.Model, claims: Claims, hints: Hints) -> ir.Model:
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """The differences between a scaled model and that which the original gives, a sentence each.
+    """The differences between a scaled model and the original scaled again, a sentence each.
 
     Attributes:
         claims: the options of the scaling, as the file claims them.
@@ -137,7 +137,7 @@ class Translation:
 def validate_translation(
     original: ir.Model, scaled: ir.Model, stamp: Stamp, policy: LossScale, hints: Hints
 ) -> Translation:
-    """Compare a scaled model with that which the original gives.
+    """Compare a scaled model with the original scaled again.
 
     Values that only have other names get those that the original gives.
 

@@ -24,8 +24,8 @@ HUGE = 2.0**126  # of two, and more than most backward passes take
 MAGNITUDES = (1e3, 1e-3)  # of the batches, beside 1
 # Gradients from which on each is forced once, not in every way, and the groups of as many inputs.
 _MANY, _GROUPS = 100, 16
-# Both graphs round to a small type; the unit of float16 is 2**-11. What underflows without a scale is lost in
-# the original alone.
+# Both graphs round to a small type; the unit of float16 is 2**-11. Underflow without a scale is lost in the original
+# alone.
 SMALL_TOLERANCE = 2.0**-7
 _KINDS = (math.nan, math.inf, -math.inf)
 _POISONED = 1e-5  # a saturated forward pass leaves small gradients, whose rounding depends on the scale

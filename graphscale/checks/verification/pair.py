@@ -45,7 +45,7 @@ _SMALL = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Both graphs, and what the analysis says of the original.
+    """Both graphs, and the analysis of the original.
 
     Attributes:
         original: the original, with what hides the gradient path spelled out, in the mixed precision of the scaled one.

@@ -28,7 +28,7 @@ NO_CHECK = "a fixed loss scale is not checked: every step is applied, as in Tens
 
 
 def prove_again(pair: Pair, roles: Roles) -> list[Check]:
-    """Prove the scaled graph, given what the analysis says of the original."""
+    """Prove the scaled graph from the analysis of the original."""
     graph = pair.scaled.graph
     checks = [Check.proved("named values", _metadata(pair, roles), f"{len(pair.stamp.state)} pairs of state")]
     rule, ordering = _rule_nodes(graph, roles), _ordering_nodes(graph)

@@ -23,7 +23,7 @@ def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, 
     """Return the checks of a translation.
 
     Args:
-        translation: the differences between the scaled graph and that which the original gives.
+        translation: the differences between the scaled graph and the original scaled again.
         pair: both graphs.
         numeric: whether nodes that differ are no failure.
         trained: whether carried state may begin at other values, within the range of the policy.

@@ -41,7 +41,7 @@ def autocast_artifacts(
 ) -> AutocastReport:
     """Write an artifact folder whose training model computes in mixed precision; parameters stay float32.
 
-    Eval model, optimizer model and checkpoint stay as they are, unless a loss scale is asked for.
+    Eval model, optimizer model and checkpoint are unchanged, unless a loss scale is asked for.
 
     Args:
         folder: the folder that `onnxruntime.training.artifacts.generate_artifacts` wrote.

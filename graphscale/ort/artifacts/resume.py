@@ -43,7 +43,7 @@ class ResumedArtifacts:
 def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLike[str]) -> ResumedArtifacts:
     """Let a scaled artifact folder start from a checkpoint: it becomes the `checkpoint` of the folder.
 
-    A checkpoint that a training session of the folder has saved can be loaded as it is, and continues exactly if it
+    A checkpoint that a training session of the folder has saved can be loaded directly, and continues exactly if it
     was saved with `include_optimizer_state=True`. This is for scripts that always load the folder's own, and for a
     checkpoint from before the folder was scaled: it gets the state of the loss scale that it lacks, at its
     beginning. Parameters, moments, step count and properties are kept.

@@ -1,4 +1,4 @@
-"""The derivatives of activations, times the upstream gradient.
+"""The derivatives of activations, times the cotangent.
 
 Each formula is that of ONNX Runtime's kernel: the operator's schema names it, and does not spell it out.
 """

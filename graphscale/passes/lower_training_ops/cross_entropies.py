@@ -73,7 +73,7 @@ def _divided(f: Writer, value: ir.Value, like: ir.Value, stop: int | None) -> ir
 def _is_mean(f: Writer) -> bool:
     reduction = _reduction(f)
     if reduction not in ("mean", "sum"):
-        # The kernel gives a loss without its sign, and takes the upstream gradient from memory that nothing has filled.
+        # The kernel gives a loss without its sign, and takes the cotangent from memory that nothing has filled.
         raise f.refusal(f"its reduction is {reduction!r}; it must be mean or sum")
     return reduction == "mean"
 

@@ -11,7 +11,7 @@ from graphscale.passes.lower_training_ops.writer import Formula, Writer
 
 __all__ = ["FORMULAS"]
 
-# What the kernel takes.
+# Forms that the kernel takes.
 _TAKEN = {
     "mode": ("nearest", ("linear",)),
     "coordinate_transformation_mode": ("half_pixel", ("half_pixel", "align_corners")),

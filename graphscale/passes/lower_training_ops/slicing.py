@@ -25,7 +25,7 @@ def _slice_grad(f: Writer) -> list[ir.Value]:
         padded = _pad(f, [axis % f.rank(f.data(0)) for axis in axes])
         if padded is not None:
             return [padded]
-    # What Slice takes of the places of all elements are the places of dY.
+    # Slice takes the places of dY from the places of all elements.
     shape, dy = f.data(1), f.data(0)
     size = f("ReduceProd", shape, keepdims=1)
     places = f.reshape(count_up(f, size), shape)

@@ -98,7 +98,7 @@ def test_right_gradients(case: str, dtype: str, monkeypatch: pytest.MonkeyPatch)
     assert [each.kind for each in found.weights[0].directions] == ["random", "random", "gradient"]
 
 
-# The loss or the backward pass, with a mistake; the verdicts; what is said of the first wrong weight.
+# The loss or the backward pass, with a mistake; the verdicts; the text about the first wrong weight.
 WRONG: dict[str, tuple[onnx.ModelProto, dict[str, str], str]] = {
     "twice": (
         step(backward=BACKWARD.replace("dw1 =", "half =") + "dw1 = Add(half, half)"),

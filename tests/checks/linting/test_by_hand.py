@@ -114,7 +114,7 @@ def test_nothing_is_found(name: str) -> None:
 
 
 def test_other_scalars_are_no_loss_scale() -> None:
-    """Those that the loss depends on, although they multiply and divide, and a learning rate."""
+    """Scalars that the loss depends on, although they multiply and divide, and a learning rate."""
     forward = LINEAR.replace("y = MatMul(x, w)", "z = MatMul(x, w) y = Div(z, heat)")
     backward = LINEAR_BACKWARD.replace("dw = MatMul(xt, dy)", "dz = Div(dy, heat) dw = MatMul(xt, dz)")
     for more in ("", "xs = Mul(x, heat)"):

@@ -228,7 +228,7 @@ def test_sums_in_a_body_that_begin_with_numbers(kind: str) -> None:
 @pytest.mark.parametrize("variant", [*VARIANTS, "accept in place", "scaled loss", "telemetry", "float16 in place"])
 @pytest.mark.parametrize("name", STEPS)
 def test_halves(name: str, variant: str, options: dict[str, Any]) -> None:
-    """A note says of each half what is not looked for in it; nothing else is found."""
+    """A note for each half names the checks left out; nothing else is found."""
     in_place = {"target": "ort-training", "expose_scaled_loss": True, "telemetry": True}
     policy, how = {**VARIANTS, **MORE, "float16 in place": ("dynamic", {**in_place, "autocast": "float16"})}[variant]
     parts = gs.split(split_step(name, policy, **how), **options)

@@ -211,7 +211,7 @@ def test_a_scale_that_is_gone_and_no_power_of_two_takes_a_tolerance() -> None:
 
 
 def test_the_name_of_a_gradient_that_another_operator_computes() -> None:
-    """That name is of the gradient with the scale, which telemetry divides before it reports on it."""
+    """The name belongs to the gradient with the scale; telemetry divides it before its report."""
     original = linear_step("w_next = Sub(w, dw)", outputs="float[4,3] w_next")
     scaled = gs.scale(original, telemetry=True).model
     assert isinstance(scaled, onnx.ModelProto)

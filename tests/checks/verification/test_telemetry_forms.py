@@ -52,7 +52,7 @@ def another_period(model: onnx.ModelProto) -> None:
 
 
 def another_fraction(model: onnx.ModelProto) -> None:
-    """That of the first gradient, not of all."""
+    """The fraction of the first gradient, not of all."""
     giving(model, "zero_fraction").input[1] = "graphscale/telemetry.0"
 
 

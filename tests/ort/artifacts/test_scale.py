@@ -129,7 +129,7 @@ def test_nominal_checkpoints_are_left_out(tmp_path: Path) -> None:
     report = scale_artifacts(folder, tmp_path / "out").report
     assert [warning.split()[0] for warning in report.warnings] == ["nominal_checkpoint"]
     assert not (tmp_path / "out" / "nominal_checkpoint").exists()
-    # A fixed scale has no state, so that the file fits as it is.
+    # A fixed scale has no state, so that the file fits unchanged.
     assert scale_artifacts(folder, tmp_path / "fixed", 8).report.warnings == ()
     assert contents(tmp_path / "fixed")["nominal_checkpoint"] == contents(folder)["nominal_checkpoint"]
     shutil.copy(folder / "nominal_checkpoint", folder / "checkpoint")

@@ -49,7 +49,7 @@ def edited(name: str, path: Path, **changes: Callable[[onnx.ModelProto], object]
     return folder
 
 
-# A scaled folder as it is, lowered, and lowered with bounds and early unscaling for gradients of any size.
+# A scaled folder plain, lowered, and lowered with bounds and early unscaling for gradients of any size.
 FORMS = ("plain", "lowered", "bounded")
 
 

@@ -111,7 +111,7 @@ def test_into_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_moments() -> None:
-    """Weights alone leave the optimizer's state as it is."""
+    """Weights alone leave the optimizer's state unchanged."""
     state = weights_of(trained())
     result = export_weights(state, FOLDER / "checkpoint")
     assert_all_same_bits(result.destination.parameters, state)

@@ -162,7 +162,7 @@ def test_from_a_trained_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 @each_folder
 def test_skips(name: str, target: str) -> None:
-    """A NaN in the batch leaves weights, moments, step counter and running statistics as they are, bit for bit."""
+    """A NaN in the batch leaves weights, moments, step counter and running statistics unchanged, bit for bit."""
     step = join_models(FOLDERS / name)
     scaled = proto_of(gs.scale(step.model, target=target).model)
     model, states = with_next_states(scaled)
@@ -222,7 +222,7 @@ def test_ir_version_of_the_optimizer_model() -> None:
 
 @pytest.mark.training
 def test_feeds_are_not_written_to() -> None:
-    """The kernel of batch normalization writes running statistics where it reads them; what is fed stays as it is."""
+    """The kernel of batch normalization writes running statistics where it reads them; feeds are unchanged."""
     step = fuse(FOLDERS / "conv_adamw")
     session = make_session(proto_of(step.model))
     fed = {value.name: value.const_value.numpy().copy() for value in step.model.graph.inputs if value.is_initializer()}

@@ -1,6 +1,6 @@
 """Emulation is faithful: on each operator that may run in the small type, and at every optimization level.
 
-What would be float16 equals numpy's: operands rounded by `.astype(float16).astype(float32)`, the operator in float32 on
+They equal numpy's: operands rounded by `.astype(float16).astype(float32)`, the operator in float32 on
 them, its result rounded in the same way.
 """
 
@@ -44,7 +44,7 @@ def emulated(case: OpCase, dtype: str) -> gs.AutocastModel:
 
 
 def target_of(case: OpCase) -> str:
-    """The target that leaves the operator as it is."""
+    """The target that leaves the operator unchanged."""
     return "ort-training" if case.domain == "com.microsoft" or not onnx.defs.has(case.op) else "onnx"
 
 

@@ -135,7 +135,7 @@ class TestChanges:
         settings = make_settings(allow=["BatchNormalization"])
         assert settings.rules["", "BatchNormalization"].wide_inputs == (1, 2, 3, 4)
 
-    # Operators that give float32 whatever they read: they stay as they are, or the list is refused.
+    # Operators that give float32 whatever they read: they are unchanged, or the list is refused.
     @pytest.mark.parametrize("operator", ["Cast", "Constant", "ConstantOfShape", "OneHot", "RandomNormalLike", "Range"])
     def test_allowing_what_has_a_type_of_its_own(self, operator: str) -> None:
         layer = """
@@ -153,7 +153,7 @@ class TestChanges:
 
 
 def said_or_ran(model: onnx.ModelProto, operator: str, **given: object) -> str:
-    """The name, where an operator that is allowed is no harm; or what is said of it where it is refused."""
+    """The name, where an operator that is allowed is no harm; or the message where it is refused."""
     try:
         result = gs.autocast(model, allow=[operator])
     except errors.AutocastError as error:

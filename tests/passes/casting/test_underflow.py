@@ -2,9 +2,9 @@
 
 The network is the demo's transformer block, which learns to reverse sequences of 16 tokens: a training step exported
 from PyTorch, Adam inside (`models/pytorch/training_graphs.py`, `reversal_step`). Its gradients are small because its
-loss is the mean over a batch of 2**24 tokens, of which the step computes 2**9. The gradient of a logit is then at most
-2**-24, float16's smallest number; 15 of 16 are about 2**-28 in the beginning, and become zero. The gradients of the
-weights have a median of 2**-26. Adam divides the factor out again, so that in float32 it changes nothing.
+loss is the mean over a batch of 2**24 tokens, and the step computes 2**9 of them. The gradient of a logit is then
+2**-24 at most, float16's smallest number; 15 of 16 are about 2**-28 in the beginning, and become zero. The gradients
+of the weights have a median of 2**-26. Adam divides the factor out again, so that in float32 it changes nothing.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class TestSmallAlready:
     @pytest.mark.parametrize("optimizer", [False, True])
     @pytest.mark.parametrize("options", [{}, {"emulate": True}], ids=["typed", "emulated"])
     def test_forward_and_backward_in_float16(self, optimizer: bool, options: dict[str, bool]) -> None:
-        """It is left as it is, and the report says so."""
+        """It is unchanged, and the report says so."""
         model = float16(optimizer)
         result = gs.autocast(model, **options)
         assert (result.report.low_nodes, result.report.casts) == (0, 0)
@@ -217,7 +217,7 @@ class TestExternalWeights:
 
 
 def test_opsets() -> None:
-    """Every opset that ONNX Runtime executes here: what it does not define for float16 stays as it is."""
+    """Every opset that ONNX Runtime executes here: operators without a float16 definition are unchanged."""
     for opset in range(10, 22):
         model = step(opset=opset, ir_version=5 if opset < 13 else 8)
         result = cast(model)

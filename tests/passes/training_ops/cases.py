@@ -17,7 +17,7 @@ from graphscale.operators import MICROSOFT
 from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps
 from tests.operators.values import Data, copy_data
 
-# What onnxruntime-training 1.19.2 loads at most.
+# The largest versions that onnxruntime-training 1.19.2 loads.
 IR_VERSION = 10
 # Relative to the largest magnitude in the kernel's result.
 TOLERANCE = 1e-5
