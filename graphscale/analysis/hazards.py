@@ -58,8 +58,8 @@ def find_writable_states(
     """Find the states whose next value can be written over the present one.
 
     The node that gives the next value must come after all other readers of the state, and after every node that could
-    fail, so that a step that fails leaves the state unchanged. It must read no element after it has written it: a `Where`
-    of the output's shape.
+    fail, so that a step that fails leaves the state unchanged. It must read no element after it has written it: a
+    `Where` of the output's shape.
 
     Args:
         graph: the main graph.

@@ -22,7 +22,7 @@ from tests.passes.training_ops.forward.node import FORWARD
 from tests.passes.training_ops.training_table import ERRORS, PAGE, fill_page
 
 load_forward_operators()
-# Operators that `generate_artifacts` puts in the place of BatchNormalization, GRU and LSTM; and names for definitions of users.
+# Operators of `generate_artifacts` for BatchNormalization, GRU and LSTM; and names for definitions of users.
 REWRITTEN = {"BatchNormInternal", "GRUTraining", "LSTMTraining"}
 DEFINED_BY_USERS = {"ATen", "ExternalGradient"}
 
