@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import runpy
@@ -19,9 +18,10 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
-BASH = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
-SET_UP = [line for line in BASH if line.startswith("python3 -m venv")]
-COMMANDS = [line for line in BASH if line.startswith("graphscale")]
+BASH = [text for language, text in BLOCKS if language == "bash"]
+SET_UP = [text.rstrip() for text in BASH if text.startswith("python3 -m venv")]
+# The commands of a block run one after the other, and a console session after the block before it.
+COMMANDS = [text for text in BASH if text.startswith("graphscale")]
 # A console session: each command with the output that the page shows.
 SESSIONS = [
     (command, shown)
@@ -29,6 +29,7 @@ SESSIONS = [
     if language == "console"
     for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
 ]
+RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
 PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "models/README.md", "benchmarks/README.md"]
 
 
@@ -59,8 +60,9 @@ def test_the_set_up_commands_stand_at_the_top() -> None:
     first, second = SET_UP
     assert [text for _, text in BLOCKS[:2]] == [f"{first}\n", f"{second}\n"]
     assert README.index(second) < README.index("\n## ")
-    assert first.endswith(".venv/bin/graphscale demo")
-    assert "-m pytest" in second
+    assert first.startswith("python3 -m venv .venv && . .venv/bin/activate && pip install ")
+    assert first.endswith(" && graphscale demo")
+    assert "python -m pytest" in second
     extras = re.findall(r"\[(\w+)\]", first + second)
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras)
@@ -80,17 +82,15 @@ def test_python_blocks_run(code: str, folder: Path) -> None:
     run([sys.executable, "-c", code], folder)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(command: str, folder: Path) -> None:
-    if "demo" in command and not all(map(importlib.util.find_spec, ("sklearn", "matplotlib"))):
-        pytest.skip("the demo needs scikit-learn and matplotlib")
-    run(["bash", "-c", command], folder)
+@pytest.mark.parametrize("commands", COMMANDS, ids=range(len(COMMANDS)))
+def test_commands_run(commands: str, folder: Path) -> None:
+    run(["bash", "-e", "-c", commands], folder)
 
 
-@pytest.mark.parametrize(("command", "shown"), SESSIONS, ids=[command for command, _ in SESSIONS])
-def test_sessions_show_what_the_commands_print(command: str, shown: str, folder: Path) -> None:
-    assert_shown(run(["bash", "-c", command], folder), shown)
+def test_sessions_show_what_the_commands_print(folder: Path) -> None:
+    run(["bash", "-e", "-c", COMMANDS[0]], folder)
+    for command, shown in SESSIONS:
+        assert_shown(run(["bash", "-c", command], folder), shown)
 
 
 def assert_shown(printed: str, shown: str) -> None:
@@ -103,9 +103,32 @@ def assert_shown(printed: str, shown: str) -> None:
 
 
 def test_there_is_something_to_run() -> None:
-    assert len(PYTHON) >= 3
-    assert len(COMMANDS) >= 4
-    assert len(SESSIONS) >= 2
+    assert [len(PYTHON), len(COMMANDS), len(SESSIONS)] == [1, 1, 1]
+    assert len(COMMANDS[0].splitlines()) == 3
+
+
+def test_the_page_is_short() -> None:
+    assert len(README.split()) <= 900
+
+
+def test_the_cost_is_a_row_of_the_results() -> None:
+    """Each number is the median under the same head in the first table of the results."""
+    head, _, row = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in README.splitlines()
+        if re.match(r"\|.*---:|\| (workload|\S+-\d+-\S+) \|", line)
+    )
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in RESULTS.splitlines() if line[:1] == "|"]
+    measured = dict(zip(table[0], next(line for line in table if line[0] == row[0]), strict=True))
+    assert len(row) == len(head) >= 5
+    assert all(measured[name].split(" (")[0] == cell for name, cell in zip(head, row, strict=True))
+
+
+def test_the_wheel_has_the_name_of_the_version() -> None:
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {name for page in pages for name in re.findall(r"graphscale-[\w.]+-py3", page.read_text(encoding="utf-8"))}
+    assert version and named == {f"graphscale-{version[1]}-py3"}
 
 
 @pytest.mark.parametrize("page", PAGES)
