@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from pathlib import Path
 
 import nox
 
@@ -118,10 +119,19 @@ def hostile(session: nox.Session) -> None:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Build the wheel and the source distribution into dist/, and try the wheel in an environment of its own."""
+    """Build the wheel and the source distribution into dist/, and try each in an environment of its own."""
     session.install(".[test]")
     session.run("python", "-m", "build", "--outdir", "dist")
     session.run(*PYTEST, "-m", "packaging", *session.posargs)
+    version = nox.project.load_toml("pyproject.toml")["project"]["version"]
+    model, scaled = "models/pytorch/mlp_momentum.onnx", Path(session.create_tmp(), "scaled.onnx")
+    for name in (f"graphscale-{version}-py3-none-any.whl", f"graphscale-{version}.tar.gz"):
+        place = Path(session.create_tmp(), "environment")
+        session.run("python", "-m", "venv", "--clear", str(place))
+        session.run(str(place / "bin" / "pip"), "install", "--quiet", f"dist/{name}[ort]", external=True)
+        graphscale = str(place / "bin" / "graphscale")
+        session.run(graphscale, "scale", model, "-o", str(scaled), external=True)
+        session.run(graphscale, "verify", model, str(scaled), "--runs", "1", external=True)
 
 
 @nox.session

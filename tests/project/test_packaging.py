@@ -23,6 +23,7 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 INFO = f"graphscale-{VERSION}.dist-info"
 pytest.importorskip("build", reason="building the wheel needs build")
 pytest.importorskip("hatchling", reason="building the wheel needs hatchling")
+pytest.importorskip("hatch_fancy_pypi_readme", reason="building the wheel needs hatch-fancy-pypi-readme")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,10 @@ def test_the_licence(wheel: zipfile.ZipFile, metadata: Message) -> None:
 def test_the_metadata(metadata: Message) -> None:
     assert (metadata["Name"], metadata["Version"], metadata["Requires-Python"]) == ("graphscale", VERSION, ">=3.11")
     assert metadata["Summary"]
-    assert metadata.get_payload().strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+    readme, shown = (ROOT / "README.md").read_text(encoding="utf-8"), metadata.get_payload()
+    link = re.compile(r"\]\(([^)]+)\)")
+    assert link.sub("", shown).strip() == link.sub("", readme).strip()
+    assert all(target.startswith("https://") for target in link.findall(shown))
     requirements = metadata.get_all("Requires-Dist") or []
     core = {re.split("[<>=;]", requirement)[0] for requirement in requirements if "extra ==" not in requirement}
     assert {name.replace("_", "-") for name in core} == {

@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -124,11 +125,23 @@ def test_the_cost_is_a_row_of_the_results() -> None:
     assert all(measured[name].split(" (")[0] == cell for name, cell in zip(head, row, strict=True))
 
 
+def version() -> str:
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+
+
 def test_the_wheel_has_the_name_of_the_version() -> None:
-    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     named = {name for page in pages for name in re.findall(r"graphscale-[\w.]+-py3", page.read_text(encoding="utf-8"))}
-    assert version and named == {f"graphscale-{version[1]}-py3"}
+    assert named == {f"graphscale-{version()}-py3"}
+
+
+def test_the_changelog_begins_with_the_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    heads = re.findall(r"^## \[(.+)\](?: - (\d{4}-\d\d-\d\d))?$", text, re.MULTILINE)
+    assert len(heads) == len(re.findall("^## ", text, re.MULTILINE))
+    released = [(name, date) for name, date in heads if name != "Unreleased"]
+    assert released[0][0] == version()
+    assert released == sorted(released, key=lambda entry: entry[1], reverse=True) and all(date for _, date in released)
 
 
 @pytest.mark.parametrize("page", PAGES)
