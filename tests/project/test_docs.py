@@ -43,7 +43,7 @@ STEPS = {
     "start/jax.md": "jax/mlp_adam",
     "start/tensorflow.md": "tensorflow/keras_dense_adam",
 }
-TRAINING = {"how-to/gradient-graph.md", "start/artifacts.md"}  # these run gradient operators of ONNX Runtime
+TRAINING = {"how-to/own-optimizer.md", "start/artifacts.md"}  # these run gradient operators of ONNX Runtime
 # Generated lint pages have tests of their own.
 OWN = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if page.parent.name != "lint")
 
