@@ -183,6 +183,13 @@ def release_table() -> str:
     return table(["release", "opset, at most", "IR version, at most"], rows)
 
 
+def cost_table() -> str:
+    """List the medians of the first table of benchmarks/RESULTS.md, without their quartiles."""
+    lines = (ROOT / "benchmarks/RESULTS.md").read_text(encoding="utf-8").split("\n\n")
+    first = next(part for part in lines if part.startswith("| "))
+    return re.sub(r" \([^)|]* to [^)|]*\)", "", first)
+
+
 def missing_kernels() -> str:
     """List the operators without a CPU kernel, by the opset from which on they have none."""
     groups: dict[int, list[str]] = {}
@@ -265,6 +272,7 @@ def error_table() -> str:
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "command-line": command_line,
+    "cost": cost_table,
     "dynamic-options": option_table,
     "errors": error_table,
     "operators-allow": lambda: operators(Colour.ALLOW),

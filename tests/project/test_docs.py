@@ -310,3 +310,27 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "WARNING -" not in result.stderr
     home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(?:https?:)?//(?!graphscale\.)[^"]*"', home)
+
+
+# --- the glossary -----------------------------------------------------------------------------------------------------
+
+GLOSSARY = re.findall(r"^\*\*(.+)\*\*\n:   \S", text_of("concepts/glossary.md"), re.MULTILINE)
+# The words that the project's writing must not vary.
+FIXED = [
+    *("carried state", "cotangent", "coverage", "degree", "finite check", "gradient", "guard", "loss scale"),
+    *("lowering", "next value", "place", "role", "seed edge", "skip", "unscale"),
+]
+
+
+def test_the_glossary_is_whole_and_sorted() -> None:
+    assert len(GLOSSARY) == text_of("concepts/glossary.md").count("\n**") == len(set(GLOSSARY))
+    assert sorted(GLOSSARY) == GLOSSARY
+    assert set(FIXED) <= set(GLOSSARY)
+
+
+@pytest.mark.parametrize("term", GLOSSARY)
+def test_each_term_is_used(term: str) -> None:
+    """At least two other pages have the term, in the singular or with an ending."""
+    word = re.compile(r"\b" + r"\s+".join(term.split()), re.IGNORECASE)
+    others = [page for page in OWN if page != "concepts/glossary.md"]
+    assert sum(bool(word.search(text_of(page))) for page in others) >= 2
