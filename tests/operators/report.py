@@ -33,20 +33,20 @@ _BEGIN, _END = "<!-- numbers -->\n", "<!-- end of numbers -->\n"
 
 _INTRODUCTION = """# Conformance
 
-What graphscale knows of operators, its degree rules and traits, is a table written by hand. The tests hold the table
-against the outside: against what ONNX Runtime computes, or the reference evaluator of ONNX where ONNX Runtime does not
-have an opset or a type.
+The degree rules and traits of operators are a table written by hand. The tests compare the table with the results of
+ONNX Runtime, or of the reference evaluator of ONNX where ONNX Runtime lacks an opset or a type.
 
-- **Degrees.** Operands are multiplied by powers of two, each alone and together with others, and set to zero where the
-  analysis knows zeros. Each output must be multiplied by the power that the rule claims, bit by bit. A rule that
-  forbids more than it must is no mistake; the list below names those rules.
+- **Degrees.** Operands are multiplied by powers of two, each alone and together with others, and set to zero where
+  the analysis knows zeros. Each output must be multiplied by the power that the rule claims, bit by bit. A rule that
+  is stricter than necessary is no mistake; the list below names those rules.
 - **Traits.** NaN and infinities are put at single places; operators that cannot fail are fed with extremes; two seeds
-  show what is random; memory that is fed shows what is written; elements are compared where a result is said to hold
-  those of an operand.
+  show what is random; fed memory shows writes; elements are compared where a trait states that a result holds those
+  of an operand.
 
-The nodes are those of ONNX's own operator suite, and nodes drawn for each definition that an operator has in the opsets
-that graphscale admits: optional operands present and absent, all values of attributes that are words, ranks 0 to 4,
-empty axes. `tests/operators/recipes/` says how to draw them; `python -m tests.operators.report` writes this page.
+The nodes are those of ONNX's own operator suite, and nodes drawn for each definition that an operator has in the
+opsets that graphscale admits: optional operands present and absent, all values of attributes that are words, ranks 0
+to 4, empty axes. `tests/operators/recipes/` says how to draw them; `python -m tests.operators.report` writes this
+page.
 """
 
 

@@ -58,38 +58,38 @@ _INTRODUCTION = """# Lowering of training operators
 
 Stock ONNX Runtime has none of the training operators of onnxruntime-training, which ended with 1.19.2. The targets
 `onnx`, `ort-cpu` and `ort-cuda` replace them by standard ones, and so do `graphscale lower-training MODEL -o OUT` and
-[`gs.lower_training_ops`](api.md). This page says what becomes of each operator, and what is refused.
+[`gs.lower_training_ops`](api.md). This page has the standard form of each operator, and the refused ones.
 
 ## Operators
 
 *Emitted for* names the forward operators that `GradientGraphBuilder` and `generate_artifacts` of 1.19.2 emit an
 operator for, read off the gradient graphs of all forward operators that they can differentiate, with variations of
-attributes. `generate_artifacts` behind a name says that it alone rewrites the forward graph in this way. Operators
-without an entry are those of older exporters and of ORTModule.
+attributes. `generate_artifacts` behind a name means that it alone rewrites the forward graph in this way. Operators
+without an entry come from older exporters and ORTModule.
 
 *Error* is the largest one over {count} random cases in float32: shapes, attributes and optional operands vary. The
 kernels run on onnxruntime-training 1.19.2, the standard forms on stock ONNX Runtime {version}, both on a CPU. It is
-relative to the largest magnitude in the kernel's result; *exact* says that all results are integers, or alike in all
-bits. Where 1.19.2 has no CPU kernel, or a wrong one, a dagger (†) says that other kernels or NumPy stand for it.
+relative to the largest magnitude in the kernel's result; *exact* means that all results are integers, or equal in all
+bits. A dagger (†) marks operators whose CPU kernel in 1.19.2 is missing or wrong: other kernels or NumPy replace it.
 """
 
 _FACTS = """## States
 
-A state that an operator writes in place, an accumulated gradient, a running mean, the weights of an optimizer, has its
-next value among the outputs, `NAME.next`, to be fed back. `graphscale.roles` in the metadata says so. An initializer
-that is written becomes an input that keeps its first value. A skipped step leaves such a state as it was; gradients
-are set to zero all the same where the host asks for that with the flag of the accumulator, as the kernel does it.
+A state that an operator writes in place, an accumulated gradient, a running mean, the weights of an optimizer, has
+its next value among the outputs, `NAME.next`, to be fed back. `graphscale.roles` in the metadata says so. An
+initializer that is written becomes an input that keeps its first value. A skipped step keeps such a state. Gradients
+are set to zero all the same where the host sets the flag of the accumulator, as in the kernel.
 
 ## Whole trainings
 
-200 steps with kernels against 200 steps in standard forms. On the one side are graphs of
+200 steps with kernels against 200 steps in standard forms. The kernels run graphs of
 [`models/ort`](../project/models.md) scaled for `ort-training`, with a host that applies sums of two batches, and its
-folders, scaled, with `Module` and `Optimizer` of a training session. On the other one are the
-graphs scaled for `onnx`, and the folders fused and scaled for `ort-cpu`.
-Scales and skips are the same in every step. All of them load and train on stock 1.32.0 and on 1.20.0 as well, without
-one training operator. The last columns are the largest errors of the losses, and of weights and gradients relative to
-the largest number of each. Values whose gradient is 0 but for rounding are left out: biases in front of a
-normalization and in keys of attention, and the running means of such a bias.
+folders, scaled, with `Module` and `Optimizer` of a training session. The standard forms are the graphs scaled for
+`onnx`, and the folders fused and scaled for `ort-cpu`. Scales and skips are the same in every step. All of them load
+and train on stock 1.32.0 and on 1.20.0 as well, without one training operator. The last columns are the largest
+errors of the losses, and of weights and gradients relative to the largest number of each. Values whose gradient is 0
+except for rounding are left out: biases in front of a normalization and in keys of attention, and the running means
+of such a bias.
 
 | training | skipped | scale at the end | losses | weights, gradients |
 |---|---|---|---|---|
@@ -109,27 +109,29 @@ normalization and in keys of attention, and the running means of such a bias.
 | `digits_sgd` | 4 | 2048 | 2e-07 | 2e-07 |
 | `transformer_adamw` | 0 | 65536 | 1e-06 | 6e-06 |
 
-`python -m tests.ort.long_runs.record` records the one side, and `tests/ort/long_runs` holds the other one against it.
+`python -m tests.ort.long_runs.record` records the kernels, and `tests/ort/long_runs` compares the standard forms with
+them.
 
 ## Kernels that differ from their operators
 
 Seen by running 1.19.2. Unless said otherwise, the standard form computes what ONNX says.
 
-- `ConvGrad` does as if there was no padding where `auto_pad` is SAME_UPPER or SAME_LOWER.
+- `ConvGrad` assumes no padding where `auto_pad` is SAME_UPPER or SAME_LOWER.
 - `AveragePoolGrad` ignores `dilations` and `auto_pad`, and is wrong for overlapping windows with three spatial axes.
 - `MaxPoolGrad` misreads the indices of `storage_order` 1, a form that is refused.
 - `SoftmaxCrossEntropy` with reduction `none` gives a sum with the wrong sign, a form that is refused.
-- `GeluGrad` is emitted for `Gelu` with `approximate="tanh"` too. It is the derivative of the exact form, at most 0.0009
-  beside that of the other one. The standard form keeps it.
-- `DropoutGrad` does not read `training_mode`. The standard form keeps that.
+- `GeluGrad` is emitted for `Gelu` with `approximate="tanh"` too. It is the derivative of the exact form, which
+  differs by at most 0.0009. The standard form does the same.
+- `DropoutGrad` does not read `training_mode`. Nor does the standard form.
 
 ## Graphs that 1.19.2 does not differentiate
 
 - `BatchNormalization`, `LSTM` and `GRU`, by `GradientGraphBuilder` alone: `generate_artifacts` rewrites them first.
 - `Dropout`, `LayerNormalization` and `SimplifiedLayerNormalization` whose second result is left out.
-- `Add`, `Sub` and `Mul` of operands that have a symbol for an axis where the other one has a number.
-- `ReduceL2` and `ReduceLogSumExp` with `keepdims` 0 from opset 13 to 17: it writes an `Unsqueeze` of opset 11 for them.
-- `ATen`, and operators of one's own: their gradients are Python code that registers them. They stay as they are.
+- `Add`, `Sub` and `Mul` of two operands with a symbol and a number for the same axis.
+- `ReduceL2` and `ReduceLogSumExp` with `keepdims` 0 from opset 13 to 17: it writes an `Unsqueeze` of opset 11 for
+  them.
+- `ATen`, and custom operators: Python code registers their gradients. They stay unchanged.
 """
 
 
