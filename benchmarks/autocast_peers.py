@@ -1,6 +1,6 @@
 """gs.autocast against the float16 converters of others: casts, results that run, time.
 
-    pip install onnxconverter-common==1.16.0    (beside graphscale[test], which has onnxruntime-training 1.19.2)
+    pip install onnxconverter-common==1.16.0    (beside '.[test]', with onnxruntime-training 1.19.2)
     python benchmarks/autocast_peers.py [casts] [models] [time] [--nodes 1000 3000 10000 100000] [--repeats 5]
 
 The peers, each so that inputs and outputs stay float32, since a training step is fed and gives float32:

@@ -37,18 +37,18 @@ def index() -> str:
     lines = [
         "# Lint",
         "",
-        "`graphscale lint MODEL` looks for mistakes in the loss scaling of a training graph: of one that `graphscale "
-        "scale` made, of one that was scaled by hand, and of one that has no loss scale. It runs nothing, reads no "
-        "weights, and needs time linear in the size of the graph.",
+        "`graphscale lint MODEL` looks for mistakes in the loss scaling of any training graph: scaled by graphscale, "
+        "scaled by hand, or without a loss scale. It runs nothing, reads no weights, and needs time linear in the size "
+        "of the graph.",
         "",
         "```bash",
         "graphscale lint models/pytorch/mse_tanh.onnx",
         "```",
         "",
-        "The exit code is 0 if there is nothing, or nothing but notes; 1 if there is an error or a warning; 2 if the "
+        "The exit code is 0 without findings, or with notes alone; 1 with an error or a warning; 2 if the "
         "file is no model. `--json` prints the findings as data, `--sarif FILE` writes them for a CI system, "
-        "`--select GS3` and `--ignore GS606` choose codes by their beginning. In a graph scaled by hand the loss scale "
-        "is found by what it does; `--scale NAME` names it.",
+        "`--select GS3` and `--ignore GS606` choose codes by their first characters. In a graph scaled by hand, lint "
+        "recognizes the loss scale by its effect; `--scale NAME` names it.",
         "",
         "From Python: `graphscale.lint(model).findings`.",
     ]

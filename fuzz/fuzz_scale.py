@@ -3,7 +3,7 @@
 tests/fuzzing/ runs some thousand damaged files with every test run; this goes on for as long as it is let. It needs
 atheris (Linux or macOS), in an environment of its own:
 
-    python3.11 -m venv .fuzz && .fuzz/bin/pip install atheris -e . 'graphscale[test]'
+    python3.11 -m venv .fuzz && .fuzz/bin/pip install atheris -e '.[test]'
     .fuzz/bin/python fuzz/fuzz_scale.py                             # until it finds something, or Ctrl-C
     .fuzz/bin/python fuzz/fuzz_scale.py -max_total_time=3600 corpus/  # an hour; what covers new code is kept in corpus/
     .fuzz/bin/python fuzz/fuzz_scale.py crash-0123...               # once more what it found

@@ -18,7 +18,7 @@ LACKS = [
     for name, there in (
         ("Chromium", BROWSER),
         ("chromedriver", DRIVER),
-        ("selenium (pip install 'graphscale[browser]')", importlib.util.find_spec("selenium")),
+        ("selenium (pip install '.[browser]')", importlib.util.find_spec("selenium")),
     )
     if not there
 ]

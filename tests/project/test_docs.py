@@ -302,7 +302,7 @@ def test_the_pictures_show_what_the_code_does(script: str, monkeypatch: pytest.M
             assert len(set(scales)) > 3 and min(scales) < max(scales)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs: pip install 'graphscale[docs]'")
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs: pip install '.[docs]'")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import runpy
@@ -123,6 +125,28 @@ def test_the_cost_is_a_row_of_the_results() -> None:
     measured = dict(zip(table[0], next(line for line in table if line[0] == row[0]), strict=True))
     assert len(row) == len(head) >= 5
     assert all(measured[name].split(" (")[0] == cell for name, cell in zip(head, row, strict=True))
+
+
+def test_pages_install_from_a_checkout_or_a_wheel() -> None:
+    """The package is not on PyPI."""
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("**/README.md")]:
+        for line in re.findall(r"pip install [^\n]*", page.read_text(encoding="utf-8")):
+            assert not re.search(r"graphscale(?!-[\d.]+-py3-none-any\.whl)[\[\s'\"]", line), f"{page.name}: {line}"
+
+
+CALLS = re.findall(r"`(gs\.exporters\.\w+\.export_step\(.*?\))`", README)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_calls_of_exporters_have_arguments_that_fit(call: str) -> None:
+    tree = ast.parse(call, mode="eval").body
+    assert isinstance(tree, ast.Call)
+    function = eval(ast.unparse(tree.func), {"gs": gs})
+    inspect.signature(function).bind(*tree.args, **{str(each.arg): each.value for each in tree.keywords})
+
+
+def test_each_framework_has_a_call() -> None:
+    assert [call.split(".")[2] for call in CALLS] == ["pytorch", "jax", "tensorflow"]
 
 
 def version() -> str:

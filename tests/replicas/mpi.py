@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import ROOT
 
 HAS_MPI = importlib.util.find_spec("mpi4py") is not None
-needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="needs mpi4py and mpiexec: pip install 'graphscale[mpi]'")
+needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="needs mpi4py and mpiexec: pip install '.[mpi]'")
 
 COMMAND = (sys.executable, "-m", "graphscale")
 _LIMIT = 240  # seconds
