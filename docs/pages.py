@@ -40,7 +40,6 @@ PAGES = {
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
-    "docs/project/hostile-files.md": "project/hostile-files.md",
     "benchmarks/RESULTS.md": "project/performance.md",
     "models/README.md": "project/models.md",
 }
@@ -71,8 +70,11 @@ def include(name: str, page: str) -> str:
         if "://" in link:
             return match[0]
         target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
-        if target in PAGES:
-            return f"[{label}]({posixpath.relpath(PAGES[target], posixpath.dirname(page) or '.')}{anchor})"
+        place = PAGES.get(target)
+        if target.startswith("docs/") and target.endswith(".md"):
+            place = target.removeprefix("docs/")
+        if place:
+            return f"[{label}]({posixpath.relpath(place, posixpath.dirname(page) or '.')}{anchor})"
         return label if label.startswith("`") else f"`{label}`"
 
     return LINK.sub(fitted, text)
