@@ -31,7 +31,7 @@ step (float[8,4] x, float[8,3] t, float[4,3] w) => (float loss, float[4,3] w_nex
     w_next = Sub(w, change)
 }
 """
-WIDTH, ROWS = 6.9, (3.75, 2.7, 1.75, 0.75)
+WIDTH, ROWS = 7.05, (3.75, 2.7, 1.75, 0.75)
 
 
 def check() -> None:
