@@ -18,10 +18,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from graphscale.cli import help
 from graphscale.cli.old_names import replace_old_names
-from graphscale.cli.options import complete_telemetry, option
+from graphscale.cli.options import complete_telemetry, name_streams, option
 from graphscale.cli.protection import protect
 from graphscale.cli.show import Part, say
 from graphscale.errors import GraphscaleError, ModelFileError
+from graphscale.files.descriptors import keeping_streams
 from graphscale.process.command import run
 
 __all__ = ["COMMANDS", "load_command", "main", "make_command", "make_group"]
@@ -138,6 +139,7 @@ def main() -> None:
     run(_run)
 
 
+@keeping_streams()
 def _run() -> int:
     # The checks of graphscale report the causes of onnx_ir's warnings.
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
@@ -166,4 +168,4 @@ def _run() -> int:
 
 def _words(given: Sequence[str]) -> list[str]:
     """Return the words of a command line in the form that the commands declare."""
-    return replace_old_names(complete_telemetry(given)) or ["--help"]
+    return name_streams(replace_old_names(complete_telemetry(given))) or ["--help"]

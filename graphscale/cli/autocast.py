@@ -40,7 +40,7 @@ def autocast(
 
     Examples:
         graphscale autocast original.onnx -o mixed.onnx
-        graphscale autocast original.onnx -o mixed.onnx --loss-scale dynamic --deny Exp -v
+        graphscale autocast original.onnx -o mixed.onnx --deny Exp -v
         graphscale autocast original.onnx -o rounded.onnx --emulate
     """
     from graphscale import mixed_precision

@@ -29,7 +29,7 @@ def diff(
 
     Examples:
         graphscale diff original.onnx step.onnx
-        graphscale diff original.onnx step.onnx --html changes.html --exit-code # exit code 1
+        graphscale diff original.onnx step.onnx --html changes.html --exit-code
     """
     from graphscale.checks import drawing
     from graphscale.checks.diffing.compare import compare

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphscale.errors import InvalidLossScaleError, RolesError, UpdateError, reporting
+from graphscale.files.descriptors import STDIN, STDOUT, descriptor_of
 from graphscale.files.reading import parse_json, read_file
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
@@ -50,6 +51,7 @@ __all__ = [
     "argument",
     "complete_telemetry",
     "is_folder",
+    "name_streams",
     "option",
     "output_path",
     "parse_dims",
@@ -206,6 +208,26 @@ def complete_telemetry(words: Sequence[str]) -> list[str]:
     return [f"{word}=" if word == "--telemetry" and not form.fullmatch(after) else word for word, after in pairs]
 
 
+def name_streams(words: Sequence[str]) -> list[str]:
+    """Replace `-` by the path of standard input, or behind -o by that of standard output.
+
+    Raises:
+        BadParameter: standard input is named twice.
+    """
+    named, before = list[str](), ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if (value == "-" and name.startswith("--")) or word in ("-", "-o-"):
+            is_output = "-o" in (before, word[:2]) or "--output" in (before, name)
+            path = STDOUT if is_output else STDIN
+            word = path if word == "-" else f"{name}={path}" if equals else f"-o{path}"
+        named.append(word)
+        before = word
+    if sum(word in (STDIN, f"--{word[2:].partition('=')[0]}={STDIN}") for word in named) > 1:
+        raise typer.BadParameter("standard input can be read once; name a file for the other")
+    return named
+
+
 def read_roles(path: Path | None) -> Answers | None:
     """Read a roles file.
 
@@ -261,7 +283,7 @@ def _identifier(text: str) -> Any:
         return float(text)
     except ValueError:
         pass
-    if not text.endswith(".json"):
+    if not text.endswith(".json") and descriptor_of(text) is None:
         raise InvalidLossScaleError(
             f"expected dynamic, a number, a preset ({', '.join(presets.NAMES)}), or the path of a .json file"
         )

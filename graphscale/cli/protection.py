@@ -14,6 +14,7 @@ import typer
 
 from graphscale.cli.options import Force, Json, Quiet, Verbose, option
 from graphscale.cli.show import Amount, printing
+from graphscale.files.descriptors import STDOUT
 from graphscale.files.limits import Limits, limiting
 from graphscale.files.writing import protecting
 
@@ -43,12 +44,17 @@ def protect(command: Callable[..., Any]) -> Callable[..., Any]:
         amounts = [amount for amount in Amount if given.pop(amount.value[2:], False)]
         if len(amounts) > 1:
             raise typer.BadParameter(f"{amounts[0].value} and {amounts[1].value} exclude each other")
+        writes = any(
+            STDOUT in (str(path), *(map(str, path) if isinstance(path, tuple) else ())) for path in given.values()
+        )
+        if writes and amounts == [Amount.JSON]:
+            raise typer.BadParameter("--json and -o - both need standard output; name a file to write")
         if has_force:
             given["force"] = force
         named = None if force else list(_existing_files(sys.argv[2:]))
         with contextlib.ExitStack() as stack:
             stack.enter_context(limiting(Limits(**limits)))
-            stack.enter_context(printing(amounts[0] if amounts else Amount.NORMAL))
+            stack.enter_context(printing(amounts[0] if amounts else Amount.NORMAL, writes))
             if named is not None:
                 stack.enter_context(protecting(named))
             return command(**given)

@@ -61,7 +61,7 @@ def scale(
     Examples:
         graphscale scale original.onnx -o scaled.onnx
         graphscale scale original.onnx -o scaled.onnx --loss-scale torch --telemetry
-        graphscale scale original.onnx --loss loss --seed-edge dl:0 --dry-run -v
+        graphscale scale original.onnx --loss loss --roles roles.json --dry-run -v
         graphscale scale artifacts -o scaled_artifacts
     """
     from graphscale import pipeline

@@ -34,7 +34,7 @@ def split(
 
     Examples:
         graphscale split step.onnx -o grads.onnx update.onnx
-        graphscale split step.onnx -o grads.onnx update.onnx --stages 2 --bucket-size 1MiB
+        graphscale split step.onnx -o grads.onnx update.onnx --stages 2
     """
     from graphscale.replicas import splitting
 

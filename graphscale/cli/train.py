@@ -100,8 +100,8 @@ def train(
     Started by mpiexec, each process trains one replica on its share of every batch.
 
     Examples:
-        graphscale train step.onnx --data data.npz --state state.npz -o trained.onnx
-        graphscale train step.onnx --data data.npz --learning-rate 0.1 --warmup 10
+        graphscale train step.onnx --data data.npz --state state.npz
+        graphscale train step.onnx --data data.npz --learning-rate 0.1 --epochs 2
         graphscale train step.onnx --data data.npz --checkpoint-dir run --resume
     """
     given = locals()

@@ -12,6 +12,7 @@ from graphscale.cli.options import argument, option
 from graphscale.cli.progress import stage_bar
 from graphscale.cli.show import EscapedTable, join_command, make_console, make_text, print_json, say
 from graphscale.files import writing
+from graphscale.files.descriptors import is_stream
 
 if TYPE_CHECKING:
     from graphscale.checks.verification.verify_report import Difference, VerifyReport
@@ -60,7 +61,7 @@ def verify(
 
     Examples:
         graphscale verify original.onnx step.onnx
-        graphscale verify original.onnx step.onnx --runs 10 --feeds feeds.npz --dim batch=32
+        graphscale verify original.onnx step.onnx --runs 10 --feeds feeds.npz
         graphscale verify original.onnx step.onnx --replay case.npz
         graphscale verify artifacts scaled
     """
@@ -96,7 +97,8 @@ def verify(
     if report.counterexample is not None:
         case = replay
         if case is None:
-            case = save_counterexample or scaled.with_name(f"{scaled.name}.counterexample.npz")
+            folder = Path() if is_stream(scaled) else scaled.parent
+            case = save_counterexample or folder / f"{scaled.name}.counterexample.npz"
             writing.check_new_output(case)
             save_case(report.counterexample, case)
         command = join_command(["graphscale", "verify", str(original), str(scaled), "--replay", str(case)])
