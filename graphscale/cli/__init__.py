@@ -22,7 +22,6 @@ from graphscale.cli.options import complete_telemetry, name_streams, option
 from graphscale.cli.protection import protect
 from graphscale.cli.show import Part, say
 from graphscale.errors import GraphscaleError, ModelFileError
-from graphscale.files.descriptors import keeping_streams
 from graphscale.process.command import run
 
 __all__ = ["COMMANDS", "load_command", "main", "make_command", "make_group"]
@@ -57,6 +56,11 @@ _PANELS = {
     },
 }
 COMMANDS = {name: text for commands in _PANELS.values() for name, text in commands.items()}
+_OPTIONS = {
+    "--version": "Show the version.",
+    "--install-completion": "Install completion for this shell.",
+    "--show-completion": "Show the script that completes in this shell.",
+}
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -89,9 +93,9 @@ class _Group(TyperGroup):
 
 
 def _entries(group: Any, context: Any) -> list[tuple[str, str]]:
-    """Return the options of the group, which typer adds to, with their texts."""
-    found = [(", ".join(each.opts), each.help) for each in group.get_params(context)]
-    return [help.HELP if "--help" in names else (names, text) for names, text in found]
+    """Return the options of the group, those that typer adds among them, with their texts."""
+    names = (each.opts[-1] for each in group.get_params(context))
+    return [help.HELP if name == "--help" else (name, _OPTIONS[name]) for name in names]
 
 
 def _print_help(lines: Iterable[tuple[Part, ...]]) -> None:
@@ -116,7 +120,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def _options(
-    version: Annotated[bool, option("Show the version.", "--version", callback=_show_version, is_eager=True)] = False,
+    version: Annotated[bool, option(_OPTIONS["--version"], "--version", callback=_show_version, is_eager=True)] = False,
 ) -> None:
     """Loss scaling inside ONNX training graphs."""
 
@@ -139,7 +143,6 @@ def main() -> None:
     run(_run)
 
 
-@keeping_streams()
 def _run() -> int:
     # The checks of graphscale report the causes of onnx_ir's warnings.
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)

@@ -60,7 +60,7 @@ __all__ = [
     "read_roles",
 ]
 
-LOSS_SCALE = f"Dynamic, a number, a preset ({', '.join(presets.NAMES)}) or FILE.json."
+LOSS_SCALE = f"dynamic, a number, a preset ({', '.join(presets.NAMES)}) or FILE.json."
 BUCKET_SIZE = "25MiB"
 PROVIDERS = ("CPUExecutionProvider", "CUDAExecutionProvider")
 _DTYPES = ("float16", "bfloat16")
@@ -121,7 +121,7 @@ DtypeBefore = Annotated[
 ]
 LossScaleOption = Annotated[str, _policy(LOSS_SCALE, choices=("dynamic", *presets.NAMES), metavar="SCALE")]
 AlsoScale = Annotated[
-    str | None, _policy(f"Scale the result, too. {LOSS_SCALE}", choices=("dynamic", *presets.NAMES), metavar="SCALE")
+    str | None, _policy(f"Scale the result, too: {LOSS_SCALE}", choices=("dynamic", *presets.NAMES), metavar="SCALE")
 ]
 InitialLossScale = Annotated[float | None, _policy("The dynamic scale at the beginning. Default: 32768.")]
 IncrementPeriod = Annotated[int | None, _policy("Good steps before it grows. Default: 2000.")]

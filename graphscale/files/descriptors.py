@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["STDIN", "STDOUT", "descriptor_of", "is_stream", "keeping_streams", "memory_size", "read_stream", "send"]
+__all__ = ["STDIN", "STDOUT", "descriptor_of", "is_stream", "memory_size", "read_stream", "send"]
 
 STDIN, STDOUT = "/dev/stdin", "/dev/stdout"
 _NUMBERED = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
 _PIECE = 2**20  # bytes
 
-_kept: dict[int, bytes] | None = None
+# The content of each stream that was read, since a stream gives it once: by descriptor, device and inode.
+_kept: dict[tuple[int, int, int], bytes] = {}
 
 
 def descriptor_of(path: str | os.PathLike[str]) -> int | None:
@@ -38,19 +37,8 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def keeping_streams() -> Iterator[None]:
-    """Keep the content of streams in the block: there, each may be read several times."""
-    global _kept  # noqa: PLW0603
-    _kept, before = {}, _kept
-    try:
-        yield
-    finally:
-        _kept = before
-
-
 def read_stream(path: str | os.PathLike[str]) -> bytes:
-    """Read a stream to its end.
+    """Read a stream to its end, or return its content again.
 
     Raises:
         OSError: it cannot be read, is a terminal, or has more bytes than the machine's memory.
@@ -58,8 +46,10 @@ def read_stream(path: str | os.PathLike[str]) -> bytes:
     number = descriptor_of(path)
     if number is None:
         raise OSError(errno.EINVAL, "it is no open descriptor")
-    if _kept is not None and number in _kept:
-        return _kept[number]
+    status = os.fstat(number)
+    source = number, status.st_dev, status.st_ino
+    if source in _kept:
+        return _kept[source]
     if os.isatty(number):
         raise OSError(errno.EINVAL, "it is a terminal; pipe a file into it")
     content, most = bytearray(), memory_size()
@@ -67,9 +57,8 @@ def read_stream(path: str | os.PathLike[str]) -> bytes:
         content += piece
         if len(content) > most:
             raise OSError(errno.EINVAL, "its bytes are more than the memory of this machine")
-    if _kept is not None:
-        _kept[number] = bytes(content)
-    return bytes(content)
+    _kept[source] = bytes(content)
+    return _kept[source]
 
 
 def send(file: Path, path: str | os.PathLike[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from graphscale.files.descriptors import is_stream, memory_size, read_stream
 
-__all__ = ["check_readable", "open_file", "parse_json", "read_file"]
+__all__ = ["check_readable", "open_file", "parse_json", "read_file", "suffix_of"]
 
 
 def open_file(path: str | os.PathLike[str]) -> tuple[Path | io.BytesIO, int]:
@@ -25,6 +25,21 @@ def open_file(path: str | os.PathLike[str]) -> tuple[Path | io.BytesIO, int]:
         content = read_stream(path)
         return io.BytesIO(content), len(content)
     return Path(path), check_readable(path)
+
+
+def suffix_of(path: str | os.PathLike[str]) -> str:
+    """Return the suffix of a file's name, or of a stream the one that files of its content have.
+
+    Raises:
+        OSError: as `read_stream`.
+    """
+    if not is_stream(path):
+        return Path(path).suffix
+    content = read_stream(path)
+    begins = {b"PK": ".npz", b"{": ".jsonl", b"step,": ".csv"}
+    if content[8:9] == b"{" and int.from_bytes(content[:8], "little") < len(content):
+        return ".safetensors"
+    return next((suffix for mark, suffix in begins.items() if content.startswith(mark)), ".onnx")
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:

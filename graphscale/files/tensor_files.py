@@ -61,7 +61,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, st
     if checksum.KEY in metadata and not checksum.is_intact(data):
         raise ModelFileError(f"{path} is damaged: its content has changed since its checksum was computed")
     arrays = {}
-    for name, entry in found:
+    for name, entry in sorted(found, key=lambda each: each[0]):
         if entry["dtype"] not in _DTYPES:
             raise ModelFileError(f"{path}: the array {name!r} is of dtype {entry['dtype']}, which is not supported")
         arrays[name] = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])

@@ -26,8 +26,6 @@ from tests.cli.command import graphscale
 from tests.conftest import ROOT
 from tests.training.runs import make_digits
 
-pytestmark = pytest.mark.static
-
 GOLDEN = Path(__file__).parent / "help"
 EXAMPLES = [(name, line) for name in COMMANDS for line in describe(load_command(name))[1]]
 
@@ -37,6 +35,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.cli.command.TERMINAL", {"COLUMNS": "80", "NO_COLOR": "1"})
 
 
+@pytest.mark.static
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_each_text(command: str) -> None:
     words, path = [command] if command else [], GOLDEN / f"{command or 'graphscale'}.txt"
@@ -90,6 +89,7 @@ def test_every_command_has_an_example() -> None:
     assert {name for name, _ in EXAMPLES} == set(COMMANDS)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("command", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
 def test_examples_run(command: str, line: str, made: Path, tmp_path: Path) -> None:
     program, name, *words = shlex.split(line)
@@ -116,6 +116,7 @@ COMPLETE = "import sys; sys.argv[1:] = []; from graphscale.cli import main\ntry:
 COMPLETE += "finally: print([name for name in sys.modules if name.startswith('graphscale.cli.')], file=sys.stderr)"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
