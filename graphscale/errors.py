@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# The address of the documentation, in messages and in files.
+DOCS_URL = "https://graphscale.readthedocs.io/en/latest/"
+
 _LONGEST = 1000  # characters of a text that came from below, or from a file
 # Unicode's default-ignorable characters, invisible in terminals, as far as `str.isprintable` accepts them.
 _HIDDEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")

@@ -222,11 +222,12 @@ def _stamp(halves: Halves, report: SplitReport) -> None:
     """Let the halves say what they are: both carry the loss scale, only the second carries state."""
     for i, model in enumerate(halves.stages):
         first = {**halves.stamp.report, "state": []}
-        dataclasses.replace(halves.stamp, state={}, report=first).write(model)
         model.metadata_props[SPLIT_KEY] = json.dumps({"half": "gradients", "stage": i, **report.to_dict()})
+        dataclasses.replace(halves.stamp, state={}, report=first).write(model)
     decision = REPLICAS_FINITE if "all_finite" in halves.stamp.names else None
     second = {"half": "update", "replicas_finite": decision, **report.to_dict()}
     halves.update.metadata_props[SPLIT_KEY] = json.dumps(second)
+    halves.stamp.write(halves.update)
 
 
 def _pack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gradient]) -> None:

@@ -34,6 +34,7 @@ class LintContext:
     """A model under lint.
 
     Attributes:
+        model: it.
         view: its main graph.
         stamp: graphscale's own metadata, if there are any.
         half: of a half of a split step, which one: "gradients", a "stage" of several that give them, or "update".
@@ -51,7 +52,7 @@ class LintContext:
     """
 
     def __init__(self, model: ir.Model, name: str, scale: str | None = None) -> None:
-        self._model, self.view = model, View(model, name)
+        self.model, self.view = model, View(model, name)
         scaled = read_scaled_graph(model, name) if is_scaled(model) else None
         self.stamp = None if scaled is None else scaled.stamp
         self.half, cut = _read_half(model, name)
@@ -119,7 +120,7 @@ class LintContext:
         """Return the loss: of the metadata, or of the analysis, or a scalar output that the scale does not reach."""
         if self.stamp is None and self.flow is None:
             try:
-                return analyse(self.view.graph, NO_HINTS.stated_by(self._model), asking=False).loss
+                return analyse(self.view.graph, NO_HINTS.stated_by(self.model), asking=False).loss
             except GraphscaleError:
                 return self._losses[0]  # a graph that cannot be scaled may still have a loss
         reached = set() if self.flow is None or self.stamp is not None else self.flow.touched

@@ -23,6 +23,7 @@ from graphscale.checks.translation.models import compare_models
 from graphscale.collector import paused_collector
 from graphscale.errors import LintError
 from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.notes import find_wrong_notes, texts_of
 from graphscale.graph.stamp import read_stamp
 from graphscale.graph.values import node_name
 from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form
@@ -106,4 +107,5 @@ def _read_lowered(model: ir.Model, name: str) -> tuple[ir.Model, list[Finding]]:
     differences = compare_models(model, again, "the lowered graph").differences
     if stamp.in_place != read_stamp(again, name).in_place:
         differences.append("graphscale.in_place names other states than may share one buffer")
+    differences += find_wrong_notes(model, again.doc_string, texts_of(again))
     return plain, [Finding("GS503", f"{each}: the plain form in the metadata, lowered") for each in differences[:1]]

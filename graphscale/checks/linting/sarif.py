@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from graphscale.checks.linting.codes import CODES, DOCS_URL, Code
+from graphscale.checks.linting.codes import CODES, Code
 from graphscale.checks.linting.lint_report import Finding, LintReport
 from graphscale.files.writing import write_file
 
