@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from graphscale.errors import DOCS_URL
+from graphscale.errors import DOCS_URL, printable
 
 __all__ = ["SCALED_LOSS_NOTE", "annotate", "compose_notes", "describe_model", "find_wrong_notes", "texts_of"]
 
@@ -46,21 +46,20 @@ def compose_notes(
     Args:
         state: `{input name: output name}` of the state to be fed back.
         names: the names of values by their role, as in a stamp.
-        written: the carried state that the runtime writes in place.
+        written: the carried state that the graph writes in place.
     """
     words = {name: _STATES[role] for role, name in names.items() if role in _STATES}
     texts = {("output", names[role]): text for role, text in _RESULTS.items() if role in names}
     sources: dict[str, list[str]] = {}
     for source, output in state.items():
-        texts["input", source] = f"{words.get(source, _CARRIED)}; feed {output} back here"
+        texts["input", source] = f"{words.get(source, _CARRIED)}; feed {printable(output)} back here"
         sources.setdefault(output, []).append(source)
     for output, inputs in sources.items():
-        name = " and ".join(inputs)
+        name = " and ".join(map(printable, inputs))
         texts["output", output] = f"the next value of {name}; feed it back there"
-    for name in written:
-        texts["input", name] = f"{words.get(name, _CARRIED)}, which the runtime writes in place; feed nothing here"
-        if name in words:
-            texts["output", f"{name}.next"] = f"the next value of {name}, which the runtime has written there already"
+    for name in words.keys() & written:
+        texts["input", name] = f"{words[name]}, which the runtime keeps from run to run; feed nothing here"
+        texts["output", f"{name}.next"] = f"the next value of {printable(name)}, which holds it already"
     return {place: _BEGINNING + text for place, text in texts.items()}
 
 
@@ -78,7 +77,7 @@ def describe_model(target: str, state: Collection[str], scale: str | None, *, is
     if state:
         too = ", that of the loss scale too" if scale in state else ""
         feed = f" After each run, feed every next value back to its input{too}: graphscale.state lists the pairs."
-    return f"{_BEGINNING}{subject} with loss scaling inside, for target {target}.{feed} {_PAGE}"
+    return f"{_BEGINNING}{subject} with loss scaling inside, for target {printable(target)}.{feed} {_PAGE}"
 
 
 def annotate(model: ir.Model, about: str, notes: Mapping[tuple[str, str], str], *, anew: bool) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from graphscale.checks.linting.codes import CODES, Code
 from graphscale.checks.linting.lint_report import Finding, LintReport
+from graphscale.errors import DOCS_URL
 from graphscale.files.writing import write_file
 
 __all__ = ["to_sarif", "write_sarif"]
