@@ -11,13 +11,22 @@ import onnx_ir as ir
 
 from graphscale.errors import DOCS_URL, printable
 
-__all__ = ["SCALED_LOSS_NOTE", "annotate", "compose_notes", "describe_model", "find_wrong_notes", "texts_of"]
+__all__ = [
+    "RESULTS",
+    "SCALED_LOSS_NOTE",
+    "STATES",
+    "annotate",
+    "compose_notes",
+    "describe_model",
+    "find_wrong_notes",
+    "texts_of",
+]
 
 _BEGINNING = "graphscale: "
 SCALED_LOSS_NOTE = f"{_BEGINNING}the loss times the loss scale"
 _PAGE = f"{DOCS_URL}start/deploy/"
 _CARRIED = "carried state"
-_STATES = {
+STATES = {
     "loss_scale": "the loss scale",
     "good_steps": "the count of finite steps since the loss scale last changed",
     "hysteresis_left": "the count of steps not finite that it takes to lower the loss scale",
@@ -28,7 +37,7 @@ _STATES = {
     "last_skip_step": "the number of the last skipped step",
     "ranges": "the ranges of the gradients when they were last measured",
 }
-_RESULTS = {
+RESULTS = {
     "all_finite": "true if all gradients of this step were finite",
     "stuck": "true if the loss scale is stuck",
     "cause": "the cause of a skip: 0 for none, 1 for NaN, 2 for infinity",
@@ -48,8 +57,8 @@ def compose_notes(
         names: the names of values by their role, as in a stamp.
         written: the carried state that the graph writes in place.
     """
-    words = {name: _STATES[role] for role, name in names.items() if role in _STATES}
-    texts = {("output", names[role]): text for role, text in _RESULTS.items() if role in names}
+    words = {name: STATES[role] for role, name in names.items() if role in STATES}
+    texts = {("output", names[role]): text for role, text in RESULTS.items() if role in names}
     sources: dict[str, list[str]] = {}
     for source, output in state.items():
         texts["input", source] = f"{words.get(source, _CARRIED)}; feed {printable(output)} back here"

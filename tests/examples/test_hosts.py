@@ -37,6 +37,7 @@ needs_headers = pytest.mark.skipif(
 TARGETS = ["onnx", "ort-cpu"]
 
 Arrays = dict[str, np.ndarray]
+Steps = list[tuple[int, float, float, bool]]
 
 
 @pytest.fixture(scope="module", params=TARGETS)
@@ -67,16 +68,20 @@ def run(*command: str | Path, cwd: Path | None = None) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def train(*command: str | Path) -> list[tuple[int, float, float, bool]]:
-    """Run a host; return the steps that it prints: number, loss, loss scale, skipped."""
-    printed, errors = run(*command)
-    assert errors == ""
+def read_steps(printed: str) -> Steps:
+    """Read what a host prints: number of the step, loss, loss scale, skipped."""
     rows = [LINE.fullmatch(line) for line in printed.splitlines()]
     assert all(rows), printed
     return [(int(row[1]), float(row[2]), float(row[3]), row[4] is not None) for row in rows if row]
 
 
-def check_steps(steps: list[tuple[int, float, float, bool]], losses: list[float], scales: list[float]) -> None:
+def train(*command: str | Path) -> Steps:
+    printed, errors = run(*command)
+    assert errors == ""
+    return read_steps(printed)
+
+
+def check_steps(steps: Steps, losses: list[float], scales: list[float]) -> None:
     assert [number for number, *_ in steps] == sorted([*range(10, STEPS + 1, 10), OVERFLOW])
     assert [number for number, *_, skipped in steps if skipped] == [OVERFLOW]
     for number, loss, scale, skipped in steps:
@@ -136,6 +141,32 @@ def test_node(folder: Path, expected: tuple[Arrays, list[float], list[float]]) -
     (folder / "node_modules").symlink_to(NODE_MODULES.absolute())
     check_steps(train("node", folder / "train.js", folder), losses, scales)
     check_state(read_trained(folder, state), state)
+
+
+@needs_headers
+@needs_node
+def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All shell commands of the page, in order, but for those that install what is here already."""
+    page = (ROOT / "docs" / "start" / "deploy.md").read_text("utf-8")
+    blocks = re.findall(r"^<!-- not run: tests/examples/[^\n]+\n```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("node_modules", "site"))
+    (tmp_path / "examples" / "node" / "node_modules").symlink_to(NODE_MODULES.absolute())
+    (tmp_path / "onnxruntime" / "lib").mkdir(parents=True)
+    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
+        (tmp_path / "onnxruntime" / "lib" / name).symlink_to(LIBRARIES[0])
+    for name in ("headers", "onnxruntime/include"):
+        (tmp_path / name).symlink_to(Path(str(HEADERS)).absolute())
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    printed = []
+    for line in "".join(blocks).splitlines():
+        if re.match(r"pip install|npm install|examples/cpp/get_headers.sh", line) is None:
+            printed += read_steps(run("bash", "-euc", line, cwd=tmp_path)[0])
+    shown = read_steps("\n".join(re.findall(r"^step \d+  loss .*$", page, re.MULTILINE)))
+    assert len(printed) == 4 * (STEPS // 10 + 1), "two programs in C++, one in Python, one in JavaScript"
+    assert len(shown) >= 4
+    for number, loss, scale, skipped in printed:
+        alike = [row for row in shown if row[0] == number]
+        assert alike in ([], [(number, pytest.approx(loss, rel=1e-3, nan_ok=True), scale, skipped)])
 
 
 # --- what the pages say of a loop that gets it wrong ------------------------------------------------------------------
