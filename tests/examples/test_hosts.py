@@ -122,14 +122,20 @@ def test_python(folder: Path, expected: tuple[Arrays, list[float], list[float]])
     assert resumed[0][2] == scales[-1] and resumed[-1][1] < losses[-1] / 2
 
 
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example in C++, compiled."""
+    build = tmp_path_factory.mktemp("build")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHON", sys.executable)
+        run(EXAMPLES / "cpp" / "build.sh", str(HEADERS), build)
+    return build / "train"
+
+
 @needs_headers
-def test_cpp(
-    folder: Path, expected: tuple[Arrays, list[float], list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpp(folder: Path, expected: tuple[Arrays, list[float], list[float]], program: Path) -> None:
     state, losses, scales = expected
-    monkeypatch.setenv("PYTHON", sys.executable)
-    run(EXAMPLES / "cpp" / "build.sh", str(HEADERS), tmp_path / "build")
-    check_steps(train(tmp_path / "build" / "train", folder), losses, scales)
+    check_steps(train(program, folder), losses, scales)
     check_state(read_trained(folder, state), state)
 
 
