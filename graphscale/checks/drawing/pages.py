@@ -10,8 +10,9 @@ from graphscale.analysis.report import Report
 from graphscale.checks.diffing.compare import Comparison
 from graphscale.checks.diffing.diff_report import Change, DiffReport, Entry, NodeEntry, Rewiring, ValueEntry
 from graphscale.checks.drawing.drawing_context import make_context
+from graphscale.checks.drawing.fitting import fit
 from graphscale.checks.drawing.page import Cell, Jump, Table, render
-from graphscale.checks.drawing.scene import Scene, make_scene
+from graphscale.checks.drawing.scene import Scene
 from graphscale.collector import paused_collector
 from graphscale.files import writing
 from graphscale.graph.values import node_name
@@ -37,11 +38,12 @@ def draw_inspection(model: Model, report: Report, title: str, hints: Hints = NO_
     """
     work, name = open_copy(model)
     context = make_context(work, name, hints=hints)
-    scene = make_scene(context)
+    layout = fit(context)
+    scene = layout.scene
     notes = [*_notes(scene), *report.warnings]
     policy = "without a loss scale" if report.policy is None else f"with a {report.policy['class_name']}"
     lead = f"Training graph {policy}" + (f", for target {report.target}" if report.target else "")
-    return render(scene, title, lead, _report_tables(scene, report), notes)
+    return render(layout, title, lead, _report_tables(scene, report), notes)
 
 
 @paused_collector()
@@ -49,11 +51,12 @@ def draw_comparison(comparison: Comparison, before: str, after: str) -> str:
     """Draw the page of two models' differences, as HTML: the second one is drawn. This may change the second model."""
     report = comparison.report
     context = make_context(comparison.after, after, added=comparison.added, strict=False)
-    scene = make_scene(context)
+    layout = fit(context)
+    scene = layout.scene
     notes = list(_notes(scene))
     if not report.related:
         notes.insert(0, describe_unrelated(report.matched, report.nodes_before, report.nodes_after))
-    return render(scene, after, f"What changed from {before}", _diff_tables(scene, report), notes)
+    return render(layout, after, f"What changed from {before}", _diff_tables(scene, report), notes)
 
 
 def describe_unrelated(matched: int, before: int, after: int) -> str:
@@ -68,7 +71,7 @@ def _notes(scene: Scene) -> Iterator[str]:
     if drawn < len(scene.box_of):
         folded = sum(len(box.nodes) > 1 for box in scene.boxes)
         yield (
-            f"A large graph: {drawn} of {len(scene.box_of)} nodes are drawn one by one, the others are folded into "
+            f"To fit a window, {drawn} of {len(scene.box_of)} nodes are drawn one by one; the others are folded into "
             f"{folded} boxes."
         )
 
