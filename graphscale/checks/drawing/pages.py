@@ -24,7 +24,7 @@ _LONGEST = 160
 
 
 @paused_collector()
-def draw_inspection(model: Model, report: Report, title: str, hints: Hints = NO_HINTS) -> str:
+def draw_inspection(model: Model, report: Report, title: str, hints: Hints = NO_HINTS, *, whole: bool = False) -> str:
     """Draw the page of one model, as HTML.
 
     Args:
@@ -32,13 +32,14 @@ def draw_inspection(model: Model, report: Report, title: str, hints: Hints = NO_
         report: what `graphscale.inspect` says of it, with the same hints.
         title: what to call the model.
         hints: names that the user gives.
+        whole: draw each node, also where that does not fit a window.
 
     Raises:
         GraphscaleError: what `graphscale.inspect` raises.
     """
     work, name = open_copy(model)
     context = make_context(work, name, hints=hints)
-    layout = fit(context)
+    layout = fit(context, whole=whole)
     scene = layout.scene
     notes = [*_notes(scene), *report.warnings]
     policy = "without a loss scale" if report.policy is None else f"with a {report.policy['class_name']}"
@@ -47,11 +48,18 @@ def draw_inspection(model: Model, report: Report, title: str, hints: Hints = NO_
 
 
 @paused_collector()
-def draw_comparison(comparison: Comparison, before: str, after: str) -> str:
-    """Draw the page of two models' differences, as HTML: the second one is drawn. This may change the second model."""
+def draw_comparison(comparison: Comparison, before: str, after: str, *, whole: bool = False) -> str:
+    """Draw the page of two models' differences, as HTML: the second one is drawn. This may change the second model.
+
+    Args:
+        comparison: the two models.
+        before: what to call the first.
+        after: what to call the second.
+        whole: draw each node, also where that does not fit a window.
+    """
     report = comparison.report
     context = make_context(comparison.after, after, added=comparison.added, strict=False)
-    layout = fit(context)
+    layout = fit(context, whole=whole)
     scene = layout.scene
     notes = list(_notes(scene))
     if not report.related:
@@ -72,7 +80,7 @@ def _notes(scene: Scene) -> Iterator[str]:
         folded = sum(len(box.nodes) > 1 for box in scene.boxes)
         yield (
             f"To fit a window, {drawn} of {len(scene.box_of)} nodes are drawn one by one; the others are folded into "
-            f"{folded} boxes."
+            f"{folded} boxes. With --whole each node is drawn."
         )
 
 
