@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_in_place_writes, find_late_failures
+from graphscale.analysis.report import describe_policy
 from graphscale.errors import SessionError
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.diagnosis import name_damage
@@ -28,6 +30,7 @@ from graphscale.session.loading import choose_device, create, make_quiet_options
 from graphscale.session.result import GradientRange, StepResult
 from graphscale.session.state_file import copy_without_state, export_step, read_state_file, write_state_file
 from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
+from graphscale.summary import Row, Summary, few
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -77,7 +80,7 @@ class Access:
         self._lock.release()
 
 
-class Session:
+class Session(Summary):
     """A training session of ONNX Runtime on a scaled step.
 
     Carried state (weights, moments, counters, the loss scale) stays on the device from step to step. Where the target
@@ -163,6 +166,19 @@ class Session:
         numbers = {} if on_gpu else allocate_numbers(self._session, self._status.values())
         parts = (self._session, self._carried, self.inputs, self.output_names, self._status, numbers)
         self._plan: Any = functools.lru_cache(_PLANS)(functools.partial(StepPlan, *parts))
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        # The state stays on its device: nothing here waits for a step, or copies.
+        carried = self._carried.specs
+        axes = {name: [axis for axis in spec.shape if isinstance(axis, int)] for name, spec in carried.items()}
+        size = sum(spec.dtype.itemsize * math.prod(axes[name]) for name, spec in carried.items())
+        inputs = [f"{name} {spec}" for name, spec in self.inputs.items()]
+        return "closed" if self._session is None else f"open, state on {self._carried.device}", [
+            ("loss scale", describe_policy(self.stamp.policy)),
+            ("inputs", few(inputs)),
+            ("outputs", few(self.output_names)),
+            ("carried state", f"{len(carried)} arrays, {size:,} bytes: {few(list(carried))}"),
+        ]
 
     @property
     def loss_scale(self) -> float:

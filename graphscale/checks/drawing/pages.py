@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from graphscale.analysis.hints import NO_HINTS, Hints
-from graphscale.analysis.report import Report
+from graphscale.analysis.report import Report, describe_policy
 from graphscale.checks.diffing.compare import Comparison
 from graphscale.checks.diffing.diff_report import Change, DiffReport, Entry, NodeEntry, Rewiring, ValueEntry
 from graphscale.checks.drawing.drawing_context import make_context
@@ -133,8 +133,7 @@ def _report_tables(scene: Scene, report: Report) -> Iterator[Table]:
     rows += [("coverage", report.coverage_text), ("gradients", str(len(report.gradients)))]
     rows += [("carried state", str(len(report.state)))]
     if report.policy is not None:
-        config = ", ".join(f"{key}={value}" for key, value in report.policy["config"].items())
-        rows += [("loss scale", report.policy["class_name"]), ("", config), ("target", str(report.target))]
+        rows += [("loss scale", describe_policy(report.policy)), ("target", str(report.target))]
         rows.append(("nodes", f"{report.nodes_before} before, {report.nodes_after} after"))
         rows.append(("proof", "every output and carried state is free of the scale" if report.proved else "none"))
     else:
