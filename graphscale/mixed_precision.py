@@ -23,7 +23,7 @@ from graphscale.passes import Autocast, replace_training_ops, run_passes
 from graphscale.passes.casting.cast_report import AutocastReport
 from graphscale.passes.casting.settings import make_settings
 from graphscale.pipeline import LEFT_OUT, Model, open_copy_with_proto, prepare, scale
-from graphscale.summary import Row
+from graphscale.process.summary import Row
 from graphscale.targets import check_versions, get_target
 
 __all__ = ["AutocastModel", "autocast"]

@@ -44,7 +44,7 @@ from graphscale.passes import (
     standard_passes,
 )
 from graphscale.policy.loss_scale import get_policy
-from graphscale.summary import Row
+from graphscale.process.summary import Row
 from graphscale.targets import advise, check_versions, get_target, target_names
 
 __all__ = [

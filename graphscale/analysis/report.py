@@ -14,7 +14,7 @@ from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.errors import ModelFileError
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import node_name
-from graphscale.summary import Row, Summary, few
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = [
     "STATE_OF_SCALE",

@@ -21,7 +21,7 @@ from graphscale.files.model_size import parse_model, refuse_large
 from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file, write_files
-from graphscale.summary import Summary
+from graphscale.process.summary import Summary
 
 __all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_tensors", "save", "save_all"]
 

@@ -17,7 +17,7 @@ from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import refuse_scaled
 from graphscale.passes import LowerTrainingOps, run_passes
 from graphscale.pipeline import Model, open_copy, prepare
-from graphscale.summary import Row, Summary, few
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = ["LoweredModel", "LoweringReport", "lower_training_ops"]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphscale.files.tensor_files import Arrays
-from graphscale.summary import Row, Summary
+from graphscale.process.summary import Row, Summary
 
 __all__ = ["GradientRange", "StepResult"]
 

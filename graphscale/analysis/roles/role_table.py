@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.summary import Row, Summary, few
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = ["NAMED", "STATED", "Assigned", "Role", "RoleEntry", "RoleTable", "Roles"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.checks.derivatives.differences import AGREES, DISAGREES, UNSURE, Direction
-from graphscale.summary import Row, Summary, few
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = ["UNCHECKED", "GradientCheck", "WeightCheck", "count_agreeing", "is_derivative", "judge"]
 

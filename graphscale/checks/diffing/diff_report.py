@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from graphscale.summary import Row, Summary
+from graphscale.process.summary import Row, Summary
 
 __all__ = ["Change", "DiffReport", "Entry", "NodeEntry", "OpCount", "Rewiring", "ValueEntry"]
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphscale.checks.linting.codes import CODES, Severity
 from graphscale.graph.values import node_name
-from graphscale.summary import Row, Summary
+from graphscale.process.summary import Row, Summary
 
 _SHOWN = 6  # findings
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.files.tensor_files import Arrays
-from graphscale.summary import Row, Summary, few
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = [
     "FAILS",

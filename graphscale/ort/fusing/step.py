@@ -23,7 +23,7 @@ from graphscale.ort.fusing.formulas import Formula, read_optimizer
 from graphscale.passes import OrderWrites, replace_training_ops
 from graphscale.passes.nodes.training_optimizers import AdamW, add_sgd, clip_by_norm, make_adamw
 from graphscale.passes.nodes.write_order import order_writes, write_in_place
-from graphscale.summary import Row, few
+from graphscale.process.summary import Row, few
 from graphscale.targets import check_versions, get_target
 
 __all__ = ["MOMENTS", "STEP", "FusedStep", "fuse", "join_models", "set_value"]

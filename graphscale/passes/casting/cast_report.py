@@ -14,7 +14,7 @@ from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.graph.values import node_name, op_name, uses_of
 from graphscale.passes.casting.precision_plan import PrecisionPlan
 from graphscale.passes.casting.region import OPTIMIZER
-from graphscale.summary import Row, Summary, few
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = ["AutocastReport", "OpReport", "make_cast_report"]
 
