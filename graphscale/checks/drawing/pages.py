@@ -133,7 +133,8 @@ def _report_tables(scene: Scene, report: Report) -> Iterator[Table]:
     rows += [("coverage", report.coverage_text), ("gradients", str(len(report.gradients)))]
     rows += [("carried state", str(len(report.state)))]
     if report.policy is not None:
-        rows += [("loss scale", describe_policy(report.policy)), ("target", str(report.target))]
+        name, _, config = describe_policy(report.policy).partition("(")
+        rows += [("loss scale", name), ("", config.removesuffix(")")), ("target", str(report.target))]
         rows.append(("nodes", f"{report.nodes_before} before, {report.nodes_after} after"))
         rows.append(("proof", "every output and carried state is free of the scale" if report.proved else "none"))
     else:
