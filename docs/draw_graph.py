@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from selenium.webdriver import ActionChains
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -64,8 +65,6 @@ def save(browser: Any, target: Path, most: int) -> None:
 
 
 def main() -> None:
-    from selenium.webdriver import ActionChains
-
     folder = ROOT / "docs" / "drawings"
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary, open_browser(Path(temporary, "profile")) as browser:

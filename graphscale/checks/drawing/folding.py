@@ -28,9 +28,9 @@ class _Detail:
     """A degree of detail.
 
     Attributes:
-        hops: how far around a landmark, or each node that the loss scaling concerns, others are drawn by themselves.
-        samples: how many gradients are shown on their way through check and update, for all; None: each.
-        merged: whether all pieces of one kind are one box, siblings included.
+        hops: the distance from a landmark, or from a node that the loss scaling concerns, up to which nodes keep a box.
+        samples: the number of gradients with boxes of their own on the way through check and update; None for all.
+        merged: True if all pieces of one kind are one box, siblings included.
     """
 
     hops: int

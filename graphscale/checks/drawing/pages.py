@@ -53,8 +53,8 @@ def draw_comparison(comparison: Comparison, before: str, after: str, *, whole: b
 
     Args:
         comparison: the two models.
-        before: what to call the first.
-        after: what to call the second.
+        before: the name of the first.
+        after: the name of the second.
         whole: draw each node, also where that does not fit a window.
     """
     report = comparison.report
