@@ -16,25 +16,25 @@ _WIDTH, _HEIGHT = 2300.0, 1800.0
 _MOST = 420
 # Links against the order of the graph, as folding may make, confuse: at most this share.
 _AGAINST = 0.02
+# The excess for which such links make up: a drawing of this size is to be read in parts.
+_UNCLEAR = 2.5
 
 
 def fit(context: DrawingContext, *, whole: bool = False) -> Layout:
     """Lay out a drawing with as much detail as fits a window; with each node, if `whole`."""
     wiring = Wiring(context.model.graph)
-    least: tuple[float, Layout] | None = None
-    for boxes in fold(context, wiring):
-        if len(boxes) > _MOST and not whole:
-            continue
-        scene = make_scene(context, wiring, boxes)
-        if not whole and _against(scene) > _AGAINST * len(scene.links):
-            continue
-        layout = Layout(scene)
+    if whole:
+        return Layout(make_scene(context, wiring, [(node,) for node in wiring.nodes]))
+    found: list[tuple[float, Layout]] = []
+    for boxes in fold(context, wiring, _MOST):
+        layout = Layout(make_scene(context, wiring, boxes))
         excess = max(layout.width / _WIDTH, layout.height / _HEIGHT)
-        if whole or excess <= 1:
+        is_clear = _against(layout.scene) <= _AGAINST * len(layout.scene.links)
+        if excess <= 1 and is_clear:
             return layout
-        if least is None or excess < least[0]:
-            least = excess, layout
-    return least[1] if least is not None else Layout(scene)
+        # The last one has the fewest boxes, and may be unclear.
+        found.append((excess if is_clear else max(excess, _UNCLEAR), layout))
+    return min(found, key=lambda each: each[0])[1]
 
 
 def _against(scene: Scene) -> int:

@@ -46,14 +46,16 @@ _DETAILS = (
 )
 
 
-def fold(context: DrawingContext, wiring: Wiring) -> Iterator[Boxes]:
-    """Yield the boxes of a drawing, of one node each or of many of one phase, in graph order, with ever less detail.
+def fold(context: DrawingContext, wiring: Wiring, most: int) -> Iterator[Boxes]:
+    """Yield at most `most` boxes of a drawing, of one node or of many of one phase, in graph order: ever less detail.
 
     First each node has a box. Then those that the loss scaling put in, or would touch, have one, with their neighbours
     around; the rest is folded into sections of the forward and the backward pass and into pieces of the optimizer.
-    At last all gradients and inserted nodes are folded, too, by their passes, but for a few that stand for all.
+    Then all gradients and inserted nodes are folded, too, by their passes, but for a few that stand for all. At last
+    all nodes of one kind are one box, also where two of these read each other.
     """
-    yield [(node,) for node in wiring.nodes]
+    if len(wiring.nodes) <= most:
+        yield [(node,) for node in wiring.nodes]
     folding = _Folding(context, wiring)
     landmarks = _landmarks(context)
     gradients = producers_of(context.unscalings)
@@ -65,7 +67,11 @@ def fold(context: DrawingContext, wiring: Wiring) -> Iterator[Boxes]:
         # An optimizer is the same for every weight: each has one box.
         around = _around(wiring, centre, detail.hops) | shown
         kept = {node for node in around if node in shown or context.phases[node] is not Phase.UPDATE}
-        yield folding.fold(kept, samples, detail.merged)
+        if len(kept) <= most:
+            boxes = folding.fold(kept, samples, detail.merged)
+            if len(boxes) <= most:
+                yield boxes
+    yield _gather(wiring.nodes, folding.kinds)
 
 
 def _landmarks(context: DrawingContext) -> set[ir.Node]:
@@ -94,7 +100,8 @@ class _Folding:
     def __init__(self, context: DrawingContext, wiring: Wiring) -> None:
         self.context = context
         self.wiring = wiring
-        self.sections = _sections(context, wiring)
+        sections = _sections(context, wiring)
+        self.kinds = {n: (context.phases[n], context.passes.get(n), sections[n]) for n in wiring.nodes}
         readers = Counter(value for _, _, value in wiring.links)
         self.ties = [(s, t) for s, t, value in wiring.links if max(readers[value], len(wiring.sources[t])) <= _SHARED]
         self.owners = self._find_owners()
@@ -122,11 +129,13 @@ class _Folding:
         return owners
 
     def fold(self, kept: set[ir.Node], samples: Mapping[ir.Node, int], merged: bool) -> Boxes:
-        context, nodes = self.context, self.wiring.nodes
-        kinds = {node: (context.phases[node], context.passes.get(node), self.sections[node]) for node in nodes}
+        nodes, kinds = self.wiring.nodes, self.kinds
         keys: dict[ir.Node, object] = {}
         if merged:
-            keys = self._split({n: n if n in kept else (*kinds[n], samples.get(n)) for n in nodes})
+            # Numbers are compared sooner than kinds.
+            numbers: dict[object, int] = {}
+            merged_kinds = ((n, (*kinds[n], samples.get(n))) for n in nodes)
+            keys = self._split({n: n if n in kept else numbers.setdefault(k, len(numbers)) for n, k in merged_kinds})
         else:
             near: dict[ir.Node, list[ir.Node]] = defaultdict(list)
             for source, target in self.ties:
@@ -136,10 +145,7 @@ class _Folding:
             for first in nodes:
                 if first not in keys:
                     keys |= dict.fromkeys(reach([first], near.__getitem__), first)
-        pieces: dict[object, list[ir.Node]] = defaultdict(list)
-        for node in nodes:
-            pieces[keys[node]].append(node)
-        return [tuple(piece) for piece in pieces.values()]
+        return _gather(nodes, keys)
 
     def _split(self, kinds: Mapping[ir.Node, object]) -> dict[ir.Node, object]:
         """Split each kind where a path leaves it and comes back, so that its boxes do not read each other."""
@@ -148,7 +154,11 @@ class _Folding:
         following: dict[ir.Node, dict[object, int]] = {}
         for node in self.wiring.nodes:
             kind, found, visit = kinds[node], dict[object, int](), 0
-            for source in self.wiring.sources[node]:
+            sources = self.wiring.sources[node]
+            if len(sources) == 1 and sources[0] in visits and kinds[sources[0]] == kind:  # most nodes
+                visits[node], following[node] = visits[sources[0]], following[sources[0]]
+                continue
+            for source in sources:
                 after = following.get(source, {})
                 visit = max(visit, visits.get(source, 0) if kinds[source] == kind else after.get(kind, 0))
                 for other, number in after.items():
@@ -158,6 +168,14 @@ class _Folding:
                 found[kind] = visit + 1
             following[node] = found
         return {node: (kinds[node], visits[node]) for node in kinds}
+
+
+def _gather(nodes: Iterable[ir.Node], keys: Mapping[ir.Node, object]) -> Boxes:
+    """Put the nodes of one key into one box."""
+    pieces: dict[object, list[ir.Node]] = defaultdict(list)
+    for node in nodes:
+        pieces[keys[node]].append(node)
+    return [tuple(piece) for piece in pieces.values()]
 
 
 def _sections(context: DrawingContext, wiring: Wiring) -> dict[ir.Node, int]:

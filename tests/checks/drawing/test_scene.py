@@ -8,6 +8,7 @@ import pytest
 import graphscale as gs
 from graphscale.analysis.proof import prove
 from graphscale.analysis.training_graph import analyse
+from graphscale.checks.drawing import fitting
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase, make_context
 from graphscale.checks.drawing.fitting import fit
 from graphscale.checks.drawing.page import degree_of, list_facts
@@ -152,6 +153,35 @@ def test_a_huge_graph_is_folded_but_for_a_few_gradients() -> None:
     assert any(box.mark == "scale-loss" for box in scene.boxes)
     names = [name for fact in list_facts(scene) for name in fact.get("names", [])]
     assert len(names) == sum(len(box.nodes) for box in scene.boxes if len(box.nodes) > 1)
+
+
+@pytest.mark.parametrize("most", [0, 5, 20, 60])
+def test_any_limit_gives_a_drawing(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "_MOST", most)
+    for name in ("pytorch/attention_adamw_clip", "tensorflow/keras_transformer_adamw_clip", "ort/recurrent"):
+        for scaled in (True, False):
+            scene = scene_of(name, scaled=scaled)
+            drawn = [box for box in scene.boxes if box.nodes]
+            assert sum(len(box.nodes) for box in drawn) == len(scene.box_of)
+            # At least the kinds: phases, their sections, and the passes.
+            assert len(drawn) <= max(most, 45)
+
+
+def test_sampled_gradients_keep_their_boxes_to_the_end() -> None:
+    """Each gradient that stands for all has its unscaling, its check and its guards, one by one."""
+    scaled = gs.scale(model_files.from_proto(deep_network(40))).model
+    assert isinstance(scaled, ir.Model)
+    scene = fit(make_context(scaled, "deep")).scene
+    single = {box.nodes[0] for box in scene.boxes if len(box.nodes) == 1}
+    starts = [node for node in single if node.metadata_props.get("graphscale.pass") == "unscale-gradients"]
+    assert len(starts) == 6
+    for start in starts:
+        weight = start.inputs[0].name.removeprefix("dw")
+        guards = {node for node in single if node.name and node.op_type == "Where"}
+        outputs = {value.name for node in guards for value in node.outputs}
+        assert {f"w{weight}_next", f"m{weight}_next"} <= outputs
+        checks = [use.node for use in start.outputs[0].uses() if use.node.op_type == "Mul" and use.node in single]
+        assert checks
 
 
 def test_subgraphs_and_functions_are_counted_in_their_boxes() -> None:
