@@ -59,7 +59,8 @@ def full(session: nox.Session) -> None:
 def stock(session: nox.Session) -> None:
     """Run the tests that run graphs on the newest ONNX Runtime, without onnxruntime-training; and open the pages."""
     session.install(
-        ".[ort,browser]", "hypothesis", "matplotlib", "pytest", "pytest-xdist", "scikit-learn", "tensorboardX"
+        *(".[ort,browser]", "hypothesis", "matplotlib", "pytest", "pytest-xdist", "scikit-learn", "tensorboardX"),
+        *("nbclient", "ipykernel"),  # a kernel runs the notebook of examples/
     )
     portable = "not training and not packaging and not static"
     session.run(*PYTEST, *TWO_PROCESSES, "-m", portable, *session.posargs, env=share(2))

@@ -44,6 +44,7 @@ from graphscale.passes import (
     standard_passes,
 )
 from graphscale.policy.loss_scale import get_policy
+from graphscale.process.summary import Row
 from graphscale.targets import advise, check_versions, get_target, target_names
 
 __all__ = [
@@ -70,7 +71,7 @@ LEFT_OUT = "left out of the new model, its initialization included"
 Model = str | os.PathLike[str] | ir.Model | onnx.ModelProto
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ScaledModel(ModelResult):
     """The result of `scale`.
 
@@ -80,6 +81,9 @@ class ScaledModel(ModelResult):
     """
 
     report: Report
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        return self.report._summarize()
 
 
 @name_damage

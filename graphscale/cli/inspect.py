@@ -34,6 +34,7 @@ def inspect(
     ] = None,
     dim: options.Dim = None,
     html: Annotated[Path | None, option("Draw the graph into a page of HTML.", metavar="FILE")] = None,
+    whole: options.EachNode = False,
     json: options.Json = False,
 ) -> int:
     """Show the loss, where the scale enters, the gradients, and the role of each input and output. Changes nothing.
@@ -51,6 +52,7 @@ def inspect(
     hints = Hints(loss, seed, tuple(gradient or ()), options.parse_updates(update), answers)
     if (feeds or dim) and not check_gradients:
         raise typer.BadParameter(f"{'--feeds' if feeds else '--dim'} goes with --check-gradients")
+    options.check_whole(whole, html)
     if roles_out is not None:
         writing.check_new_output(roles_out, marked=False)
     if html is not None:
@@ -60,7 +62,7 @@ def inspect(
         with writing.write_file(roles_out) as path:
             path.write_text(roles_file(report.roles), encoding="utf-8")
     if html is not None:
-        drawing.write_page(drawing.draw_inspection(model, report, model.name, hints), html)
+        drawing.write_page(drawing.draw_inspection(model, report, model.name, hints, whole=whole), html)
     checked = check(model, feeds, hints, dims=options.parse_dims(dim)) if check_gradients else None
     if checked is not None and json:
         print_json({**report.to_dict(), "gradient_check": checked.to_dict()})

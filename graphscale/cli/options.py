@@ -24,6 +24,7 @@ __all__ = [
     "LOSS_SCALE",
     "Dim",
     "DryRun",
+    "EachNode",
     "Force",
     "ForceRoles",
     "Gradient",
@@ -39,6 +40,7 @@ __all__ = [
     "Target",
     "Update",
     "argument",
+    "check_whole",
     "complete_telemetry",
     "is_folder",
     "option",
@@ -81,7 +83,14 @@ Multiplier = Annotated[float | None, option("The factor of growth and decrease. 
 Target = Annotated[str | None, option(f"The runtime: {target_names()}. Default: onnx; for a folder ort-training.")]
 Force = Annotated[bool, option("Replace an output that is read, or that graphscale did not write.")]
 DryRun = Annotated[bool, option("Write nothing.")]
+EachNode = Annotated[bool, option("With --html: draw each node, however large the drawing becomes.")]
 Json = Annotated[bool, option("Print JSON.")]
+
+
+def check_whole(whole: bool, html: Path | None) -> None:
+    """Refuse --whole without --html."""
+    if whole and html is None:
+        raise typer.BadParameter("--whole goes with --html")
 
 
 def is_folder(

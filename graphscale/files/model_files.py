@@ -21,6 +21,7 @@ from graphscale.files.model_size import parse_model, refuse_large
 from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file, write_files
+from graphscale.process.summary import Summary
 
 __all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_tensors", "save", "save_all"]
 
@@ -240,8 +241,8 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelResult:
+@dataclasses.dataclass(frozen=True, repr=False)
+class ModelResult(Summary):
     """A model that a function has made.
 
     Attributes:

@@ -30,6 +30,10 @@ class Device:
     name: str = "cpu"
     index: int = 0
 
+    def __str__(self) -> str:
+        """Return the name, of a GPU with its index."""
+        return self.name if self.name == "cpu" else f"{self.name}:{self.index}"
+
     def buffer(self, name: str, array: np.ndarray[Any, Any]) -> Any:
         """Allocate a buffer of ONNX Runtime on this device that holds a copy of an array."""
         import onnxruntime as ort

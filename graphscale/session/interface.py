@@ -56,6 +56,10 @@ class InputSpec:
                 return f"has shape {list(shape)}, and the step takes {self._text()}"
         return None
 
+    def __str__(self) -> str:
+        """Return the dtype and the axes, such as `float32[8, any]`."""
+        return f"{self.dtype}{self._text()}"
+
     def _text(self) -> str:
         return "[" + ", ".join("any" if axis is None else str(axis) for axis in self.shape) + "]"
 

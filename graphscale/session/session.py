@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_in_place_writes, find_late_failures
+from graphscale.analysis.report import describe_policy
 from graphscale.errors import SessionError
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.diagnosis import name_damage
@@ -22,6 +24,7 @@ from graphscale.lowering.lower_model import find_states_in_place, is_lowered, lo
 from graphscale.lowering.lowering_pass import ScaledStep, is_inserted
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.pipeline import Model, ScaledModel
+from graphscale.process.summary import Row, Summary, few
 from graphscale.session.carried import CarriedState, check_state, first_values, read_values
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
 from graphscale.session.loading import choose_device, create, make_quiet_options, maps_files, open_model
@@ -77,7 +80,7 @@ class Access:
         self._lock.release()
 
 
-class Session:
+class Session(Summary):
     """A training session of ONNX Runtime on a scaled step.
 
     Carried state (weights, moments, counters, the loss scale) stays on the device from step to step. Where the target
@@ -163,6 +166,19 @@ class Session:
         numbers = {} if on_gpu else allocate_numbers(self._session, self._status.values())
         parts = (self._session, self._carried, self.inputs, self.output_names, self._status, numbers)
         self._plan: Any = functools.lru_cache(_PLANS)(functools.partial(StepPlan, *parts))
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        # The state stays on its device: nothing here waits for a step, or copies.
+        carried = self._carried.specs
+        axes = {name: [axis for axis in spec.shape if isinstance(axis, int)] for name, spec in carried.items()}
+        size = sum(spec.dtype.itemsize * math.prod(axes[name]) for name, spec in carried.items())
+        inputs = [f"{name} {spec}" for name, spec in self.inputs.items()]
+        return "closed" if self._session is None else f"open, state on {self._carried.device}", [
+            ("loss scale", describe_policy(self.stamp.policy)),
+            ("inputs", few(inputs)),
+            ("outputs", few(self.output_names)),
+            ("carried state", f"{len(carried)} arrays, {size:,} bytes: {few(list(carried))}"),
+        ]
 
     @property
     def loss_scale(self) -> float:
