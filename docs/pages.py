@@ -17,14 +17,13 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
-
-from typer.models import ArgumentInfo, OptionInfo
+from typing import Any
 
 from graphscale import errors
 from graphscale.analysis.roles.answers import roles_schema
 from graphscale.checks.linting.codes import CODES, GROUPS
 from graphscale.cli import COMMANDS, load_command
+from graphscale.cli.help import describe, parameters_of, usage_of
 from graphscale.operators import Colour
 from graphscale.passes.casting.settings import default_rules
 from graphscale.policy import presets
@@ -226,8 +225,6 @@ def _sentence(text: str) -> str:
 
 # --- command line ----------------------------------------------------------------------------------------------------
 
-KINDS = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
-
 
 def command_line() -> str:
     """Every command with its arguments and options, read off the annotations that typer reads."""
@@ -235,37 +232,16 @@ def command_line() -> str:
 
 
 def _command(function: Any) -> str:
+    parameters = list(parameters_of(function))
+    groups: dict[str, list[list[str]]] = {}
+    for each in parameters:
+        names = ", ".join(f"`{name}`" for name in each.names) + (f" `{each.metavar}`" if each.metavar else "")
+        groups.setdefault(each.panel, []).append([names, each.help.replace("Required.", "**Required.**")])
+    tables = [f"**{title}**\n\n{table(['', ''], rows)}" for title, rows in groups.items()]
+    paragraphs, examples = describe(function)
     name = function.__name__.replace("_", "-")
-    usage = ["graphscale", name]
-    groups: dict[str | None, list[list[str]]] = {None: []}
-    hints = get_type_hints(function, include_extras=True)
-    for parameter in inspect.signature(function).parameters.values():
-        kind, info = get_args(hints[parameter.name])
-        if isinstance(info, ArgumentInfo):
-            usage.append(info.metavar or parameter.name.upper())
-            shown = f"`{usage[-1]}`"
-        else:
-            shown = _option(parameter.name, kind, info)
-        groups.setdefault(info.rich_help_panel, []).append([shown, f"{info.help}{_default(parameter, info)}"])
-    tables = [(f"**{title}**\n\n" if title else "") + table(["", ""], rows) for title, rows in groups.items()]
-    described = inspect.cleandoc(function.__doc__)
-    return "\n\n".join([f"## {name}", described, f"```text\n{' '.join(usage)} [OPTIONS]\n```", *tables])
-
-
-def _option(name: str, kind: Any, info: OptionInfo) -> str:
-    # In an annotation, the first name that is declared stands where a default would.
-    declared = [option for option in (info.default, *(info.param_decls or ())) if isinstance(option, str)]
-    names = sorted(declared or ["--" + name.replace("_", "-")], key=len, reverse=True)
-    said = ", ".join(f"`{option}`" for option in names)
-    kinds = [kind, *get_args(kind), *(inner for outer in get_args(kind) for inner in get_args(outer))]
-    return said if bool in kinds else f"{said} `{info.metavar or next(KINDS[kind] for kind in kinds if kind in KINDS)}`"
-
-
-def _default(parameter: inspect.Parameter, info: Any) -> str:
-    if parameter.default is parameter.empty:
-        return "" if isinstance(info, ArgumentInfo) else " **Required.**"
-    told = info.show_default and parameter.default not in (None, False) and "Default:" not in info.help
-    return f" Default: {parameter.default}." if told else ""
+    code = [f"```text\n{usage_of(function, parameters)}\n```", "\n".join(["```bash", *examples, "```"])]
+    return "\n\n".join([f"## {name}", *paragraphs, *code, *tables])
 
 
 def error_table() -> str:

@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/ is no ins
 
 with atheris.instrument_imports(include=["graphscale", "onnx_ir"]):
     import graphscale as gs
-    from graphscale.cli import make_group
+    from graphscale.cli import COMMANDS, make_command
 
-    make_group()  # Imports every command.
+    for command in COMMANDS:
+        make_command(command)
 
 import onnx
 

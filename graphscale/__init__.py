@@ -15,6 +15,8 @@ from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale, get
 
 if TYPE_CHECKING:
+    __version__: str
+
     import onnx_ir as ir
 
     from graphscale.analysis.report import Report
@@ -90,6 +92,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("graphscale")
     for module, names in _MODULES.items():
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(f"graphscale.{module}"), name)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from graphscale.cli import main, make_group
+from graphscale.cli import COMMANDS, main, make_command
 
 CPU = 10  # seconds
 MEMORY = 2**31  # bytes, beyond what this process has
@@ -61,7 +61,8 @@ class Outcome:
 
 def warm_up() -> None:
     """Import all that commands import, once for all forked processes."""
-    make_group()
+    for command in COMMANDS:
+        make_command(command)
     for name in (
         *("pipeline", "stripping", "mixed_precision", "session", "checks.verification", "checks.linting"),
         *("checks.drawing", "checks.diffing.compare", "checks.derivatives.gradient_check", "training.run"),

@@ -16,7 +16,7 @@ from fuzz.hostile.processes import Outcome, hold
 from fuzz.hostile.runner import Category
 from fuzz.hostile.state_files import _File
 from fuzz.hostile.texts import INJECTED, hostile, spoil_json, spoil_model
-from graphscale.cli import COMMANDS, make_group
+from graphscale.cli import make_command
 
 
 def held(words: list[str], folder: Path) -> str | None:
@@ -140,7 +140,7 @@ def options(folder: Path, choices: random.Random) -> str | None:
     """Give a hostile value to an option, or a hostile option or command."""
     bench.fill(folder)
     words = bench.words_of(choices.choice([*bench.CALLS]))
-    parameters = make_group(COMMANDS).commands[words[0]].params
+    parameters = make_command(words[0]).params
     taking = [each.opts[-1] for each in parameters if isinstance(each, typer.core.TyperOption) and not each.is_flag]
     text = hostile(choices).replace("\0", "")
     if choices.random() < 0.9:

@@ -385,5 +385,5 @@ class Solver:
 def _unsettled(node: ir.Node) -> SeedNotFoundError:
     return SeedNotFoundError(
         f"the search for the places of the loss scale does not settle at {node_name(node)!r}; name where it enters "
-        "with --seed NODE:INDEX, or what the gradients are with --gradient"
+        "with --seed-edge NODE:INDEX, or what the gradients are with --gradient"
     )

@@ -232,9 +232,9 @@ def _why_no_place(solver: Solver) -> str:
     if not solver.topology.backward:
         return "nothing but the loss reaches the outputs; is this an inference graph? Export the training graph"
     if not solver.cotangents:
-        return "no gradient operator, and no contraction that reads a cotangent; name an edge with --seed NODE:INDEX"
+        return "no gradient operator, and no contraction that reads a cotangent; name one with --seed-edge NODE:INDEX"
     nodes = ", ".join(repr(node.name) for node in list(solver.cotangents)[:3])
-    return f"the demand from {nodes} reached no value that can be scaled; name an edge with --seed NODE:INDEX"
+    return f"the demand from {nodes} reached no value that can be scaled; name an edge with --seed-edge NODE:INDEX"
 
 
 def _explain(failures: Sequence[tuple[ir.Value, GraphscaleError]], named: bool) -> GraphscaleError:
@@ -344,8 +344,8 @@ def _seed_edge(graph: ir.Graph, seed: str) -> Use:
     name, _, index = seed.rpartition(":")
     node = next((node for node in graph if node.name == name), None) if name else None
     if node is None or not (index.isascii() and index.isdecimal()) or int(index) >= len(node.inputs):
-        raise SeedNotFoundError(f"--seed {seed}: expected NODE:INDEX, the name of a node and the index of its input")
+        raise SeedNotFoundError(f"--seed-edge {seed}: expected NODE:INDEX, a node's name and the index of its input")
     value = node.inputs[int(index)]
     if value is None or not is_float(value):
-        raise SeedNotFoundError(f"--seed {seed}: that input is not a floating-point value")
+        raise SeedNotFoundError(f"--seed-edge {seed}: that input is not a floating-point value")
     return Use(node, int(index))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from graphscale.cli.options import option
+from graphscale.cli.options import option, output_path
 from graphscale.cli.progress import Tally, show_table
-from graphscale.cli.show import EscapedTable, make_console, make_table, make_text, say
+from graphscale.cli.show import EscapedTable, make_console, make_table, make_text, print_json, say
 from graphscale.training import run_plot
 from graphscale.training.record import StepRecord
 
@@ -27,14 +27,20 @@ def demo(
         bool, option("Compare float32 with float16 without, with a fixed, and with a dynamic loss scale.")
     ] = False,
     output: Annotated[
-        Path | None, option("Where to draw. Default: demo.png; with --precision precision.png.", "-o", "--output")
+        Path | None,
+        output_path("The picture. Default: demo.png; with --precision precision.png."),
     ] = None,
     steps: Annotated[
         int | None, option("Training steps. Default: 2000; with --precision 300 in each run.", min=100, max=1_000_000)
     ] = None,
-    seed: Annotated[int, option("Of split, weights and batches.", min=0)] = 0,
+    seed: Annotated[int, option("The seed of split, weights and batches.", min=0)] = 0,
 ) -> None:
-    """Train a digit classifier from a scaled training step, with one overflow on the way, and draw the run."""
+    """Train a digit classifier from a scaled training step, with one overflow on the way, and draw the run.
+
+    Examples:
+        graphscale demo
+        graphscale demo --precision --steps 100 -o precision.svg
+    """
     from graphscale.demo.training import require
 
     require()
@@ -70,6 +76,15 @@ def _overflow(output: Path, steps: int, seed: int, console: Console) -> None:
         notes={
             r.step: f"an Inf in the batch of step {r.step}:\nthe step is skipped, every weight kept" for r in skipped
         },
+    )
+    print_json(
+        lambda: {
+            **tally.to_dict(),
+            "skipped_steps": [record.step for record in skipped],
+            "accuracy": _accuracy(records[-1]),
+            "different_weights": list(differing),
+            "output": str(output),
+        }
     )
     same = ("the same batches but the skipped one give ", ("bit-identical", "green"), " weights")
     rows = [
@@ -111,10 +126,23 @@ def _compare(output: Path, steps: int, seed: int, console: Console) -> None:
                     progress.update(bar, advance=1, text=text)
                 runs.append(run)
     draw(runs, output)
+    print_json(lambda: {"runs": [_describe_run(run) for run in runs], "output": str(output)})
     console.print(_make_table(runs))
     console.print("right: answers on held-out data; zeros: elements of the gradients, the median over the steps")
     console.print("float16 is emulated: each value is rounded to it.")
     say("The picture: ", (str(output), "bold"))
+
+
+def _describe_run(run: Run) -> dict[str, Any]:
+    return {
+        "task": run.task.name,
+        "way": run.way.name,
+        "loss": float(np.mean(run.losses[-10:])),
+        "accuracy": run.accuracy,
+        "zeros": float(np.median(run.zeros)),
+        "loss_scale": run.records[-1].next_loss_scale,
+        "skipped": sum(not record.applied for record in run.records),
+    }
 
 
 def _make_table(runs: Sequence[Run]) -> EscapedTable:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from graphscale.cli.options import EachNode, Json, argument, check_whole, option
+from graphscale.cli.options import EachNode, argument, check_whole, option
 from graphscale.cli.show import EscapedTable, make_console, make_table, print_json, say, shorten, show_rows
 
 if TYPE_CHECKING:
@@ -20,12 +20,18 @@ _LONGEST = 60
 def diff(
     before: Annotated[Path, argument("A model.", metavar="A")],
     after: Annotated[Path, argument("Another one.", metavar="B")],
-    html: Annotated[Path | None, option("Draw B into a page of HTML.", metavar="FILE")] = None,
+    html: Annotated[
+        Path | None, option("Draw B into a page of HTML.", metavar="FILE", rich_help_panel="Output")
+    ] = None,
     whole: EachNode = False,
     exit_code: Annotated[bool, option("Exit with 1 if the models differ.")] = False,
-    json: Json = False,
 ) -> int:
-    """Show what changed from A to B: operators, nodes by the pass that inserted them, edges, names."""
+    """Show what changed from A to B: operators, nodes by the pass that inserted them, edges, names.
+
+    Examples:
+        graphscale diff original.onnx step.onnx
+        graphscale diff original.onnx step.onnx --html changes.html --exit-code
+    """
     from graphscale.checks import drawing
     from graphscale.checks.diffing.compare import compare
     from graphscale.files import writing
@@ -38,10 +44,8 @@ def diff(
     if html is not None:
         names = [before.name, after.name] if before.name != after.name else [str(before), str(after)]
         drawing.write_page(drawing.draw_comparison(comparison, *names, whole=whole), html)
-    if json:
-        print_json(report.to_dict())
-    else:
-        _show(report, f"{before} -> {after}" + (f", drawn -> {html}" if html is not None else ""))
+    print_json(report.to_dict)
+    _show(report, f"{before} -> {after}" + (f", drawn -> {html}" if html is not None else ""))
     return int(exit_code and report.different)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from graphscale.cli.options import Json, argument, option
+from graphscale.cli.options import argument, option, output_path
 from graphscale.cli.show import print_json, say
 from graphscale.files import writing
 
@@ -26,19 +26,21 @@ def export_weights(
             "The model, or the checkpoint, whose weights of the same names get replaced.", metavar="INFERENCE_MODEL"
         ),
     ],
-    output: Annotated[Path, option("Where to write it.", "-o", "--output")],
+    output: Annotated[Path, output_path("The model, or the checkpoint, with them.")],
     partial: Annotated[bool, option("Keep weights that the source does not have, instead of refusing.")] = False,
-    json: Json = False,
 ) -> None:
-    """Write trained weights into an inference model or a checkpoint, by name. Neither file given is changed."""
+    """Write trained weights into an inference model or a checkpoint, by name. Neither file given is changed.
+
+    Examples:
+        graphscale export-weights fused.onnx artifacts/eval_model.onnx -o trained.onnx
+        graphscale export-weights state.npz original.onnx -o trained.onnx --partial
+    """
     from graphscale.ort.fusing import export_weights as export
 
     writing.check_new_output(output, marked=False)
     result = export(source, destination, partial=partial)
     result.save(output)
-    if json:
-        print_json({"written": result.written, "kept": result.kept, "unused": result.unused})
-        return
+    print_json(lambda: {"written": result.written, "kept": result.kept, "unused": result.unused})
     say(f"{len(result.written)} weights from {source} -> {output}")
     for verb, names in (("kept", result.kept), ("not used", result.unused)):
         if names:

@@ -7,31 +7,41 @@ from pathlib import Path
 from typing import Annotated
 
 from graphscale.cli import options
-from graphscale.cli.options import argument, option
-from graphscale.cli.show import show_report, warn
+from graphscale.cli.options import argument, option, output_path
+from graphscale.cli.show import show_summary, warn
 from graphscale.errors import InvalidLossScaleError
 from graphscale.files import writing
+from graphscale.targets import TARGETS, get_target, target_names
 
 __all__ = ["fuse"]
 
 
 def fuse(
     folder: Annotated[Path, argument("A folder that generate_artifacts has written.")],
-    output: Annotated[Path, option("Where to write the step.", "-o", "--output")],
+    output: Annotated[Path, output_path("The training step.")],
     target: Annotated[
-        str, option("The runtime. onnx: state goes from output to input; ort-training: it is written in place.")
+        str,
+        option(
+            f"The runtime: {target_names()}. ort-training writes state in place, onnx gives it as outputs.",
+            choices=TARGETS,
+            metavar="TARGET",
+            rich_help_panel="Output",
+        ),
     ] = "onnx",
-    loss_scale: Annotated[str | None, option("Scale the step too.", metavar=options.LOSS_SCALE)] = None,
+    loss_scale: options.AlsoScale = None,
     initial_loss_scale: options.InitialLossScale = None,
     increment_period: options.IncrementPeriod = None,
     multiplier: options.Multiplier = None,
-    json: options.Json = False,
 ) -> None:
-    """Turn an artifact folder into one training step for a plain InferenceSession, scaled or not."""
+    """Turn an artifact folder into one training step for a plain InferenceSession, scaled or not.
+
+    Examples:
+        graphscale fuse artifacts -o fused.onnx
+        graphscale fuse artifacts -o fused.onnx --loss-scale dynamic
+    """
     from graphscale import pipeline
     from graphscale.ort.fusing import fuse as fuse_folder
     from graphscale.ort.fusing import join_models
-    from graphscale.targets import get_target
 
     writing.check_new_output(output)
     if loss_scale is None:
@@ -50,5 +60,5 @@ def fuse(
         result = pipeline.scale(step.model, policy, loss=step.loss, updates=step.updates, target=target)
         result.save(output)
         report = dataclasses.replace(result.report, replaced=step.replaced or result.report.replaced)
-    show_report(report, json, f"{folder} fused{'' if loss_scale is None else ' and scaled'} -> {output}")
+    show_summary(report, f"{folder} fused{'' if loss_scale is None else ' and scaled'} -> {output}")
     warn(f"the name {wanted} was taken: {given}" for wanted, given in step.renamed.items())

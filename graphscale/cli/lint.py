@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from graphscale.cli.options import Json, ModelPath, option
+from graphscale.cli.options import ModelPath, option
 from graphscale.cli.show import EscapedTable, join, make_console, make_text, print_json, say
 from graphscale.files import writing
 
@@ -19,17 +19,22 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 def lint(
     model: ModelPath,
-    scale: Annotated[str | None, option("The loss scale. Default: found.")] = None,
+    scale: Annotated[str | None, option("The loss scale in the graph. Default: found.", metavar="NAME")] = None,
     select: Annotated[
-        list[str] | None, option("Report this code alone (GS201), or these (GS2). May be repeated.", metavar="CODE")
+        list[str] | None, option("Report this code alone (GS201), or these (GS2). Repeatable.", metavar="CODE")
     ] = None,
-    ignore: Annotated[list[str] | None, option("Do not report this code. May be repeated.", metavar="CODE")] = None,
-    sarif: Annotated[Path | None, option("Write the findings in SARIF 2.1.0.", metavar="FILE")] = None,
-    json: Json = False,
+    ignore: Annotated[list[str] | None, option("Do not report this code. Repeatable.", metavar="CODE")] = None,
+    sarif: Annotated[
+        Path | None, option("Write the findings in SARIF 2.1.0.", metavar="FILE", rich_help_panel="Output")
+    ] = None,
 ) -> int:
     """Look for mistakes in the loss scaling of a training graph, scaled or not, by graphscale or by hand.
 
     Exit code 1 if there is an error or a warning.
+
+    Examples:
+        graphscale lint step.onnx
+        graphscale lint step.onnx --select GS2 --ignore GS201 --sarif findings.sarif
     """
     from graphscale.checks.linting import lint as find
     from graphscale.checks.linting.sarif import write_sarif
@@ -39,17 +44,15 @@ def lint(
     report = find(model, scale=scale, select=select or (), ignore=ignore or ())
     if sarif is not None:
         write_sarif(report, model, sarif)
-    _show(report, json, str(model))
+    print_json(report.to_dict)
+    _show(report, str(model))
     return int(not report.clean)
 
 
-def _show(report: LintReport, as_json: bool, name: str) -> None:
+def _show(report: LintReport, name: str) -> None:
     """Print the findings by code, with the reason why each matters, and its remedy."""
     from graphscale.checks.linting.codes import CODES
 
-    if as_json:
-        print_json(report.to_dict())
-        return
     say(name)
     table = EscapedTable(show_header=False, show_edge=False, pad_edge=False)
     table.add_column(no_wrap=True)

@@ -5,24 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from graphscale.cli.options import Json, argument, option
-from graphscale.cli.show import show_report
-from graphscale.targets import target_names
+from graphscale.cli.options import argument, option, output_path
+from graphscale.cli.show import show_summary
+from graphscale.targets import TARGETS
 
 __all__ = ["lower"]
 
-TARGETS = target_names(lambda target: bool(target.plain))
+_NAMES = [name for name, target in TARGETS.items() if target.plain]
 
 
 def lower(
     scaled: Annotated[Path, argument("A graph that graphscale scale wrote for target onnx.")],
-    output: Annotated[Path, option("Where to write the lowered graph.", "-o", "--output")],
-    target: Annotated[str, option(f"The runtime: {TARGETS}.")] = "ort-cpu",
-    json: Json = False,
+    output: Annotated[Path, output_path("The lowered graph.")],
+    target: Annotated[
+        str, option(f"The runtime: {', '.join(_NAMES)}.", choices=_NAMES, metavar="TARGET", rich_help_panel="Output")
+    ] = "ort-cpu",
 ) -> None:
     """Make a scaled graph as fast as one runtime allows: the same step, by standard operators, with the same state.
 
     `graphscale scale --target ort-cpu` does both at once, and `graphscale strip` undoes both.
+
+    Examples:
+        graphscale lower step.onnx -o lowered.onnx
     """
     from graphscale import pipeline
     from graphscale.files import writing
@@ -30,4 +34,4 @@ def lower(
     writing.check_new_output(output)
     result = pipeline.lower(scaled, target)
     result.save(output)
-    show_report(result.report, json, f"{scaled} lowered -> {output}")
+    show_summary(result.report, f"{scaled} lowered -> {output}")

@@ -5,20 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from graphscale.cli.options import Json, ModelPath, option
-from graphscale.cli.show import list_counts, print_json, say, shorten, show_rows, warn
+from graphscale.cli.options import ModelPath, output_path
+from graphscale.cli.show import is_verbose, list_counts, print_json, say, show_rows, warn
 
 __all__ = ["lower_training"]
 
 
 def lower_training(
     model: ModelPath,
-    output: Annotated[Path, option("Where to write the lowered graph.", "-o", "--output")],
-    json: Json = False,
+    output: Annotated[Path, output_path("The lowered graph.")],
 ) -> None:
     """Replace the operators that only training builds of ONNX Runtime have by standard ones: any build runs the result.
 
     `graphscale scale` takes the result as it takes MODEL.
+
+    Examples:
+        graphscale lower-training original.onnx -o standard.onnx
     """
     from graphscale.files import writing
     from graphscale.ort.standard_forms import lower_training_ops
@@ -27,12 +29,10 @@ def lower_training(
     result = lower_training_ops(model)
     result.save(output)
     report = result.report
-    if json:
-        print_json(report.to_dict())
-        return
+    print_json(report.to_dict)
     say(f"{model} in standard operators -> {output}")
-    rows = [("replaced", [list_counts(report.replaced) or "nothing"])]
-    if report.states:
-        rows.append(("carried state", shorten([f"{state} -> {output}" for output, state in report.states.items()])))
-    show_rows([*rows, ("nodes", [f"{report.nodes_before} before, {report.nodes_after} after"])])
+    replaced = list_counts(report.replaced) or "nothing"
+    say(f"replaced: {replaced}; {report.nodes_before} nodes before, {report.nodes_after} after")
+    if report.states and is_verbose():
+        show_rows([("carried state", [f"{state} -> {output}" for output, state in report.states.items()])])
     warn(report.warnings)

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from graphscale.errors import InvalidLossScaleError, RolesError, UpdateError, reporting
+from graphscale.files.descriptors import STDIN, STDOUT, descriptor_of
 from graphscale.files.reading import parse_json, read_file
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
-from graphscale.targets import target_names
+from graphscale.targets import TARGETS, target_names
 
 if TYPE_CHECKING:
     from graphscale.analysis.roles.answers import Answers
 
 __all__ = [
     "BUCKET_SIZE",
-    "LOSS_SCALE",
+    "AlsoScale",
     "Dim",
     "DryRun",
+    "Dtype",
+    "DtypeBefore",
     "EachNode",
+    "Feeds",
     "Force",
     "ForceRoles",
     "Gradient",
@@ -33,30 +38,53 @@ __all__ = [
     "Json",
     "Keep",
     "Loss",
+    "LossScaleOption",
     "ModelPath",
     "Multiplier",
+    "Provider",
+    "Quiet",
+    "RandomSeed",
     "RolesFile",
-    "Seed",
+    "SeedEdge",
     "Target",
     "Update",
+    "Verbose",
     "argument",
     "check_whole",
     "complete_telemetry",
     "is_folder",
+    "name_streams",
     "option",
+    "output_path",
     "parse_dims",
     "parse_loss_scale",
     "parse_updates",
     "read_roles",
 ]
 
-LOSS_SCALE = "dynamic|NUMBER|PRESET|FILE.json"
+LOSS_SCALE = f"dynamic, a number, a preset ({', '.join(presets.NAMES)}) or FILE.json."
 BUCKET_SIZE = "25MiB"
+PROVIDERS = ("CPUExecutionProvider", "CUDAExecutionProvider")
+_DTYPES = ("float16", "bfloat16")
 
 
-def option(help: str, *names: str, **more: Any) -> Any:
-    """Declare an option."""
+def option(help: str, *names: str, choices: Iterable[str] = (), **more: Any) -> Any:
+    """Declare an option.
+
+    Args:
+        help: its meaning.
+        names: its names; by default that of the parameter.
+        choices: values that the shell completes.
+        more: other settings of typer.
+    """
+    if choices:
+        more["autocompletion"] = lambda incomplete: [each for each in choices if each.startswith(incomplete)]
     return typer.Option(*names, help=help, **more)
+
+
+def output_path(help: str, **more: Any) -> Any:
+    """Declare the option -o."""
+    return option(help, "-o", "--output", rich_help_panel="Output", **more)
 
 
 def argument(help: str, **more: Any) -> Any:
@@ -64,15 +92,17 @@ def argument(help: str, **more: Any) -> Any:
     return typer.Argument(help=help, show_default=False, **more)
 
 
+_roles = functools.partial(option, rich_help_panel="Names and roles, where they are not found")
+_policy = functools.partial(option, rich_help_panel="Loss scale")
+_output = functools.partial(option, rich_help_panel="Output")
+
 ModelPath = Annotated[Path, argument("An ONNX training graph.")]
-Loss = Annotated[str | None, option("The loss. Default: found.")]
-Seed = Annotated[str | None, option("Where the scale enters. Default: found.", metavar="NODE:INDEX")]
-Gradient = Annotated[list[str] | None, option("A value that is a gradient. May be repeated.")]
-Update = Annotated[
-    list[str] | None, option("Output OUT is the next value of input IN. May be repeated.", metavar="OUT=IN")
-]
+Loss = Annotated[str | None, _roles("The loss.", metavar="NAME")]
+SeedEdge = Annotated[str | None, _roles("The input of a node where the scale enters.", metavar="NODE:INDEX")]
+Gradient = Annotated[list[str] | None, _roles("A value that is a gradient. Repeatable.", metavar="NAME")]
+Update = Annotated[list[str] | None, _roles("Output OUT is the next value of input IN. Repeatable.", metavar="OUT=IN")]
 RolesFile = Annotated[
-    Path | None, option("The roles of outputs, as inspect --roles-out writes them.", metavar="FILE.json")
+    Path | None, _roles("The roles of outputs, as inspect --roles-out writes them.", metavar="FILE.json")
 ]
 Keep = Annotated[list[str] | None, option("This state advances on skipped steps, too. May be repeated.", metavar="OUT")]
 ForceRoles = Annotated[bool, option("Take named roles even where the graph contradicts them.")]
@@ -83,8 +113,48 @@ Multiplier = Annotated[float | None, option("The factor of growth and decrease. 
 Target = Annotated[str | None, option(f"The runtime: {target_names()}. Default: onnx; for a folder ort-training.")]
 Force = Annotated[bool, option("Replace an output that is read, or that graphscale did not write.")]
 DryRun = Annotated[bool, option("Write nothing.")]
-EachNode = Annotated[bool, option("With --html: draw each node, however large the drawing becomes.")]
+EachNode = Annotated[
+    bool, option("With --html: draw each node, however large the drawing becomes.", rich_help_panel="Output")
+]
 Json = Annotated[bool, option("Print JSON.")]
+Keep = Annotated[list[str] | None, _roles("This state advances on skipped steps, too. Repeatable.", metavar="OUT")]
+ForceRoles = Annotated[bool, _roles("Take named roles even where the graph contradicts them.")]
+Dim = Annotated[list[str] | None, option("The size of a symbolic axis. Repeatable.", metavar="NAME=SIZE")]
+Feeds = Annotated[Path | None, option("Arrays for inputs, by name. Default: random ones.", metavar="FILE.npz")]
+RandomSeed = Annotated[int, option("The seed of what is drawn at random.", min=0)]
+Provider = Annotated[
+    list[str] | None,
+    option(
+        "An execution provider, such as CUDAExecutionProvider. Repeatable. Default: the CPU.",
+        choices=PROVIDERS,
+        metavar="NAME",
+    ),
+]
+Dtype = Annotated[str, option("float16 or bfloat16.", choices=_DTYPES, metavar="TYPE")]
+DtypeBefore = Annotated[
+    str | None, option("Put it into mixed precision first: float16 or bfloat16.", choices=_DTYPES, metavar="TYPE")
+]
+LossScaleOption = Annotated[str, _policy(LOSS_SCALE, choices=("dynamic", *presets.NAMES), metavar="SCALE")]
+AlsoScale = Annotated[
+    str | None, _policy(f"Scale the result, too: {LOSS_SCALE}", choices=("dynamic", *presets.NAMES), metavar="SCALE")
+]
+InitialLossScale = Annotated[float | None, _policy("The dynamic scale at the beginning. Default: 32768.")]
+IncrementPeriod = Annotated[int | None, _policy("Good steps before it grows. Default: 2000.")]
+Multiplier = Annotated[float | None, _policy("The factor of growth and decrease. Default: 2.")]
+Target = Annotated[
+    str | None,
+    _output(
+        f"The runtime: {target_names()}. Default: onnx; for a folder ort-training.",
+        choices=TARGETS,
+        metavar="TARGET",
+    ),
+]
+Force = Annotated[bool, _output("Replace an output that is read, or that graphscale did not write.")]
+DryRun = Annotated[bool, _output("Write nothing.")]
+_general = functools.partial(option, rich_help_panel="General")
+Quiet = Annotated[bool, _general("Print nothing but errors.", "-q", "--quiet")]
+Verbose = Annotated[bool, _general("Print all there is to say.", "-v", "--verbose")]
+Json = Annotated[bool, _general("Print one JSON object instead of text.", "--json")]
 
 
 def check_whole(whole: bool, html: Path | None) -> None:
@@ -159,6 +229,26 @@ def complete_telemetry(words: Sequence[str]) -> list[str]:
     return [f"{word}=" if word == "--telemetry" and not form.fullmatch(after) else word for word, after in pairs]
 
 
+def name_streams(words: Sequence[str]) -> list[str]:
+    """Replace `-` by the path of standard input, or behind -o by that of standard output.
+
+    Raises:
+        BadParameter: standard input is named twice.
+    """
+    named, before = list[str](), ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if (value == "-" and name.startswith("--")) or word in ("-", "-o-"):
+            is_output = "-o" in (before, word[:2]) or "--output" in (before, name)
+            path = STDOUT if is_output else STDIN
+            word = path if word == "-" else f"{name}={path}" if equals else f"-o{path}"
+        named.append(word)
+        before = word
+    if sum(word in (STDIN, f"--{word[2:].partition('=')[0]}={STDIN}") for word in named) > 1:
+        raise typer.BadParameter("standard input can be read once; name a file for the other")
+    return named
+
+
 def read_roles(path: Path | None) -> Answers | None:
     """Read a roles file.
 
@@ -214,7 +304,7 @@ def _identifier(text: str) -> Any:
         return float(text)
     except ValueError:
         pass
-    if not text.endswith(".json"):
+    if not text.endswith(".json") and descriptor_of(text) is None:
         raise InvalidLossScaleError(
             f"expected dynamic, a number, a preset ({', '.join(presets.NAMES)}), or the path of a .json file"
         )

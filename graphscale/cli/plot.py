@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from graphscale.cli.options import argument, option
-from graphscale.cli.show import say
+from graphscale.cli.options import argument, option, output_path
+from graphscale.cli.show import print_json, say
 from graphscale.errors import TrainingError
 from graphscale.training.metrics import read_metrics
 from graphscale.training.run_plot import Curve, check_picture, draw
@@ -15,14 +15,20 @@ __all__ = ["plot"]
 
 
 def plot(
-    metrics: Annotated[Path, argument("What graphscale train --metrics wrote.")],
-    output: Annotated[Path, option("A .png, .svg or .pdf file.", "-o", "--output")],
-    title: Annotated[str | None, option("Above the picture.")] = None,
+    metrics: Annotated[Path, argument("A file that graphscale train --metrics wrote.")],
+    output: Annotated[Path, output_path("The picture: a .png, .svg or .pdf file.")],
+    title: Annotated[str | None, option("The title of the picture.")] = None,
     column: Annotated[
-        list[str] | None, option("Another output of the step, drawn in a panel of its own. May be repeated.")
+        list[str] | None,
+        option("Another output of the step, drawn in a panel of its own. Repeatable.", metavar="NAME"),
     ] = None,
 ) -> None:
-    """Draw the loss, the loss scale with its growths and decreases, and the skipped steps of a run."""
+    """Draw the loss, the loss scale with its growths and decreases, and the skipped steps of a run.
+
+    Examples:
+        graphscale plot run.jsonl -o run.png
+        graphscale plot run.csv -o run.svg --title "A run"
+    """
     check_picture(output)
     records = read_metrics(metrics)
     if not records:
@@ -34,6 +40,7 @@ def plot(
             raise TrainingError(f"--column {name}: {metrics} does not have it; {there}")
     draw(records, output, title=title, curves=[_curve(name) for name in column or []])
     skipped = sum(not record.applied for record in records)
+    print_json(lambda: {"steps": len(records), "skipped": skipped, "output": str(output)})
     say(f"{len(records)} steps, {skipped} of them skipped -> {output}")
 
 

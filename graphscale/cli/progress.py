@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -81,6 +83,18 @@ class Tally:
         """Steps in a second."""
         return self.steps / self.seconds if self.seconds else 0.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return counts, losses and loss scale for JSON: None for NaN and infinity, and where there were no steps."""
+        first, last = self.first, self.last
+        return {
+            "steps": self.steps,
+            "skipped": self.skipped,
+            "seconds": self.seconds,
+            "first_loss": first and _finite(first.loss),
+            "last_loss": last and _finite(last.loss),
+            "loss_scale": last and _finite(last.next_loss_scale),
+        }
+
     def rows(self) -> list[tuple[str, str]]:
         """Return rows of a table: steps, loss and loss scale; none where there were no steps."""
         if self.first is None or self.last is None:
@@ -94,6 +108,10 @@ class Tally:
             ("loss scale", ", ".join([scale, *changes])),
             ("steps skipped", str(self.skipped)),
         ]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _scale(value: float) -> str:

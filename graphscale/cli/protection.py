@@ -1,4 +1,4 @@
-"""The options of every command: --force, and the limits for input files."""
+"""The options of every command: how much it prints, --force, and the limits for input files."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from graphscale.cli.options import Force, option
+import typer
+
+from graphscale.cli.options import Force, Json, Quiet, Verbose, option
+from graphscale.cli.show import Amount, printing
+from graphscale.files.descriptors import STDOUT
 from graphscale.files.limits import Limits, limiting
 from graphscale.files.writing import protecting
 
 __all__ = ["protect"]
 
+_limit = functools.partial(option, rich_help_panel="Limits for input files")
 _LIMITS = {
     "external_data_root": Annotated[
-        Path | None, option("Weights may lie in this folder, too, not only beside the model.", metavar="DIR")
+        Path | None, _limit("Weights may lie in this folder, too, not only beside the model.", metavar="DIR")
     ],
-    "max_nodes": Annotated[int | None, option("Refuse models of more nodes. Default: 1000000.", min=1)],
-    "max_depth": Annotated[int | None, option("Refuse bodies and functions in more levels. Default: 16.", min=1)],
+    "max_nodes": Annotated[int | None, _limit("Refuse models of more nodes. Default: 1000000.", min=1)],
+    "max_depth": Annotated[int | None, _limit("Refuse bodies and functions in more levels. Default: 16.", min=1)],
     "max_bytes": Annotated[
-        int | None, option("Refuse packed files of more bytes, unpacked. Default: 1073741824.", min=1)
+        int | None, _limit("Refuse packed files of more bytes, unpacked. Default: 1073741824.", min=1)
     ],
 }
 
@@ -36,22 +41,44 @@ def protect(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def protected(*, force: bool = False, **given: Any) -> Any:
         limits = {name: value for name in _LIMITS if (value := given.pop(name, None)) is not None}
+        amounts = [amount for amount in Amount if given.pop(amount.value[2:], False)]
+        if len(amounts) > 1:
+            raise typer.BadParameter(f"{amounts[0].value} and {amounts[1].value} exclude each other")
+        writes = any(
+            STDOUT in (str(path), *(map(str, path) if isinstance(path, tuple) else ())) for path in given.values()
+        )
+        if writes and amounts == [Amount.JSON]:
+            raise typer.BadParameter("--json and -o - both need standard output; name a file to write")
         if has_force:
             given["force"] = force
         named = None if force else list(_existing_files(sys.argv[2:]))
-        with limiting(Limits(**limits)), contextlib.nullcontext() if named is None else protecting(named):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(limiting(Limits(**limits)))
+            stack.enter_context(printing(amounts[0] if amounts else Amount.NORMAL, writes))
+            if named is not None:
+                stack.enter_context(protecting(named))
             return command(**given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
-    added = [inspect.Parameter(name, kind, default=None, annotation=given) for name, given in _LIMITS.items()]
-    added += [] if has_force else [inspect.Parameter("force", kind, default=False, annotation=Force)]
+    has_files = any(Path in (given, *get_args(given)) for given in map(_kind, signature.parameters.values()))
+    flags = {"quiet": Quiet, "verbose": Verbose, "json": Json}
+    flags |= {"force": Force} if has_files and not has_force else {}
+    limits = _LIMITS if has_files else {}
+    added = [inspect.Parameter(name, kind, default=None, annotation=given) for name, given in limits.items()]
+    added += [inspect.Parameter(name, kind, default=False, annotation=given) for name, given in flags.items()]
     parameters = [*(each.replace(kind=kind) for each in signature.parameters.values()), *added]
     for each in parameters:
-        if isinstance(each.default, bool):  # typer would give a flag without a name an opposite: --no-NAME
-            get_args(each.annotation)[1].param_decls = (f"--{each.name.replace('_', '-')}",)
+        info = get_args(each.annotation)[1]
+        if isinstance(each.default, bool) and not info.param_decls:
+            # typer would give a flag without a name an opposite: --no-NAME
+            info.param_decls = (f"--{each.name.replace('_', '-')}",)
     vars(protected)["__signature__"] = signature.replace(parameters=parameters)
     protected.__annotations__ = {**command.__annotations__, **{each.name: each.annotation for each in added}}
     return protected
+
+
+def _kind(parameter: inspect.Parameter) -> Any:
+    return get_args(parameter.annotation)[0]
 
 
 def _existing_files(words: list[str]) -> Iterator[Path]:

@@ -3,61 +3,72 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from graphscale.cli import options
-from graphscale.cli.options import option
-from graphscale.cli.show import show_report
+from graphscale.cli.options import option, output_path
+from graphscale.cli.show import show_summary
 
 __all__ = ["scale"]
+
+_policy = functools.partial(option, rich_help_panel="Loss scale")
+_telemetry = functools.partial(option, rich_help_panel="Telemetry")
+_output = functools.partial(option, rich_help_panel="Output")
 
 
 def scale(
     model: options.ModelPath,
-    output: Annotated[Path | None, option("Where to write the scaled graph or folder.", "-o", "--output")] = None,
-    loss_scale: Annotated[str, option("The loss scale.", metavar=options.LOSS_SCALE)] = "dynamic",
+    output: Annotated[Path | None, output_path("The scaled graph or folder.")] = None,
+    loss_scale: options.LossScaleOption = "dynamic",
     initial_loss_scale: options.InitialLossScale = None,
     increment_period: options.IncrementPeriod = None,
     multiplier: options.Multiplier = None,
     loss: options.Loss = None,
-    seed: options.Seed = None,
+    seed_edge: options.SeedEdge = None,
     gradient: options.Gradient = None,
     update: options.Update = None,
     roles: options.RolesFile = None,
     keep: options.Keep = None,
     force_roles: options.ForceRoles = False,
-    target: options.Target = None,
-    skip_nonfinite: Annotated[bool, option("Check and guard the step for a fixed scale as well.")] = False,
+    skip_nonfinite: Annotated[bool, _policy("Check and guard the step for a fixed scale as well.")] = False,
     expose_scaled_loss: Annotated[bool, option("Append the output scaled_loss.")] = False,
-    autocast: Annotated[str | None, option("Put it into mixed precision first.", metavar="float16|bfloat16")] = None,
+    autocast: options.DtypeBefore = None,
     telemetry: Annotated[
         str | None,
-        option(
-            "Count skips, and tell their cause and the zeros in the gradients; with ranges also measure each gradient, "
-            "with activations also name the first forward value that is not finite.",
-            metavar="[ranges|activations|ranges,activations]",
+        _telemetry(
+            "Count skips, with their cause and the zeros in the gradients. ranges measures each gradient, too, and "
+            "activations names the first forward value that is not finite. Both: ranges,activations.",
+            choices=("ranges", "activations", "ranges,activations"),
+            metavar="[FORM]",
         ),
     ] = None,
     telemetry_every: Annotated[
-        int | None, option("Measure the gradients every N-th step. Default: 100.", metavar="N")
+        int | None, _telemetry("Measure the gradients every N-th step. Default: 100.", metavar="N")
     ] = None,
-    no_lower: Annotated[bool, option("Of a folder: leave the models plain, which costs more on a CPU.")] = False,
+    no_lower: Annotated[bool, _output("Of a folder: leave the models plain, which costs more on a CPU.")] = False,
+    target: options.Target = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
-    json: options.Json = False,
 ) -> None:
     """Put loss scaling into a training graph: scale, unscale, check, update, guard, and prove it.
 
-    MODEL may also be a folder of artifacts of an ONNX Runtime training session; then OUT is a folder, too.
+    MODEL may also be a folder of artifacts of an ONNX Runtime training session; then the output is a folder, too.
+
+    Examples:
+        graphscale scale original.onnx -o scaled.onnx
+        graphscale scale original.onnx -o scaled.onnx --loss-scale torch --telemetry
+        graphscale scale original.onnx --loss loss --roles roles.json --dry-run -v
+        graphscale scale artifacts -o scaled_artifacts
     """
     from graphscale import pipeline
     from graphscale.ort.artifacts.scale_folder import scale_artifacts
     from graphscale.passes import AddTelemetry
 
-    hints = {"--seed": seed, "--gradient": gradient, "--update": update, "--roles": roles, "--keep": keep}
+    hints = {"--seed-edge": seed_edge, "--gradient": gradient, "--update": update, "--roles": roles, "--keep": keep}
     more = {"--expose-scaled-loss": expose_scaled_loss, "--telemetry": telemetry is not None}
     counting = None if telemetry is None else AddTelemetry.of(telemetry or True)
     if telemetry_every is not None:
@@ -77,7 +88,7 @@ def scale(
         result = pipeline.scale(
             model,
             policy,
-            seed=seed,
+            seed=seed_edge,
             gradients=gradient,
             updates=options.parse_updates(update),
             roles=options.read_roles(roles),
@@ -90,4 +101,4 @@ def scale(
         report = result.report
         if output is not None and not dry_run:
             result.save(output)
-    show_report(report, json, f"{model} scaled" + (" (dry run)" if dry_run else f" -> {output}"))
+    show_summary(report, f"{model} scaled" + (" (dry run)" if dry_run else f" -> {output}"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import json
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,8 +21,10 @@ if TYPE_CHECKING:
     from graphscale.analysis.report import Report
 
 __all__ = [
+    "Amount",
     "EscapedTable",
     "Part",
+    "is_verbose",
     "join",
     "join_command",
     "list_counts",
@@ -27,16 +32,53 @@ __all__ = [
     "make_table",
     "make_text",
     "print_json",
+    "printing",
     "say",
     "shorten",
     "show_report",
     "show_rows",
+    "show_summary",
     "warn",
 ]
 
 _SHOWN = 12
+_PROOF = "every output and carried state is free of the scale"
 # A piece of a line: a text, or a text and its style.
 Part = str | tuple[str, str]
+
+
+class Amount(enum.Enum):
+    """The amount of text that a command prints: an option of every command."""
+
+    QUIET = "--quiet"
+    NORMAL = ""
+    VERBOSE = "--verbose"
+    JSON = "--json"
+
+
+_amount, _stdout_is_taken = Amount.NORMAL, False
+
+
+@contextlib.contextmanager
+def printing(amount: Amount, stdout_is_taken: bool = False) -> Iterator[None]:
+    """Set the amount that is printed in the block.
+
+    Args:
+        amount: texts are dropped where it is `QUIET` or `JSON`, objects unless it is `JSON`.
+        stdout_is_taken: a file is written to stdout, and texts go to stderr.
+    """
+    global _amount, _stdout_is_taken
+    before = _amount, _stdout_is_taken
+    _amount, _stdout_is_taken = amount, stdout_is_taken
+    try:
+        yield
+    finally:
+        _amount, _stdout_is_taken = before
+
+
+def is_verbose() -> bool:
+    """Return whether all that there is to say is printed."""
+    return _amount is Amount.VERBOSE
 
 
 def make_text(*parts: Part | Text) -> Text:
@@ -73,14 +115,19 @@ class EscapedTable(Table):
         super().add_row(*map(make_text, cells), **options)
 
 
-def make_console(**options: Any) -> Console:
-    """Make the terminal."""
-    return Console(highlight=False, markup=False, emoji=False, **options)
+def make_console(stderr: bool = False, quiet: bool = False) -> Console:
+    """Make the terminal. It is quiet with --quiet and with --json."""
+    silent = quiet or _amount in (Amount.QUIET, Amount.JSON)
+    return Console(highlight=False, markup=False, emoji=False, stderr=stderr or _stdout_is_taken, quiet=silent)
 
 
-def print_json(data: dict[str, Any]) -> None:
-    """Print a report on stdout as JSON in ASCII, whole or, if JSON cannot hold a part of it, not at all."""
-    print(json.dumps(data, indent=2).replace("\x7f", "\\u007f"))
+def print_json(make: Callable[[], dict[str, Any]]) -> None:
+    """Print a report on stdout as JSON in ASCII, whole or, if JSON cannot hold a part of it, not at all.
+
+    Without --json, it is not made.
+    """
+    if _amount is Amount.JSON:
+        print(json.dumps(make(), indent=2).replace("\x7f", "\\u007f"))
 
 
 def say(*parts: Part) -> None:
@@ -123,18 +170,27 @@ def show_rows(rows: Iterable[tuple[str, Sequence[str]]]) -> None:
 
 def shorten(lines: Sequence[str]) -> list[str]:
     """Return the first of many lines, and the number of the others."""
-    if len(lines) <= _SHOWN:
+    if len(lines) <= _SHOWN or is_verbose():
         return [*lines]
-    return [*lines[:_SHOWN], f"... and {len(lines) - _SHOWN} more (--json shows all)"]
+    return [*lines[:_SHOWN], f"... and {len(lines) - _SHOWN} more (-v shows all)"]
 
 
-def show_report(report: Report, as_json: bool, title: str) -> None:
-    """Print a report on stdout, its warnings on stderr."""
-    if as_json:
-        print_json(report.to_dict())
-        return
+def show_report(report: Report, title: str, more: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Print a report on stdout, its warnings on stderr; `more` is added to its JSON."""
+    print_json(lambda: {**report.to_dict(), **more})
     say(title)
     show_rows(_rows(report))
+    warn(report.warnings)
+
+
+def show_summary(report: Report, title: str) -> None:
+    """Print a report in two lines, of which the second one has the coverage and the proof; the whole with --verbose."""
+    if is_verbose():
+        show_report(report, title)
+        return
+    print_json(report.to_dict)
+    say(title)
+    say(f"coverage: {report.coverage_text}" + (f"; proof: {_PROOF}" if report.proved else ""))
     warn(report.warnings)
 
 
@@ -172,6 +228,6 @@ def _rows(report: Report) -> list[tuple[str, list[str]]]:
         rows.append(("nodes", [f"{report.nodes_before} before, {report.nodes_after} after"]))
         for name, counts in report.inserted.items():
             rows.append((f"  {name}", [list_counts(counts)]))
-        rows.append(("proof", ["every output and carried state is free of the scale"]))
+        rows.append(("proof", [_PROOF]))
     rows.extend(("renamed", [f"{wanted} was taken: {given}"]) for wanted, given in report.renamed.items())
     return rows

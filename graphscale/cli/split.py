@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from graphscale.cli.options import BUCKET_SIZE, Json, argument, option
-from graphscale.cli.show import print_json, say, shorten, show_rows
+from graphscale.cli.options import BUCKET_SIZE, argument, option, output_path
+from graphscale.cli.show import is_verbose, print_json, say, shorten, show_rows
 from graphscale.files import writing
 
 __all__ = ["split"]
@@ -16,25 +16,25 @@ def split(
     step: Annotated[Path, argument("A scaled training step.", metavar="STEP.onnx")],
     output: Annotated[
         tuple[Path, Path],
-        option(
-            "Where to write the two halves; stage 2 of the first is GRADS.2.onnx, and so on.",
-            "-o",
-            "--output",
-            metavar="GRADS.onnx UPDATE.onnx",
+        output_path(
+            "The two halves; stage 2 of the first is GRADS.2.onnx, and so on.", metavar="GRADS.onnx UPDATE.onnx"
         ),
     ],
     bucket_size: Annotated[
-        str, option("What a bucket holds at most: bytes, or like 25MiB.", metavar="SIZE")
+        str, option("The most that a bucket holds: bytes, or like 25MiB.", metavar="SIZE")
     ] = BUCKET_SIZE,
     stages: Annotated[
         int, option("Models for the first half: one's buckets are reduced while the next runs.", metavar="N")
     ] = 1,
-    json: Json = False,
 ) -> None:
     """Cut a scaled step at its gradients, to reduce them over replicas in between.
 
     GRADS computes the unscaled gradients, in buckets. UPDATE takes the reduced buckets, checks them, updates the loss
     scale and applies the guarded update. Run one after the other they are the step, bit for bit.
+
+    Examples:
+        graphscale split step.onnx -o grads.onnx update.onnx
+        graphscale split step.onnx -o grads.onnx update.onnx --stages 2
     """
     from graphscale.replicas import splitting
 
@@ -43,13 +43,14 @@ def split(
     result = splitting.split(step, bucket_bytes=bucket_size, stages=stages)
     result.save(*output)
     report = result.report
-    if json:
-        print_json(report.to_dict())
-        return
+    print_json(report.to_dict)
     paths = [*(splitting.stage_path(output[0], i) for i in range(report.stages)), output[1]]
     gradients = [f"{name} {shape}" for name, shape in report.gradients.items()]
     buckets = [f"{b['name']} {b['dtype']}[{b['elements']}], {b['bytes']} bytes" for b in report.buckets]
     say(f"{step} -> {', '.join(map(str, paths))}")
+    say(f"{len(gradients)} gradients in {len(buckets)} bucket{'s' * (len(buckets) != 1)}")
+    if not is_verbose():
+        return
     show_rows(
         [
             (f"gradients ({len(gradients)})", shorten(gradients)),

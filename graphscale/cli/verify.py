@@ -12,6 +12,7 @@ from graphscale.cli.options import argument, option
 from graphscale.cli.progress import stage_bar
 from graphscale.cli.show import EscapedTable, join_command, make_console, make_text, print_json, say
 from graphscale.files import writing
+from graphscale.files.descriptors import is_stream
 
 if TYPE_CHECKING:
     from graphscale.checks.verification.verify_report import Difference, VerifyReport
@@ -32,11 +33,9 @@ def verify(
     tolerance: Annotated[
         float, option("How far values may be off, relative to the largest element of a tensor; 0: the same bits.")
     ] = 0.0,
-    providers: Annotated[
-        str | None, option("Execution providers, such as CUDAExecutionProvider. Default: CPU.", metavar="NAME,...")
-    ] = None,
-    seed: Annotated[int, option("Of the random feeds.", min=0)] = 0,
-    feeds: Annotated[Path | None, option("Arrays for inputs, by name.", metavar="FILE.npz")] = None,
+    provider: options.Provider = None,
+    seed: options.RandomSeed = 0,
+    feeds: options.Feeds = None,
     dim: options.Dim = None,
     replay: Annotated[Path | None, option("Run this counterexample alone.", metavar="FILE.npz")] = None,
     save_counterexample: Annotated[
@@ -44,9 +43,7 @@ def verify(
         option("Where to write the first counterexample. Default: SCALED.counterexample.npz.", metavar="FILE.npz"),
     ] = None,
     loss: options.Loss = None,
-    place: Annotated[
-        str | None, option("Where the scale enters, as given to scale --seed. Default: found.", metavar="NODE:INDEX")
-    ] = None,
+    seed_edge: options.SeedEdge = None,
     gradient: options.Gradient = None,
     update: options.Update = None,
     roles: options.RolesFile = None,
@@ -55,13 +52,18 @@ def verify(
     numeric: Annotated[bool, option("Numbers alone: nodes may differ, and nothing is proved.")] = False,
     trained: Annotated[bool, option("State may begin at other values in the policy's range.")] = False,
     derivatives: Annotated[bool, option("Compare the original's gradients with slopes of its loss, too.")] = False,
-    json: options.Json = False,
 ) -> int:
     """Prove a scaled graph right, and run it against the original: exit code 0 if all holds, 1 if not.
 
     The original is scaled once more, and each node of SCALED must be one of the result. Two folders of artifacts are
     compared so with their checkpoints, and nothing is run; so are the halves that split makes of a step. A graph is
     compared with a folder of artifacts as with the step that fuse makes of it.
+
+    Examples:
+        graphscale verify original.onnx step.onnx
+        graphscale verify original.onnx step.onnx --runs 10 --feeds feeds.npz
+        graphscale verify original.onnx step.onnx --replay case.npz
+        graphscale verify artifacts scaled
     """
     from graphscale.checks.verification import verify as verify_graphs
     from graphscale.checks.verification.counterexample import save_case
@@ -74,12 +76,12 @@ def verify(
             scaled if half is None else (scaled, half),
             runs=runs,
             tolerance=tolerance,
-            providers=None if providers is None else [name.strip() for name in providers.split(",")],
+            providers=provider,
             seed=seed,
             feeds=feeds,
             dims=options.parse_dims(dim),
             loss=loss,
-            place=place,
+            place=seed_edge,
             gradients=gradient,
             updates=options.parse_updates(update),
             roles=options.read_roles(roles),
@@ -95,22 +97,21 @@ def verify(
     if report.counterexample is not None:
         case = replay
         if case is None:
-            case = save_counterexample or scaled.with_name(f"{scaled.name}.counterexample.npz")
+            folder = Path() if is_stream(scaled) else scaled.parent
+            case = save_counterexample or folder / f"{scaled.name}.counterexample.npz"
             writing.check_new_output(case)
             save_case(report.counterexample, case)
         command = join_command(["graphscale", "verify", str(original), str(scaled), "--replay", str(case)])
     title = f"{scaled} against {original}" if half is None else f"{scaled} and {half} against {original}"
-    _show(report, json, title, command)
-    if replay is not None and not json:
+    print_json(lambda: {**report.to_dict(), "replay": command})
+    _show(report, title, command)
+    if replay is not None:
         _show_differences(report)
     return int(not report.ok)
 
 
-def _show(report: VerifyReport, as_json: bool, title: str, command: str | None) -> None:
+def _show(report: VerifyReport, title: str, command: str | None) -> None:
     """Print a report, and the command that runs its counterexample again, if it has one."""
-    if as_json:
-        print_json({**report.to_dict(), "replay": command})
-        return
     say(title)
     table = EscapedTable(show_edge=False, pad_edge=False, box=None, show_header=False)
     table.add_column(no_wrap=True)

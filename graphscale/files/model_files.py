@@ -16,6 +16,7 @@ import onnx_ir as ir
 from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError, OutputError, one_line
 from graphscale.files.ambiguous import refuse_ambiguous
+from graphscale.files.descriptors import descriptor_of, is_stream
 from graphscale.files.external_data import confine_external_data, external_tensors, refuse_other_data, relocate
 from graphscale.files.model_size import parse_model, refuse_large
 from graphscale.files.reading import read_file
@@ -46,7 +47,7 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
     """
     try:
         # External data is refused through links, and located relative to the model: load by the resolved path.
-        resolved = Path(path).resolve()
+        resolved = Path(path) if is_stream(path) else Path(path).resolve()
         content = read_file(resolved)
         if content[4:8] == _ORT_FORMAT:
             raise ModelFileError(f"{path} is in the format of ONNX Runtime itself (.ort); pass the ONNX file")
@@ -58,6 +59,10 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
     except google.protobuf.message.DecodeError as error:
         raise ModelFileError(f"{path} is not an ONNX model, or it is truncated: {error}") from error
     model = _from_proto(proto, str(path))
+    if _LOCATION in content and is_stream(path) and external_tensors(model):
+        raise ModelFileError(
+            f"{path} has weights in files beside it, which a stream does not have; pass the model's file"
+        )
     if _LOCATION in content:
         confine_external_data(model, resolved.parent, str(path))
         refuse_other_data(model, Path(path).parent, str(path))
@@ -129,6 +134,8 @@ def save_all(models: Sequence[ir.Model | onnx.ModelProto], paths: Sequence[str |
     targets = [check_output(path) for path in paths]
     for model, target in zip(held, targets, strict=True):
         _refuse_weights(model, target)
+        if descriptor_of(target) is not None and (external_tensors(model) or _bytes_in_memory(model) > _LARGEST):
+            raise OutputError(f"{target} takes one file, and the weights need another one; name a file to write")
     moving = [_weights_move(model, target.parent.resolve()) for model, target in zip(held, targets, strict=True)]
     try:
         if any(moving):

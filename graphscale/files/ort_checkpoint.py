@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import ModelFileError, UnsupportedModelError
+from graphscale.files.descriptors import is_stream, read_stream
 from graphscale.files.reading import check_readable, read_file
 from graphscale.files.tensor_files import ARRAY_DTYPES
 from graphscale.files.writing import write_file
@@ -71,6 +72,8 @@ class Checkpoint:
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Return whether a file has the mark of a checkpoint. Raises an OSError where it cannot be read."""
+    if is_stream(path):
+        return read_stream(path)[4:8] == _IDENTIFIER
     check_readable(path)
     with open(path, "rb") as file:
         return file.read(8)[4:] == _IDENTIFIER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import tokenize
@@ -16,7 +17,7 @@ import onnx_ir as ir
 from graphscale.errors import GraphscaleError, ModelFileError, one_line
 from graphscale.files import checksum, writing
 from graphscale.files.limits import current_limits
-from graphscale.files.reading import check_readable, read_file
+from graphscale.files.reading import open_file, read_file
 
 __all__ = ["ARRAY_DTYPES", "NUMPY_ERRORS", "Arrays", "read_npz", "read_safetensors", "to_native", "write_safetensors"]
 
@@ -46,13 +47,13 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, st
     Raises:
         ModelFileError: the file is missing, truncated, of another format, or not what its checksum says.
     """
-    from safetensors import SafetensorError, deserialize, safe_open
+    from safetensors import SafetensorError, deserialize
 
     try:
         data = read_file(path)
         found: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
-        with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
     except SafetensorError as error:
@@ -60,7 +61,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, st
     if checksum.KEY in metadata and not checksum.is_intact(data):
         raise ModelFileError(f"{path} is damaged: its content has changed since its checksum was computed")
     arrays = {}
-    for name, entry in found:
+    for name, entry in sorted(found, key=lambda each: each[0]):
         if entry["dtype"] not in _DTYPES:
             raise ModelFileError(f"{path}: the array {name!r} is of dtype {entry['dtype']}, which is not supported")
         arrays[name] = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
@@ -97,8 +98,8 @@ def read_npz(path: str | os.PathLike[str], kind: type[GraphscaleError] = ModelFi
     found: Arrays = {}
     name = ""
     try:
-        size = check_readable(path)
-        archive = np.load(path, allow_pickle=False)
+        file, size = open_file(path)
+        archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise kind(f"{path} holds one array without a name; write numpy.savez(FILE, NAME=array): arrays by name")
         with archive:

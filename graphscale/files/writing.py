@@ -17,6 +17,7 @@ from pathlib import Path
 import google.protobuf.message
 
 from graphscale.errors import ModelFileError, OutputError
+from graphscale.files.descriptors import descriptor_of, send
 from graphscale.files.model_size import parse_model
 
 __all__ = [
@@ -63,6 +64,8 @@ def check_output(path: str | os.PathLike[str]) -> Path:
         OutputError: its folder does not exist, or the path is a folder, or the file system refuses the name.
     """
     target = Path(path).absolute()
+    if descriptor_of(path) is not None:
+        return target
     try:
         if target.is_dir():
             raise OutputError(f"{path} is a folder; name the file to write")
@@ -123,13 +126,18 @@ def write_files(*paths: str | os.PathLike[str], replaces: bool = False) -> Itera
         OutputError: as `write_file`; all existing files are as they were.
     """
     targets = [check_output(path) for path in paths]
+    streams = any(descriptor_of(path) is not None for path in paths)
     try:
         with contextlib.ExitStack() as stack:
             temporaries = []
             for target in targets:
-                folder = tempfile.TemporaryDirectory(prefix=".graphscale-", suffix=".tmp", dir=target.parent)
+                beside = None if streams else target.parent
+                folder = tempfile.TemporaryDirectory(prefix=".graphscale-", suffix=".tmp", dir=beside)
                 temporaries.append(Path(stack.enter_context(folder), target.name))
             yield temporaries
+            if streams:
+                _send(temporaries, targets)
+                return
             for path, temporary, target in zip(paths, temporaries, targets, strict=True):
                 if not replaces:
                     _refuse_replacement(Path(path), temporary)
@@ -140,6 +148,12 @@ def write_files(*paths: str | os.PathLike[str], replaces: bool = False) -> Itera
                 _sync(parent)
     except OSError as error:
         raise OutputError(f"cannot write {', '.join(map(str, paths))}: {error.strerror or error}") from error
+
+
+def _send(temporaries: Sequence[Path], targets: Sequence[Path]) -> None:
+    if len(targets) > 1:
+        raise OutputError("standard output takes one file; name the files to write")
+    send(temporaries[0], targets[0])
 
 
 def _replace(temporaries: Sequence[Path], targets: Sequence[Path]) -> None:
@@ -296,7 +310,7 @@ def _refuse_replacement(target: Path, written: Path | None = None) -> None:
     Raises:
         OutputError: it did not.
     """
-    if _protected is None or not target.exists() or _is_own(target):
+    if _protected is None or descriptor_of(target) is not None or not target.exists() or _is_own(target):
         return
     if written is None or not filecmp.cmp(target, written, shallow=False):
         raise OutputError(

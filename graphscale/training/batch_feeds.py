@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphscale.errors import TrainingError, reporting
-from graphscale.files.reading import check_readable
+from graphscale.files.reading import open_file
 from graphscale.files.tensor_files import NUMPY_ERRORS
 
 if TYPE_CHECKING:
@@ -117,8 +116,7 @@ def _from_number(option: str, text: str, spec: InputSpec) -> np.ndarray[Any, Any
 def _from_file(option: str, path: str, spec: InputSpec) -> np.ndarray[Any, Any]:
     damaged = reporting(TrainingError, f"--feed {option}: {path} is damaged, or no .npy file", *NUMPY_ERRORS)
     with damaged, reporting(TrainingError, f"--feed {option}: cannot read {path}"):
-        check_readable(path)
-        array = np.load(Path(path), allow_pickle=False)
+        array = np.load(open_file(path)[0], allow_pickle=False)
     if not isinstance(array, np.ndarray):
         array.close()
         raise TrainingError(f"--feed {option}: {path} is no .npy file of one array")

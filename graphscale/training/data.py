@@ -7,12 +7,12 @@ import functools
 import hashlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphscale.errors import TrainingError
+from graphscale.errors import TrainingError, reporting
+from graphscale.files.reading import suffix_of
 from graphscale.files.tensor_files import read_npz, read_safetensors
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
     Raises:
         TrainingError, ModelFileError: the file is missing, damaged, or of another kind.
     """
-    suffix = Path(path).suffix
+    with reporting(TrainingError, f"cannot read {path}"):
+        suffix = suffix_of(path)
     if suffix == ".npz":
         return read_npz(path, TrainingError)
     if suffix != ".safetensors":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from graphscale.errors import OutputError, TrainingError, reporting
-from graphscale.files.reading import parse_json, read_file
+from graphscale.files.reading import parse_json, read_file, suffix_of
 from graphscale.files.writing import check_new_output
 from graphscale.training.record import StepRecord
 
@@ -133,7 +133,8 @@ def read_metrics(path: str | os.PathLike[str]) -> list[StepRecord]:
     Raises:
         TrainingError: the file is missing, of another format, or a line of it is damaged; the message says which.
     """
-    suffix = Path(path).suffix
+    with reporting(TrainingError, f"cannot read {path}"):
+        suffix = suffix_of(path)
     if suffix not in SUFFIXES:
         raise TrainingError(f"{path}: expected a metrics file, a name that ends in {' or '.join(SUFFIXES)}")
     with reporting(TrainingError, f"cannot read {path}"):

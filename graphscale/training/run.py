@@ -16,6 +16,7 @@ import numpy as np
 
 from graphscale.errors import TrainingError
 from graphscale.files import model_files, writing
+from graphscale.files.reading import read_file
 from graphscale.files.tensor_files import read_npz
 from graphscale.graph.stamp import read_stamp
 from graphscale.session import Session
@@ -273,7 +274,7 @@ class Run:
         """Return the settings that make the run. Its length is not among them, and may grow."""
         data, rate = self.batches.data, self._learning_rate
         return {
-            "the step": f"sha256:{hashlib.sha256(self._options.step.read_bytes()).hexdigest()}",
+            "the step": f"sha256:{hashlib.sha256(read_file(self._options.step)).hexdigest()}",
             "the data": data.describe(),
             "the content of the data": f"sha256:{data.sha256}",
             "--batch-size": self.batches.size,

@@ -34,7 +34,7 @@ def cast(folder: Path, *options: str, model: Path = MOMENTUM) -> onnx.ModelProto
 
 
 def test_the_table(tmp_path: Path) -> None:
-    printed = succeed(tmp_path, "autocast", MOMENTUM, "-o", "out.onnx")
+    printed = succeed(tmp_path, "autocast", MOMENTUM, "-o", "out.onnx", "-v")
     report = gs.autocast(MOMENTUM).report
     lines = printed.splitlines()
     assert lines[0] == f"{MOMENTUM} in mixed precision -> out.onnx"
@@ -121,7 +121,7 @@ def test_scaled_at_once(tmp_path: Path) -> None:
 
 
 def test_the_table_of_scale_tells_of_it(tmp_path: Path) -> None:
-    printed = succeed(tmp_path, "scale", MOMENTUM, "-o", "b.onnx", "--autocast=float16")
+    printed = succeed(tmp_path, "scale", MOMENTUM, "-o", "b.onnx", "--autocast=float16", "-v")
     assert re.search(rf"autocast +│ {gs.autocast(MOMENTUM).report.casts} Cast", printed)
 
 
@@ -159,7 +159,7 @@ def test_bad_folders(tmp_path: Path) -> None:
     for options, words in (
         (["-o", "full"], ("full", "--force")),
         (["-o", FOLDER], ("digits_adamw",)),
-        (["-o", "new", "--seed=a:0"], ("--seed", "folder of artifacts")),
+        (["-o", "new", "--seed-edge=a:0"], ("--seed-edge", "folder of artifacts")),
         (["-o", "new", "--target=onnx"], ("'onnx'", "ort-training")),
         (["-o", "new", "--dtype=bfloat16"], ("ort-training", "emulate")),
         (["-o", "new", "--deny=Nope"], ("'Nope'",)),

@@ -41,7 +41,8 @@ class Case:
             elif key == "gradients":
                 given += [f"--gradient={name}" for name in value]
             else:
-                given.append(f"--{key.replace('_', '-')}={value}")
+                name = "seed-edge" if key == "seed" else key.replace("_", "-")
+                given.append(f"--{name}={value}")
         return given
 
 
@@ -150,11 +151,11 @@ OPTIONS = [
     graph(
         "gradient-is-forward", step, Gradient, ("--gradient h", "'loss' depends on this value"), {"gradients": ["h"]}
     ),
-    graph("seed-no-node", step, Seed, ("--seed nope:0", "NODE:INDEX"), {"seed": "nope:0"}),
-    graph("seed-no-index", bad.named_seed, Seed, ("--seed seed", "NODE:INDEX"), {"seed": "seed"}),
-    graph("seed-index-high", bad.named_seed, Seed, ("--seed seed:2", "NODE:INDEX"), {"seed": "seed:2"}),
-    graph("seed-index-word", bad.named_seed, Seed, ("--seed seed:²", "NODE:INDEX"), {"seed": "seed:²"}),
-    graph("seed-unnamed-node", step, Seed, ("--seed :1", "NODE:INDEX"), {"seed": ":1"}),
+    graph("seed-no-node", step, Seed, ("--seed-edge nope:0", "NODE:INDEX"), {"seed": "nope:0"}),
+    graph("seed-no-index", bad.named_seed, Seed, ("--seed-edge seed", "NODE:INDEX"), {"seed": "seed"}),
+    graph("seed-index-high", bad.named_seed, Seed, ("--seed-edge seed:2", "NODE:INDEX"), {"seed": "seed:2"}),
+    graph("seed-index-word", bad.named_seed, Seed, ("--seed-edge seed:²", "NODE:INDEX"), {"seed": "seed:²"}),
+    graph("seed-unnamed-node", step, Seed, ("--seed-edge :1", "NODE:INDEX"), {"seed": ":1"}),
     graph("scale-below-one", step, Scale, ("at least 1", "0.5"), {"loss_scale": 0.5}),
     graph("scale-nan", step, Scale, ("at least 1", "nan"), {"loss_scale": float("nan")}),
     graph("scale-inf", step, Scale, ("finite", "inf"), {"loss_scale": float("inf")}),

@@ -97,7 +97,9 @@ def test_no_output(tmp_path: Path) -> None:
     refuse(tmp_path, "scale", EXAMPLE, words=("-o", "--dry-run"))
 
 
-@pytest.mark.parametrize("arguments", [["scale"], ["inspect"], ["resize", "a.onnx"], ["inspect", EXAMPLE, "--seed"]])
+@pytest.mark.parametrize(
+    "arguments", [["scale"], ["inspect"], ["resize", "a.onnx"], ["inspect", EXAMPLE, "--seed-edge"]]
+)
 def test_usage(arguments: list[str], tmp_path: Path) -> None:
     refuse(tmp_path, *arguments)
 
@@ -108,6 +110,6 @@ def test_inspect_refuses_the_same(tmp_path: Path) -> None:
         ("--loss=nope", "--loss nope"),
         ("--gradient=nope", "--gradient nope"),
         ("--update=nope=x", "no output 'nope'"),
-        ("--seed=nope:0", "--seed nope:0"),
+        ("--seed-edge=nope:0", "--seed-edge nope:0"),
     ):
         refuse(tmp_path, "inspect", sgd, option, words=(word,))

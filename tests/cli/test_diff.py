@@ -72,7 +72,7 @@ class TestPages:
 
     def test_options_reach_the_drawing(self, tmp_path: Path) -> None:
         clipped = MODELS / "pytorch" / "attention_adamw_clip.onnx"
-        succeed(tmp_path, "inspect", clipped, "--html", "page.html", "--loss=loss", "--seed=node_div_1:0")
+        succeed(tmp_path, "inspect", clipped, "--html", "page.html", "--loss=loss", "--seed-edge=node_div_1:0")
         page = (tmp_path / "page.html").read_text(encoding="utf-8")
         assert "node_div_1</button>" in page
 

@@ -38,7 +38,7 @@ def test_json_is_the_report(name: str) -> None:
 
 
 def test_options_reach_the_analysis() -> None:
-    printed = succeed(None, "inspect", CLIPPED, "--json", "--loss=loss", "--seed=node_div_1:0")
+    printed = succeed(None, "inspect", CLIPPED, "--json", "--loss=loss", "--seed-edge=node_div_1:0")
     assert [(p["node"], p["input"]) for p in json.loads(printed)["places"]] == [("node_div_1", 0)]
 
 

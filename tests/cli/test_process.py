@@ -32,7 +32,9 @@ CALLS = {
     "verify": ("verify", MODELS.parent / "graphscale" / "demo" / "digits_step.onnx", "step.onnx", "--runs=1"),
     "lint": ("lint", "step.onnx"),
     "diff": ("diff", MODELS.parent / "graphscale" / "demo" / "digits_step.onnx", "step.onnx"),
+    "doctor": ("doctor",),
     "": (),
+    "version": ("--version",),
     "no such command": ("resize", "step.onnx"),
     "no such file": ("scale", "missing.onnx", "-o", "out.onnx"),
 }

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.cli import COMMANDS, make_group
+from graphscale.cli import COMMANDS, make_command
 from graphscale.training.metrics import read_metrics
 from tests.cli.command import contents, graphscale, refuse, succeed
 from tests.cli.test_streams import CALLS as WRITING
@@ -22,7 +22,11 @@ from tests.training.runs import DIGITS, DIGITS_COMMAND
 
 # Each command, with the file that it writes named last.
 CALLS: dict[str, tuple[object, ...]] = {
-    **{name: call for name, call in WRITING.items() if name not in ("inspect", "train", "verify", "lint", "diff")},
+    **{
+        name: call
+        for name, call in WRITING.items()
+        if name not in ("inspect", "train", "verify", "lint", "diff", "doctor")
+    },
     "inspect": ("inspect", "step.onnx", "--html", "out.html"),
     "train": (*DIGITS_COMMAND, "--max-steps=2", "-o", "out.onnx"),
     "verify": ("verify", DIGITS, "broken.onnx", "--runs=1", "--numeric", "--save-counterexample", "out.npz"),
@@ -62,12 +66,12 @@ def run(folder: Path, *call: object) -> None:
 
 
 def test_every_command_is_called() -> None:
-    assert set(CALLS) == set(COMMANDS)
+    assert {*CALLS, "doctor"} == set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", CALLS)
 def test_every_command_takes_the_hint(command: str) -> None:
-    assert any("--force" in parameter.opts for parameter in make_group((command,)).commands[command].params)
+    assert any("--force" in parameter.opts for parameter in make_command(command).params)
 
 
 @pytest.mark.sample(3)

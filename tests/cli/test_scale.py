@@ -52,7 +52,7 @@ def rows(table: str) -> dict[str, list[str]]:
 
 
 def test_the_table(tmp_path: Path) -> None:
-    printed = succeed(tmp_path, "scale", MOMENTUM, "-o", "scaled.onnx")
+    printed = succeed(tmp_path, "scale", MOMENTUM, "-o", "scaled.onnx", "--verbose")
     table, original = rows(printed), onnx.load(MOMENTUM)
     written = onnx.load(tmp_path / "scaled.onnx")
     assert " ".join(printed.partition("loss  ")[0].split()) == f"{MOMENTUM} scaled -> scaled.onnx"
@@ -81,9 +81,18 @@ def test_the_table(tmp_path: Path) -> None:
     assert counts["guard-updates"] == {"Where": 8}
 
 
+def test_two_lines_by_default(tmp_path: Path) -> None:
+    printed = succeed(tmp_path, "scale", MOMENTUM, "-o", "scaled.onnx")
+    assert printed.splitlines() == [
+        f"{MOMENTUM} scaled -> scaled.onnx",
+        "coverage: 100 % (3 of 3 backward contractions); proof: every output and carried state is free of the scale",
+    ]
+
+
 def test_a_long_table_is_cut_and_says_where_the_rest_is(tmp_path: Path) -> None:
-    result = graphscale("scale", MODELS / "pytorch" / "attention_sgd.onnx", "--dry-run")
-    assert rows(result.stdout)["gradients (15)"][12:] == ["... and 3 more (--json shows all)"]
+    path = MODELS / "pytorch" / "attention_sgd.onnx"
+    assert rows(succeed(None, "inspect", path))["gradients (15)"][12:] == ["... and 3 more (-v shows all)"]
+    assert len(rows(succeed(None, "inspect", path, "-v"))["gradients (15)"]) == 15
 
 
 @pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "jax/mlp_adam", "ort/gradbuilder_regression"])
@@ -157,7 +166,7 @@ def test_naming_state_and_places(tmp_path: Path) -> None:
     written = scale(tmp_path, "--gradient=m_next", model=path)
     assert "m" not in json.loads(properties(written)["graphscale.state"])
     onnx.save(bad_graphs.named_seed(), path)
-    scale(tmp_path, "--seed=seed:0", "--loss=loss", model=path)
+    scale(tmp_path, "--seed-edge=seed:0", "--loss=loss", model=path)
     assert [(p.node, p.input) for p in gs.inspect(tmp_path / "scaled.onnx").places] == [("seed", 0)]
 
 
@@ -189,7 +198,8 @@ def test_a_backward_pass_without_contractions_has_nothing_to_protect(tmp_path: P
     inspected = succeed(tmp_path, "inspect", "model.onnx", "--html", "page.html")
     scaled = succeed(tmp_path, "scale", "model.onnx", "-o", "scaled.onnx")
     said = "nothing to protect (no contraction and no gradient operator in the backward pass)"
-    assert rows(inspected)["coverage"] == rows(scaled)["coverage"] == [said]
+    assert rows(inspected)["coverage"] == [said]
+    assert f"coverage: {said}; proof: " in scaled
     assert said in (tmp_path / "page.html").read_text()
     assert json.loads(succeed(tmp_path, "inspect", "scaled.onnx", "--json"))["coverage"] is None
     verified = succeed(tmp_path, "verify", "model.onnx", "scaled.onnx", "--runs=1")

@@ -33,8 +33,8 @@ CALLS = {
     "verify": ("verify", DIGITS, "step.onnx", "--runs=0"),
     "lint": ("lint", "step.onnx"),
     "diff": ("diff", DIGITS, "step.onnx"),
+    "doctor": ("doctor",),
 }
-JSON = [command for command in COMMANDS if command not in ("demo", "strip", "train", "plot")]
 FULL = "graphscale: cannot write to standard output: No space left on device\n"
 
 
@@ -71,7 +71,7 @@ def test_a_full_disk(command: str, folder: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("command", JSON)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_full_disk_for_json(command: str, folder: Path) -> None:
     done = shell(folder, "> /dev/full", *CALLS[command], "--json")
     assert (done.returncode, done.stderr) == (2, FULL)
@@ -90,7 +90,7 @@ def test_a_pipe_that_nobody_reads(command: str, folder: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("command", JSON)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_pipe_that_nobody_reads_for_json(command: str, folder: Path) -> None:
     done = shell(folder, "| true", *CALLS[command], "--json")
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

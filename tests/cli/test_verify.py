@@ -106,7 +106,7 @@ BAD = {
     "runs": (["ORIGINAL", "sound.onnx", "--runs=-1"], ["--runs"]),
     "tolerance": (["ORIGINAL", "sound.onnx", "--tolerance=-1"], ["tolerance"]),
     "tolerance-nan": (["ORIGINAL", "sound.onnx", "--tolerance=nan"], ["tolerance"]),
-    "provider": (["ORIGINAL", "sound.onnx", "--providers=GPUProvider"], ["GPUProvider"]),
+    "provider": (["ORIGINAL", "sound.onnx", "--provider=GPUProvider"], ["GPUProvider"]),
     "dim": (["ORIGINAL", "sound.onnx", "--dim=batch"], ["--dim batch", "NAME=SIZE"]),
     "no-such-dim": (["ORIGINAL", "sound.onnx", "--dim=rows=2"], ["--dim rows"]),
     "no-feeds": (["ORIGINAL", "sound.onnx", "--feeds=missing.npz"], ["missing.npz"]),

@@ -21,7 +21,6 @@ from graphscale.errors import (
     AlreadyScaledError,
     InvalidLossScaleError,
     ModelFileError,
-    SeedNotFoundError,
     VerifyError,
     one_line,
 )
@@ -117,10 +116,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     if misfit is not None:
         what = f"{second_name} is not {first_name} scaled: {misfit}"
         raise VerifyError(f"{what}; pass the original that it was made from")
-    try:
-        translation = validate_translation(first, second, stamp, policy, hints)
-    except SeedNotFoundError as error:  # the seed of verify is that of its feeds
-        raise SeedNotFoundError(str(error).replace("--seed", "--place")) from error
+    translation = validate_translation(first, second, stamp, policy, hints)
     lowered = None
     if is_lowered(second):
         lowered, second = second, _expected_plain_form(translation.expected, second)

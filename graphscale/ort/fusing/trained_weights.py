@@ -6,13 +6,12 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.errors import GraphscaleError, ModelFileError
+from graphscale.errors import GraphscaleError, ModelFileError, reporting
 from graphscale.files import model_files, writing
 from graphscale.files.ort_checkpoint import (
     Array,
@@ -22,6 +21,7 @@ from graphscale.files.ort_checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from graphscale.files.reading import suffix_of
 from graphscale.files.tensor_files import read_npz, read_safetensors
 from graphscale.files.writing import MARK_KEY
 from graphscale.graph.diagnosis import name_damage
@@ -192,7 +192,8 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Array]:
     Raises:
         ModelFileError: the file is missing, damaged, or of another format.
     """
-    suffix = Path(path).suffix
+    with reporting(ModelFileError, f"cannot read {path}"):
+        suffix = suffix_of(path)
     if suffix == ".npz":
         return read_npz(path)
     if suffix == ".safetensors":

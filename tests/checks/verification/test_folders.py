@@ -218,7 +218,7 @@ def test_the_command(folder: Path) -> None:
         ([str(SOURCE / TRAINING), "."], ["is a folder", "two folders"]),
         ([str(SOURCE), str(FOLDERS)], ["has no training_model.onnx"]),
         ([str(SOURCE), ".", "--numeric"], ["numeric is for a single graph"]),
-        ([str(SOURCE), ".", "--place=a:0"], ["place is for a single graph"]),
+        ([str(SOURCE), ".", "--seed-edge=a:0"], ["place is for a single graph"]),
         ([str(SOURCE), ".", "--tolerance=0.1"], ["tolerance is for a single graph"]),
     ],
 )

@@ -204,7 +204,7 @@ def test_folders_that_cannot_be_read_or_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [["--seed=a:0"], ["--gradient=g"], ["--update=a=b"], ["--expose-scaled-loss"], ["--target=onnx"]]
+    "option", [["--seed-edge=a:0"], ["--gradient=g"], ["--update=a=b"], ["--expose-scaled-loss"], ["--target=onnx"]]
 )
 def test_options_that_a_folder_does_not_take(option: list[str], tmp_path: Path) -> None:
     refuse(tmp_path, "scale", SOURCE, "-o", "out", *option)
