@@ -44,6 +44,7 @@ from graphscale.passes import (
     standard_passes,
 )
 from graphscale.policy.loss_scale import get_policy
+from graphscale.stages import report_stage
 from graphscale.targets import advise, check_versions, get_target, target_names
 
 __all__ = [
@@ -310,6 +311,7 @@ def prove_rewrite(rewrite: Rewrite, scale: ir.Value, own: Iterable[ir.Node], exp
     Raises:
         ProofError: it is not right.
     """
+    report_stage("proving the new graph")
     graph = rewrite.training_graph
     degrees = prove(
         rewrite.model.graph,

@@ -37,6 +37,7 @@ from graphscale.errors import (
 )
 from graphscale.graph.values import Use, inputs_of, is_float, is_known_zero, value_label, values_by_name
 from graphscale.operators import Trait, nodes_with
+from graphscale.stages import report_stage
 
 __all__ = ["TrainingGraph", "analyse"]
 
@@ -93,6 +94,7 @@ def _look_into_bodies(graph: ir.Graph, unrolled: Unrolled, hints: Hints) -> Trai
 
 def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> TrainingGraph:
     """Analyse a main graph by itself; `runs` says whether a runtime may execute it to choose between losses."""
+    report_stage("looking for the loss, the gradients and the carried state")
     answers = hints.answers
     values = values_by_name(graph) if hints.gradients or answers.losses else {}
     named = resolve_pairs(graph, answers)
@@ -120,7 +122,8 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
 
     if len(answers.losses) > 1 and (joint := join(candidates)) is not None:
         attempts, candidates = [joint], []
-    for candidate in candidates:
+    for number, candidate in enumerate(candidates):
+        report_stage(f"trying {candidate.name} as the loss", number, len(candidates))
         try:
             attempts.append(_attempt(graph, candidate, edge, chosen, held))
         except (SeedNotFoundError, GradientError) as error:

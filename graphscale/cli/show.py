@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from graphscale.cli import display
 from graphscale.errors import printable
 
 if TYPE_CHECKING:
@@ -115,10 +116,18 @@ class EscapedTable(Table):
         super().add_row(*map(make_text, cells), **options)
 
 
+class _Terminal(Console):
+    """A terminal on which progress is hidden before something is printed."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        display.hide()
+        super().print(*objects, **options)
+
+
 def make_console(stderr: bool = False, quiet: bool = False) -> Console:
     """Make the terminal. It is quiet with --quiet and with --json."""
     silent = quiet or _amount in (Amount.QUIET, Amount.JSON)
-    return Console(highlight=False, markup=False, emoji=False, stderr=stderr or _stdout_is_taken, quiet=silent)
+    return _Terminal(highlight=False, markup=False, emoji=False, stderr=stderr or _stdout_is_taken, quiet=silent)
 
 
 def print_json(make: Callable[[], dict[str, Any]]) -> None:
@@ -127,6 +136,7 @@ def print_json(make: Callable[[], dict[str, Any]]) -> None:
     Without --json, it is not made.
     """
     if _amount is Amount.JSON:
+        display.hide()
         print(json.dumps(make(), indent=2).replace("\x7f", "\\u007f"))
 
 

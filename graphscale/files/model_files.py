@@ -22,6 +22,7 @@ from graphscale.files.model_size import parse_model, refuse_large
 from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file, write_files
+from graphscale.stages import report_stage
 
 __all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_tensors", "save", "save_all"]
 
@@ -44,6 +45,7 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         ModelFileError: the file, or one with its weights, is missing, truncated, or of another format.
         UnsupportedModelError: the model carries `training_info` that is more than bindings of its graph.
     """
+    report_stage(f"reading {path}")
     try:
         # External data is refused through links, and located relative to the model: load by the resolved path.
         resolved = Path(path) if is_stream(path) else Path(path).resolve()
@@ -131,6 +133,7 @@ def save_all(models: Sequence[ir.Model | onnx.ModelProto], paths: Sequence[str |
     """
     held = [from_proto(model) if isinstance(model, onnx.ModelProto) else model for model in models]
     targets = [check_output(path) for path in paths]
+    report_stage(f"writing {', '.join(map(str, paths))}")
     for model, target in zip(held, targets, strict=True):
         _refuse_weights(model, target)
         if descriptor_of(target) is not None and (external_tensors(model) or _bytes_in_memory(model) > _LARGEST):

@@ -14,6 +14,7 @@ import numpy as np
 from graphscale.errors import TrainingError, reporting
 from graphscale.files.reading import suffix_of
 from graphscale.files.tensor_files import read_npz, read_safetensors
+from graphscale.stages import report_stage
 
 if TYPE_CHECKING:
     from graphscale.session import InputSpec
@@ -31,6 +32,7 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
     Raises:
         TrainingError, ModelFileError: the file is missing, damaged, or of another kind.
     """
+    report_stage(f"reading {path}")
     with reporting(TrainingError, f"cannot read {path}"):
         suffix = suffix_of(path)
     if suffix == ".npz":

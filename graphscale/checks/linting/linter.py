@@ -27,6 +27,7 @@ from graphscale.graph.stamp import read_stamp
 from graphscale.graph.values import node_name
 from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form
 from graphscale.pipeline import Model, needs_preparation, open_copy, prepare
+from graphscale.stages import report_stage
 from graphscale.targets import get_target
 
 __all__ = ["RULES", "lint"]
@@ -66,9 +67,13 @@ def lint(
     if needs_preparation(work):
         prepare(work)
     is_empty.cache_clear()  # the graph may have changed since
+    report_stage("looking for the loss scale and the carried state")
     context = LintContext(work, name, scale)
     chosen -= {code for prefix in UNSEEN.get(context.half or "", ()) for code in _matching(prefix)}
-    found += [finding for codes, find in RULES if chosen.intersection(codes) for finding in find(context)]
+    wanted = [find for codes, find in RULES if chosen.intersection(codes)]
+    for number, find in enumerate(wanted):
+        report_stage("looking for mistakes", number, len(wanted))
+        found += find(context)
     is_empty.cache_clear()
     order = {node_name(node): i for i, node in enumerate(context.view.nodes)}
     unique = {finding for finding in found if finding.code in chosen}
