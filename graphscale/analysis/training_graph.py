@@ -123,7 +123,8 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     if len(answers.losses) > 1 and (joint := join(candidates)) is not None:
         attempts, candidates = [joint], []
     for number, candidate in enumerate(candidates):
-        report_stage(f"trying {candidate.name} as the loss", number, len(candidates))
+        if len(candidates) > 1:
+            report_stage(f"trying {candidate.name} as the loss", number, len(candidates))
         try:
             attempts.append(_attempt(graph, candidate, edge, chosen, held))
         except (SeedNotFoundError, GradientError) as error:

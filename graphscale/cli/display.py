@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import datetime
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -72,18 +73,20 @@ class Display:
     def _show_bar(self, end: threading.Event) -> None:
         if self._wait(end, max(0.0, self._begin + _PATIENCE - self._clock())):
             return
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-        columns = (BarColumn(bar_width=18), TextColumn("{task.description}", markup=False), TimeRemainingColumn(True))
+        columns = (SpinnerColumn(), BarColumn(bar_width=18), TextColumn("{task.description}", markup=False))
         # Standard output may be a file: what is printed there must not be led to the terminal.
         options: dict[str, Any] = {"console": self._console, "transient": True, "redirect_stdout": False}
-        with Progress(SpinnerColumn(), *columns, auto_refresh=False, **options) as progress:
+        with Progress(*columns, auto_refresh=False, **options) as progress:
             bar = progress.add_task("", total=None)
+            (task,) = progress.tasks
             while True:
-                total = self._total or None
-                if total != progress.tasks[0].total:
-                    progress.reset(bar, total=total)
-                progress.update(bar, description=self._describe(), completed=self._done)
+                if task.total != (self._total or None):
+                    progress.reset(bar, total=self._total or None)
+                left = task.time_remaining or 0
+                more = f", {datetime.timedelta(seconds=int(left))} left" if left >= _INTERVAL else ""
+                progress.update(bar, description=self._describe() + more, completed=self._done)
                 progress.refresh()
                 if self._wait(end, _REFRESH):
                     return
