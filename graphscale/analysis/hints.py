@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.roles.answers import NO_ANSWERS, Answers
 from graphscale.analysis.updates import Update, same_type
-from graphscale.errors import RolesError, UpdateError
+from graphscale.errors import RolesError, UpdateError, suggest
 from graphscale.files.training_info import read_bindings
 from graphscale.graph.stamp import ROLES_KEY
 from graphscale.graph.values import value_label
@@ -100,9 +100,13 @@ def resolve_pairs(graph: ir.Graph, answers: Answers) -> list[Update]:
     for output_name, input_name in answers.states.items():
         label = answers.label(output_name, "--update") + f"={input_name}"
         if output_name not in outputs:
-            raise UpdateError(f"{label}: the graph has no output {output_name!r}")
+            raise UpdateError(
+                f"{label}: the graph has no output {output_name!r}{suggest(output_name, outputs, 'there are')}"
+            )
         if input_name not in inputs:
-            raise UpdateError(f"{label}: the graph has no input {input_name!r}")
+            raise UpdateError(
+                f"{label}: the graph has no input {input_name!r}{suggest(input_name, inputs, 'there are')}"
+            )
         update = Update(outputs[output_name], inputs[input_name], answers.evidence(output_name))
         if not same_type(update.output, update.input):
             raise UpdateError(

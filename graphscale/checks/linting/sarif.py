@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from graphscale.checks.linting.codes import CODES, DOCS_URL, Code
+from graphscale.checks.linting.codes import CODES, Code
 from graphscale.checks.linting.lint_report import Finding, LintReport
+from graphscale.errors import DOCS_URL
 from graphscale.files.writing import write_file
 
 __all__ = ["to_sarif", "write_sarif"]
