@@ -153,7 +153,7 @@ class VerifyError(GraphscaleError):
 
 
 class LintError(GraphscaleError):
-    """A lint code that was asked for does not exist."""
+    """A lint code does not exist, or there is nothing to lint in an inference graph."""
 
 
 class SplitError(GraphscaleError):

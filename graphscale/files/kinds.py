@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graphscale.errors import DOCS_URL
+from graphscale.files.descriptors import is_stream
 
 __all__ = ["ORT_CHECKPOINT", "describe_file", "describe_folder", "explain_unreadable"]
 
@@ -57,6 +58,8 @@ def describe_file(path: str | os.PathLike[str], expected: str) -> str:
     Returns:
         the description; empty where the file seems to be of that kind, or of none that is known.
     """
+    if is_stream(path):
+        return ""
     try:
         kind = _find_kind(Path(path))
     except OSError:
@@ -93,7 +96,7 @@ def _find_kind(path: Path) -> _Kind | None:
     with path.open("rb") as file:
         first = file.read(4096)
     if not first:
-        return _damage("empty", "write it again")
+        return _damage("an empty file", "write it again")
     for beginning, kind in _BEGINNINGS.items():
         if first.startswith(beginning):
             return kind
@@ -113,7 +116,7 @@ def _find_archive(path: Path) -> _Kind:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+    except Exception:  # zipfile raises many kinds for damaged archives
         return _damage("a damaged zip archive", "copy or download it again")
     if any(name.endswith("data.pkl") for name in names):
         return _PYTORCH

@@ -65,7 +65,7 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         problem = f": {kind}" if kind else ", or it is truncated; write or copy it again"
         raise ModelFileError(f"{path} is not an ONNX model{problem}") from error
     if not content:
-        raise ModelFileError(f"{path} is not an ONNX model: {describe_file(resolved, 'onnx')}")
+        raise ModelFileError(f"{path} is not an ONNX model: it is empty; write it again")
     model = _from_proto(proto, str(path))
     if _LOCATION in content and is_stream(path) and external_tensors(model):
         raise ModelFileError(

@@ -49,7 +49,7 @@ def lint(
         ignore: codes, or beginnings of codes, not to report.
 
     Raises:
-        LintError: a code does not exist.
+        LintError: a code does not exist, or the model is an inference graph.
         LossError: the value named as the loss scale does not exist, or is no scalar.
         ModelFileError: the model cannot be read, is damaged, or is not in topological order.
         UnsupportedModelError: the model carries `training_info` that is more than bindings of its graph.
@@ -69,6 +69,11 @@ def lint(
     is_empty.cache_clear()  # the graph may have changed since
     report_stage("looking for the loss scale and the carried state")
     context = LintContext(work, name, scale)
+    if context.is_inference:
+        raise LintError(
+            f"{name} is an inference graph: it has no gradients, no loss scale and no carried state; "
+            "pass a training graph"
+        )
     chosen -= {code for prefix in UNSEEN.get(context.half or "", ()) for code in _matching(prefix)}
     wanted = [find for codes, find in RULES if chosen.intersection(codes)]
     for number, find in enumerate(wanted):
