@@ -58,6 +58,7 @@ __all__ = [
     "parse_loss_scale",
     "parse_updates",
     "read_roles",
+    "refuse_with_folder",
 ]
 
 LOSS_SCALE = f"dynamic, a number, a preset ({', '.join(presets.NAMES)}) or FILE.json."
@@ -167,10 +168,19 @@ def is_folder(
         if output is not None:
             writing.check_output(output) if dry_run else writing.check_new_output(output, marked)
         return False
+    refuse_with_folder(model, graph_options)
+    return True
+
+
+def refuse_with_folder(folder: Path, graph_options: Mapping[str, object]) -> None:
+    """Refuse options that go with a single graph alone, by name.
+
+    Raises:
+        BadParameter: one is given.
+    """
     for name, value in graph_options.items():
         if value:
-            raise typer.BadParameter(f"{name} is for a single graph; {model} is a folder of artifacts")
-    return True
+            raise typer.BadParameter(f"{name} is for a single graph; {folder} is a folder of artifacts")
 
 
 def parse_updates(updates: list[str] | None) -> dict[str, str]:

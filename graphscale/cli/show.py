@@ -39,6 +39,7 @@ __all__ = [
     "show_report",
     "show_rows",
     "show_summary",
+    "show_text",
     "warn",
 ]
 
@@ -188,6 +189,11 @@ def shorten(lines: Sequence[str]) -> list[str]:
 def show_report(report: Report, title: str, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Print a report on stdout, its warnings on stderr; `more` is added to its JSON."""
     print_json(lambda: {**report.to_dict(), **more})
+    show_text(report, title)
+
+
+def show_text(report: Report, title: str) -> None:
+    """Print a report as text alone, as one of several."""
     say(title)
     show_rows(_rows(report))
     warn(report.warnings)
