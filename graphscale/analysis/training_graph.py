@@ -354,7 +354,8 @@ def _seed_edge(graph: ir.Graph, seed: str) -> Use:
         )
     node = next((node for node in graph if node.name == name), None)
     if node is None:
-        hint = suggest(name, (node.name for node in graph), "there are")
+        names = [node.name for node in graph if node.name]
+        hint = suggest(name, names, "there are") if names else "; the nodes of this graph have no names"
         raise SeedNotFoundError(f"--seed-edge {seed}: there is no node {name!r}{hint}")
     if int(index) >= len(node.inputs):
         raise SeedNotFoundError(f"--seed-edge {seed}: the node {name!r} has {len(node.inputs)} inputs, counted from 0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from graphscale.errors import suggest
@@ -25,7 +26,7 @@ _SYNONYMS = {
 def explain_usage(error: Any) -> str:
     """Return the message of an error of click, with the remedy, and the command whose help to read."""
     context = getattr(error, "ctx", None)
-    command = context.command_path if context else "graphscale"
+    command = context.command_path if context else " ".join(["graphscale", *sys.argv[1:2]])
     return f"{_explain(error, context)} ({command} --help shows what there is)"
 
 
@@ -38,17 +39,19 @@ def _explain(error: Any, context: Any) -> str:
         other = _SYNONYMS.get(error.option_name, "")
         is_known = other.partition(" ")[0] in known
         return f"there is no option {error.option_name}" + (
-            f"; did you mean {other}?" if is_known else suggest(error.option_name, known)
+            f"; did you mean {other}?" if is_known else suggest(error.option_name, known).replace("'", "")
         )
     if kind == "MissingParameter" and error.param is not None:
         param = error.param
         name = "/".join(param.opts) if param.param_type_name == "option" else param.metavar or param.name.upper()
-        return f"{name} is missing: {param.help.rstrip('.')}"
+        return f"{name} is missing: {param.help[:1].lower()}{param.help[1:].rstrip('.')}"
     if kind == "BadOptionUsage" and "require" in text:
         metavar = next((each.metavar for each in parameters if error.option_name in each.opts), None)
         return f"{text}{f': {error.option_name} {metavar}' if metavar else ''}"
-    if text.startswith("Got unexpected extra argument") and any("--output" in each.opts for each in parameters):
-        return f"{text}; a file to write is named with -o"
+    if text.startswith("Got unexpected extra argument"):
+        writes = any("--output" in each.opts for each in parameters)
+        hint = "; the file to write goes behind -o" if writes else ""
+        return f"there are too many arguments: {text.rpartition('(')[2].rstrip(')')}{hint}"
     if text.startswith("No such command") and not text.endswith("?"):
         return f"{text}; the command comes first, such as graphscale scale MODEL -o OUT"
     return text.removeprefix("Invalid value: ")

@@ -79,8 +79,10 @@ def describe_folder(path: str | os.PathLike[str]) -> str:
 
 
 def explain_unreadable(path: str | os.PathLike[str], error: OSError) -> str:
-    """Return the reason of an error, for a missing file with the nearest name beside it."""
+    """Return the reason of an error and a remedy: of a missing file, the nearest name beside it."""
     reason = error.strerror or str(error)
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder; name a file"
     if not isinstance(error, FileNotFoundError):
         return reason
     wanted = Path(path)
