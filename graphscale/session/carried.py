@@ -148,8 +148,8 @@ def check_state(
         if name not in specs:
             hint = suggest(name, specs, "carried are")
             raise SessionError(
-                f"{source}: {name!r} is not carried by this graph{hint}; leave it out, by "
-                "--ignore-extra of graphscale train"
+                f"{source}: {name!r} is not carried by this graph{hint}; leave it out "
+                "(graphscale train: --ignore-extra)"
             )
         with reporting(SessionError, f"{source}: the state {name!r} is no array", Exception):
             array = to_native(np.asarray(value))
