@@ -98,7 +98,7 @@ def autocast(
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
     """
     settings = make_settings(allow, deny, keep, lists)
-    hints = Hints(loss, seed, tuple(gradients or ()), updates, None if roles is None else Answers.of(roles))
+    hints = Hints(loss, seed, gradients or (), updates, None if roles is None else Answers.of(roles))
     mixed = Autocast(dtype, emulate, settings, **vars(hints), target=target)
     if loss_scale is not None:
         scaled = scale(model, loss_scale, **vars(hints), target=target, autocast=mixed)

@@ -60,6 +60,7 @@ __all__ = [
     "parse_loss_scale",
     "parse_updates",
     "read_roles",
+    "refuse_with_folder",
 ]
 
 LOSS_SCALE = f"dynamic, a number, a preset ({', '.join(presets.NAMES)}) or FILE.json."
@@ -104,19 +105,9 @@ Update = Annotated[list[str] | None, _roles("Output OUT is the next value of inp
 RolesFile = Annotated[
     Path | None, _roles("The roles of outputs, as inspect --roles-out writes them.", metavar="FILE.json")
 ]
-Keep = Annotated[list[str] | None, option("This state advances on skipped steps, too. May be repeated.", metavar="OUT")]
-ForceRoles = Annotated[bool, option("Take named roles even where the graph contradicts them.")]
-Dim = Annotated[list[str] | None, option("The size of a symbolic axis. May be repeated.", metavar="NAME=SIZE")]
-InitialLossScale = Annotated[float | None, option("The dynamic scale at the beginning. Default: 32768.")]
-IncrementPeriod = Annotated[int | None, option("Good steps before it grows. Default: 2000.")]
-Multiplier = Annotated[float | None, option("The factor of growth and decrease. Default: 2.")]
-Target = Annotated[str | None, option(f"The runtime: {target_names()}. Default: onnx; for a folder ort-training.")]
-Force = Annotated[bool, option("Replace an output that is read, or that graphscale did not write.")]
-DryRun = Annotated[bool, option("Write nothing.")]
 EachNode = Annotated[
     bool, option("With --html: draw each node, however large the drawing becomes.", rich_help_panel="Output")
 ]
-Json = Annotated[bool, option("Print JSON.")]
 Keep = Annotated[list[str] | None, _roles("This state advances on skipped steps, too. Repeatable.", metavar="OUT")]
 ForceRoles = Annotated[bool, _roles("Take named roles even where the graph contradicts them.")]
 Dim = Annotated[list[str] | None, option("The size of a symbolic axis. Repeatable.", metavar="NAME=SIZE")]
@@ -188,10 +179,19 @@ def is_folder(
         if output is not None:
             writing.check_output(output) if dry_run else writing.check_new_output(output, marked)
         return False
+    refuse_with_folder(model, graph_options)
+    return True
+
+
+def refuse_with_folder(folder: Path, graph_options: Mapping[str, object]) -> None:
+    """Refuse options that go with a single graph alone, by name.
+
+    Raises:
+        BadParameter: one is given.
+    """
     for name, value in graph_options.items():
         if value:
-            raise typer.BadParameter(f"{name} is for a single graph; {model} is a folder of artifacts")
-    return True
+            raise typer.BadParameter(f"{name} is for a single graph; {folder} is a folder of artifacts")
 
 
 def parse_updates(updates: list[str] | None) -> dict[str, str]:

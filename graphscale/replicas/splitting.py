@@ -35,6 +35,7 @@ from graphscale.replicas.halves import (
     gradients_of,
     know_types,
 )
+from graphscale.stages import report_stage
 
 __all__ = ["SPLIT_KEY", "Halves", "SplitReport", "SplitStep", "cut_halves", "open_step", "split", "stage_path"]
 
@@ -162,6 +163,7 @@ def split(
         step = step.model
     nbytes = bucket_size(bucket_bytes)
     model, name = open_step(step)
+    report_stage("cutting the step at its gradients")
     halves = cut_halves(model, name, stages)
     buckets = lay_out(halves.groups, nbytes)
     report = _report(halves, buckets)

@@ -31,6 +31,7 @@ from graphscale.session.loading import choose_device, create, make_quiet_options
 from graphscale.session.result import GradientRange, StepResult
 from graphscale.session.state_file import copy_without_state, export_step, read_state_file, write_state_file
 from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
+from graphscale.stages import report_stage
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -127,6 +128,7 @@ class Session(Summary):
             raise SessionError(f"providers are a list of names, or of (name, options); got {providers!r}")
         self._access = Access()
         source, path = open_model(model)
+        report_stage("making a session of ONNX Runtime")
         self.stamp = read_stamp(source, "the model" if path is None else path)
         outputs = dict(self.stamp.state)
         written = [s["input"] for s in self.stamp.report.get("state", ()) if s.get("output") is None]

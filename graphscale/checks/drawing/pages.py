@@ -17,6 +17,7 @@ from graphscale.collector import paused_collector
 from graphscale.files import writing
 from graphscale.graph.values import node_name
 from graphscale.pipeline import Model, open_copy
+from graphscale.stages import report_stage
 
 __all__ = ["draw_comparison", "draw_inspection", "write_page"]
 
@@ -38,6 +39,7 @@ def draw_inspection(model: Model, report: Report, title: str, hints: Hints = NO_
         GraphscaleError: what `graphscale.inspect` raises.
     """
     work, name = open_copy(model)
+    report_stage("drawing the graph")
     context = make_context(work, name, hints=hints)
     layout = fit(context, whole=whole)
     scene = layout.scene

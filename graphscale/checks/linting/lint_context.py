@@ -134,6 +134,14 @@ class LintContext:
         nodes = (node for node in topology.nodes if node in topology.backward and node in topology.propagating)
         return [node for node in nodes if any(v in topology.activation_dependent for v in topology.operands(node))]
 
+    @property
+    def is_inference(self) -> bool:
+        """True if nothing in the model belongs to training: no gradient, no state, no loss scale, no check."""
+        known = (self.stamp, self.half, self.scale, self.check)
+        if self.states or self.roots or any(each is not None for each in known):
+            return False
+        return not self.backward_operators
+
     @functools.cached_property
     def outcomes(self) -> tuple[Outcomes, Outcomes] | None:
         """The steps on which the check holds, and fails; None without a check."""

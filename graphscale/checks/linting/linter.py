@@ -28,6 +28,7 @@ from graphscale.graph.stamp import read_stamp
 from graphscale.graph.values import node_name
 from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form
 from graphscale.pipeline import Model, needs_preparation, open_copy, prepare
+from graphscale.stages import report_stage
 from graphscale.targets import get_target
 
 __all__ = ["RULES", "lint"]
@@ -49,7 +50,7 @@ def lint(
         ignore: codes, or beginnings of codes, not to report.
 
     Raises:
-        LintError: a code does not exist.
+        LintError: a code does not exist, or the model is an inference graph.
         LossError: the value named as the loss scale does not exist, or is no scalar.
         ModelFileError: the model cannot be read, is damaged, or is not in topological order.
         UnsupportedModelError: the model carries `training_info` that is more than bindings of its graph.
@@ -67,9 +68,18 @@ def lint(
     if needs_preparation(work):
         prepare(work)
     is_empty.cache_clear()  # the graph may have changed since
+    report_stage("looking for the loss scale and the carried state")
     context = LintContext(work, name, scale)
+    if context.is_inference:
+        raise LintError(
+            f"{name} is an inference graph: it has no gradients, no loss scale and no carried state; "
+            "pass a training graph"
+        )
     chosen -= {code for prefix in UNSEEN.get(context.half or "", ()) for code in _matching(prefix)}
-    found += [finding for codes, find in RULES if chosen.intersection(codes) for finding in find(context)]
+    wanted = [find for codes, find in RULES if chosen.intersection(codes)]
+    for number, find in enumerate(wanted):
+        report_stage("looking for mistakes", number, len(wanted))
+        found += find(context)
     is_empty.cache_clear()
     order = {node_name(node): i for i, node in enumerate(context.view.nodes)}
     unique = {finding for finding in found if finding.code in chosen}
