@@ -1,13 +1,20 @@
-"""Turn a step that changes variables into a pure function: variables go in, their next values come out."""
+"""A training step as a pure function: variables go in, their next values come out."""
 
-from collections.abc import Callable, Iterable, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-NodeDef = Any
+from graphscale.errors import ExportError
+from graphscale.exporters.step_file import next_name
+from graphscale.exporters.tensorflow.static_shapes import simplify_node
+from graphscale.files.tensor_files import Arrays
+
+__all__ = ["PureStep", "by_path", "make_pure"]
 
 
 @dataclass(frozen=True)
@@ -16,78 +23,102 @@ class PureStep:
 
     Attributes:
         run: the step, from one tensor for each input to a list with one for each output.
-        inputs: the batch and the variables by name, each with a present value.
-        outputs: the names of the outputs: those of the step, and `NAME.next` for each variable that it assigns.
+        specs: the batch, then the variables: shape and dtype of each input by name.
+        first: present values of the variables by name.
+        outputs: names of the outputs: those of the step, and `NAME.next` for each variable that it assigns.
+        pairs: `NAME.next` and NAME of each variable that the step assigns.
     """
 
-    run: Callable[..., list[tf.Tensor]]
-    inputs: dict[str, np.ndarray]
+    run: Callable[..., list[Any]]
+    specs: dict[str, Any]
+    first: Arrays
     outputs: list[str]
+    pairs: dict[str, str]
 
 
-def by_path(variables: Iterable[Any]) -> dict[str, tf.Variable]:
-    """Return variables of Keras by their paths, with dots."""
-    return {variable.path.replace("/", "."): variable.value for variable in variables}
+def by_path(variables: Iterable[Any], separator: str = "/") -> dict[str, Any]:
+    """Return the TensorFlow variables of Keras variables by their paths."""
+    return {variable.path.replace("/", separator): variable.value for variable in variables}
 
 
 def make_pure(
-    step: Callable[..., Mapping[str, tf.Tensor]], batch: Mapping[str, np.ndarray], state: Mapping[str, tf.Variable]
+    step: Callable[..., Mapping[str, Any]],
+    batch: Mapping[str, Any],
+    state: Mapping[str, Any],
+    restarted: Sequence[Any] = (),
 ) -> PureStep:
     """Trace a step, and replace its variables by inputs and outputs.
 
     Args:
-        step: takes the batch by position, returns its outputs by name; a `tf.function`, or what can become one.
-        batch: a sample of each input.
-        state: the variables to make inputs. Others that the step only reads become constants.
+        step: takes the batch by position, returns its outputs by name; a `tf.function`, or a function to trace.
+        batch: a `tf.TensorSpec` or an array for each input.
+        state: `tf.Variable`s to make inputs. Others that the step only reads become constants.
+        restarted: `tf.Variable`s that begin each step at their present values, such as the sums of a metric.
 
     Raises:
-        ValueError: the step writes to something that is not in `state`.
-        NotImplementedError: an operator changes a variable otherwise than those of `_VARIABLE_OPS`.
+        ExportError: the step assigns a variable that is neither in `state` nor in `restarted`, or in a way that has no
+            equivalent on tensors.
     """
     function = step if hasattr(step, "get_concrete_function") else tf.function(step, autograph=False)
-    specs = [tf.TensorSpec(np.shape(value), np.asarray(value).dtype, name) for name, value in batch.items()]
-    traced = function.get_concrete_function(*specs)
+    traced = function.get_concrete_function(*(_spec(name, value) for name, value in batch.items()))
     # The graph itself lists only variables that are read.
-    known = {id(variable.handle): variable for variable in (*traced.graph.variables, *state.values())}
+    known = {id(variable.handle): variable for variable in (*traced.graph.variables, *state.values(), *restarted)}
     resources = {inner.op.name: outer for outer, inner in traced.graph.captures if outer.dtype == tf.resource}
     if any(id(handle) not in known for handle in resources.values()):
-        raise ValueError("the step writes to something that is not in the state")
+        raise ExportError("the step assigns a variable that belongs to neither the model nor its optimizer")
     variables = {holder: known[id(handle)] for holder, handle in resources.items()}
     names = {id(variable.handle): name for name, variable in state.items()}
     name_of = {holder: names[id(each.handle)] for holder, each in variables.items() if id(each.handle) in names}
     holder_of = {name: holder for holder, name in name_of.items()}
-    graph, last = _without_variables(traced.graph.as_graph_def(), variables)
+    graph, last = _without_variables(traced.graph, variables)
+    passing = {id(variable.handle) for variable in restarted}
     for holder, variable in variables.items():
-        if holder not in name_of and last[holder] != holder:
-            raise ValueError(f"the step assigns {variable.name}, which is not in the state")
+        if holder not in name_of and last[holder] != holder and id(variable.handle) not in passing:
+            raise ExportError(
+                f"the step assigns the variable {variable.name}, which belongs to neither the model nor its optimizer"
+            )
 
     carried = [name for name in state if name in holder_of]
     following = [name for name in carried if last[holder_of[name]] != holder_of[name]]
     fixed = {inner.op.name: outer.numpy() for outer, inner in traced.graph.captures if inner.op.name not in variables}
     fixed |= {holder: variable.numpy() for holder, variable in variables.items() if holder not in name_of}
-    holders = [tensor.op.name for tensor in traced.inputs[: len(specs)]] + [holder_of[name] for name in carried]
-    wanted = [tensor.name for tensor in traced.outputs] + [f"{last[holder_of[name]]}:0" for name in following]
-
-    def run(*values: tf.Tensor) -> list[tf.Tensor]:
-        constants = {name: tf.constant(value) for name, value in fixed.items()}
-        return tf.import_graph_def(graph, dict(zip(holders, values, strict=True)) | constants, wanted, name="")
-
-    inputs = {name: np.asarray(value) for name, value in batch.items()}
-    # A copy: the numbers of a variable on the CPU are the memory that it changes.
-    inputs |= {name: np.array(state[name].numpy()) for name in carried}
+    inner_batch = traced.inputs[: len(batch)]
+    holders = [tensor.op.name for tensor in inner_batch] + [holder_of[name] for name in carried]
     # TensorFlow flattens a dictionary by its sorted keys.
-    outputs = [*sorted(traced.structured_outputs), *(f"{name}.next" for name in following)]
-    return PureStep(run, inputs, outputs)
+    results = dict(zip(sorted(traced.structured_outputs), (tensor.name for tensor in traced.outputs), strict=True))
+    wanted = [*results.values(), *(f"{last[holder_of[name]]}:0" for name in following)]
+
+    def run(*values: Any) -> list[Any]:
+        constants = {name: tf.constant(value) for name, value in fixed.items()}
+        found: list[Any] = tf.import_graph_def(
+            graph, dict(zip(holders, values, strict=True)) | constants, wanted, name=""
+        )
+        return found
+
+    specs = {name: tf.TensorSpec(tensor.shape, tensor.dtype) for name, tensor in zip(batch, inner_batch, strict=True)}
+    specs |= {name: tf.TensorSpec(state[name].shape, state[name].dtype) for name in carried}
+    # A copy: the numbers of a variable on the CPU are the memory that it changes.
+    first = {name: np.array(state[name].numpy()) for name in carried}
+    pairs = {next_name(name): name for name in following}
+    return PureStep(run, specs, first, [*results, *pairs], pairs)
 
 
-def _without_variables(graph: Any, variables: Mapping[str, tf.Variable]) -> tuple[Any, dict[str, str]]:
+def _spec(name: str, value: Any) -> Any:
+    if isinstance(value, tf.TensorSpec):
+        return tf.TensorSpec(value.shape, value.dtype)
+    array = np.asarray(value)
+    return tf.TensorSpec(array.shape, array.dtype)
+
+
+def _without_variables(graph: Any, variables: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
     """Return a graph with tensors in place of variables, and the node with the last value of each.
 
     The nodes of a traced graph stand in the order of the program: a value is read as the node before left it.
     """
-    made = type(graph)(versions=graph.versions, library=graph.library)
+    traced = graph.as_graph_def()
+    made = type(traced)(versions=traced.versions, library=traced.library)
     current = {holder: holder for holder in variables}
-    for node in graph.node:
+    for node in traced.node:
         # The order of reads and writes is in the values now.
         inputs = [name for name in node.input if not name.startswith("^")]
         del node.input[:]
@@ -104,7 +135,12 @@ def _without_variables(graph: Any, variables: Mapping[str, tf.Variable]) -> tupl
             made.node.append(node)
             continue
         elif taken := [name for name in inputs if name in variables]:
-            raise NotImplementedError(f"{node.op} on the variable {variables[taken[0]].name}")
+            raise ExportError(
+                f"the step uses the variable {variables[taken[0]].name} in {node.op} (node {node.name}), which has no "
+                "equivalent on tensors; read and assign variables outside of loops, conditions and nested functions"
+            )
+        else:
+            simplify_node(made, graph.get_operation_by_name(node.name), node)
         node.attr.pop("_output_shapes", None)
         made.node.append(node)
     return made, current
@@ -119,10 +155,11 @@ _VARIABLE_OPS = {
     "AssignSubVariableOp": ("Sub", True, False),
     "ResourceScatterAdd": ("TensorScatterAdd", True, True),
     "ResourceScatterSub": ("TensorScatterSub", True, True),
+    "ResourceScatterUpdate": ("TensorScatterUpdate", True, True),
 }
 
 
-def _replace(graph: Any, node: NodeDef, kind: str, value: str, operands: list[str], indexed: bool) -> None:
+def _replace(graph: Any, node: Any, kind: str, value: str, operands: list[str], indexed: bool) -> None:
     """Make a node that reads or writes a variable one of tensors; put constants that it needs before it."""
     dtype, index_dtype = node.attr["dtype"].type, node.attr["Tindices"].type
     if kind == "GatherV2":

@@ -1,0 +1,67 @@
+"""From a function of TensorFlow without variables to ONNX, by tf2onnx with the lowerings of this package."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import onnx
+import tensorflow as tf
+import tf2onnx.optimizer
+import tf2onnx.tfonnx
+
+from graphscale.errors import ExportError
+from graphscale.exporters.tensorflow.lowerings import handlers
+
+__all__ = ["OPSET", "convert"]
+
+# The newest that tf2onnx writes.
+OPSET = 18
+
+
+def convert(function: Callable[..., Any], specs: Sequence[Any], opset: int = OPSET) -> onnx.ModelProto:
+    """Convert a function without variables.
+
+    Args:
+        function: from tensors to tensors, or to a dictionary of them, whose keys become the names of the outputs.
+        specs: a `tf.TensorSpec` for each argument.
+        opset: the opset of the graph.
+
+    Raises:
+        ExportError: an operator has no lowering.
+    """
+    traced, failed = tf.function(function, specs, autograph=False), dict[str, str]()
+    with _quiet(), _without_harmful_passes():
+        model, _ = tf2onnx.convert.from_function(traced, specs, opset=opset, custom_op_handlers=handlers(failed))
+    for node in model.graph.node:
+        if not onnx.defs.has(node.op_type, node.domain):
+            raise ExportError(f"no ONNX equivalent of {failed.get(node.name, node.op_type)} (node {node.name})")
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("tf2onnx")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def _without_harmful_passes() -> Iterator[None]:
+    """Leave out two passes of tf2onnx 1.17.
+
+    One changes the axes of a mean or sum behind a Transpose that other nodes read as well, and then leaves the
+    Transpose where it is: the loss of a convolutional network was wrong by 1 %. The other makes one Gemm of a product
+    and a sum, such as a weight's gradient and its momentum, where no loss scale can enter.
+    """
+    passes = tf2onnx.optimizer._get_optimizers()
+    with mock.patch.dict(passes), mock.patch.object(tf2onnx.tfonnx, "rewrite_gemm", lambda _, ops: ops):
+        del passes["optimize_transpose"]
+        yield
