@@ -24,6 +24,6 @@ def export_step(
 ) -> ExportReport:
     """Export."""
     require("tensorflow", ("tensorflow", "tensorflow-cpu"), ("tf2onnx", "tf2onnx"))
-    from graphscale.exporters.tensorflow.export import export
+    from graphscale.exporters.tensorflow.keras_export import export
 
     return export(model, example_batch, path, loss, optimizer, dynamic_batch)

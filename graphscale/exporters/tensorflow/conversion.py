@@ -53,15 +53,25 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
+# Rewriters that fuse nodes of a forward pass, whose values the backward pass reads as well: a dilated convolution lost the
+# images that its gradient needs. One makes one Gemm of a product and a sum, such as a weight's gradient and its momentum,
+# where no loss scale can enter.
+_FUSING = (
+    *("rewrite_gemm", "rewrite_conv_dilations", "rewrite_conv2d_with_pad", "rewrite_biasadd_with_conv2d"),
+    *("rewrite_layer_normalization", "rewrite_leakyrelu", "rewrite_thresholded_relu", "rewrite_flatten"),
+    *("rewrite_dropout", "rewrite_random_uniform", "rewrite_random_uniform_fold_const", "rewrite_random_normal"),
+)
+
+
 @contextmanager
 def _without_harmful_passes() -> Iterator[None]:
-    """Leave out two passes of tf2onnx 1.17.
+    """Leave out passes of tf2onnx 1.17 that damage training steps.
 
-    One changes the axes of a mean or sum behind a Transpose that other nodes read as well, and then leaves the
-    Transpose where it is: the loss of a convolutional network was wrong by 1 %. The other makes one Gemm of a product
-    and a sum, such as a weight's gradient and its momentum, where no loss scale can enter.
+    `optimize_transpose` changes the axes of a mean or sum behind a Transpose that other nodes read as well, and then
+    leaves the Transpose where it is: the loss of a convolutional network was wrong by 1 %.
     """
     passes = tf2onnx.optimizer._get_optimizers()
-    with mock.patch.dict(passes), mock.patch.object(tf2onnx.tfonnx, "rewrite_gemm", lambda _, ops: ops):
+    fusing = dict.fromkeys(_FUSING, lambda _, ops: ops)
+    with mock.patch.dict(passes), mock.patch.multiple(tf2onnx.tfonnx, **fusing):
         del passes["optimize_transpose"]
         yield

@@ -20,6 +20,8 @@ from graphscale.files.tensor_files import Arrays
 __all__ = ["LOSS", "RATE", "KerasStep", "make_keras_step"]
 
 LOSS, RATE = "loss", "learning_rate"
+# How layers compute: a step can be met as closely as the coarsest of them rounds.
+_DTYPES = {"float16": np.float16, "float32": np.float32}
 _PARTS = ("x", "y", "sample_weight")
 
 
@@ -75,9 +77,11 @@ class KerasStep:
     def disturb(self, batch: Arrays) -> Arrays:
         """Change every number of the variables by its rounding; return the batch changed in the same way."""
         rng = np.random.default_rng(0)
+        layers = self.model._flatten_layers()
+        unit = max(float(np.finfo(_DTYPES.get(layer.compute_dtype, np.float64)).eps) for layer in layers)
         for variable in self.state.values():
-            variable.assign(_rounded_otherwise(variable.numpy(), rng))
-        return {name: _rounded_otherwise(value, rng) for name, value in batch.items()}
+            variable.assign(_rounded_otherwise(variable.numpy(), rng, unit))
+        return {name: _rounded_otherwise(value, rng, unit) for name, value in batch.items()}
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -150,10 +154,12 @@ def _build(model: Any, data: Any) -> None:
         ) from error
 
 
-def _rounded_otherwise(value: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def _rounded_otherwise(
+    value: np.ndarray[Any, Any], rng: np.random.Generator, unit: float
+) -> np.ndarray[Any, Any]:
     if value.dtype.kind != "f":
         return value
-    noise = rng.uniform(-1, 1, value.shape) * np.finfo(value.dtype).eps
+    noise = rng.uniform(-1, 1, value.shape) * unit
     return np.asarray(value * (1 + noise)).astype(value.dtype)
 
 
