@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from graphscale.exporters.step_file import unique_names
 from graphscale.exporters.tensorflow.pure_step import by_path
 from graphscale.files.tensor_files import Arrays
 
-__all__ = ["LOSS", "RATE", "KerasStep", "make_keras_step"]
+__all__ = ["LOSS", "RATE", "KerasStep", "find_optimizers", "make_keras_step"]
 
 LOSS, RATE = "loss", "learning_rate"
 # How layers compute: a step can be met as closely as the coarsest of them rounds.
@@ -35,6 +36,7 @@ class KerasStep:
         structure: the batch as `train_step` takes it, with a name for each array.
         batch: an array for each name.
         state: the variables of model and optimizers by name.
+        metrics: compute the metrics as well.
     """
 
     model: Any
@@ -42,6 +44,12 @@ class KerasStep:
     structure: Any
     batch: Arrays
     state: dict[str, Any]
+    metrics: bool = True
+
+    @property
+    def rescaled(self) -> bool:
+        """The model's own optimizer scales the loss."""
+        return isinstance(getattr(self.model, "optimizer", None), keras.optimizers.LossScaleOptimizer)
 
     @property
     def sums(self) -> list[Any]:
@@ -60,6 +68,8 @@ class KerasStep:
                 f"train_step of {self.model.name} takes the gradient of {found}; a step has one scalar loss, and one "
                 "call of GradientTape.gradient or Optimizer.minimize"
             )
+        if not self.metrics:
+            return {LOSS: losses[0]}
         flat = {"/".join(map(str, path)): value for path, value in keras.tree.flatten_with_path(logs or {})}
         metrics = {name: tf.convert_to_tensor(value) for name, value in flat.items() if name != LOSS}
         return {LOSS: losses[0]} | metrics
@@ -83,6 +93,17 @@ class KerasStep:
             variable.assign(_rounded_otherwise(variable.numpy(), rng, unit))
         return {name: _rounded_otherwise(value, rng, unit) for name, value in batch.items()}
 
+    def locate(self, node: str) -> str:
+        """Name the layer of a node of the traced step, or else the node."""
+        names = {layer.name for layer in self.model._flatten_layers()}
+        for part in reversed(node.split("/")):
+            # Scopes that were used before are numbered.
+            plain = re.sub(r"_\d+$", "", part)
+            if part in names or plain in names:
+                backward = " in its backward pass" if node.startswith("gradient_tape") else ""
+                return f"layer {part if part in names else plain}{backward}"
+        return f"node {node}" + ("; metrics=False leaves the metrics out" if self.metrics else "")
+
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
         """Restore all variables, and the model's own optimizer, at the end."""
@@ -100,19 +121,22 @@ class KerasStep:
                 variable.assign(value)
 
 
-def make_keras_step(model: Any, example_batch: Any) -> KerasStep:
+def make_keras_step(model: Any, example_batch: Any, metrics: bool = True) -> KerasStep:
     """Build a compiled model and its optimizer for a batch, and name its arrays and variables.
 
     Args:
         model: a compiled Keras model.
         example_batch: `(x, y)` or `(x, y, sample_weight)`, as `train_on_batch` takes them.
+        metrics: compute the metrics as well.
 
     Raises:
         ExportError: the batch or the model does not fit.
     """
     structure, batch = _name_batch(model, example_batch)
     _build(model, _fill(structure, {name: tf.constant(value) for name, value in batch.items()}))
-    optimizers = tuple(_inner(each) for each in _find_optimizers(model))
+    optimizers = tuple(find_optimizers(model))
+    if not optimizers:
+        raise ExportError(f"{model.name} has no optimizer; pass loss and optimizer, or compile the model")
     for optimizer in optimizers:
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
@@ -124,16 +148,14 @@ def make_keras_step(model: Any, example_batch: Any) -> KerasStep:
     state = by_path(owned)
     if len(rates) == 1 and isinstance(rates[0], keras.Variable):
         state = {RATE if value is rates[0].value else name: value for name, value in state.items()}
-    return KerasStep(model, optimizers, structure, batch, state)
+    return KerasStep(model, optimizers, structure, batch, state, metrics)
 
 
-def _find_optimizers(model: Any) -> list[Any]:
-    found = [model.optimizer] if getattr(model, "optimizer", None) is not None else []
-    found += [each for each in vars(model).values() if isinstance(each, keras.optimizers.Optimizer)]
-    unique = list({id(each): each for each in found}.values())
-    if not unique:
-        raise ExportError(f"{model.name} has no optimizer; pass loss and optimizer, or compile the model")
-    return unique
+def find_optimizers(model: Any) -> list[Any]:
+    """Return the optimizers of a model, without loss scaling around them."""
+    found = [getattr(model, "optimizer", None), *vars(model).values()]
+    inner = [_inner(each) for each in found if isinstance(each, keras.optimizers.Optimizer)]
+    return list({id(each): each for each in inner}.values())
 
 
 def _inner(optimizer: Any) -> Any:
