@@ -63,7 +63,7 @@ def export(
         found = compare_steps(exported, batch, pure.first, pure.pairs, expected, nearby)
         errors = {name: max(error, errors.get(name, 0.0)) for name, error in found.items()}
     model_files.save(exported, target)
-    noise = [name for name, error in errors.items() if error > TOLERANCE.get(expected[0][name].dtype.name, 0.0)]
+    noise = [name for name, error in errors.items() if error > TOLERANCE[step.precision.name]]
     return ExportReport(
         path=os.fspath(path),
         framework=f"Keras {keras.__version__}",

@@ -21,8 +21,6 @@ from graphscale.files.tensor_files import Arrays
 __all__ = ["LOSS", "RATE", "KerasStep", "find_optimizers", "make_keras_step"]
 
 LOSS, RATE = "loss", "learning_rate"
-# How layers compute: a step can be met as closely as the coarsest of them rounds.
-_DTYPES = {"float16": np.float16, "float32": np.float32}
 _PARTS = ("x", "y", "sample_weight")
 
 
@@ -56,6 +54,12 @@ class KerasStep:
         """The variables of the metrics, which begin each step anew."""
         return [variable.value for variable in self.model.metrics_variables]
 
+    @property
+    def precision(self) -> np.dtype[Any]:
+        """The coarsest type that a layer computes in."""
+        names = {str(layer.compute_dtype) for layer in self.model._flatten_layers()}
+        return np.dtype(min(names & {"float16", "float32", "float64"}, default="float32"))
+
     def run(self, *values: Any) -> dict[str, Any]:
         """Run `train_step` on a batch, and return the loss and the metrics of this batch by name."""
         tensors = dict(zip(self.batch, values, strict=True))
@@ -86,9 +90,7 @@ class KerasStep:
 
     def disturb(self, batch: Arrays) -> Arrays:
         """Change every number of the variables by its rounding; return the batch changed in the same way."""
-        rng = np.random.default_rng(0)
-        layers = self.model._flatten_layers()
-        unit = max(float(np.finfo(_DTYPES.get(layer.compute_dtype, np.float64)).eps) for layer in layers)
+        rng, unit = np.random.default_rng(0), float(np.finfo(self.precision).eps)
         for variable in self.state.values():
             variable.assign(_rounded_otherwise(variable.numpy(), rng, unit))
         return {name: _rounded_otherwise(value, rng, unit) for name, value in batch.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,8 @@ def make_pure(
             equivalent on tensors.
     """
     function = step if hasattr(step, "get_concrete_function") else tf.function(step, autograph=False)
-    traced = function.get_concrete_function(*(_spec(name, value) for name, value in batch.items()))
+    with _functions_inside():
+        traced = function.get_concrete_function(*(_spec(value) for value in batch.values()))
     # The graph itself lists only variables that are read.
     known = {id(variable.handle): variable for variable in (*traced.graph.variables, *state.values(), *restarted)}
     resources = {inner.op.name: outer for outer, inner in traced.graph.captures if outer.dtype == tf.resource}
@@ -103,7 +105,18 @@ def make_pure(
     return PureStep(run, specs, first, [*results, *pairs], pairs)
 
 
-def _spec(name: str, value: Any) -> Any:
+@contextlib.contextmanager
+def _functions_inside() -> Iterator[None]:
+    """Write the nodes of a `tf.function` that the step calls into the step, in place of a call with variables."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+def _spec(value: Any) -> Any:
     if isinstance(value, tf.TensorSpec):
         return tf.TensorSpec(value.shape, value.dtype)
     array = np.asarray(value)
@@ -137,7 +150,7 @@ def _without_variables(graph: Any, variables: Mapping[str, Any]) -> tuple[Any, d
         elif taken := [name for name in inputs if name in variables]:
             raise ExportError(
                 f"the step uses the variable {variables[taken[0]].name} in {node.op} (node {node.name}), which has no "
-                "equivalent on tensors; read and assign variables outside of loops, conditions and nested functions"
+                "equivalent on tensors; read and assign variables outside of loops and conditions"
             )
         else:
             simplify_node(made, graph.get_operation_by_name(node.name), node)
