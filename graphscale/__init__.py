@@ -17,6 +17,7 @@ from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossS
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from graphscale import exporters
     from graphscale.analysis.report import Report
     from graphscale.checks.derivatives import GradientCheck, WeightCheck, check_gradients
     from graphscale.checks.diffing import DiffReport, diff
@@ -90,6 +91,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "exporters":
+        return importlib.import_module("graphscale.exporters")
     for module, names in _MODULES.items():
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(f"graphscale.{module}"), name)

@@ -46,10 +46,11 @@ def convert(
             model, _ = tf2onnx.convert.from_function(traced, specs, opset=opset, custom_op_handlers=handlers(failed))
         except Exception as error:  # tf2onnx raises what it comes across
             raise ExportError(f"tf2onnx cannot convert the step: {one_line(error)}") from error
-    for node in model.graph.node:
-        if not onnx.defs.has(node.op_type, node.domain):
-            operator = failed.get(node.name, node.op_type)
-            raise ExportError(f"the operator {operator} has no ONNX equivalent yet: {where(node.name)}")
+    unknown = [node for node in model.graph.node if not onnx.defs.has(node.op_type, node.domain)]
+    # One with a reason first: others may be there for its sake.
+    for node in sorted(unknown, key=lambda node: node.name not in failed):
+        operator = failed.get(node.name, node.op_type)
+        raise ExportError(f"the operator {operator} has no ONNX equivalent yet: {where(node.name)}")
     return model
 
 
