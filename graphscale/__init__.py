@@ -17,7 +17,7 @@ from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossS
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from graphscale import exporters
+    from graphscale import exporters  # noqa: F401
     from graphscale.analysis.report import Report
     from graphscale.checks.derivatives import GradientCheck, WeightCheck, check_gradients
     from graphscale.checks.diffing import DiffReport, diff

@@ -153,7 +153,10 @@ def test_random_numbers_are_those_of_tensorflow() -> None:
     ("function", "reason"),
     [
         (lambda tf, x: tf.raw_ops.Bitcast(input=x, type=tf.int32), "Bitcast with the bits of a number"),
-        (lambda tf, x: tf.random.stateless_uniform([3], tf.cast(x[0], tf.int32), dtype=tf.float64), "random numbers of float64"),
+        (
+            lambda tf, x: tf.random.stateless_uniform([3], tf.cast(x[0], tf.int32), dtype=tf.float64),
+            "numbers of float64",
+        ),
         (lambda tf, x: gradient(tf, x, lambda y: y[::2]), "StridedSliceGrad with steps along the batch"),
         (lambda tf, x: tf.math.lgamma(x), "the operator Lgamma has no ONNX equivalent yet: node Lgamma"),
     ],

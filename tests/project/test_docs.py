@@ -41,7 +41,7 @@ SOURCE = re.compile(r"^<!-- source: .+ -->$", re.MULTILINE)
 STEPS = {
     "start/pytorch.md": "pytorch/mlp_momentum",
     "start/jax.md": "jax/mlp_adam",
-    "start/tensorflow.md": "tensorflow/keras_dense_adam",
+    "start/tensorflow.md": "tensorflow/keras_step",
 }
 TRAINING = {"how-to/own-optimizer.md", "start/artifacts.md"}  # these run gradient operators of ONNX Runtime
 # Generated lint pages have tests of their own.
@@ -176,7 +176,7 @@ def test_examples_call_the_exporters_as_the_scripts_of_models_do(example: str) -
     [
         ("pytorch_step.py", "step.onnx", "pytorch/mlp_momentum", ("torch", "onnxscript")),
         ("jax_step.py", "step.onnx", "jax/mlp_adam", ("jax", "jax2onnx", "optax")),
-        ("tensorflow_step.py", "step.onnx", "tensorflow/keras_dense_adam", ("tensorflow", "tf2onnx")),
+        ("tensorflow_step.py", "step.onnx", "tensorflow/keras_step", ("tensorflow", "tf2onnx")),
         ("ort_artifacts.py", "artifacts/training_model.onnx", "ort/digits_mlp", ("torch", "onnxruntime.training")),
     ],
 )
@@ -186,7 +186,6 @@ def test_examples_export(example: str, made: str, like: str, needs: tuple[str, .
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
     command = [sys.executable, str(DOCS / "examples" / example)]
-    # The exporter of TensorFlow is in models/.
     result = subprocess.run(
         command,
         cwd=tmp_path,

@@ -43,6 +43,7 @@ def convert(
     traced, failed = tf.function(function, specs, autograph=False), dict[str, str]()
     with _quiet(), _without_harmful_passes():
         try:
+            model: onnx.ModelProto
             model, _ = tf2onnx.convert.from_function(traced, specs, opset=opset, custom_op_handlers=handlers(failed))
         except Exception as error:  # tf2onnx raises what it comes across
             raise ExportError(f"tf2onnx cannot convert the step: {one_line(error)}") from error
@@ -65,9 +66,9 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-# Rewriters that fuse nodes of a forward pass, whose values the backward pass reads as well: a dilated convolution lost the
-# images that its gradient needs. One makes one Gemm of a product and a sum, such as a weight's gradient and its momentum,
-# where no loss scale can enter.
+# Rewriters that fuse nodes of a forward pass, whose values the backward pass reads as well: a dilated convolution lost
+# the images that its gradient needs. One makes one Gemm of a product and a sum, such as a weight's gradient and its
+# momentum, where no loss scale can enter.
 _FUSING = (
     *("rewrite_gemm", "rewrite_conv_dilations", "rewrite_conv2d_with_pad", "rewrite_biasadd_with_conv2d"),
     *("rewrite_layer_normalization", "rewrite_leakyrelu", "rewrite_thresholded_relu", "rewrite_flatten"),
@@ -83,7 +84,7 @@ def _without_harmful_passes() -> Iterator[None]:
     leaves the Transpose where it is: the loss of a convolutional network was wrong by 1 %.
     """
     passes = tf2onnx.optimizer._get_optimizers()
-    fusing = dict.fromkeys(_FUSING, lambda _, ops: ops)
+    fusing: dict[str, Any] = dict.fromkeys(_FUSING, lambda _, ops: ops)
     # It copies the graph before each pass, to have it where the pass fails: three quarters of its time.
     no_copies = mock.patch.dict(os.environ, {"TF2ONNX_CATCH_ERRORS": "FALSE"})
     with mock.patch.dict(passes), mock.patch.multiple(tf2onnx.tfonnx, **fusing), no_copies:

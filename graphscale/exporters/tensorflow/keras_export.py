@@ -144,9 +144,7 @@ def _to_onnx(pure: PureStep, step: KerasStep) -> ir.Model:
     def flat(*values: Any) -> dict[str, Any]:
         return {f"output_{index}": tf.identity(value) for index, value in enumerate(pure.run(*values))}
 
-    specs = [
-        tf.TensorSpec(spec.shape, spec.dtype, f"input_{index}") for index, spec in enumerate(pure.specs.values())
-    ]
+    specs = [tf.TensorSpec(spec.shape, spec.dtype, f"input_{index}") for index, spec in enumerate(pure.specs.values())]
     model = ir.from_proto(convert(flat, specs, where=step.locate))
     graph = model.graph
     inputs = {value.name: value for value in graph.inputs}
@@ -167,10 +165,13 @@ def _keep_constants(model: ir.Model, pure: PureStep) -> None:
     Frozen weights become initializers. The learning rate stays an input as well, so that it can be fed.
     """
     carried, graph = set(pure.pairs.values()), model.graph
-    for value in [value for value in graph.inputs if value.name in pure.first and value.name not in carried]:
-        value.const_value = ir.tensor(pure.first[value.name], name=value.name)
+    for value in tuple(graph.inputs):
+        name = str(value.name)
+        if name in carried or name not in pure.first:
+            continue
+        value.const_value = ir.tensor(pure.first[name], name=name)
         graph.register_initializer(value)
-        if value.name != RATE:
+        if name != RATE:
             graph.inputs.remove(value)
         else:
             value.doc_string = "the learning rate: this value, unless another one is fed"

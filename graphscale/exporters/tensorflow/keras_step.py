@@ -178,9 +178,7 @@ def _build(model: Any, data: Any) -> None:
         ) from error
 
 
-def _rounded_otherwise(
-    value: np.ndarray[Any, Any], rng: np.random.Generator, unit: float
-) -> np.ndarray[Any, Any]:
+def _rounded_otherwise(value: np.ndarray[Any, Any], rng: np.random.Generator, unit: float) -> np.ndarray[Any, Any]:
     if value.dtype.kind != "f":
         return value
     noise = rng.uniform(-1, 1, value.shape) * unit

@@ -90,7 +90,7 @@ def _broadcast_axes(operation: Any) -> list[Sequence[int]] | None:
     if left is None or right is None:
         return None
     rank = max(len(left), len(right))
-    own, other = ([1] * (rank - len(sizes)) + sizes for sizes in (left, right))
+    own, other = ([*[1] * (rank - len(sizes)), *sizes] for sizes in (left, right))
     pairs = list(zip(own, other, strict=True))
     return [
         [axis for axis, (a, b) in enumerate(pairs) if a == 1 != b],

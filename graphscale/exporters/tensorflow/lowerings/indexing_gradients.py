@@ -123,5 +123,6 @@ def segment_sum(write: NodeWriter, node: Any) -> str:
 
 @lower("ShapeN")
 def shapes(write: NodeWriter, node: Any) -> tuple[str, ...]:
+    """Return the shape of each tensor."""
     kind = write.ctx.get_dtype(node.output[0])
     return tuple(write.op("Cast", write.op("Shape", value), to=kind) for value in node.input)

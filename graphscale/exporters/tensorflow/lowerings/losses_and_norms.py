@@ -66,6 +66,7 @@ def sparse_cross_entropy(write: NodeWriter, node: Any) -> tuple[str, str]:
 
 @lower("SoftmaxCrossEntropyWithLogits")
 def cross_entropy(write: NodeWriter, node: Any) -> tuple[str, str]:
+    """Return the loss of each row, and softmax - target, which TensorFlow computes beside it."""
     return _cross_entropy_of(write, *node.input)
 
 
@@ -78,11 +79,13 @@ def _cross_entropy_of(write: NodeWriter, logits: str, target: str) -> tuple[str,
 
 @lower("BiasAddGrad")
 def bias_add(write: NodeWriter, node: Any) -> str:
+    """Sum over all axes but the last."""
     rank = len(write.ctx.get_shape(node.input[0]))
     return write.op("ReduceSum", node.input[0], write.integers(range(rank - 1)), keepdims=0)
 
 
 @lower("L2Loss")
 def l2_loss(write: NodeWriter, node: Any) -> str:
+    """Return half the sum of squares."""
     squares = write.op("ReduceSumSquare", node.input[0], keepdims=0)
     return write.op("Mul", squares, write.constant(0.5))

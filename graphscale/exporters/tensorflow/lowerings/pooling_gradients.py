@@ -39,9 +39,7 @@ def average_pool(write: NodeWriter, node: Any) -> str:
     size, out = write.known(shape[1:-1], "images"), write.known(write.shape(node.input[1])[1:-1], "images")
     pads = find_pads(node, size, window, stride, out)
     rank, channels = len(shape), shape[-1]
-    counts = [
-        _pixels_in_windows(n, w, s, p, o) for n, w, s, p, o in zip(size, window, stride, pads, out, strict=False)
-    ]
+    counts = [_pixels_in_windows(n, w, s, p, o) for n, w, s, p, o in zip(size, window, stride, pads, out, strict=False)]
     counted = np.ones(())
     for each in counts:
         counted = np.multiply.outer(counted, each)

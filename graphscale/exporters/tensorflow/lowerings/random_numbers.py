@@ -105,6 +105,7 @@ def _to_unit(write: NodeWriter, word: str, dtype: Any = None) -> str:
 
 @lower("StatelessRandomUniformV2")
 def uniform(write: NodeWriter, node: Any) -> str:
+    """Draw numbers in [0, 1), of float32 or float16."""
     even, odd, count = _draw(write, node)
     return _to_unit(write, _arrange(write, node, even, odd, count))
 
@@ -124,6 +125,7 @@ def normal(write: NodeWriter, node: Any) -> str:
 
 @lower("StatelessRandomUniformIntV2")
 def uniform_integer(write: NodeWriter, node: Any) -> str:
+    """Draw int32 numbers between two bounds: a word, modulo their difference."""
     if write.dtype != np.int32:
         raise NotImplementedError(f"random numbers of {np.dtype(write.dtype)}")
     low, high = (write.op("Cast", node.input[index], to=TensorProto.INT64) for index in (4, 5))
