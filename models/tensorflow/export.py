@@ -12,18 +12,12 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import onnx
 import onnxruntime as ort
 import tensorflow as tf
 
-import graphscale.exporters.tensorflow
-from graphscale.exporters.tensorflow.keras_step import make_keras_step
 from models.tensorflow.exporter import export_step
-from models.tensorflow.networks import keras_dense
 from models.tensorflow.steps import STEPS
 
-# The step of the docs, as graphscale itself exports it.
-EXPORTED = "keras_step"
 HERE = Path(__file__).resolve().parent
 
 
@@ -53,40 +47,15 @@ def export(name: str, folder: Path = HERE) -> str:
     return f"{name}: {len(model.graph.node)} nodes, {len(content) / 1000:.0f} kB"
 
 
-def export_by_graphscale(folder: Path = HERE) -> str:
-    """Write the files of `keras_step`, which has the values of its state inside."""
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(0)
-    task, path = keras_dense(), folder / f"{EXPORTED}.onnx"
-    cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    task.model.compile(keras.optimizers.Adam(0.01), cross_entropy)
-    batch = tuple(task.batch.values())
-    # As above: not from zero moments.
-    for _ in range(3):
-        task.model.train_on_batch(*batch)
-    report = graphscale.exporters.tensorflow.export_step(task.model, batch, path=path)
-    step = make_keras_step(task.model, batch)
-    first = step.values()
-    with step.unchanged():
-        outputs = step.run_eagerly(step.batch)
-    stored = onnx.load(path)
-    expected = {each.name: outputs[each.name.removesuffix(".next")] for each in stored.graph.output}
-    feeds = {each.name: (step.batch | first)[each.name] for each in stored.graph.input}
-    np.savez(folder / f"{EXPORTED}.npz", **feeds, **{f"expected/{key}": value for key, value in expected.items()})
-    return f"{EXPORTED}: {report.nodes} nodes, {path.stat().st_size / 1000:.0f} kB"
-
-
 def main() -> None:
     """Export the steps that are named."""
     parser = argparse.ArgumentParser(description="Export TensorFlow training steps to ONNX.")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"one of {', '.join((*STEPS, EXPORTED))}; default: all"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(STEPS)}; default: all")
     names = parser.parse_args().names
-    if unknown := set(names) - {*STEPS, EXPORTED}:
+    if unknown := set(names) - set(STEPS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    for name in names or (*STEPS, EXPORTED):
-        print(export_by_graphscale() if name == EXPORTED else export(name), flush=True)
+    for name in names or STEPS:
+        print(export(name), flush=True)
 
 
 if __name__ == "__main__":

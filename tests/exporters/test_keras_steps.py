@@ -228,10 +228,10 @@ def test_a_step_of_the_user_is_exported(keras: Any, tmp_path: Path) -> None:
 
 
 def test_a_wrong_translation_is_noticed(keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphscale.exporters.tensorflow.lowerings import node_writer
+    from graphscale.exporters.tensorflow.lowerings import lowering_writer
 
     model, batch = dense(keras)
-    monkeypatch.setitem(node_writer._LOWERINGS, "TanhGrad", lambda write, node: node.input[1])
+    monkeypatch.setitem(lowering_writer._LOWERINGS, "TanhGrad", lambda write, node: node.input[1])
     with pytest.raises(ExportError, match=r"computes another sequential/fc/kernel\.next than the framework in step 1"):
         gs.exporters.tensorflow.export_step(model, batch, path=tmp_path / "step.onnx")
     assert not list(tmp_path.iterdir())

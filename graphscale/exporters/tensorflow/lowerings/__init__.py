@@ -8,6 +8,6 @@ from graphscale.exporters.tensorflow.lowerings import (  # noqa: F401  # they re
     pooling_gradients,
     random_numbers,
 )
-from graphscale.exporters.tensorflow.lowerings.node_writer import handlers
+from graphscale.exporters.tensorflow.lowerings.lowering_writer import handlers
 
 __all__ = ["handlers"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graphscale.exporters.tensorflow.lowerings.node_writer import NodeWriter, lower
+from graphscale.exporters.tensorflow.lowerings.lowering_writer import NodeWriter, lower
 
 
 @lower("TanhGrad")

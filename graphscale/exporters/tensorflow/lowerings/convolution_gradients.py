@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphscale.exporters.tensorflow.lowerings.node_writer import NodeWriter, lower, static_numbers
+from graphscale.exporters.tensorflow.lowerings.lowering_writer import NodeWriter, lower, static_numbers
 
 __all__ = ["find_pads"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from graphscale.exporters.tensorflow.lowerings.node_writer import NodeWriter, lower, static_numbers
+from graphscale.exporters.tensorflow.lowerings.lowering_writer import NodeWriter, lower, static_numbers
 
 _LAST = np.iinfo(np.int32).max
 

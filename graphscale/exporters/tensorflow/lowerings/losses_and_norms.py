@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphscale.exporters.tensorflow.lowerings.node_writer import NodeWriter, lower
+from graphscale.exporters.tensorflow.lowerings.lowering_writer import NodeWriter, lower
 
 # All axes of images but the last.
 CHANNELWISE = (0, 1, 2)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.exporters.tensorflow.lowerings.convolution_gradients import find_pads
-from graphscale.exporters.tensorflow.lowerings.node_writer import NodeWriter, lower, static_numbers
+from graphscale.exporters.tensorflow.lowerings.lowering_writer import NodeWriter, lower, static_numbers
 
 
 def _windows(node: Any) -> tuple[list[int], list[int]]:

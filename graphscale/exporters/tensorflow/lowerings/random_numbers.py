@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from graphscale.exporters.tensorflow.lowerings.node_writer import NodeWriter, lower
+from graphscale.exporters.tensorflow.lowerings.lowering_writer import NodeWriter, lower
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
