@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from graphscale.errors import ExportError
 from graphscale.exporters.requirements import require
-from graphscale.ort.fusing.trained_weights import read_weights
-from graphscale.session import Session
+from graphscale.exporters.trained_state import read_trained
 
 __all__ = ["load_weights"]
 
@@ -33,7 +30,7 @@ def load_weights(step_or_state: Any, module: Any) -> None:
 
     from graphscale.exporters.pytorch.training_step import MASTER
 
-    values = _read(step_or_state)
+    values = read_trained(step_or_state)
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     needed = [name for name, p in module.named_parameters() if p.requires_grad]
     missing = [name for name in needed if name not in values]
@@ -57,13 +54,3 @@ def load_weights(step_or_state: Any, module: Any) -> None:
     with torch.no_grad():
         for name, tensor in fitting.items():
             own[name].copy_(tensor)
-
-
-def _read(source: Any) -> Mapping[str, Any]:
-    if isinstance(source, Session):
-        return source.state_dict()
-    if isinstance(source, Mapping):
-        return {name: np.asarray(value) for name, value in source.items()}
-    if isinstance(source, str | os.PathLike):
-        return read_weights(source)
-    raise ExportError(f"pass a session, its state, or a file of either; got a {type(source).__name__}")
