@@ -170,7 +170,7 @@ def test_misleading_notes_are_found(original: onnx.ModelProto, damage: str, targ
     assert any(finding.code == "GS503" and line in finding.message for finding in gs.lint(scaled).findings)
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort-cpu", "ort-training"])
+@pytest.mark.parametrize("target", ["onnx", "ort-cpu", pytest.param("ort-training", marks=pytest.mark.training)])
 def test_right_notes_and_none_are_accepted(original: onnx.ModelProto, target: str) -> None:
     original = onnx.load(MODELS / f"{NAME}.onnx")
     scaled = gs.scale(original, POLICY, target=target, **EVERYTHING).model
