@@ -11,12 +11,10 @@ import numpy as np
 from jax import lax
 
 from graphscale.errors import ExportError
+from graphscale.exporters.jax.onnx_primitives import matmul
 from graphscale.exporters.jax.rewriting import rule
 
 __all__ = ["spread"]
-
-_PLAIN = (((1,), (0,)), ((), ()))
-
 
 @rule("dot_general")
 def _dot_general(lhs: Any, rhs: Any, dimension_numbers: Any, preferred_element_type: Any = None, **_: Any) -> Any:
@@ -41,29 +39,16 @@ def _dot_general(lhs: Any, rhs: Any, dimension_numbers: Any, preferred_element_t
         return lax.mul(jnp.broadcast_to(a, result), jnp.broadcast_to(b, result))
     a = _order(lhs, [*left_batch, *left_free, *left])
     b = _order(rhs, [*right_batch, *right, *right_free])
-    rows, inner, columns = (
-        _product(lhs.shape[axis] for axis in left_free),
-        _product(lhs.shape[axis] for axis in left),
-        _product(rhs.shape[axis] for axis in right_free),
-    )
     stacks = [lhs.shape[axis] for axis in left_batch]
-    if stacks:
-        a, b = _reshape(a, (*stacks, rows, inner)), _reshape(b, (*stacks, inner, columns))
-        batch = tuple(range(len(stacks)))
-        last = len(stacks)
-        numbers = (((last + 1,), (last,)), (batch, batch))
-    else:
-        a, b, numbers = _reshape(a, (rows, inner)), _reshape(b, (inner, columns)), _PLAIN
-    return _reshape(lax.dot_general_p.bind(a, b, **_options(numbers, a.dtype)), result)
-
-
-def _options(numbers: Any, dtype: Any) -> dict[str, Any]:
-    return {
-        "dimension_numbers": numbers,
-        "precision": None,
-        "preferred_element_type": np.dtype(dtype),
-        "out_sharding": None,
-    }
+    rows, inner, columns = (
+        [lhs.shape[axis] for axis in left_free],
+        math.prod(lhs.shape[axis] for axis in left),
+        math.prod(rhs.shape[axis] for axis in right_free),
+    )
+    if stacks or not rows:
+        rows = [math.prod(rows)]
+    product = matmul(_reshape(a, (*stacks, *rows, inner)), _reshape(b, (*stacks, inner, columns)))
+    return _reshape(product, result)
 
 
 def _order(x: Any, axes: Sequence[int]) -> Any:
@@ -72,10 +57,6 @@ def _order(x: Any, axes: Sequence[int]) -> Any:
 
 def _reshape(x: Any, shape: tuple[Any, ...]) -> Any:
     return x if tuple(x.shape) == tuple(shape) else lax.reshape(x, shape)
-
-
-def _product(sizes: Any) -> Any:
-    return math.prod(sizes)
 
 
 @rule("conv_general_dilated")

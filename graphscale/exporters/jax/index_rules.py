@@ -11,9 +11,12 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
+from graphscale.exporters.jax.onnx_primitives import put_rows, take_rows
 from graphscale.exporters.jax.rewriting import is_number, rule
 
 __all__: list[str] = []
+
+_REDUCTIONS = {"scatter": "none", "scatter-add": "add", "scatter-mul": "mul", "scatter-min": "min", "scatter-max": "max"}
 
 
 class _Rows:
@@ -119,7 +122,7 @@ def _gather(
     batch = list(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
     index_map = numbers.start_index_map
     rows = _Rows(operand.shape, indices, index_map, batch, hidden, slice_sizes, mode)
-    found = _take_rows(rows.to_rows(operand), rows.row)
+    found = take_rows(rows.to_rows(operand), rows.row)
     if rows.inside is not None:
         filling = np.asarray(_fill_value(fill_value, operand.dtype), operand.dtype)
         found = lax.select(rows.spread(rows.inside, found.shape), found, jnp.full_like(found, filling))
@@ -137,26 +140,6 @@ def _fill_value(value: Any, dtype: Any) -> Any:
     return np.iinfo(dtype).min if jnp.issubdtype(dtype, np.signedinteger) else np.iinfo(dtype).max
 
 
-def _take_rows(rows: Any, row: Any) -> Any:
-    numbers = lax.GatherDimensionNumbers(
-        offset_dims=tuple(range(row.ndim, row.ndim + rows.ndim - 1)), collapsed_slice_dims=(0,), start_index_map=(0,)
-    )
-    return take_rows_p(rows, row, numbers)
-
-
-def take_rows_p(rows: Any, row: Any, numbers: Any) -> Any:
-    return lax.gather_p.bind(
-        rows,
-        lax.expand_dims(row, (row.ndim,)),
-        dimension_numbers=numbers,
-        slice_sizes=(1, *rows.shape[1:]),
-        indices_are_sorted=False,
-        unique_indices=False,
-        mode=GatherScatterMode.PROMISE_IN_BOUNDS,
-        fill_value=None,
-    )
-
-
 @rule("dynamic_slice")
 def _dynamic_slice(operand: Any, *starts: Any, slice_sizes: Sequence[Any], **_: Any) -> Any:
     if all(is_number(start) for start in starts) and all(isinstance(size, int) for size in operand.shape):
@@ -164,7 +147,7 @@ def _dynamic_slice(operand: Any, *starts: Any, slice_sizes: Sequence[Any], **_: 
         return lax.slice(operand, first, [start + size for start, size in zip(first, slice_sizes, strict=True)])
     axes = tuple(range(operand.ndim))
     rows = _Rows(operand.shape, _vector(starts), axes, (), (), slice_sizes, GatherScatterMode.CLIP)
-    return lax.transpose(_take_rows(rows.to_rows(operand), rows.row), rows.order(axes))
+    return lax.transpose(take_rows(rows.to_rows(operand), rows.row), rows.order(axes))
 
 
 def _vector(starts: Sequence[Any]) -> Any:
@@ -175,10 +158,10 @@ def _vector(starts: Sequence[Any]) -> Any:
 def _dynamic_update_slice(operand: Any, update: Any, *starts: Any) -> Any:
     axes = tuple(range(operand.ndim))
     rows = _Rows(operand.shape, _vector(starts), axes, (), (), update.shape, GatherScatterMode.CLIP)
-    return _put(rows, operand, update, axes, "scatter")
+    return _put(rows, operand, update, axes, "none")
 
 
-def _scatter(name: str) -> None:
+def _scatter(name: str, reduction: str) -> None:
     @rule(name)
     def compute(operand: Any, indices: Any, updates: Any, dimension_numbers: Any, mode: Any, **_: Any) -> Any:
         numbers = dimension_numbers
@@ -188,14 +171,14 @@ def _scatter(name: str) -> None:
         batch = list(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
         index_map = numbers.scatter_dims_to_operand_dims
         rows = _Rows(operand.shape, indices, index_map, batch, hidden, sizes, mode)
-        return _put(rows, operand, updates, numbers.update_window_dims, name)
+        return _put(rows, operand, updates, numbers.update_window_dims, reduction)
 
 
-for _name in ("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "scatter-mul"):
-    _scatter(_name)
+for _name, _reduction in _REDUCTIONS.items():
+    _scatter(_name, _reduction)
 
 
-def _put(rows: _Rows, operand: Any, updates: Any, window_dims: Sequence[int], name: str) -> Any:
+def _put(rows: _Rows, operand: Any, updates: Any, window_dims: Sequence[int], reduction: str) -> Any:
     """Put updates into the rows of the operand, or add them, each in the row of its index."""
     # ONNX Runtime adds rows of float32 and of wider types alone.
     narrow = operand.dtype if operand.dtype in (np.float16, jnp.bfloat16) else None
@@ -203,8 +186,7 @@ def _put(rows: _Rows, operand: Any, updates: Any, window_dims: Sequence[int], na
         operand, updates = (lax.convert_element_type(value, np.float32) for value in (operand, updates))
     updates = lax.transpose(updates, np.argsort(rows.order(window_dims)))
     matrix, row = rows.to_rows(operand), rows.row
-    is_sum = name in ("scatter-add", "scatter_add")
-    if rows.inside is not None and is_sum:
+    if rows.inside is not None and reduction == "add":
         updates = lax.select(rows.spread(rows.inside, updates.shape), updates, jnp.zeros_like(updates))
     elif rows.inside is not None:
         # A row behind the last takes what belongs nowhere.
@@ -213,24 +195,8 @@ def _put(rows: _Rows, operand: Any, updates: Any, window_dims: Sequence[int], na
         row = lax.select(rows.spread(rows.inside, row.shape), row, jnp.full_like(row, 0) + _as_int(rows.count))
     count = math.prod(row.shape)
     updates = lax.reshape(updates, (count, *rows.rest))
-    result = _scatter_rows(matrix, lax.reshape(row, (count, 1)), updates, name)
-    if rows.inside is not None and not is_sum:
+    result = put_rows(matrix, lax.reshape(row, (count, 1)), updates, reduction)
+    if rows.inside is not None and reduction != "add":
         result = lax.slice_in_dim(result, 0, rows.count, axis=0)
     result = rows.from_rows(result)
     return result if narrow is None else lax.convert_element_type(result, narrow)
-
-
-def _scatter_rows(matrix: Any, row: Any, updates: Any, name: str) -> Any:
-    numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=tuple(range(1, matrix.ndim)), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
-    )
-    functions = {
-        "scatter": lax.scatter,
-        "scatter-add": lax.scatter_add,
-        "scatter_add": lax.scatter_add,
-        "scatter_mul": lax.scatter_mul,
-        "scatter-mul": lax.scatter_mul,
-        "scatter_min": lax.scatter_min,
-        "scatter_max": lax.scatter_max,
-    }
-    return functions[name](matrix, row, updates, numbers, mode=GatherScatterMode.PROMISE_IN_BOUNDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from graphscale.errors import ExportError, one_line
 from graphscale.exporters.jax import contractions, elementary, index_rules, random_keys, window_rules  # noqa: F401
+from graphscale.exporters.jax.onnx_cleaning import clean
 from graphscale.exporters.jax.rewriting import rewrite
 from graphscale.exporters.jax.step_function import FlatStep
 
@@ -28,10 +30,11 @@ DYNAMIC = "batch"
 
 
 def dynamic_inputs(step: FlatStep) -> list[str]:
-    """Return the batch's arrays whose first axis has the length of the first one's."""
-    shapes = {leaf.name: leaf.value.shape for leaf in step.batch.leaves if leaf.value.ndim and leaf.key is None}
-    rows = next(iter(shapes.values()), (0,))[0]
-    return [name for name, shape in shapes.items() if shape[0] == rows]
+    """Return the batch's arrays whose first axis has the most frequent length, the largest one of those."""
+    rows = {leaf.name: leaf.value.shape[0] for leaf in step.batch.leaves if leaf.value.ndim and leaf.key is None}
+    lengths = list(rows.values())
+    length = max(lengths, key=lambda size: (lengths.count(size), size), default=0)
+    return [name for name, size in rows.items() if size == length]
 
 
 def to_onnx(step: FlatStep, dynamic: Sequence[str]) -> ir.Model:
@@ -60,6 +63,7 @@ def to_onnx(step: FlatStep, dynamic: Sequence[str]) -> ir.Model:
             enable_double_precision=_has_doubles(closed.jaxpr),
         )
     model: ir.Model = ir.from_proto(proto)
+    clean(model)
     _name_values(model, step)
     return model
 
@@ -108,14 +112,22 @@ def _explained(verb: str, dynamic: bool) -> Iterator[None]:
     except ExportError:
         raise
     except Exception as error:  # those of jax2onnx share no base class
-        primitive = re.search(r"primitive\s+'([\w.-]+)'", str(error))
-        if primitive:
-            raise ExportError(
-                f"jax2onnx has no translation for {primitive[1]}, a primitive of the step: write this part with others"
-            ) from error
-        hint = "; pass dynamic_batch=False" if dynamic else ""
-        kind = type(error).__name__
-        raise ExportError(f"jax2onnx cannot {verb} the step: {kind}: {one_line(error)}{hint}") from error
+        text = one_line(error)
+        if verb == "trace":
+            fixed = "of any length; pass dynamic_batch=False" if dynamic else ""
+            raise ExportError(f"JAX cannot trace the step for a batch {fixed}: {type(error).__name__}: {text}") from error
+        raise ExportError(
+            f"jax2onnx has no translation for {_failed_primitive(error)}, a primitive of the step, or a wrong one "
+            f"({type(error).__name__}: {text}): write this part of the step with others"
+        ) from error
+
+
+def _failed_primitive(error: Exception) -> str:
+    """Return the name of the primitive that jax2onnx was lowering."""
+    known = re.search(r"primitive\s+'([\w.-]+)'", str(error))
+    frames = traceback.walk_tb(error.__traceback__)
+    equations = [frame.f_locals["eqn"] for frame, _ in frames if hasattr(frame.f_locals.get("eqn"), "primitive")]
+    return known[1] if known else equations[-1].primitive.name if equations else "the step"
 
 
 def _name_values(model: ir.Model, step: FlatStep) -> None:
