@@ -11,10 +11,11 @@ import numpy as np
 from jax import lax
 
 from graphscale.errors import ExportError
-from graphscale.exporters.jax.onnx_primitives import matmul
+from graphscale.exporters.jax.onnx_primitives import matmul, pad_edges
 from graphscale.exporters.jax.rewriting import rule
 
 __all__ = ["spread"]
+
 
 @rule("dot_general")
 def _dot_general(lhs: Any, rhs: Any, dimension_numbers: Any, preferred_element_type: Any = None, **_: Any) -> Any:
@@ -108,9 +109,7 @@ def _batch_to_channels(x: Any, groups: int) -> Any:
     batch, channels, *space = x.shape
     if not isinstance(batch, int):
         raise ExportError("a grouped convolution goes along the batch: pass dynamic_batch=False")
-    parts = lax.transpose(
-        lax.reshape(x, (groups, batch // groups, channels, *space)), (1, 0, *range(2, x.ndim + 1))
-    )
+    parts = lax.transpose(lax.reshape(x, (groups, batch // groups, channels, *space)), (1, 0, *range(2, x.ndim + 1)))
     return lax.reshape(parts, (batch // groups, groups * channels, *space))
 
 
@@ -134,7 +133,5 @@ def _pad(x: Any, filling: Any, padding_config: Sequence[tuple[int, int, int]]) -
         x = spread(x, axis, gap + 1, filling)
         if low < 0 or high < 0:
             x = lax.slice_in_dim(x, max(-low, 0), x.shape[axis] - max(-high, 0), axis=axis)
-    edges = [(max(low, 0), max(high, 0), 0) for low, high, _ in padding_config]
-    if not any(low or high for low, high, _ in edges):
-        return x
-    return lax.pad_p.bind(x, filling, padding_config=tuple(edges))
+    edges = tuple((max(low, 0), max(high, 0)) for low, high, _ in padding_config)
+    return pad_edges(x, filling, edges) if any(map(any, edges)) else x

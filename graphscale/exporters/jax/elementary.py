@@ -14,6 +14,15 @@ from graphscale.exporters.jax.rewriting import rule
 
 __all__: list[str] = []
 
+_ERF_INV_NEAR = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164),
+    *(0.246640727, 1.50140941),
+)
+_ERF_INV_FAR = (
+    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047),
+    *(1.00167406, 2.83297682),
+)
+
 
 @rule("copy", "copy_p", "stop_gradient", "sharding_constraint", "name", "reduce_precision_identity")
 def _copy(x: Any, **_: Any) -> Any:
@@ -68,13 +77,11 @@ def _erf_inv(x: Any, **_: Any) -> Any:
     near, far = w - 2.5, jnp.sqrt(w) - 3
     small = _polynomial(
         near,
-        (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164)
-        + (0.246640727, 1.50140941),
+        _ERF_INV_NEAR,
     )
     large = _polynomial(
         far,
-        (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047)
-        + (1.00167406, 2.83297682),
+        _ERF_INV_FAR,
     )
     inside = jnp.where(w < 5, small, large) * value
     return lax.convert_element_type(jnp.where(jnp.abs(value) == 1, value * np.inf, inside), x.dtype)
@@ -131,7 +138,7 @@ def _running(x: Any, axis: int, reverse: bool, combine: Any, neutral: Any) -> An
     return x
 
 
-# --- unsigned 32-bit integers: ONNX Runtime adds, multiplies and compares signed ones alone, in all its builds -----------
+# --- unsigned integers: some builds of ONNX Runtime add, multiply and compare signed ones alone -------------------
 
 
 def _signed(x: Any) -> Any:
@@ -163,7 +170,14 @@ def _compare(name: str, operator: Any) -> None:
         return operator(lax.add(_signed(x), half), lax.add(_signed(y), half))
 
 
-for _name, _operator in (("lt", lax.lt), ("le", lax.le), ("gt", lax.gt), ("ge", lax.ge), ("eq", lax.eq), ("ne", lax.ne)):
+for _name, _operator in (
+    ("lt", lax.lt),
+    ("le", lax.le),
+    ("gt", lax.gt),
+    ("ge", lax.ge),
+    ("eq", lax.eq),
+    ("ne", lax.ne),
+):
     _compare(_name, _operator)
 
 
@@ -174,8 +188,8 @@ def _select_n(which: Any, *cases: Any, **_: Any) -> Any:
         chosen = jax.tree.map(lambda *words: lax.select_n(which, *words), *signed)
         return jax.tree.map(lambda word: lax.convert_element_type(word, np.uint32), chosen)
     if len(cases) > 2:
-        result = cases[0]
+        chosen = cases[0]
         for number, case in enumerate(cases[1:], start=1):
-            result = lax.select(lax.broadcast(lax.ge(which, np.int32(number)), ()) if which.ndim else jnp.broadcast_to(which >= number, case.shape), case, result)
-        return result
+            chosen = jnp.where(lax.ge(which, jnp.full_like(which, number)), case, chosen)
+        return chosen
     return lax.select_n_p.bind(which, *cases)

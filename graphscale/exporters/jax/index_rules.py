@@ -16,7 +16,13 @@ from graphscale.exporters.jax.rewriting import is_number, rule
 
 __all__: list[str] = []
 
-_REDUCTIONS = {"scatter": "none", "scatter-add": "add", "scatter-mul": "mul", "scatter-min": "min", "scatter-max": "max"}
+_REDUCTIONS = {
+    "scatter": "none",
+    "scatter-add": "add",
+    "scatter-mul": "mul",
+    "scatter-min": "min",
+    "scatter-max": "max",
+}
 
 
 class _Rows:
@@ -95,8 +101,7 @@ class _Rows:
         have = [*self.windows, *self.kept]
         slices, batches = iter(sorted(have)), iter(range(rank))
         return [
-            rank + have.index(next(slices)) if axis in slice_axes else next(batches)
-            for axis in range(rank + len(have))
+            rank + have.index(next(slices)) if axis in slice_axes else next(batches) for axis in range(rank + len(have))
         ]
 
     def spread(self, flags: Any, shape: Sequence[Any]) -> Any:
@@ -143,7 +148,8 @@ def _fill_value(value: Any, dtype: Any) -> Any:
 @rule("dynamic_slice")
 def _dynamic_slice(operand: Any, *starts: Any, slice_sizes: Sequence[Any], **_: Any) -> Any:
     if all(is_number(start) for start in starts) and all(isinstance(size, int) for size in operand.shape):
-        first = [int(np.clip(s, 0, full - size)) for s, full, size in zip(starts, operand.shape, slice_sizes, strict=True)]
+        ends = [full - size for full, size in zip(operand.shape, slice_sizes, strict=True)]
+        first = [int(np.clip(start, 0, end)) for start, end in zip(starts, ends, strict=True)]
         return lax.slice(operand, first, [start + size for start, size in zip(first, slice_sizes, strict=True)])
     axes = tuple(range(operand.ndim))
     rows = _Rows(operand.shape, _vector(starts), axes, (), (), slice_sizes, GatherScatterMode.CLIP)

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx_ir as ir
+from jax import lax
 from jax.extend.core import Primitive
 from jax2onnx.plugins.plugin_system import PLUGIN_REGISTRY
 
-__all__ = ["matmul", "put_rows", "take_rows"]
+__all__ = ["matmul", "pad_edges", "put_rows", "take_rows"]
 
 Lowering = Callable[..., Any]
 
@@ -61,15 +62,27 @@ def _write_put(ctx: Any, rows: Any, row: Any, updates: Any, *, reduction: str, o
     return ctx.builder.ScatterND(rows, places, updates, reduction=reduction, _outputs=outputs)
 
 
+def _write_pad(ctx: Any, x: Any, filling: Any, *, edges: tuple[tuple[int, int], ...], outputs: list[str]) -> Any:
+    pads = [low for low, _ in edges] + [high for _, high in edges]
+    sizes = ctx.builder.add_initializer_from_array(ctx.fresh_name("pads"), np.asarray(pads, np.int64))
+    return ctx.builder.Pad(x, sizes, filling, _outputs=outputs)
+
+
 def _put(rows: Any, row: Any, updates: Any, reduction: str) -> Any:
     place = jnp.asarray(rows).at[jnp.asarray(row)[:, 0]]
     names = {"none": "set", "add": "add", "mul": "multiply", "min": "min", "max": "max"}
     return getattr(place, names[reduction])(updates)
 
 
-_matmul_p = _define("matmul", lambda a, b: jnp.matmul(a, b), _write_matmul)
+_matmul_p = _define("matmul", jnp.matmul, _write_matmul)
 _take_p = _define("take_rows", lambda rows, row: jnp.take(rows, row, axis=0, mode="clip"), _write_take)
 _put_p = _define("put_rows", _put, _write_put)
+_pad_p = _define("pad", lambda x, filling, edges: lax.pad(x, filling, [(*sizes, 0) for sizes in edges]), _write_pad)
+
+
+def pad_edges(x: Any, filling: Any, edges: tuple[tuple[int, int], ...]) -> Any:
+    """Pad each axis by two numbers of elements, zero or more."""
+    return _pad_p.bind(x, filling, edges=edges)
 
 
 def matmul(a: Any, b: Any) -> Any:

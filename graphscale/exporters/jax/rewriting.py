@@ -1,7 +1,8 @@
-"""A jaxpr in terms of fewer primitives: calls inlined, scans unrolled, what jax2onnx gets wrong replaced."""
+"""A jaxpr in terms of fewer primitives: calls inlined, keys as words, the mistakes of jax2onnx avoided."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,11 +12,11 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from graphscale.errors import ExportError
 
-__all__ = ["KeyWords", "RULES", "is_number", "rewrite", "rule"]
+__all__ = ["KeyWords", "is_number", "rewrite", "rule"]
 
 Rule = Callable[..., Any]
-# A scan of this many equations in all, or of fewer, becomes that many copies of its body.
-_UNROLLED = 20_000
+# A scan of no more equations in all becomes copies of its body; one that carries random keys has to.
+_UNROLLED, _UNROLLED_KEYS = 200, 20_000
 _FOLDED = 4096  # elements of the largest constant that is computed at once
 _CALLS = {
     "jit": "jaxpr",
@@ -30,7 +31,7 @@ _CALLS = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "custom_lin": "call_jaxpr",
 }
-RULES: dict[str, Rule] = {}
+_RULES: dict[str, Rule] = {}
 
 
 class KeyWords(NamedTuple):
@@ -44,7 +45,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     """Register the replacement of primitives: a function of their operands and parameters."""
 
     def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
+        _RULES.update(dict.fromkeys(names, function))
         return function
 
     return register
@@ -112,8 +113,8 @@ def _evaluate(equation: Any, values: list[Any]) -> Sequence[Any]:
         return folded
     if name in _CONTROL:
         return _CONTROL[name](values, params)
-    if name in RULES:
-        results = RULES[name](*values, **params)
+    if name in _RULES:
+        results = _RULES[name](*values, **params)
     elif any(isinstance(value, KeyWords) for value in values):
         # Shapes change word by word.
         results = KeyWords(*(_bind(equation, [_word(value, index) for value in values]) for index in (0, 1)))
@@ -150,23 +151,14 @@ def _size(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
-def _trace_body(closed: Any, examples: Sequence[Any]) -> Any:
-    """Return a body by the rules."""
-    flat, tree = jax.tree.flatten(list(examples))
-
-    def run(*leaves: Any) -> list[Any]:
-        return jax.tree.leaves(rewrite(closed, *jax.tree.unflatten(tree, leaves)))
-
-    return jax.make_jaxpr(run)(*flat)
-
-
 def _scan(values: list[Any], params: dict[str, Any]) -> list[Any]:
     closed, length = params["jaxpr"], params["length"]
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
     constants, carried, scanned = values[:first], list(values[first:last]), values[last:]
+    has_keys = any(isinstance(value, KeyWords) for value in values)
     if not isinstance(length, int):
-        raise ExportError("a scan is as long as the batch: pass dynamic_batch=False")
-    if length * _count(closed.jaxpr) > _UNROLLED:
+        return _keep_scan(values, params)
+    if length * _count(closed.jaxpr) > (_UNROLLED_KEYS if has_keys else _UNROLLED):
         return _keep_scan(values, params)
     slices = []
     for step in reversed(range(length)) if params["reverse"] else range(length):
@@ -200,19 +192,26 @@ def _count(jaxpr: Any) -> int:
 
 
 def _keep_scan(values: list[Any], params: dict[str, Any]) -> list[Any]:
+    """Keep a scan as a loop, forwards: jax2onnx has none that goes backwards."""
     if any(isinstance(value, KeyWords) for value in values):
         raise ExportError("a long scan carries random keys: split them before it, or make the scan shorter")
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-    examples = [*values[:last], *(jax.eval_shape(lambda x: x[0], value) for value in values[last:])]
-    body = _trace_body(params["jaxpr"], examples)
 
-    def run(carried: Any, scanned: Any) -> Any:
-        results = jaxpr_as_fun(body)(*values[:first], *carried, *scanned)
+    def turn(value: Any) -> Any:
+        return jax.lax.rev(value, (0,)) if params["reverse"] else value
+
+    values = [jax.numpy.asarray(value) for value in values]
+    scanned = [turn(value) for value in values[last:]]
+    slices = [jax.ShapeDtypeStruct(value.shape[1:], value.dtype) for value in scanned]
+    examples = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values[:last]]
+    body = jax.make_jaxpr(lambda *inner: rewrite(params["jaxpr"], *inner))(*examples, *slices)
+
+    def run(carried: Any, parts: Any) -> Any:
+        results = jaxpr_as_fun(body)(*values[:first], *carried, *parts)
         return results[: last - first], results[last - first :]
 
-    options = {"reverse": params["reverse"], "length": params["length"]}
-    carried, stacked = jax.lax.scan(run, list(values[first:last]), list(values[last:]), **options)
-    return [*carried, *stacked]
+    carried, stacked = jax.lax.scan(run, values[first:last], scanned, length=params["length"])
+    return [*carried, *map(turn, stacked)]
 
 
 def _while(values: list[Any], params: dict[str, Any]) -> list[Any]:
@@ -239,8 +238,13 @@ def _cond(values: list[Any], params: dict[str, Any]) -> list[Any]:
     chosen = results[0]
     for number, other in enumerate(results[1:], start=1):
         reached = jax.lax.ge(index.astype(np.int32), np.int32(number))
-        chosen = [jax.tree.map(lambda a, b, r=reached: jax.numpy.where(r, b, a), x, y) for x, y in zip(chosen, other, strict=True)]
+        select = functools.partial(_select, reached)
+        chosen = [jax.tree.map(select, x, y) for x, y in zip(chosen, other, strict=True)]
     return chosen
+
+
+def _select(reached: Any, before: Any, value: Any) -> Any:
+    return jax.numpy.where(reached, value, before)
 
 
 _CONTROL: dict[str, Callable[[list[Any], dict[str, Any]], list[Any]]] = {"scan": _scan, "while": _while, "cond": _cond}

@@ -22,11 +22,13 @@ class Leaf:
         name: its path, as `params.dense.kernel`.
         value: the array; the words of a random key, `[..., 2]`.
         key: the implementation of the random key, None for an array of numbers.
+        given: the dtype of the array that the user passed, None for another object.
     """
 
     name: str
     value: np.ndarray[Any, Any]
     key: Any = None
+    given: Any = None
 
     def restore(self, value: Any) -> Any:
         """Return a value of this leaf as the step of the user has it."""
@@ -125,7 +127,7 @@ def _make_leaf(name: str, value: Any) -> Leaf:
         array = np.asarray(jax.numpy.asarray(value))
     except (TypeError, ValueError) as error:
         raise ExportError(f"{name} is a {type(value).__name__}, which is no array") from error
-    return Leaf(name, array)
+    return Leaf(name, array, given=getattr(value, "dtype", None))
 
 
 def _name_paths(paths: Sequence[Any], alone: str, taken: set[str]) -> list[str]:

@@ -39,7 +39,12 @@ class FlatStep:
 
     @classmethod
     def make(
-        cls, function: Callable[..., Any], state: Any, batch: Any, hyperparameters: Mapping[str, Any], losses: Sequence[str]
+        cls,
+        function: Callable[..., Any],
+        state: Any,
+        batch: Any,
+        hyperparameters: Mapping[str, Any],
+        losses: Sequence[str],
     ) -> FlatStep:
         """Name the arrays of a step, and evaluate the shapes of its results.
 
@@ -85,6 +90,15 @@ class FlatStep:
         return self.batch.arrays | self.options.arrays
 
     @property
+    def notes(self) -> list[str]:
+        """Facts that a user should know."""
+        return [
+            f"feed {leaf.name} as {leaf.value.dtype}: JAX makes that of {leaf.given}"
+            for leaf in (*self.batch.leaves, *self.options.leaves)
+            if leaf.given is not None and leaf.given != leaf.value.dtype
+        ]
+
+    @property
     def arrays(self) -> Arrays:
         """All inputs."""
         return self.fed | self.state.arrays
@@ -109,7 +123,10 @@ class FlatStep:
         following, *rest = returned
         if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
             rest = list(rest[0])
-        if jax.tree.structure(following) != self.state.structure and jax.tree.structure(rest[0]) == self.state.structure:
+        if (
+            jax.tree.structure(following) != self.state.structure
+            and jax.tree.structure(rest[0]) == self.state.structure
+        ):
             raise ExportError("the step returns (loss, new state): return (new state, loss)")
         results = rest[0] if len(rest) == 1 and isinstance(rest[0], Mapping) else {"loss": rest[0]}
         named = self._name(results)

@@ -21,20 +21,33 @@ from graphscale.exporters.jax.onnx_cleaning import clean
 from graphscale.exporters.jax.rewriting import rewrite
 from graphscale.exporters.jax.step_function import FlatStep
 
-__all__ = ["DYNAMIC", "dynamic_inputs", "to_onnx"]
+__all__ = ["choose_dynamic", "to_onnx"]
 
 # The newest that onnxruntime-training loads, and the oldest that jax2onnx is tested with.
 _OPSET = 21
 _PASSES = 2  # what a rule writes is rewritten once
-DYNAMIC = "batch"
+_DYNAMIC = "batch"
 
 
-def dynamic_inputs(step: FlatStep) -> list[str]:
-    """Return the batch's arrays whose first axis has the most frequent length, the largest one of those."""
+def choose_dynamic(step: FlatStep, wish: bool | Sequence[str] | None) -> list[str]:
+    """Return the batch's arrays whose first axis may have any length.
+
+    Args:
+        step: the step.
+        wish: their names; or True or None for those of the most frequent length, the largest one of several.
+
+    Raises:
+        ExportError: a name is none of the batch, or an array has no axis.
+    """
     rows = {leaf.name: leaf.value.shape[0] for leaf in step.batch.leaves if leaf.value.ndim and leaf.key is None}
+    if isinstance(wish, Sequence):
+        for name in wish:
+            if name not in rows:
+                raise ExportError(f"dynamic_batch: {name!r} is no array of the batch with an axis: {', '.join(rows)}")
+        return list(wish)
     lengths = list(rows.values())
     length = max(lengths, key=lambda size: (lengths.count(size), size), default=0)
-    return [name for name, size in rows.items() if size == length]
+    return [] if wish is False else [name for name, size in rows.items() if size == length]
 
 
 def to_onnx(step: FlatStep, dynamic: Sequence[str]) -> ir.Model:
@@ -73,7 +86,7 @@ def _arrays(values: Sequence[Any]) -> list[Any]:
 
 
 def _make_specs(step: FlatStep, dynamic: Sequence[str]) -> list[Any]:
-    (rows,) = jax.export.symbolic_shape(DYNAMIC)
+    (rows,) = jax.export.symbolic_shape(_DYNAMIC)
     return [
         jax.ShapeDtypeStruct((rows, *value.shape[1:]) if name in dynamic else value.shape, value.dtype)
         for name, value in step.arrays.items()
@@ -114,8 +127,8 @@ def _explained(verb: str, dynamic: bool) -> Iterator[None]:
     except Exception as error:  # those of jax2onnx share no base class
         text = one_line(error)
         if verb == "trace":
-            fixed = "of any length; pass dynamic_batch=False" if dynamic else ""
-            raise ExportError(f"JAX cannot trace the step for a batch {fixed}: {type(error).__name__}: {text}") from error
+            hint = " for a batch of any length; pass dynamic_batch=False" if dynamic else ""
+            raise ExportError(f"JAX cannot trace the step{hint}: {type(error).__name__}: {text}") from error
         raise ExportError(
             f"jax2onnx has no translation for {_failed_primitive(error)}, a primitive of the step, or a wrong one "
             f"({type(error).__name__}: {text}): write this part of the step with others"
