@@ -58,8 +58,7 @@ class ExportReport:
         worst = max(self.errors, key=lambda name: self.errors[name], default="")
         lines = [
             f"{self.path}: {self.nodes} nodes, {self.states} carried states; feed {', '.join(self.inputs)}",
-            f"{self.steps} steps on ONNX Runtime are within {self.largest_error:.1e} of {self.framework} "
-            f"(largest error: {worst})",
+            f"{self.steps} steps on ONNX Runtime are within {self.largest_error:.1e} of {self.framework} ({worst})",
         ]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 

@@ -28,8 +28,8 @@ from graphscale.stages import report_stage
 
 __all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_tensors", "save", "save_all"]
 
-# A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
-_LARGEST = 2**31 - 2**27
+# A protocol buffer holds less than 2 GiB, and many readers of files less; larger weights go to a file of their own.
+_LARGEST = 10**9
 _PIECE = 2**30  # bytes
 _LOCATION = b"location"  # a key of each external tensor
 _ORT_FORMAT = b"ORTM"  # at byte 4: ONNX Runtime then takes the whole for a file of its own

@@ -104,6 +104,7 @@ class Session(Summary):
 
     Attributes:
         stamp: the metadata of the scaling.
+        metadata: all metadata of the model.
         inputs: the inputs of a step without the carried state, `{input name: InputSpec}`.
         output_names: the outputs that a step can return.
 
@@ -156,6 +157,7 @@ class Session(Summary):
             self._session._model_bytes = b""  # the whole model, kept for a fallback to other providers
         self._model: ir.Model | None = copy_without_state(source, first)
         fixed = initializers.get(self.stamp.names["loss_scale"])
+        self.metadata = dict(source.metadata_props)
         self._fixed_scale = None if fixed is None or fixed.name in first else float(read_values(fixed))
         fed_specs = read_specs(self._session.get_inputs(), self._session.get_overridable_initializers())
         self.inputs = {name: spec for name, spec in fed_specs.items() if name not in first}
