@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
 import nox
 
 nox.options.default_venv_backend = "venv"
-nox.options.sessions = ["quick", "lint", "full", "stock", "oldest", "pytorch", "mpi", "tensorflow", "docs"]
+nox.options.sessions = ["quick", "lint", "full", "stock", "oldest", "pytorch", "mpi", "tensorflow", "examples", "docs"]
 
 PYTEST = ("python", "-m", "pytest", "-q")
 TWO_PROCESSES = ("-n", "2", "--durations=40")
@@ -58,7 +59,8 @@ def full(session: nox.Session) -> None:
 def stock(session: nox.Session) -> None:
     """Run the tests that run graphs on the newest ONNX Runtime, without onnxruntime-training; and open the pages."""
     session.install(
-        ".[ort,browser]", "hypothesis", "matplotlib", "pytest", "pytest-xdist", "scikit-learn", "tensorboardX"
+        *(".[ort,browser]", "hypothesis", "matplotlib", "pytest", "pytest-xdist", "scikit-learn", "tensorboardX"),
+        *("nbclient", "ipykernel"),  # a kernel runs the notebook of examples/
     )
     portable = "not training and not packaging and not static"
     session.run(*PYTEST, *TWO_PROCESSES, "-m", portable, *session.posargs, env=share(2))
@@ -97,6 +99,19 @@ def tensorflow(session: nox.Session) -> None:
     """Run the tests that need TensorFlow, its exporter among them."""
     session.install(".[ort]", "tensorflow-cpu==2.21.0", "tf2onnx==1.17.0", "onnx==1.22.0", "hypothesis", "pytest")
     session.run(*PYTEST, "--durations=40", "-m", "tensorflow", *session.posargs, env=share(1))
+
+
+@nox.session(tags=["ci"])
+def examples(session: nox.Session) -> None:
+    """Train in Python, C++ and Node without graphscale. Needs g++, apt and npm, which are no packages of Python."""
+    session.install(".[ort]", "hypothesis", "pytest", "scikit-learn")
+    folder = Path(session.create_tmp()).absolute()
+    shutil.copy("examples/node/package.json", folder)
+    npm = ("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", f"--prefix={folder}")
+    session.run_install(*npm, external=True)
+    session.run_install("examples/cpp/get_headers.sh", str(folder / "headers"), external=True)
+    files = {"NODE_MODULES": str(folder / "node_modules"), "ONNXRUNTIME_HEADERS": str(folder / "headers")}
+    session.run(*PYTEST, "--durations=5", "-m", "", "tests/examples/test_hosts.py", *session.posargs, env=files)
 
 
 @nox.session(tags=["ci"])

@@ -2,7 +2,7 @@
 
 In a page, `<!-- generated: NAME -->` becomes what the function NAME of `GENERATORS` returns, and
 `<!-- include: FILE -->` the content of a Markdown file of the project, its links made to fit, and
-`<!-- source: FILE [NAME ...] -->` a script, or functions of it, as code. In the `nav`,
+`<!-- source: FILE [NAME ...] -->` a program, or functions of one in Python, as code. In the `nav`,
 `lint/` stands for the pages of all lint codes.
 """
 
@@ -42,6 +42,7 @@ PAGES = {
     "benchmarks/RESULTS.md": "project/performance.md",
     "models/README.md": "project/models.md",
 }
+LANGUAGES = {".py": "python", ".cpp": "cpp", ".js": "js"}
 MARKER = re.compile(r"^<!-- (generated|include|source): (.+) -->$", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
@@ -80,12 +81,14 @@ def include(name: str, page: str) -> str:
 
 
 def source(name: str, *functions: str) -> str:
-    """Return a script of the project, or functions and constants of it."""
+    """Return a program of the project, or functions and constants of one in Python."""
     text = (ROOT / name).read_text(encoding="utf-8")
-    found = dict(_definitions(text))
-    shown = "\n\n\n".join(found[function] for function in functions) if functions else text.rstrip()
+    shown = text.rstrip()
+    if functions:
+        found = dict(_definitions(text))
+        shown = "\n\n\n".join(found[function] for function in functions)
     title = name.removeprefix("docs/examples/")
-    return f'```python title="{title}"\n{shown}\n```'
+    return f'```{LANGUAGES[posixpath.splitext(name)[1]]} title="{title}"\n{shown}\n```'
 
 
 def _definitions(text: str) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
+    from graphscale import exporters  # noqa: F401
     from graphscale.analysis.report import Report
     from graphscale.checks.derivatives import GradientCheck, WeightCheck, check_gradients
     from graphscale.checks.diffing import DiffReport, diff
@@ -96,6 +97,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("graphscale")
+    if name == "exporters":
+        return importlib.import_module("graphscale.exporters")
     for module, names in _MODULES.items():
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(f"graphscale.{module}"), name)

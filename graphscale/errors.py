@@ -7,12 +7,17 @@ it and exits with code 2.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+# The address of the documentation, in messages and in files.
+DOCS_URL = "https://graphscale.readthedocs.io/en/latest/"
+
+_FEW = 12  # names that are listed
 _LONGEST = 1000  # characters of a text that came from below, or from a file
 # Unicode's default-ignorable characters, invisible in terminals, as far as `str.isprintable` accepts them.
 _HIDDEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
@@ -30,6 +35,20 @@ def one_line(error: object) -> str:
     """Return the text of an error from below, or of a file, without line breaks, and cut where it is very long."""
     text = " ".join(str(error).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def suggest(name: str, names: Iterable[str | None], kind: str = "") -> str:
+    """Return a hint to a name that does not exist: the nearest of the names, else all of them if they are few.
+
+    Args:
+        name: the name.
+        names: those that exist.
+        kind: begins the list of all, such as "its inputs are"; empty for no such list.
+    """
+    known = [each for each in names if each]
+    if close := difflib.get_close_matches(str(name), known, 1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; {kind} {', '.join(known)}" if kind and 0 < len(known) <= _FEW else ""
 
 
 class GraphscaleError(Exception):
@@ -134,7 +153,7 @@ class VerifyError(GraphscaleError):
 
 
 class LintError(GraphscaleError):
-    """A lint code that was asked for does not exist."""
+    """A lint code does not exist, or there is nothing to lint in an inference graph."""
 
 
 class SplitError(GraphscaleError):

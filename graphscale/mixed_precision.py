@@ -23,12 +23,13 @@ from graphscale.passes import Autocast, replace_training_ops, run_passes
 from graphscale.passes.casting.cast_report import AutocastReport
 from graphscale.passes.casting.settings import make_settings
 from graphscale.pipeline import LEFT_OUT, Model, open_copy_with_proto, prepare, scale
+from graphscale.process.summary import Row
 from graphscale.targets import check_versions, get_target
 
 __all__ = ["AutocastModel", "autocast"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class AutocastModel(ModelResult):
     """The result of `autocast`.
 
@@ -40,6 +41,13 @@ class AutocastModel(ModelResult):
 
     report: AutocastReport
     scaling: Report | None = None
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        line, rows = self.report._summarize()
+        if self.scaling is None:
+            return f"{line}, without a loss scale", rows
+        scaled, more = self.scaling._summarize()
+        return f"{line}, {scaled}", (*rows, *more)
 
 
 @name_damage
@@ -90,7 +98,7 @@ def autocast(
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
     """
     settings = make_settings(allow, deny, keep, lists)
-    hints = Hints(loss, seed, tuple(gradients or ()), updates, None if roles is None else Answers.of(roles))
+    hints = Hints(loss, seed, gradients or (), updates, None if roles is None else Answers.of(roles))
     mixed = Autocast(dtype, emulate, settings, **vars(hints), target=target)
     if loss_scale is not None:
         scaled = scale(model, loss_scale, **vars(hints), target=target, autocast=mixed)

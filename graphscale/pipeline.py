@@ -20,7 +20,7 @@ from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
-from graphscale.errors import AutocastError, ProofError, TargetError
+from graphscale.errors import AutocastError, ModelFileError, ProofError, TargetError
 from graphscale.files import model_files
 from graphscale.files.model_files import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
@@ -44,6 +44,8 @@ from graphscale.passes import (
     standard_passes,
 )
 from graphscale.policy.loss_scale import get_policy
+from graphscale.process.summary import Row
+from graphscale.stages import report_stage
 from graphscale.targets import advise, check_versions, get_target, target_names
 
 __all__ = [
@@ -70,7 +72,7 @@ LEFT_OUT = "left out of the new model, its initialization included"
 Model = str | os.PathLike[str] | ir.Model | onnx.ModelProto
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ScaledModel(ModelResult):
     """The result of `scale`.
 
@@ -80,6 +82,9 @@ class ScaledModel(ModelResult):
     """
 
     report: Report
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        return self.report._summarize()
 
 
 @name_damage
@@ -134,7 +139,7 @@ def scale(
     check_versions(work, chosen)
     nodes_before = len(work.graph)
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
-    hints = Hints(loss, seed, tuple(gradients or ()), updates, answers)
+    hints = Hints(loss, seed, gradients or (), updates, answers)
     options = {**vars(hints), "target": chosen.plain or target}
     with record_original(work, proto):
         warnings = [*prepare(work), *advise(work, chosen)]
@@ -222,7 +227,7 @@ def inspect(
     if is_scaled(work):
         return read_report(read_stamp(work.metadata_props, name), name)
     warnings = prepare(work)
-    hints = Hints(loss, seed, tuple(gradients or ()), updates, roles).stated_by(work)
+    hints = Hints(loss, seed, gradients or (), updates, roles).stated_by(work)
     own = find_own_scale(work.graph, hints.answers.losses)
     warnings += [] if own is None else [own.warn()]
     graph = analyse(work.graph, hints, asking=False)
@@ -258,8 +263,21 @@ def open_copy_with_proto(model: Model) -> tuple[ir.Model, str, onnx.ModelProto |
         copy = model.clone()
         copy_training_info(model, copy)
         return copy, "the model", None
+    if not isinstance(model, str | os.PathLike):
+        raise ModelFileError(f"a model is a path, an onnx_ir.Model or an onnx.ModelProto; got {_describe(model)}")
     work, proto = model_files.load_with_proto(model)
     return work, os.fspath(model), proto
+
+
+def _describe(value: Any) -> str:
+    """Describe a value that is no model, and say what to pass."""
+    kind = type(value).__name__
+    hints = {
+        "bytes": "read it with onnx.load_model_from_string",
+        "GraphProto": "make a model of it with onnx.helper.make_model",
+    }
+    hint = "pass its attribute model" if hasattr(value, "model") else hints.get(kind)
+    return f"a {kind}{f'; {hint}' if hint else ''}"
 
 
 def needs_preparation(model: ir.Model) -> bool:
@@ -310,6 +328,7 @@ def prove_rewrite(rewrite: Rewrite, scale: ir.Value, own: Iterable[ir.Node], exp
     Raises:
         ProofError: it is not right.
     """
+    report_stage("proving the new graph")
     graph = rewrite.training_graph
     degrees = prove(
         rewrite.model.graph,

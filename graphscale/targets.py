@@ -259,6 +259,18 @@ def too_new(number: str, opset: int, ir_version: int) -> str:
     )
 
 
+def advise_missing(message: str) -> str:
+    """Return advice on operators that the installed ONNX Runtime lacks; empty if its message is about something else.
+
+    Args:
+        message: the text with which it refused a model.
+    """
+    if "is not a registered function" in message:
+        package = _TRAINING_BUILD.replace(" ", "==")
+        return f"; on Python 3.11, pip uninstall onnxruntime, then pip install {package}"
+    return "; run it where all operators have kernels, as on CUDA" if "NOT_IMPLEMENTED" in message else ""
+
+
 def check_versions(model: ir.Model, target: Target) -> None:
     """Refuse a model that no release of the target's runtime loads. Its versions are never converted unasked.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from graphscale.analysis.roles.answers import NO_ANSWERS, Answers
 from graphscale.analysis.updates import Update, same_type
-from graphscale.errors import RolesError, UpdateError
+from graphscale.errors import GradientError, RolesError, UpdateError, suggest
 from graphscale.files.training_info import read_bindings
 from graphscale.graph.stamp import ROLES_KEY
 from graphscale.graph.values import value_label
@@ -34,12 +34,21 @@ class Hints:
 
     loss: str | None = None
     seed: str | None = None
-    gradients: tuple[str, ...] = ()
+    gradients: Sequence[str] = ()
     updates: Mapping[str, str] | None = None
     roles: Any = None
 
     def __post_init__(self) -> None:
-        """Take any sequence of gradients, and None."""
+        """Take any sequence of gradients, and None.
+
+        Raises:
+            GradientError: the gradients are one text.
+            UpdateError: the updates are no mapping.
+        """
+        if isinstance(self.gradients, str):
+            raise GradientError(f"gradients are a list of names; pass gradients=[{self.gradients!r}]")
+        if not isinstance(self.updates, Mapping | None):
+            raise UpdateError(f"updates map outputs to inputs, as in {{'w.next': 'w'}}; got {self.updates!r}")
         object.__setattr__(self, "gradients", tuple(self.gradients or ()))
 
     @property
@@ -100,9 +109,13 @@ def resolve_pairs(graph: ir.Graph, answers: Answers) -> list[Update]:
     for output_name, input_name in answers.states.items():
         label = answers.label(output_name, "--update") + f"={input_name}"
         if output_name not in outputs:
-            raise UpdateError(f"{label}: the graph has no output {output_name!r}")
+            raise UpdateError(
+                f"{label}: the graph has no output {output_name!r}{suggest(output_name, outputs, 'there are')}"
+            )
         if input_name not in inputs:
-            raise UpdateError(f"{label}: the graph has no input {input_name!r}")
+            raise UpdateError(
+                f"{label}: the graph has no input {input_name!r}{suggest(input_name, inputs, 'there are')}"
+            )
         update = Update(outputs[output_name], inputs[input_name], answers.evidence(output_name))
         if not same_type(update.output, update.input):
             raise UpdateError(

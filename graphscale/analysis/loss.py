@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors
-from graphscale.errors import LossError
+from graphscale.errors import LossError, suggest
 from graphscale.graph.values import (
     constant_number,
     constant_tensor,
@@ -36,7 +36,7 @@ def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Va
     """
     value = values.get(name)
     if value is None:
-        raise LossError(f"{label}: the graph has no value of this name")
+        raise LossError(f"{label}: the graph has no value of this name{suggest(name, values)}")
     if value.producer() is None:
         raise LossError(f"{label}: {value_label(value)} is an input, not something that the graph computes")
     if value.dtype is not None and not value.dtype.is_floating_point():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -13,6 +14,7 @@ from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.errors import ModelFileError
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import node_name
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = [
     "STATE_OF_SCALE",
@@ -22,6 +24,7 @@ __all__ = [
     "PlaceReport",
     "Report",
     "StateReport",
+    "describe_policy",
     "make_report",
     "read_report",
 ]
@@ -66,8 +69,8 @@ class StateReport:
     how: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report(Summary):
     """The report of `inspect` or `scale`.
 
     Attributes:
@@ -123,6 +126,24 @@ class Report:
         covered = self.contractions - len(self.missed)
         return f"{100 * self.coverage:.0f} % ({covered} of {self.contractions} backward contractions)"
 
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        places = [p.value if p.node is None else f"{p.value} at {p.node}:{p.input}" for p in self.places]
+        rows: list[Row] = [
+            ("loss", self.loss),
+            ("scale enters", few(places, 2)),
+            ("coverage", self.coverage_text),
+            ("gradients", _counted([gradient.value for gradient in self.gradients])),
+            ("carried state", _counted([state.input for state in self.state])),
+        ]
+        if self.warnings:
+            rows.append(("warnings", few(self.warnings, 1)))
+        if self.policy is None:
+            return f"{self.nodes_after} nodes, without a loss scale", rows
+        rows.append(("loss scale", describe_policy(self.policy)))
+        rows.append(("nodes", f"{self.nodes_before} before, {self.nodes_after} after"))
+        rows.append(("proof", "every output and carried state is free of the scale" if self.proved else "none"))
+        return f"scaled for target {self.target}", rows
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dicts, lists, strings and numbers."""
         # dataclasses.asdict copies each string of each row by itself.
@@ -132,6 +153,16 @@ class Report:
             else copy.deepcopy(value)
             for name, value in vars(self).items()
         }
+
+
+def describe_policy(policy: Mapping[str, Any]) -> str:
+    """Return a policy as its constructor would be called, from its class name and config."""
+    config = ", ".join(f"{name}={value}" for name, value in policy.get("config", {}).items())
+    return f"{policy.get('class_name', '?')}({config})"
+
+
+def _counted(names: Sequence[str]) -> str:
+    return f"{len(names)}: {few(names)}" if names else "none"
 
 
 def make_report(graph: TrainingGraph) -> Report:

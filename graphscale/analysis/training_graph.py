@@ -34,9 +34,11 @@ from graphscale.errors import (
     SeedNotFoundError,
     UnsupportedModelError,
     UpdateError,
+    suggest,
 )
 from graphscale.graph.values import Use, inputs_of, is_float, is_known_zero, value_label, values_by_name
 from graphscale.operators import Trait, nodes_with
+from graphscale.stages import report_stage
 
 __all__ = ["TrainingGraph", "analyse"]
 
@@ -93,6 +95,7 @@ def _look_into_bodies(graph: ir.Graph, unrolled: Unrolled, hints: Hints) -> Trai
 
 def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> TrainingGraph:
     """Analyse a main graph by itself; `runs` says whether a runtime may execute it to choose between losses."""
+    report_stage("looking for the loss, the gradients and the carried state")
     answers = hints.answers
     values = values_by_name(graph) if hints.gradients or answers.losses else {}
     named = resolve_pairs(graph, answers)
@@ -120,7 +123,9 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
 
     if len(answers.losses) > 1 and (joint := join(candidates)) is not None:
         attempts, candidates = [joint], []
-    for candidate in candidates:
+    for number, candidate in enumerate(candidates):
+        if len(candidates) > 1:
+            report_stage(f"trying {candidate.name} as the loss", number, len(candidates))
         try:
             attempts.append(_attempt(graph, candidate, edge, chosen, held))
         except (SeedNotFoundError, GradientError) as error:
@@ -281,7 +286,8 @@ def _finish(
     for name in answers.kept:
         if name not in states:
             raise RolesError(
-                f"{answers.label(name, '--keep')}: the graph has no carried state of this name among its outputs"
+                f"{answers.label(name, '--keep')}: the graph has no carried state of this name among its "
+                f"outputs{suggest(name, sorted(filter(None, states)), 'there are')}"
             )
     table = roles.table()
     if table.open and asking:
@@ -334,7 +340,7 @@ def _updates(roles: Roles, named: Sequence[Update], answers: Answers) -> tuple[U
 
 def _named_gradient(values: Mapping[str, ir.Value], name: str) -> ir.Value:
     if name not in values:
-        raise GradientError(f"--gradient {name}: the graph has no value of this name")
+        raise GradientError(f"--gradient {name}: the graph has no value of this name{suggest(name, values)}")
     if values[name].producer() is None or not is_float(values[name]):
         raise GradientError(f"--gradient {name}: {value_label(values[name])} is not computed by a floating-point node")
     return values[name]
@@ -342,9 +348,17 @@ def _named_gradient(values: Mapping[str, ir.Value], name: str) -> ir.Value:
 
 def _seed_edge(graph: ir.Graph, seed: str) -> Use:
     name, _, index = seed.rpartition(":")
-    node = next((node for node in graph if node.name == name), None) if name else None
-    if node is None or not (index.isascii() and index.isdecimal()) or int(index) >= len(node.inputs):
-        raise SeedNotFoundError(f"--seed-edge {seed}: expected NODE:INDEX, a node's name and the index of its input")
+    if not (name and index.isascii() and index.isdecimal()):
+        raise SeedNotFoundError(
+            f"--seed-edge {seed}: expected NODE:INDEX, the name of a node and the index of its input"
+        )
+    node = next((node for node in graph if node.name == name), None)
+    if node is None:
+        names = [node.name for node in graph if node.name]
+        hint = suggest(name, names, "there are") if names else "; the nodes of this graph have no names"
+        raise SeedNotFoundError(f"--seed-edge {seed}: there is no node {name!r}{hint}")
+    if int(index) >= len(node.inputs):
+        raise SeedNotFoundError(f"--seed-edge {seed}: the node {name!r} has {len(node.inputs)} inputs, counted from 0")
     value = node.inputs[int(index)]
     if value is None or not is_float(value):
         raise SeedNotFoundError(f"--seed-edge {seed}: that input is not a floating-point value")

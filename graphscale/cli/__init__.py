@@ -21,6 +21,7 @@ from graphscale.cli.old_names import replace_old_names
 from graphscale.cli.options import complete_telemetry, name_streams, option
 from graphscale.cli.protection import protect
 from graphscale.cli.show import Part, say
+from graphscale.cli.usage import explain_usage
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.process.command import run
 
@@ -152,9 +153,7 @@ def _run() -> int:
     except GraphscaleError:
         raise
     except _UsageError as error:
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "graphscale"
-        raise GraphscaleError(f"{error.format_message()} ({command} --help shows what there is)") from error
+        raise GraphscaleError(explain_usage(error)) from error
     except MemoryError as error:
         raise GraphscaleError(f"the memory is not enough: {error or 'a file asks for more than there is'}") from error
     except typer.Abort as error:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from graphscale.cli.options import option, output_path
 from graphscale.cli.progress import Tally, show_table
 from graphscale.cli.show import EscapedTable, make_console, make_table, make_text, print_json, say
+from graphscale.stages import report_stage
 from graphscale.training import run_plot
 from graphscale.training.record import StepRecord
 
@@ -64,9 +64,9 @@ def _overflow(output: Path, steps: int, seed: int, console: Console) -> None:
         f"{report.nodes_after} with loss scaling inside.",
     )
     tally = Tally()
-    records = list(tally.follow(training.run(), console, steps))
-    with console.status("Training once more without loss scaling, to compare every bit..."):
-        differing = training.differing()
+    records = list(tally.follow(training.run(), steps))
+    report_stage("training once more without loss scaling, to compare every bit")
+    differing = training.differing()
     skipped = [record for record in records if not record.applied]
     run_plot.draw(
         records,
@@ -114,17 +114,14 @@ def _compare(output: Path, steps: int, seed: int, console: Console) -> None:
     from graphscale.demo import precision
     from graphscale.demo.precision_plot import draw
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=10), MofNCompleteColumn())
     runs = []
-    with Progress(*columns, TextColumn("{task.fields[text]}"), console=console) as progress:
-        for task in precision.tasks(seed):
-            for way in precision.ways(steps):
-                bar = progress.add_task(f"{task.name}, {way.name}", total=steps, text="")
-                for run in precision.train(task, way, steps):
-                    last = run.records[-1]
-                    text = f"loss {task.loss(last):.4f}, zeros {100 * (last.zero_fraction or 0):.0f} %"
-                    progress.update(bar, advance=1, text=text)
-                runs.append(run)
+    for task in precision.tasks(seed):
+        for way in precision.ways(steps):
+            for number, run in enumerate(precision.train(task, way, steps), start=1):
+                last = run.records[-1]
+                zeros = f"loss {task.loss(last):.4f}, zeros {100 * (last.zero_fraction or 0):.0f} %"
+                report_stage(f"{task.name}, {way.name}: {zeros}", number, steps)
+            runs.append(run)
     draw(runs, output)
     print_json(lambda: {"runs": [_describe_run(run) for run in runs], "output": str(output)})
     console.print(_make_table(runs))

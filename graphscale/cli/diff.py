@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from graphscale.cli.options import argument, option
+from graphscale.cli.options import EachNode, argument, check_whole, option
 from graphscale.cli.show import EscapedTable, make_console, make_table, print_json, say, shorten, show_rows
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def diff(
     html: Annotated[
         Path | None, option("Draw B into a page of HTML.", metavar="FILE", rich_help_panel="Output")
     ] = None,
+    whole: EachNode = False,
     exit_code: Annotated[bool, option("Exit with 1 if the models differ.")] = False,
 ) -> int:
     """Show what changed from A to B: operators, nodes by the pass that inserted them, edges, names.
@@ -35,13 +36,14 @@ def diff(
     from graphscale.checks.diffing.compare import compare
     from graphscale.files import writing
 
+    check_whole(whole, html)
     if html is not None:
         writing.check_new_output(html)
     comparison = compare(before, after)
     report = comparison.report
     if html is not None:
         names = [before.name, after.name] if before.name != after.name else [str(before), str(after)]
-        drawing.write_page(drawing.draw_comparison(comparison, *names), html)
+        drawing.write_page(drawing.draw_comparison(comparison, *names, whole=whole), html)
     print_json(report.to_dict)
     _show(report, f"{before} -> {after}" + (f", drawn -> {html}" if html is not None else ""))
     return int(exit_code and report.different)

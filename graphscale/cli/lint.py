@@ -30,7 +30,7 @@ def lint(
 ) -> int:
     """Look for mistakes in the loss scaling of a training graph, scaled or not, by graphscale or by hand.
 
-    Exit code 1 if there is an error or a warning.
+    Of a folder of artifacts, the models for training are looked at. Exit code 1 if there is an error or a warning.
 
     Examples:
         graphscale lint step.onnx
@@ -38,15 +38,27 @@ def lint(
     """
     from graphscale.checks.linting import lint as find
     from graphscale.checks.linting.sarif import write_sarif
+    from graphscale.ort.artifacts.folder import EVAL_MODEL, MODELS, holds_artifacts
 
     if sarif is not None:
         writing.check_new_output(sarif)
-    report = find(model, scale=scale, select=select or (), ignore=ignore or ())
+    is_folder = holds_artifacts(model)
+    paths = [model / name for name in MODELS if (model / name).is_file()] if is_folder else [model]
+    left_out = [path for path in paths if is_folder and path.name == EVAL_MODEL]
+    reports = {
+        path: find(path, scale=scale, select=select or (), ignore=ignore or ())
+        for path in paths
+        if path not in left_out
+    }
     if sarif is not None:
-        write_sarif(report, model, sarif)
-    print_json(report.to_dict)
-    _show(report, str(model))
-    return int(not report.clean)
+        write_sarif(reports, sarif)
+    found = {str(path): report.to_dict() for path, report in reports.items()}
+    print_json(lambda: {"models": found} if is_folder else found[str(model)])
+    for path, report in reports.items():
+        _show(report, str(path))
+    for path in left_out:
+        say(f"{path} is an inference graph, and left out")
+    return int(not all(report.clean for report in reports.values()))
 
 
 def _show(report: LintReport, name: str) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "DryRun",
     "Dtype",
     "DtypeBefore",
+    "EachNode",
     "Feeds",
     "Force",
     "ForceRoles",
@@ -51,6 +52,7 @@ __all__ = [
     "Update",
     "Verbose",
     "argument",
+    "check_whole",
     "complete_telemetry",
     "is_folder",
     "name_streams",
@@ -60,6 +62,7 @@ __all__ = [
     "parse_loss_scale",
     "parse_updates",
     "read_roles",
+    "refuse_with_folder",
 ]
 
 LOSS_SCALE = f"dynamic, a number, a preset ({', '.join(presets.NAMES)}) or FILE.json."
@@ -106,6 +109,9 @@ Update = Annotated[list[str] | None, _roles("Output OUT is the next value of inp
 RolesFile = Annotated[
     Path | None, _roles("The roles of outputs, as inspect --roles-out writes them.", metavar="FILE.json")
 ]
+EachNode = Annotated[
+    bool, option("With --html: draw each node, however large the drawing becomes.", rich_help_panel="Output")
+]
 Keep = Annotated[list[str] | None, _roles("This state advances on skipped steps, too. Repeatable.", metavar="OUT")]
 ForceRoles = Annotated[bool, _roles("Take named roles even where the graph contradicts them.")]
 Dim = Annotated[list[str] | None, option("The size of a symbolic axis. Repeatable.", metavar="NAME=SIZE")]
@@ -146,6 +152,12 @@ Verbose = Annotated[bool, _general("Print all there is to say.", "-v", "--verbos
 Json = Annotated[bool, _general("Print one JSON object instead of text.", "--json")]
 
 
+def check_whole(whole: bool, html: Path | None) -> None:
+    """Refuse --whole without --html."""
+    if whole and html is None:
+        raise typer.BadParameter("--whole goes with --html")
+
+
 def is_folder(
     model: Path, output: Path | None, dry_run: bool, graph_options: Mapping[str, object], marked: bool = True
 ) -> bool:
@@ -171,10 +183,19 @@ def is_folder(
         if output is not None:
             writing.check_output(output) if dry_run else writing.check_new_output(output, marked)
         return False
+    refuse_with_folder(model, graph_options)
+    return True
+
+
+def refuse_with_folder(folder: Path, graph_options: Mapping[str, object]) -> None:
+    """Refuse options that go with a single graph alone, by name.
+
+    Raises:
+        BadParameter: one is given.
+    """
     for name, value in graph_options.items():
         if value:
-            raise typer.BadParameter(f"{name} is for a single graph; {model} is a folder of artifacts")
-    return True
+            raise typer.BadParameter(f"{name} is for a single graph; {folder} is a folder of artifacts")
 
 
 def parse_updates(updates: list[str] | None) -> dict[str, str]:

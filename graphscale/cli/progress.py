@@ -1,38 +1,19 @@
-"""Bars in the terminal while a training run or a check goes on, and the table of a run's results."""
+"""The progress of a training run, and the table of its results."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from graphscale.cli.show import Part, make_console, make_table, make_text
+from graphscale.cli.show import Part, make_table, make_text
+from graphscale.stages import report_stage
 from graphscale.training.record import StepRecord
 
-__all__ = ["Tally", "show_table", "stage_bar"]
-
-
-@contextlib.contextmanager
-def stage_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar on stderr, in a terminal alone, while a long check runs.
-
-    Yields:
-        a function of the stage, of its runs that are done, and of their number.
-    """
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=18), MofNCompleteColumn())
-    console = make_console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("reading", total=None)
-
-        def show(stage: str, done: int, total: int) -> None:
-            progress.update(bar, description=stage, completed=done, total=total or None)
-
-        yield show
+__all__ = ["Tally", "show_table"]
 
 
 class Tally:
@@ -44,39 +25,24 @@ class Tally:
         self.steps = self.skipped = self.grown = self.lowered = 0
         self.seconds = 0.0
 
-    def follow(
-        self, records: Iterable[StepRecord], console: Console, total: int, done: int = 0
-    ) -> Iterator[StepRecord]:
-        """Pass the records on, count them, and show a progress bar.
+    def follow(self, records: Iterable[StepRecord], total: int) -> Iterator[StepRecord]:
+        """Pass the records on, count them, and report the progress.
 
         Args:
             records: of the steps, as they are done.
-            console: the terminal of the bar.
             total: the number of the last step.
-            done: steps that were done before the first record.
         """
-        progress = Progress(
-            BarColumn(bar_width=18),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
-            TextColumn("[dim]{task.fields[rate]:.0f}/s[/]"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            disable=console.quiet,
-        )
         begin = time.perf_counter()
-        with progress:
-            task = progress.add_task("", total=total, completed=done, text="", rate=0.0)
-            for record in records:
-                self.first, self.last = self.first or record, record
-                self.steps += 1
-                self.skipped += not record.applied
-                self.grown += record.next_loss_scale > record.loss_scale
-                self.lowered += record.next_loss_scale < record.loss_scale
-                self.seconds = time.perf_counter() - begin
-                text = f"loss {record.loss:.3f} scale {_scale(record.next_loss_scale)} skipped {self.skipped}"
-                progress.update(task, completed=record.step, text=text, rate=self.rate)
-                yield record
+        for record in records:
+            self.first, self.last = self.first or record, record
+            self.steps += 1
+            self.skipped += not record.applied
+            self.grown += record.next_loss_scale > record.loss_scale
+            self.lowered += record.next_loss_scale < record.loss_scale
+            self.seconds = time.perf_counter() - begin
+            text = f"loss {record.loss:.3f}, scale {_scale(record.next_loss_scale)}, {self.skipped} skipped"
+            report_stage(text, record.step, total)
+            yield record
 
     @property
     def rate(self) -> float:

@@ -12,8 +12,9 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from graphscale.cli.display import Display, showing
 from graphscale.cli.options import LIMITS, Force, Json, Quiet, Verbose, option
-from graphscale.cli.show import Amount, printing
+from graphscale.cli.show import Amount, make_console, printing
 from graphscale.files.descriptors import STDOUT
 from graphscale.files.limits import Limits, limiting
 from graphscale.files.writing import protecting
@@ -57,6 +58,9 @@ def protect(command: Callable[..., Any]) -> Callable[..., Any]:
             stack.enter_context(printing(amounts[0] if amounts else Amount.NORMAL, writes))
             if named is not None:
                 stack.enter_context(protecting(named))
+            stderr = make_console(stderr=True)
+            if not stderr.quiet:
+                stack.enter_context(showing(Display(stderr)))
             return command(**given)
 
     kind = inspect.Parameter.KEYWORD_ONLY

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from graphscale.cli import display
 from graphscale.errors import printable
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "show_report",
     "show_rows",
     "show_summary",
+    "show_text",
     "warn",
 ]
 
@@ -115,10 +117,18 @@ class EscapedTable(Table):
         super().add_row(*map(make_text, cells), **options)
 
 
+class _Terminal(Console):
+    """A terminal on which progress is hidden before something is printed."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        display.hide()
+        super().print(*objects, **options)
+
+
 def make_console(stderr: bool = False, quiet: bool = False) -> Console:
     """Make the terminal. It is quiet with --quiet and with --json."""
     silent = quiet or _amount in (Amount.QUIET, Amount.JSON)
-    return Console(highlight=False, markup=False, emoji=False, stderr=stderr or _stdout_is_taken, quiet=silent)
+    return _Terminal(highlight=False, markup=False, emoji=False, stderr=stderr or _stdout_is_taken, quiet=silent)
 
 
 def print_json(make: Callable[[], dict[str, Any]]) -> None:
@@ -127,6 +137,7 @@ def print_json(make: Callable[[], dict[str, Any]]) -> None:
     Without --json, it is not made.
     """
     if _amount is Amount.JSON:
+        display.hide()
         print(json.dumps(make(), indent=2).replace("\x7f", "\\u007f"))
 
 
@@ -178,6 +189,11 @@ def shorten(lines: Sequence[str]) -> list[str]:
 def show_report(report: Report, title: str, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Print a report on stdout, its warnings on stderr; `more` is added to its JSON."""
     print_json(lambda: {**report.to_dict(), **more})
+    show_text(report, title)
+
+
+def show_text(report: Report, title: str) -> None:
+    """Print a report as text alone, as one of several."""
     say(title)
     show_rows(_rows(report))
     warn(report.warnings)

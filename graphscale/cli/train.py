@@ -11,6 +11,7 @@ from typing import Annotated
 
 from rich.console import Console
 
+from graphscale.cli import display
 from graphscale.cli.options import BUCKET_SIZE, Provider, argument, option
 from graphscale.cli.progress import Tally, show_table
 from graphscale.cli.show import is_verbose, make_console, make_text, print_json
@@ -124,6 +125,8 @@ def train(
     from graphscale.replicas.replica_world import ReplicaWorld
 
     world = ReplicaWorld(replicas, bucket_bytes=bucket_size, stages=stages, sharded=sharded, timeout=timeout)
+    if not world.is_first:
+        display.silence()
     with world.ending_together():
         options = dataclasses.replace(options, world=world)
         _run(options, Run(options), make_console(quiet=not world.is_first))
@@ -137,7 +140,7 @@ def _run(options: Options, run: Run, console: Console) -> None:
     with run.session, Interruption() as interruption:
         with run.opened() as trainer:
             records = trainer.run(run.total, lambda: run.is_interrupted(interruption))
-            for record in tally.follow(records, console, run.total, done):
+            for record in tally.follow(records, run.total):
                 if is_verbose() and not record.applied:
                     console.print(make_text(f"step {record.step} skipped, loss scale {_change(record)}"))
         stuck = tally.last is not None and tally.last.stuck

@@ -86,8 +86,7 @@ def _draw_task(panels: Sequence[Any], runs: Sequence[Run]) -> None:
         if run.way.float16:
             _draw_scale(scales, run, line)
     losses.set_ylim(bottom=losses.get_ylim()[0] / 2)
-    place = {"loc": "upper right", "bbox_to_anchor": (1, 0.72), "borderaxespad": 0}
-    losses.legend(frameon=False, title="right answers on held-out data", alignment="left", **place)
+    losses.legend(frameon=False, title="right answers on held-out data", alignment="left", loc="best")
     _note_zeros(zeros, runs)
     zeros.set_ylim(-4, 104)
     if scales.get_legend_handles_labels()[0]:
@@ -117,8 +116,11 @@ def _note_zeros(axes: Any, runs: Sequence[Run]) -> None:
     for run, colour, is_upper in zip(runs, (GREY, LINES[1]["color"]), (False, True), strict=False):
         median = 100 * float(np.median(run.zeros))
         above = (is_upper and median < 80) or median < 15
-        text, at = f"{run.way.name}: median {median:.0f} %", (len(run.records) * 0.02, median)
-        _write(axes, text, at, (0, 6 if above else -6), "left", colour)
+        # The text is beside the first half of its line.
+        _, line = _mean(np.arange(len(run.zeros)), 100 * run.zeros)
+        first = line[: len(line) // 2 + 1]
+        at = len(run.records) * 0.02, first.max() if above else first.min()
+        _write(axes, f"{run.way.name}: median {median:.0f} %", at, (0, 6 if above else -6), "left", colour)
 
 
 def _write(axes: Any, text: str, at: Any, shift: tuple[int, int], side: str, colour: str, **more: Any) -> None:

@@ -58,8 +58,7 @@ class ExportReport:
         worst = max(self.errors, key=lambda name: self.errors[name], default="")
         lines = [
             f"{self.path}: {self.nodes} nodes, {self.states} carried states; feed {', '.join(self.inputs)}",
-            f"{self.steps} steps on ONNX Runtime are within {self.largest_error:.1e} of {self.framework} "
-            f"(largest error: {worst})",
+            f"{self.steps} steps on ONNX Runtime are within {self.largest_error:.1e} of {self.framework} ({worst})",
         ]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
@@ -71,6 +70,7 @@ def compare_steps(
     pairs: Mapping[str, str],
     expected: Sequence[Arrays],
     exact: Sequence[Arrays] | None = None,
+    narrowest: str = "",
 ) -> dict[str, float]:
     """Run an exported step on ONNX Runtime, and compare each output with the framework's.
 
@@ -82,6 +82,7 @@ def compare_steps(
         expected: outputs of the framework's own step, one mapping for each step in a row.
         exact: the same in float64, where the framework could compute it: an output may be as far from the framework's
             as a multiple of that one's own rounding.
+        narrowest: the narrowest floating-point type that the step computes in, if that is not the type of its outputs.
 
     Returns:
         The largest error of each output, relative to the largest number of the tensor.
@@ -92,7 +93,7 @@ def compare_steps(
     with tempfile.TemporaryDirectory(prefix="graphscale-") as folder:
         path = Path(folder, "step.onnx")
         model_files.save(model, path)
-        return _compare(_make_runner(path), batch, dict(first), pairs, expected, exact)
+        return _compare(_make_runner(path), batch, dict(first), pairs, expected, exact, TOLERANCE.get(narrowest, 0.0))
 
 
 def _compare(
@@ -102,13 +103,14 @@ def _compare(
     pairs: Mapping[str, str],
     expected: Sequence[Arrays],
     exact: Sequence[Arrays] | None,
+    least: float,
 ) -> dict[str, float]:
     errors = dict.fromkeys(expected[0], 0.0)
     for number, wanted in enumerate(expected):
         outputs = run(batch | state)
         for name, value in wanted.items():
             precise = None if exact is None else exact[number].get(name)
-            error, allowed = _error_of(name, outputs[name], value, precise)
+            error, allowed = _error_of(name, outputs[name], value, precise, least)
             if not error <= allowed:
                 raise ExportError(
                     f"the exported step computes another {name} than the framework in step {number + 1}: off by "
@@ -137,7 +139,7 @@ def _make_runner(path: Path) -> Callable[[Arrays], Arrays]:
     return run
 
 
-def _error_of(name: str, actual: np.ndarray[Any, Any], wanted: Any, exact: Any) -> tuple[float, float]:
+def _error_of(name: str, actual: np.ndarray[Any, Any], wanted: Any, exact: Any, least: float) -> tuple[float, float]:
     """Return the error of an output, relative to its largest number, and the error that is allowed."""
     value = np.asarray(wanted)
     if actual.dtype != value.dtype or actual.shape != value.shape:
@@ -152,7 +154,7 @@ def _error_of(name: str, actual: np.ndarray[Any, Any], wanted: Any, exact: Any) 
     scale = np.abs(want[np.isfinite(want)]).max(initial=1e-30)
     with np.errstate(invalid="ignore"):
         error = float(np.where(same, 0.0, np.abs(got - want)).max() / scale)
-        allowed = TOLERANCE.get(value.dtype.name, 0.0)
+        allowed = max(TOLERANCE[value.dtype.name], least) if value.dtype.name in TOLERANCE else 0.0
         if exact is not None:
             rounding = float(np.nan_to_num(np.abs(want - np.asarray(exact, np.float64))).max() / scale)
             allowed = max(allowed, _CONDITION * rounding)

@@ -18,15 +18,18 @@ from graphscale.errors import ModelFileError, OutputError, one_line
 from graphscale.files.ambiguous import refuse_ambiguous
 from graphscale.files.descriptors import descriptor_of, is_stream
 from graphscale.files.external_data import confine_external_data, external_tensors, refuse_other_data, relocate
+from graphscale.files.kinds import describe_file, describe_folder, explain_unreadable
 from graphscale.files.model_size import parse_model, refuse_large
 from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file, write_files
+from graphscale.process.summary import Summary
+from graphscale.stages import report_stage
 
 __all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_tensors", "save", "save_all"]
 
-# A protocol buffer holds less than 2 GiB; larger weights go to a file of their own.
-_LARGEST = 2**31 - 2**27
+# A protocol buffer holds less than 2 GiB, and many readers of files less; larger weights go to a file of their own.
+_LARGEST = 10**9
 _PIECE = 2**30  # bytes
 _LOCATION = b"location"  # a key of each external tensor
 _ORT_FORMAT = b"ORTM"  # at byte 4: ONNX Runtime then takes the whole for a file of its own
@@ -44,6 +47,7 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         ModelFileError: the file, or one with its weights, is missing, truncated, or of another format.
         UnsupportedModelError: the model carries `training_info` that is more than bindings of its graph.
     """
+    report_stage(f"reading {path}")
     try:
         # External data is refused through links, and located relative to the model: load by the resolved path.
         resolved = Path(path) if is_stream(path) else Path(path).resolve()
@@ -52,11 +56,17 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
             raise ModelFileError(f"{path} is in the format of ONNX Runtime itself (.ort); pass the ONNX file")
         proto = parse_model(content, str(path))
     except IsADirectoryError as error:
-        raise ModelFileError(f"{path} is a folder; pass an ONNX file") from error
-    except (OSError, ValueError, RuntimeError) as error:  # the last two: a NUL byte, a circle of links
-        raise ModelFileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise ModelFileError(f"{path} is {describe_folder(path)}") from error
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {explain_unreadable(path, error)}") from error
+    except (ValueError, RuntimeError) as error:  # a NUL byte, a circle of links
+        raise ModelFileError(f"cannot read {path}: {error}") from error
     except google.protobuf.message.DecodeError as error:
-        raise ModelFileError(f"{path} is not an ONNX model, or it is truncated: {error}") from error
+        kind = describe_file(resolved, "onnx")
+        problem = f": {kind}" if kind else ", or it is truncated; write or copy it again"
+        raise ModelFileError(f"{path} is not an ONNX model{problem}") from error
+    if not content:
+        raise ModelFileError(f"{path} is not an ONNX model: it is empty; write it again")
     model = _from_proto(proto, str(path))
     if _LOCATION in content and is_stream(path) and external_tensors(model):
         raise ModelFileError(
@@ -131,6 +141,7 @@ def save_all(models: Sequence[ir.Model | onnx.ModelProto], paths: Sequence[str |
     """
     held = [from_proto(model) if isinstance(model, onnx.ModelProto) else model for model in models]
     targets = [check_output(path) for path in paths]
+    report_stage(f"writing {', '.join(map(str, paths))}")
     for model, target in zip(held, targets, strict=True):
         _refuse_weights(model, target)
         if descriptor_of(target) is not None and (external_tensors(model) or _bytes_in_memory(model) > _LARGEST):
@@ -247,8 +258,8 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelResult:
+@dataclasses.dataclass(frozen=True, repr=False)
+class ModelResult(Summary):
     """A model that a function has made.
 
     Attributes:

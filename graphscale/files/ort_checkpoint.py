@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from graphscale.errors import ModelFileError, UnsupportedModelError
 from graphscale.files.descriptors import is_stream, read_stream
+from graphscale.files.kinds import ORT_CHECKPOINT
 from graphscale.files.reading import check_readable, read_file
 from graphscale.files.tensor_files import ARRAY_DTYPES
 from graphscale.files.writing import write_file
@@ -28,7 +29,6 @@ __all__ = ["Checkpoint", "OptimizerGroup", "is_checkpoint", "read_checkpoint", "
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
-_IDENTIFIER = b"ODTC"
 _NUMBERS = {dtype.numpy(): int(dtype) for dtype in ARRAY_DTYPES if dtype is not ir.DataType.BFLOAT16}
 _DTYPES = {number: dtype for dtype, number in _NUMBERS.items()}
 # The properties of each kind: where they are in the property bag, the class of one, and its type.
@@ -73,10 +73,10 @@ class Checkpoint:
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Return whether a file has the mark of a checkpoint. Raises an OSError where it cannot be read."""
     if is_stream(path):
-        return read_stream(path)[4:8] == _IDENTIFIER
+        return read_stream(path)[4:8] == ORT_CHECKPOINT
     check_readable(path)
     with open(path, "rb") as file:
-        return file.read(8)[4:] == _IDENTIFIER
+        return file.read(8)[4:] == ORT_CHECKPOINT
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -90,7 +90,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         data = read_file(path)
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
-    if data[4:8] != _IDENTIFIER:
+    if data[4:8] != ORT_CHECKPOINT:
         raise ModelFileError(f"{path} is not a checkpoint of an ONNX Runtime training session")
     if len(data) % 4:
         raise ModelFileError(f"{path} is a damaged checkpoint; it may be truncated ({len(data)} bytes)")
@@ -232,7 +232,7 @@ class _Writer:
         if checkpoint.properties:
             bags = {field: self._properties(checkpoint.properties, table, kind) for field, table, kind in _PROPERTIES}
             fields["PropertyBag"] = self._table("PropertyBag", **bags)
-        self._builder.Finish(self._table("Checkpoint", **fields), file_identifier=_IDENTIFIER)
+        self._builder.Finish(self._table("Checkpoint", **fields), file_identifier=ORT_CHECKPOINT)
         return bytes(self._builder.Output())
 
     def _table(self, name: str, **fields: Any) -> Any:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ModelFileError, one_line
 from graphscale.files import checksum, writing
+from graphscale.files.kinds import describe_file, explain_unreadable
 from graphscale.files.limits import current_limits
 from graphscale.files.reading import open_file, read_file
 
@@ -55,8 +56,10 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, st
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
     except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ModelFileError(f"cannot read {path}: {explain_unreadable(path, error)}") from error
     except SafetensorError as error:
+        if other := describe_file(path, "safetensors"):
+            raise ModelFileError(f"{path} is no safetensors file: {other}") from error
         raise ModelFileError(f"{path} is damaged, truncated, or no safetensors file: {one_line(error)}") from error
     if checksum.KEY in metadata and not checksum.is_intact(data):
         raise ModelFileError(f"{path} is damaged: its content has changed since its checksum was computed")
@@ -112,15 +115,18 @@ def read_npz(path: str | os.PathLike[str], kind: type[GraphscaleError] = ModelFi
             for name in archive.files:
                 found[name] = archive[name]
     except OSError as error:
-        raise kind(f"cannot read {path}: {error.strerror or error}") from error
+        raise kind(f"cannot read {path}: {explain_unreadable(path, error)}") from error
     except NUMPY_ERRORS as error:
         if "allow_pickle" in str(error) and name:
             raise kind(f"{path}: {name!r} holds Python objects, not numbers") from error
+        if other := describe_file(path, "npz"):
+            raise kind(f"{path} is no .npz file: {other}") from error
         what = f"{path}: {name!r}" if name else f"{path}"
         raise kind(f"{what} is damaged, or not written by numpy.savez: {error}") from error
     strange = [name for name, value in found.items() if not isinstance(value, np.ndarray)]
     if strange:
-        raise kind(f"{path}: {strange[0]!r} is not an array; write the file with numpy.savez")
+        other = describe_file(path, "npz") or f"{strange[0]!r} is not an array; write it with numpy.savez"
+        raise kind(f"{path} is no .npz file: {other}")
     for name, array in found.items():
         # Elements without bytes may be 2**60 in a file of a few: a conversion would never end.
         if array.dtype.names is not None or not array.dtype.itemsize:

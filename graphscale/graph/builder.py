@@ -168,13 +168,14 @@ class Editor:
         old.replace_all_uses_with(new)
 
     def take_over_output(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
-        """Replace the graph output `old` by `new`, with its name, type and shape; `old` gets a suffix."""
+        """Replace the graph output `old` by `new`, with its name, type, shape and text; `old` gets a suffix."""
         position = self._output_position(old)
         name = old.name or "output"
         rename(old, self.unique(f"{name}.{suffix}"))
         new.name = name
         new.type = old.type
         new.shape = old.shape
+        new.doc_string, old.doc_string = old.doc_string, None
         self.graph.outputs[position] = new
         self._taken_over[old] = new
 

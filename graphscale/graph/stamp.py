@@ -17,6 +17,7 @@ from graphscale.files.reading import parse_json
 from graphscale.files.training_info import drop_training_info
 from graphscale.files.writing import ROLES_KEY
 from graphscale.graph.marks import PASS_KEY, SCALE_LOSS, UNSCALE_GRADIENTS
+from graphscale.graph.notes import annotate, compose_notes, describe_model, find_wrong_notes
 
 __all__ = ["ROLES_KEY", "SPLIT_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
 
@@ -77,6 +78,23 @@ class Stamp:
         """Return the names of all outputs that are next values of carried inputs."""
         return {*self.state.values(), *(f"{name}.next" for name in self.names.values() if name in carried)}
 
+    def find_wrong_notes(self, model: ir.Model, others: Mapping[tuple[str, str], str]) -> list[str]:
+        """Return the differences between the notes in a model with this stamp and the right ones, a sentence each.
+
+        Args:
+            model: the model.
+            others: notes of values that the stamp does not have, by kind and name.
+        """
+        return find_wrong_notes(model, self._describe(model), {**others, **self._notes()})
+
+    def _describe(self, model: ir.Model) -> str:
+        is_part = SPLIT_KEY in model.metadata_props
+        return describe_model(self.target, self.state, self.names.get("loss_scale"), is_part=is_part)
+
+    def _notes(self) -> dict[tuple[str, str], str]:
+        states = self.report.get("state", ())
+        return compose_notes(self.state, self.names, [s["input"] for s in states if s.get("output") is None])
+
     def role_of(self, name: str) -> str | None:
         """Return the role of an input of the original, with its evidence; None if the report has none."""
         for entry in self.report.get("roles", ()):
@@ -99,8 +117,9 @@ class Stamp:
         return None
 
     def write(self, model: ir.Model) -> None:
-        """Put the stamp on a model, in place of the roles that it states: the report has all roles."""
+        """Put the stamp on a model, and its notes, in place of the roles that it states: the report has all roles."""
         drop_training_info(model)
+        annotate(model, self._describe(model), self._notes(), anew=is_scaled(model))
         model.metadata_props.pop(ROLES_KEY, None)
         for name, value in vars(self).items():
             if value or name not in _OPTIONAL:

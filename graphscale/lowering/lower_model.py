@@ -25,6 +25,7 @@ from graphscale.lowering.read_flag import ReadFlag
 from graphscale.lowering.select_update import SelectUpdate
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.passes import UnscaleGradients, run_passes
+from graphscale.stages import report_stage
 from graphscale.targets import TARGETS, Target
 
 __all__ = ["ORDER", "count_lowered", "find_states_in_place", "is_lowered", "lower_model", "lower_step", "plain_form"]
@@ -44,6 +45,7 @@ def lower_step(model: ir.Model, provider: str, thresholds: Thresholds = PRODUCTI
     Raises:
         ModelFileError: it carries no loss scale, or its metadata are damaged.
     """
+    report_stage("lowering the step")
     if ScaledStep.of(model).decision is not None:
         complete_types(model, [node.outputs[0] for node in model.graph if UnscaleGradients.inserted(node)])
     run_passes(model, *(kind(thresholds) for kind in ORDER[provider]))

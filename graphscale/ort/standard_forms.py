@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
@@ -16,12 +17,13 @@ from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.stamp import refuse_scaled
 from graphscale.passes import LowerTrainingOps, run_passes
 from graphscale.pipeline import Model, open_copy, prepare
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = ["LoweredModel", "LoweringReport", "lower_training_ops"]
 
 
-@dataclasses.dataclass(frozen=True)
-class LoweringReport:
+@dataclasses.dataclass(frozen=True, repr=False)
+class LoweringReport(Summary):
     """The report of `lower_training_ops`.
 
     Attributes:
@@ -38,12 +40,23 @@ class LoweringReport:
     nodes_after: int
     warnings: tuple[str, ...]
 
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        replaced = ", ".join(f"{count} {op}" for op, count in self.replaced.items())
+        rows: list[Row] = [
+            ("replaced", replaced or "none"),
+            ("nodes", f"{self.nodes_before} before, {self.nodes_after} after"),
+        ]
+        rows.append(("states as outputs", few(list(self.states))))
+        if self.warnings:
+            rows.append(("warnings", few(self.warnings, 1)))
+        return "operators in standard ONNX", rows
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON can hold it."""
         return dataclasses.asdict(self)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LoweredModel(ModelResult):
     """The result of `lower_training_ops`.
 
@@ -53,6 +66,9 @@ class LoweredModel(ModelResult):
     """
 
     report: LoweringReport
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        return self.report._summarize()
 
 
 @name_damage

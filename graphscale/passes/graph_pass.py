@@ -9,6 +9,7 @@ from onnx_ir.passes import InPlacePass, PassError
 
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.marks import PASS_KEY
+from graphscale.stages import report_stage
 
 __all__ = ["GraphPass", "run_passes"]
 
@@ -46,7 +47,9 @@ def run_passes(model: ir.Model, *passes: ir.passes.PassBase) -> None:
         GraphscaleError: the error of a pass, out of the one that onnx_ir wraps it in.
     """
     try:
-        ir.passes.Sequential(*passes)(model)
+        for number, each in enumerate(passes):
+            report_stage(f"rewriting the graph ({getattr(each, 'name', type(each).__name__)})", number, len(passes))
+            each(model)
     except PassError as error:
         cause: BaseException = error
         while isinstance(cause, PassError) and cause.__cause__ is not None:

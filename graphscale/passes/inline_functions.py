@@ -24,7 +24,11 @@ class InlineFunctions(GraphPass):
     def call(self, model: ir.Model) -> PassResult:
         _unshare_tensors(model)
         _name_results_of_calls(model)
-        return InlinePass()(model)
+        texts = [value.doc_string for value in model.graph.outputs]
+        result = InlinePass()(model)
+        for value, text in zip(model.graph.outputs, texts, strict=True):
+            value.doc_string = text  # the body's result has taken the place of the output
+        return result
 
 
 def _unshare_tensors(model: ir.Model) -> None:

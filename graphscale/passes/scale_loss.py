@@ -16,6 +16,7 @@ from graphscale.analysis.training_graph import analyse
 from graphscale.errors import AlreadyScaledError
 from graphscale.graph.builder import Builder, Position, behind, replace_outputs, replace_reads
 from graphscale.graph.marks import SCALE_LOSS
+from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
@@ -85,6 +86,7 @@ class ScaleLoss(GraphPass):
         if self.expose_scaled_loss:
             exposed = _multiply(build, graph.loss, bound(), "scaled_loss", behind(graph.loss))
             bound.editor.output(exposed, "scaled_loss")
+            exposed.doc_string = SCALED_LOSS_NOTE
         rewrite.done.add(ScaleLoss)
         rewrite.attach()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from graphscale.graph.stamp import SPLIT_KEY, Stamp, read_stamp
 from graphscale.graph.values import uses_of
 from graphscale.lowering.lower_model import plain_form
 from graphscale.pipeline import Model, ScaledModel, open_copy
+from graphscale.process.summary import Row, Summary, few
 from graphscale.replicas.buckets import BUCKET_BYTES, Bucket, Gradient, bucket_size, in_stages, lay_out
 from graphscale.replicas.cut import Cut, find_cut
 from graphscale.replicas.halves import (
@@ -34,12 +35,13 @@ from graphscale.replicas.halves import (
     gradients_of,
     know_types,
 )
+from graphscale.stages import report_stage
 
 __all__ = ["SPLIT_KEY", "Halves", "SplitReport", "SplitStep", "cut_halves", "open_step", "split", "stage_path"]
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitReport:
+@dataclasses.dataclass(frozen=True, repr=False)
+class SplitReport(Summary):
     """The result of splitting a step.
 
     Attributes:
@@ -61,13 +63,23 @@ class SplitReport:
     local: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        size = sum(bucket["bytes"] for bucket in self.buckets)
+        *first, second = self.nodes
+        return f"{self.stages} {'stage' if self.stages == 1 else 'stages'} and an update", [
+            ("gradients", f"{len(self.gradients)}: {few(list(self.gradients))}"),
+            ("buckets", f"{len(self.buckets)}, {size:,} bytes"),
+            ("nodes", f"{few(first)} in the first half, {second} in the second"),
+            ("averaged", few(self.average)),
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dicts, lists, strings and numbers."""
         return dataclasses.asdict(self)
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitStep:
+@dataclasses.dataclass(frozen=True, repr=False)
+class SplitStep(Summary):
     """The result of `split`.
 
     Attributes:
@@ -80,6 +92,9 @@ class SplitStep:
     gradients: tuple[ir.Model | onnx.ModelProto, ...]
     update: ir.Model | onnx.ModelProto
     report: SplitReport
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        return self.report._summarize()
 
     def save(self, gradients: str | os.PathLike[str], update: str | os.PathLike[str]) -> None:
         """Write the models, all of them or none: stage 2 of `grads.onnx` is `grads.2.onnx`, and so on.
@@ -148,6 +163,7 @@ def split(
         step = step.model
     nbytes = bucket_size(bucket_bytes)
     model, name = open_step(step)
+    report_stage("cutting the step at its gradients")
     halves = cut_halves(model, name, stages)
     buckets = lay_out(halves.groups, nbytes)
     report = _report(halves, buckets)
@@ -222,11 +238,12 @@ def _stamp(halves: Halves, report: SplitReport) -> None:
     """Let the halves say what they are: both carry the loss scale, only the second carries state."""
     for i, model in enumerate(halves.stages):
         first = {**halves.stamp.report, "state": []}
-        dataclasses.replace(halves.stamp, state={}, report=first).write(model)
         model.metadata_props[SPLIT_KEY] = json.dumps({"half": "gradients", "stage": i, **report.to_dict()})
+        dataclasses.replace(halves.stamp, state={}, report=first).write(model)
     decision = REPLICAS_FINITE if "all_finite" in halves.stamp.names else None
     second = {"half": "update", "replicas_finite": decision, **report.to_dict()}
     halves.update.metadata_props[SPLIT_KEY] = json.dumps(second)
+    halves.stamp.write(halves.update)
 
 
 def _pack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gradient]) -> None:

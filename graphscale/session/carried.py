@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.errors import SessionError, one_line, reporting
+from graphscale.errors import SessionError, one_line, reporting, suggest
 from graphscale.files.tensor_files import Arrays, to_native
 from graphscale.graph.stamp import Stamp
 from graphscale.session.interface import InputSpec
@@ -29,6 +29,10 @@ class Device:
 
     name: str = "cpu"
     index: int = 0
+
+    def __str__(self) -> str:
+        """Return the name, of a GPU with its index."""
+        return self.name if self.name == "cpu" else f"{self.name}:{self.index}"
 
     def buffer(self, name: str, array: np.ndarray[Any, Any]) -> Any:
         """Allocate a buffer of ONNX Runtime on this device that holds a copy of an array."""
@@ -118,12 +122,14 @@ def first_values(
         if role is not None:
             raise SessionError(
                 f"the state given: {name!r} is not carried by this graph, its role is {role}; feed it with each step, "
-                f"or scale the step again and name its next value: --update OUT={name}"
+                f"or scale the step again and name its next value: --update OUT={name} (graphscale train: leave it out "
+                "with --ignore-extra)"
             )
     arrays = check_state(specs, given, "the state given", stamp, complete=False)
     if missing := [name for name in specs if name not in arrays and name not in initializers]:
         raise SessionError(
-            f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state"
+            f"the carried inputs {', '.join(missing)} have no initializer; pass their first values as state "
+            "(graphscale train: --state FILE.npz)"
         )
     first = {name: arrays[name] if name in arrays else read_values(initializers[name]) for name in specs}
     if (fault := stamp.find_wrong_number(first)) is not None:
@@ -144,7 +150,11 @@ def check_state(
     arrays = {}
     for name, value in values.items():
         if name not in specs:
-            raise SessionError(f"{source}: {name!r} is not carried by this graph; carried are {', '.join(specs)}")
+            hint = suggest(name, specs, "carried are")
+            raise SessionError(
+                f"{source}: {name!r} is not carried by this graph{hint}; leave it out "
+                "(graphscale train: --ignore-extra)"
+            )
         with reporting(SessionError, f"{source}: the state {name!r} is no array", Exception):
             array = to_native(np.asarray(value))
         if (problem := specs[name].find_misfit(array.dtype, array.shape)) is not None:

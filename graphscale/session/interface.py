@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.errors import SessionError, one_line, reporting
+from graphscale.errors import SessionError, one_line, reporting, suggest
 from graphscale.files.tensor_files import ARRAY_DTYPES, to_native
 
 __all__ = ["InputSpec", "bindable", "check_names", "convert_feed", "fingerprint", "read_specs", "to_ort_value"]
@@ -56,6 +55,10 @@ class InputSpec:
                 return f"has shape {list(shape)}, and the step takes {self._text()}"
         return None
 
+    def __str__(self) -> str:
+        """Return the dtype and the axes, such as `float32[8, any]`."""
+        return f"{self.dtype}{self._text()}"
+
     def _text(self) -> str:
         return "[" + ", ".join("any" if axis is None else str(axis) for axis in self.shape) + "]"
 
@@ -82,24 +85,17 @@ def check_names(
     Raises:
         SessionError: one is unknown, or a feed is missing.
     """
-
-    def near(name: str, names: Collection[str], kind: str) -> str:
-        close = difflib.get_close_matches(name, names, 1)
-        return f"; did you mean {close[0]!r}?" if close else f"; its {kind} are {', '.join(names)}"
-
     for name in feeds:
         if not isinstance(name, str):
             raise SessionError(f"feeds are named by the step's inputs; got {name!r}")
         if name not in inputs:
-            raise SessionError(f"the step has no input {name!r}{near(name, inputs, 'inputs')}")
+            raise SessionError(f"the step has no input {name!r}{suggest(name, inputs, 'its inputs are')}")
     if missing := [name for name, spec in inputs.items() if name not in feeds and not spec.optional]:
         raise SessionError(f"the step needs a feed for {', '.join(map(repr, missing))}")
     for name in fetch:
         if name not in outputs:
-            raise SessionError(
-                f"the step has no output {name!r} to fetch{near(name, outputs, 'outputs')}; carried state is in "
-                "state_dict()"
-            )
+            hint = suggest(name, outputs, "its outputs are")
+            raise SessionError(f"the step has no output {name!r} to fetch{hint}; carried state is in state_dict()")
 
 
 def convert_feed(name: str, value: Any, spec: InputSpec) -> Any:

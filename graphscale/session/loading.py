@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from graphscale.errors import SessionError, reporting
+from graphscale.errors import SessionError, one_line, reporting
 from graphscale.files import model_files
 from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import Device, read_values
-from graphscale.targets import default_opset, too_new
+from graphscale.targets import advise_missing, default_opset, too_new
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -75,8 +75,13 @@ def create(
     limits = too_new(ort.__version__, default_opset(model), model.ir_version)
     problem = f"ONNX Runtime {ort.__version__} cannot load the model" + (f" ({limits})" if limits else "")
     # If a provider fails, ONNX Runtime prints that it goes on with the CPU; newer releases can be silenced.
-    with reporting(SessionError, problem, Exception), contextlib.redirect_stdout(StringIO()):
-        session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted, enable_fallback=0)
+    try:
+        with contextlib.redirect_stdout(StringIO()):
+            session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted, enable_fallback=0)
+    except Exception as error:  # those of ONNX Runtime share no public base class
+        advice = advise_missing(str(error))
+        more = f"{advice}, or scale the original with --target onnx" if advice else ""
+        raise SessionError(f"{problem}: {one_line(error)}{more}") from error
     started = session.get_providers()
     if missing := [name for name in map(_name, wanted) if name not in started]:
         raise SessionError(
@@ -100,9 +105,14 @@ def choose_device(providers: Sequence[Any] | None) -> Device:
         if not (isinstance(provider, str) or (has_options and isinstance(provider[0], str))):
             raise SessionError(f"a provider is a name, or (name, options as a dict); got {provider!r}")
     if missing := [name for name in map(_name, wanted) if name not in ort.get_available_providers()]:
+        there = ort.get_available_providers()
+        near = [name for name in there if name.lower().startswith(missing[0].lower())]
+        hint = f"; did you mean {near[0]}?" if near else ""
+        if missing[0] == _CUDA:
+            hint = "; for CUDA, pip uninstall onnxruntime and pip install onnxruntime-gpu"
         raise SessionError(
             f"the execution provider {missing[0]!r} is not in the installed onnxruntime {ort.__version__}, which has "
-            f"{', '.join(ort.get_available_providers())}"
+            f"{', '.join(there)}{hint}"
         )
     if _CUDA in map(_name, wanted):
         try:  # ONNX Runtime would report that there is no driver with many lines on stderr

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphscale.files.tensor_files import Arrays
+from graphscale.process.summary import Row, Summary
 
 __all__ = ["GradientRange", "StepResult"]
 
+_SHOWN = 10  # outputs
 _CAUSES = (None, "nan", "inf")
 
 
@@ -28,7 +30,7 @@ class GradientRange(NamedTuple):
     overflow: float
 
 
-class StepResult(dict[str, np.ndarray[Any, Any]]):
+class StepResult(Summary, dict[str, np.ndarray[Any, Any]]):
     """The outputs of a step that were asked for, `{output name: array}`, without the carried state.
 
     Args:
@@ -89,8 +91,28 @@ class StepResult(dict[str, np.ndarray[Any, Any]]):
         value = self._read("zero_fraction", None)
         return None if value is None else float(value)
 
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        # The status of a step on a GPU is there: a short form copies nothing from it.
+        is_here = not any(hasattr(value, "numpy") for value in self._status.values())
+        line = ("applied" if self.applied else "skipped") if is_here else "a step on a GPU"
+        shown = list(self.items())[:_SHOWN]
+        rows: list[Row] = [(name, _short(array)) for name, array in shown]
+        if len(self) > len(shown):
+            rows.append(("...", f"and {len(self) - len(shown)} more"))
+        if is_here and self.offender is not None:
+            rows.append(("first not finite", f"{self.offender} ({self.cause})"))
+        return line, rows
+
     def _read(self, role: str, default: Any) -> Any:
         value = self._status.get(role)
         if value is None:
             return default
         return value.numpy() if hasattr(value, "numpy") else value
+
+
+def _short(array: Any) -> str:
+    """Return the number of an array of one element, or the dtype and shape."""
+    if array.size != 1:
+        return f"{array.dtype}{list(array.shape)}"
+    number = array.item()
+    return str(number) if isinstance(number, bool | int | str) else f"{float(number):.6g}"

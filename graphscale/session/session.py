@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_in_place_writes, find_late_failures
+from graphscale.analysis.report import describe_policy
 from graphscale.errors import SessionError
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.diagnosis import name_damage
@@ -22,12 +24,14 @@ from graphscale.lowering.lower_model import find_states_in_place, is_lowered, lo
 from graphscale.lowering.lowering_pass import ScaledStep, is_inserted
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.pipeline import Model, ScaledModel
+from graphscale.process.summary import Row, Summary, few
 from graphscale.session.carried import CarriedState, check_state, first_values, read_values
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
 from graphscale.session.loading import choose_device, create, make_quiet_options, maps_files, open_model
 from graphscale.session.result import GradientRange, StepResult
 from graphscale.session.state_file import copy_without_state, export_step, read_state_file, write_state_file
 from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
+from graphscale.stages import report_stage
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -77,7 +81,7 @@ class Access:
         self._lock.release()
 
 
-class Session:
+class Session(Summary):
     """A training session of ONNX Runtime on a scaled step.
 
     Carried state (weights, moments, counters, the loss scale) stays on the device from step to step. Where the target
@@ -100,6 +104,7 @@ class Session:
 
     Attributes:
         stamp: the metadata of the scaling.
+        metadata: all metadata of the model.
         inputs: the inputs of a step without the carried state, `{input name: InputSpec}`.
         output_names: the outputs that a step can return.
 
@@ -124,6 +129,7 @@ class Session:
             raise SessionError(f"providers are a list of names, or of (name, options); got {providers!r}")
         self._access = Access()
         source, path = open_model(model)
+        report_stage("making a session of ONNX Runtime")
         self.stamp = read_stamp(source, "the model" if path is None else path)
         outputs = dict(self.stamp.state)
         written = [s["input"] for s in self.stamp.report.get("state", ()) if s.get("output") is None]
@@ -151,6 +157,7 @@ class Session:
             self._session._model_bytes = b""  # the whole model, kept for a fallback to other providers
         self._model: ir.Model | None = copy_without_state(source, first)
         fixed = initializers.get(self.stamp.names["loss_scale"])
+        self.metadata = dict(source.metadata_props)
         self._fixed_scale = None if fixed is None or fixed.name in first else float(read_values(fixed))
         fed_specs = read_specs(self._session.get_inputs(), self._session.get_overridable_initializers())
         self.inputs = {name: spec for name, spec in fed_specs.items() if name not in first}
@@ -163,6 +170,19 @@ class Session:
         numbers = {} if on_gpu else allocate_numbers(self._session, self._status.values())
         parts = (self._session, self._carried, self.inputs, self.output_names, self._status, numbers)
         self._plan: Any = functools.lru_cache(_PLANS)(functools.partial(StepPlan, *parts))
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        # The state stays on its device: nothing here waits for a step, or copies.
+        carried = self._carried.specs
+        axes = {name: [axis for axis in spec.shape if isinstance(axis, int)] for name, spec in carried.items()}
+        size = sum(spec.dtype.itemsize * math.prod(axes[name]) for name, spec in carried.items())
+        inputs = [f"{name} {spec}" for name, spec in self.inputs.items()]
+        return "closed" if self._session is None else f"open, state on {self._carried.device}", [
+            ("loss scale", describe_policy(self.stamp.policy)),
+            ("inputs", few(inputs)),
+            ("outputs", few(self.output_names)),
+            ("carried state", f"{len(carried)} arrays, {size:,} bytes: {few(list(carried))}"),
+        ]
 
     @property
     def loss_scale(self) -> float:

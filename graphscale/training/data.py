@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphscale.errors import TrainingError, reporting
+from graphscale.files.kinds import describe_file
 from graphscale.files.reading import suffix_of
 from graphscale.files.tensor_files import read_npz, read_safetensors
+from graphscale.stages import report_stage
 
 if TYPE_CHECKING:
     from graphscale.session import InputSpec
@@ -31,12 +33,14 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
     Raises:
         TrainingError, ModelFileError: the file is missing, damaged, or of another kind.
     """
+    report_stage(f"reading {path}")
     with reporting(TrainingError, f"cannot read {path}"):
         suffix = suffix_of(path)
     if suffix == ".npz":
         return read_npz(path, TrainingError)
     if suffix != ".safetensors":
-        raise TrainingError(f"{path}: expected an .npz or a .safetensors file")
+        other = describe_file(path, "npz")
+        raise TrainingError(f"{path}: expected an .npz or a .safetensors file{other and f'; {other}'}")
     return read_safetensors(path)[0]
 
 

@@ -20,6 +20,7 @@ from graphscale.files.reading import read_file
 from graphscale.files.tensor_files import read_npz
 from graphscale.graph.stamp import read_stamp
 from graphscale.session import Session
+from graphscale.stages import report_stage
 from graphscale.training.batch_feeds import check_fed, find_rate_input, parse_feeds
 from graphscale.training.checkpoints import Checkpoints, Position
 from graphscale.training.data import Arrays, Batches, Data, load_arrays
@@ -51,6 +52,7 @@ class World:
 
     def load(self, path: Path) -> Arrays:
         """Load the arrays of a file of data."""
+        report_stage(f"reading {path}")
         return read_npz(path, TrainingError)
 
     def batches(self, data: Data, size: int | None, seed: int, shuffle: bool) -> Batches:

@@ -6,6 +6,7 @@ import dataclasses
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ STYLE: Any = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     "svg.fonttype": "none",
 }
+_EACH_BATCH = "each batch"
 _MARKED = 60  # skipped steps, growths or decreases: the eye tells more of them apart no longer
+_DOTTED = 30  # points of a curve up to which each is a dot
+_DECADES = 8  # a loss that varies by less than this factor has a linear axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +121,10 @@ def _recorded(records: Sequence[StepRecord]) -> list[Curve]:
 
 def _figure(records: Sequence[StepRecord], curves: Sequence[Curve], notes: Mapping[int, str]) -> Any:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     heights = (3, *(2.4 for _ in curves), 3)
-    figure = Figure(figsize=(8.4, 0.55 + 0.72 * sum(heights)), layout="constrained")
+    figure = Figure(figsize=(8.4, 0.95 + 0.72 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _draw_loss(panels[0], records, notes)
     for axes, curve in zip(panels[1:-1], curves, strict=True):
@@ -127,8 +132,8 @@ def _figure(records: Sequence[StepRecord], curves: Sequence[Curve], notes: Mappi
     _draw_scale(panels[-1], records)
     skipped = [record.step for record in records if not record.applied]
     line: dict[str, Any] = {"alpha": 1, "linewidth": 1, "linestyle": (0, (4, 3))}
-    if len(skipped) > _MARKED:
-        line = {"alpha": 0.25, "linewidth": 0.5, "linestyle": "solid"}
+    if len(skipped) > _MARKED // 5:
+        line = {"alpha": 0.25 if len(skipped) > _MARKED else 0.5, "linewidth": 0.5, "linestyle": "solid"}
     for axes in panels:
         axes.grid(axis="y", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
@@ -136,41 +141,66 @@ def _figure(records: Sequence[StepRecord], curves: Sequence[Curve], notes: Mappi
         label = f"skipped ({len(skipped)})" if skipped and axes is panels[-1] else None
         transform = axes.get_xaxis_transform()
         axes.vlines(skipped, 0, 1, transform=transform, color=RED, zorder=1, label=label, **line)
-    if panels[-1].get_legend_handles_labels()[0]:
-        panels[-1].legend(frameon=False, loc="upper left")
+    for axes in (panels[0], panels[-1]):
+        _add_legend(axes)
     panels[-1].set_xlabel("training step")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 2.5, 5, 10]))
     figure.align_ylabels()
     return figure
+
+
+def _add_legend(axes: Any) -> None:
+    """Put a legend above a panel, where no curve is, unless it would name one curve only."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) > 1 or labels != [_EACH_BATCH]:
+        place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2, "ncols": max(1, len(handles))}
+        legend = axes.legend(handles, labels, frameon=False, columnspacing=1.6, handlelength=1.6, **place)
+        for handle in legend.legend_handles:  # a faint curve has a key that can be seen
+            handle.set_alpha(max(0.6, handle.get_alpha() or 1))
 
 
 def _draw_loss(axes: Any, records: Sequence[StepRecord], notes: Mapping[int, str]) -> None:
     finite = [record for record in records if np.isfinite(record.loss)]
     steps, losses = np.asarray([r.step for r in finite]), np.asarray([r.loss for r in finite])
-    logarithmic = bool(losses.size and losses.min() > 0)
+    logarithmic = bool(losses.size and losses.min() > 0 and losses.max() >= _DECADES * losses.min())
     if logarithmic:
         axes.set_yscale("log")
     width = max(1, min(len(records) // 50, len(finite)))
-    faint = {"alpha": 0.28, "linewidth": 0.7} if width > 1 else {"linewidth": 1.8}
-    axes.plot(steps, losses, color=BLUE, label="each batch", **faint)
+    faint: dict[str, Any] = {"alpha": 0.28, "linewidth": 0.7} if width > 1 else {"linewidth": 1.8}
+    axes.plot(steps, losses, color=BLUE, label=_EACH_BATCH, **_dots(steps), **faint)
     if width > 1:
         window = np.full(width, 1 / width)
         values = np.log(losses) if logarithmic else losses
         smooth = np.convolve(values, window, mode="valid")
         smooth = np.exp(smooth) if logarithmic else smooth
         axes.plot(steps[width - 1 :], smooth, color=BLUE, linewidth=1.8, label=f"mean of {width} batches")
-    place = {"xytext": (9, 0), "textcoords": "offset points", "xycoords": axes.get_xaxis_transform()}
+    other = [record.step for record in records if not np.isfinite(record.loss)]
+    if other:
+        rim = {"transform": axes.get_xaxis_transform(), "clip_on": False, "linestyle": "none"}
+        axes.plot(other, [1] * len(other), "x", color=RED, markersize=5, label=f"not finite ({len(other)})", **rim)
+    if not finite:
+        axes.set_yticks([])
+    place = {"textcoords": "offset points", "xycoords": axes.get_xaxis_transform(), "zorder": 4}
+    middle = (records[0].step + records[-1].step) / 2
     for step, text in notes.items():
-        axes.annotate(text, (step, 0.86), color=RED, va="center", **place)
+        # To the side where there is more room, on a ground that keeps curves off.
+        side = {"xytext": (9, 0), "ha": "left"} if step <= middle else {"xytext": (-9, 0), "ha": "right"}
+        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2}
+        axes.annotate(text, (step, 0.86), color=RED, va="center", bbox=ground, **place, **side)
     axes.set_ylabel("training loss")
-    axes.legend(frameon=False, loc="lower left")
+
+
+def _dots(steps: Sequence[Any] | np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Return the style of a curve: each point of a short one is a dot, as one point alone draws no line."""
+    return {"marker": "o", "markersize": 4} if len(steps) <= _DOTTED else {}
 
 
 def _draw_curve(axes: Any, records: Sequence[StepRecord], curve: Curve) -> None:
     points = [(record.step, value) for record in records if (value := curve.value(record)) is not None]
     steps, values = ([point[axis] for point in points] for axis in (0, 1))
-    axes.plot(steps, values, color=GREEN, linewidth=1.8)
+    axes.plot(steps, values, color=GREEN, linewidth=1.8, **_dots(steps))
     if curve.last and points:
-        axes.plot(steps[-1:], values[-1:], "o", color=GREEN, markersize=5)
+        axes.plot(steps[-1:], values[-1:], "o", color=GREEN, markersize=5, clip_on=False)
         place = {"xytext": (0, -9), "textcoords": "offset points", "ha": "right", "va": "top"}
         axes.annotate(curve.last.format(values[-1]), points[-1], color=GREEN, fontweight="bold", **place)
     axes.set_ylabel(printable(curve.label), parse_math=False)
@@ -181,7 +211,8 @@ def _draw_curve(axes: Any, records: Sequence[StepRecord], curve: Curve) -> None:
 def _draw_scale(axes: Any, records: Sequence[StepRecord]) -> None:
     steps = [records[0].step - 1, *(record.step for record in records)]
     scales = [records[0].loss_scale, *(record.next_loss_scale for record in records)]
-    axes.step(steps, scales, where="post", color=ORANGE, linewidth=1.8)
+    changes = sum(one != other for one, other in pairwise(scales))
+    axes.step(steps, scales, where="post", color=ORANGE, linewidth=1.8 if changes <= _MARKED else 0.8)
     for compare, symbol, colour, twofold, otherwise in (
         (operator.gt, "^", ORANGE, "doubled", "grown"),
         (operator.lt, "v", RED, "halved", "lowered"),

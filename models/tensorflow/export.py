@@ -37,12 +37,13 @@ def export(name: str, folder: Path = HERE) -> str:
         for output in pure.outputs
     }
     content = model.SerializeToString()
+    feeds = step.task.batch | pure.first
     session = ort.InferenceSession(content, providers=["CPUExecutionProvider"])
-    for output, actual in zip(pure.outputs, session.run(pure.outputs, pure.inputs), strict=True):
+    for output, actual in zip(pure.outputs, session.run(pure.outputs, feeds), strict=True):
         largest = np.abs(expected[output]).max()
         np.testing.assert_allclose(actual, expected[output], 0, 1e-5 * largest, err_msg=f"{name}: {output}")
     (folder / f"{name}.onnx").write_bytes(content)
-    np.savez(folder / f"{name}.npz", **pure.inputs, **{f"expected/{key}": value for key, value in expected.items()})
+    np.savez(folder / f"{name}.npz", **feeds, **{f"expected/{key}": value for key, value in expected.items()})
     return f"{name}: {len(model.graph.node)} nodes, {len(content) / 1000:.0f} kB"
 
 

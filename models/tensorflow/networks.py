@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from models.tensorflow.pure import by_path
+from graphscale.exporters.tensorflow.pure_step import by_path
 
 Arrays = dict[str, np.ndarray]
 CLASSES, VOCABULARY, BATCH = 10, 11, 8
@@ -61,7 +61,7 @@ def keras_task(model: keras.Model, batch: Arrays) -> Task:
     def loss(x: tf.Tensor, labels: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         return cross_entropy(labels, model(x, training=True), sample_weight)
 
-    weights, statistics = by_path(model.trainable_variables), by_path(model.non_trainable_variables)
+    weights, statistics = (by_path(each, ".") for each in (model.trainable_variables, model.non_trainable_variables))
     return Task(batch, loss, weights, statistics, model)
 
 

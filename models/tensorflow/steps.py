@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from graphscale.exporters.tensorflow.pure_step import by_path
 from models.tensorflow import networks
 from models.tensorflow.networks import Task
-from models.tensorflow.pure import by_path
 
 Grads = list[tf.Tensor]
 
@@ -57,7 +57,7 @@ def by_keras(make: Callable[[], Task], optimizer: Optimizer) -> Step:
     task, made = make(), optimizer()
     trained = task.model.trainable_variables
     made.build(trained)
-    return train(task, lambda grads: made.apply(grads, trained), by_path(made.variables))
+    return train(task, lambda grads: made.apply(grads, trained), by_path(made.variables, "."))
 
 
 # The optimizers of Keras, each a function of no arguments.

@@ -71,8 +71,8 @@ def test_a_checkpoint_serves_as_first_values(folder: Path) -> None:
     succeed(folder, "train", "step.onnx", "--data", "data.npz", "--state", path, *RATE, "--metrics", "more.jsonl")
 
 
-def test_the_bar_says_how_it_goes_unless_told_to_be_quiet(folder: Path) -> None:
-    assert re.search(r"19/19 loss \S+ scale \d+ skipped \d+ \d+/s", succeed(folder, *DIGITS_COMMAND))
+def test_the_table_says_how_it_went_unless_told_to_be_quiet(folder: Path) -> None:
+    assert re.search(r"steps +│ 19 in \S+ s \(\d+ steps/s\)", succeed(folder, *DIGITS_COMMAND))
     assert succeed(folder, *DIGITS_COMMAND, "--quiet") == ""
 
 

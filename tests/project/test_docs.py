@@ -37,11 +37,11 @@ BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]+) -->\n)?```(\w+)[^\n]*\n(.*?)^```
 CONSOLE = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 EXIT_CODE = re.compile(r"# exit code (\d)$")
 SOURCE = re.compile(r"^<!-- source: .+ -->$", re.MULTILINE)
-# The steps that the quick starts export: those of models/ have the same inputs.
+# The steps that the quick starts export: these have the same inputs.
 STEPS = {
     "start/pytorch.md": "pytorch/mlp_momentum",
     "start/jax.md": "jax/mlp_adam",
-    "start/tensorflow.md": "tensorflow/keras_dense_adam",
+    "start/tensorflow.md": "../tests/exporters/keras_step",
 }
 TRAINING = {"how-to/own-optimizer.md", "start/artifacts.md"}  # these run gradient operators of ONNX Runtime
 # Generated lint pages have tests of their own.
@@ -125,7 +125,9 @@ def test_pages_run(page: str, machine: Machine, folder: Path) -> None:
 def test_there_is_something_to_run() -> None:
     count = {kind: sum(k == kind for page in OWN for k, _ in runnable(page)) for kind in ("python", "bash", "console")}
     assert count["python"] >= 15 and count["bash"] >= 12 and count["console"] >= 3
-    assert sum(bool(reason) for page in OWN for reason, _, _ in blocks(page)) <= 13
+    reasons = [reason for page in OWN for reason, _, _ in blocks(page) if reason]
+    assert sum(not reason.startswith("tests/") for reason in reasons) <= 13
+    assert all((ROOT / reason.split()[0]).is_file() for reason in reasons if reason.startswith("tests/"))
 
 
 @pytest.mark.parametrize("page", OWN)
@@ -141,7 +143,6 @@ def test_python_that_is_not_run_is_python(page: str) -> None:
 RECIPES = {
     "pytorch_step.py": ("models/pytorch/export.py", ("get_decompositions", "make_fx", "export", "sdpa_kernel")),
     "jax_step.py": ("models/jax/export.py", ("defvjp", "to_onnx", "flatten_with_path", "ShapeDtypeStruct")),
-    "tensorflow_step.py": ("models/tensorflow/export.py", ("export_step",)),
     "gradient_graph.py": ("models/ort/gradients.py", ("GradientGraphBuilder", "build", "load_from_string", "sorted")),
     "ort_artifacts.py": ("models/ort/artifacts.py", ("generate_artifacts", "load", "save")),
 }
@@ -176,7 +177,7 @@ def test_examples_call_the_exporters_as_the_scripts_of_models_do(example: str) -
     [
         ("pytorch_step.py", "step.onnx", "pytorch/mlp_momentum", ("torch", "onnxscript")),
         ("jax_step.py", "step.onnx", "jax/mlp_adam", ("jax", "jax2onnx", "optax")),
-        ("tensorflow_step.py", "step.onnx", "tensorflow/keras_dense_adam", ("tensorflow", "tf2onnx")),
+        ("tensorflow_step.py", "step.onnx", "../tests/exporters/keras_step", ("tensorflow", "tf2onnx")),
         ("ort_artifacts.py", "artifacts/training_model.onnx", "ort/digits_mlp", ("torch", "onnxruntime.training")),
     ],
 )
@@ -186,7 +187,6 @@ def test_examples_export(example: str, made: str, like: str, needs: tuple[str, .
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
     command = [sys.executable, str(DOCS / "examples" / example)]
-    # The exporter of TensorFlow is in models/.
     result = subprocess.run(
         command,
         cwd=tmp_path,

@@ -65,7 +65,7 @@ def test_four_processes_train_as_one_does(folder: Path) -> None:
         assert [row[name] for row in told] == [row[name] for row in expected]
     assert sum(not row["applied"] for row in told) == 4
     assert_same_state(newest(folder / "four"), newest(folder / "one"))
-    assert done.stdout.count("What happened") == 1 and "26/26" in done.stdout
+    assert done.stdout.count("What happened") == 1 and "26 in " in done.stdout
     assert (folder / "trained.onnx").exists()
 
 

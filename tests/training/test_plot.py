@@ -13,7 +13,7 @@ import pytest
 import graphscale as gs
 from graphscale.errors import TrainingError
 from graphscale.training.record import StepRecord
-from graphscale.training.run_plot import Curve, draw
+from graphscale.training.run_plot import Curve, _figure, draw
 
 image = pytest.importorskip("matplotlib.image", reason="draws with matplotlib")
 
@@ -58,8 +58,41 @@ def test_a_picture(tmp_path: Path) -> None:
     r, g, b = np.moveaxis(pixels[..., :3], -1, 0)
     red = ((r - g > 0.3) & (np.abs(g - b) < 0.1)).sum(axis=0)
     assert 0.45 < red.argmax() / width < 0.65, "the skipped step, a line in the middle of both panels"
-    assert red.max() > 0.4 * height
+    assert red.max() > 0.35 * height
     assert not near(pixels, GREEN).any(), "a learning rate that does not vary has no panel"
+
+
+def rising(step: int) -> float:
+    return float(np.exp(step / 40))
+
+
+@pytest.mark.parametrize("loss", [rising, lambda step: 1 / rising(step), lambda step: 1.0, lambda step: float("nan")])
+@pytest.mark.parametrize("finite", ["T" * 200, "F" * 30 + "T" * 170, "TTTF" * 50], ids=["good", "start", "often"])
+def test_legends_are_where_no_curve_is(loss: Any, finite: str) -> None:
+    records = [dataclasses.replace(record, loss=loss(record.step)) for record in records_of(finite)]
+    figure = _figure(records, [], {})
+    figure.canvas.draw()
+    legends = [(axes.get_legend(), axes) for axes in figure.axes if axes.get_legend()]
+    assert legends
+    for legend, axes in legends:
+        box = legend.get_window_extent()
+        assert box.y0 >= axes.bbox.y1, "above its panel"
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+    assert len({axes.get_window_extent().x0 for axes in figure.axes}) == 1
+
+
+def test_losses_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+    assert "not finite (1)" in drawn_texts(tmp_path, RUN)
+    assert not any("not finite" in text for text in drawn_texts(tmp_path, records_of("T" * 30)))
+
+
+def test_a_short_run_has_dots_and_whole_steps() -> None:
+    figure = _figure(records_of("TTT"), [], {})
+    figure.canvas.draw()
+    assert figure.axes[0].lines[0].get_marker() == "o"
+    ticks = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    assert ticks and all(text.lstrip("\N{MINUS SIGN}").isdigit() for text in ticks)
+    assert figure.axes[0].get_legend() is None, "one curve needs no name"
 
 
 def test_what_it_says(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, Update, same_type
-from graphscale.errors import RolesError
+from graphscale.errors import RolesError, suggest
 from graphscale.graph.values import is_float, is_scalar, value_label
 
 __all__ = ["assign_roles"]
@@ -122,7 +122,8 @@ def _take_answers(step: Interface, named: Sequence[Update], answers: Answers) ->
     for role, names in ((Role.METRIC, answers.metrics), (Role.GRADIENT, answers.gradients)):
         for name in names:
             if name not in outputs:
-                raise RolesError(f"{answers.sources.get(name, 'roles')}: the graph has no output {name!r}")
+                source, hint = answers.sources.get(name, "roles"), suggest(name, outputs, "there are")
+                raise RolesError(f"{source}: the graph has no output {name!r}{hint}")
             _refuse_contradiction(step, outputs[name], role, None, shared, answers)
             step.outputs[outputs[name]] = Assigned(role, answers.evidence(name))
     for update in named:

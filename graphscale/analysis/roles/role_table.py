@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import onnx_ir as ir
+
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = ["NAMED", "STATED", "Assigned", "Role", "RoleEntry", "RoleTable", "Roles"]
 
@@ -58,8 +60,8 @@ class RoleEntry:
         return f"{role}: {self.evidence}" if self.certain else f"{role}? {self.evidence}"
 
 
-@dataclasses.dataclass(frozen=True)
-class RoleTable:
+@dataclasses.dataclass(frozen=True, repr=False)
+class RoleTable(Summary):
     """The roles of all inputs and outputs, by name.
 
     Attributes:
@@ -67,6 +69,14 @@ class RoleTable:
     """
 
     entries: tuple[RoleEntry, ...]
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        roles: dict[Row, list[str]] = {}
+        for entry in self.entries:
+            roles.setdefault((f"{entry.kind}s", entry.role), []).append(entry.name)
+        rows = [(f"{kind}, {role}", f"{len(names)}: {few(names)}") for (kind, role), names in roles.items()]
+        doubt = f", {len(self.open)} of them open" if self.open else ""
+        return f"{len(self.entries)} inputs and outputs{doubt}", rows
 
     def __iter__(self) -> Iterator[RoleEntry]:
         """Iterate over the entries."""

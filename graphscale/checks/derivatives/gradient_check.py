@@ -61,7 +61,7 @@ def check_gradients(
     Raises:
         GraphscaleError: the model cannot be read or analysed; a `VerifyError` where nothing can evaluate it.
     """
-    return check(model, feeds, Hints(loss, None, tuple(gradients or ()), updates, roles), directions, seed, dims)
+    return check(model, feeds, Hints(loss, None, gradients or (), updates, roles), directions, seed, dims)
 
 
 def check(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from graphscale.checks.derivatives.differences import AGREES, DISAGREES, UNSURE, Direction
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = ["UNCHECKED", "GradientCheck", "WeightCheck", "count_agreeing", "is_derivative", "judge"]
 
 UNCHECKED = "unchecked"
+_VERDICTS = (DISAGREES, AGREES, UNSURE, UNCHECKED)
+_SHOWN = 4  # weights
 # Ratios of gradients to slopes that are as close as that are one factor.
 _ONE_FACTOR = 1e-2
 
@@ -38,8 +41,8 @@ class WeightCheck:
     detail: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class GradientCheck:
+@dataclasses.dataclass(frozen=True, repr=False)
+class GradientCheck(Summary):
     """The results of `check_gradients`.
 
     Attributes:
@@ -53,6 +56,16 @@ class GradientCheck:
     dtype: str
     weights: tuple[WeightCheck, ...]
     notes: tuple[str, ...] = ()
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        kinds = {verdict: [each for each in self.weights if each.verdict == verdict] for verdict in _VERDICTS}
+        rows: list[Row] = []
+        for each in kinds[DISAGREES][:_SHOWN]:
+            rows.append((each.weight or each.gradient or "?", each.detail or each.verdict))
+        for verdict, found in kinds.items():
+            if found:
+                rows.append((verdict, f"{len(found)}: {few([each.weight or each.gradient for each in found])}"))
+        return f"gradients of {self.loss!r} against differences, in {self.dtype}", rows
 
     @property
     def ok(self) -> bool:

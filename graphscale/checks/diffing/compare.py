@@ -17,6 +17,7 @@ from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.values import node_name, op_name, subgraphs
 from graphscale.pipeline import Model, open_copy
+from graphscale.stages import report_stage
 
 __all__ = ["Comparison", "compare", "diff"]
 
@@ -58,6 +59,7 @@ def diff(before: Model, after: Model) -> DiffReport:
 def compare(before: Model, after: Model) -> Comparison:
     """Compare two models; see `diff`."""
     one, other = (open_copy(model)[0] for model in (before, after))
+    report_stage("comparing both models")
     matching = match_models(one, other)
     added = frozenset(node for node in other.graph if node not in matching.back)
     return Comparison(_report(one, other, matching), other, added)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from graphscale.process.summary import Row, Summary
 
 __all__ = ["Change", "DiffReport", "Entry", "NodeEntry", "OpCount", "Rewiring", "ValueEntry"]
 
@@ -87,8 +89,8 @@ class Change:
 Entry = NodeEntry | Rewiring | ValueEntry | Change | str
 
 
-@dataclasses.dataclass(frozen=True)
-class DiffReport:
+@dataclasses.dataclass(frozen=True, repr=False)
+class DiffReport(Summary):
     """The differences between a first model and a second one.
 
     Attributes:
@@ -143,6 +145,12 @@ class DiffReport:
     functions_removed: tuple[str, ...]
     metadata: tuple[Change, ...]
     versions: tuple[Change, ...]
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        rows: list[Row] = [("nodes", f"{self.nodes_before} before, {self.nodes_after} after, {self.matched} in both")]
+        rows += [(f"inserted by {name}", len(nodes)) for name, nodes in self.inserted.items()]
+        rows += [(title.lower(), len(found)) for title, _, found in self.sections() if found]
+        return "different" if self.different else "no difference", rows
 
     @property
     def different(self) -> bool:

@@ -16,7 +16,10 @@ from graphscale.checks.drawing.scene import Box, Scene
 __all__ = ["BOX_HEIGHT", "Lane", "Layout"]
 
 BOX_HEIGHT, ROW = 36.0, 62.0
-_GAP_X, _GAP_Y, _COLUMN_GAP, _LANE_GAP = 26.0, 16.0, 46.0, 78.0
+_GAP_X, _GAP_Y, _COLUMN_GAP, _LANE_GAP = 22.0, 16.0, 36.0, 66.0
+_MARGIN, _HEADING, _AROUND = 34.0, 62.0, 12.0
+# From the bend of a link to the edge of a lane.
+_CLEARANCE = BOX_HEIGHT / 3
 # A lane is wide enough for its heading.
 _NARROWEST = 130.0
 _CHARACTER, _SMALL_CHARACTER, _LONGEST = 7.1, 5.7, 24
@@ -54,6 +57,8 @@ class Layout:
         widths: the width of each box.
         bends: for each link within one lane, the points that it goes through.
         lanes: the parts of the drawing.
+        lane_top, lane_bottom: the extent of each lane.
+        left, top, width, height: the extent of the drawing.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -77,6 +82,13 @@ class Layout:
         left = self._vertical(Phase.BACKWARD, left)
         self._update(left)
         self._detours()
+        xs = [x + side * w / 2 for (x, _), w in zip(self.centres, self.widths, strict=True) for side in (-1, 1)]
+        ys = [y for _, y in self.centres]
+        ys += [y + side * _CLEARANCE for bends in self.bends.values() for _, y in bends for side in (-1, 1)]
+        self.lane_top, self.lane_bottom = min(ys, default=0) - _HEADING, max(ys, default=0) + BOX_HEIGHT
+        self.left, self.top = min(xs, default=0) - _MARGIN, self.lane_top - _AROUND
+        self.width = max(xs, default=0) + _MARGIN - self.left
+        self.height = self.lane_bottom + _AROUND - self.top
 
     def _in(self, phase: Phase) -> list[int]:
         return [i for i in self._order if self._lane[i] is phase]

@@ -104,11 +104,10 @@
     show();
   };
   const centre = () => [main.clientWidth / 2, main.clientHeight / 2];
-  const fit = (least) => {
+  const fit = () => {
     scale = Math.min(1.25, main.clientWidth / whole.width, main.clientHeight / whole.height);
-    if (scale < least) scale = Math.min(1.25, Math.max(least, main.clientWidth / whole.width));
-    left = Math.max((main.clientWidth - whole.width * scale) / 2, 0) - whole.x * scale;
-    top = Math.max((main.clientHeight - whole.height * scale) / 2, 0) - whole.y * scale;
+    left = (main.clientWidth - whole.width * scale) / 2 - whole.x * scale;
+    top = (main.clientHeight - whole.height * scale) / 2 - whole.y * scale;
     show();
   };
   const middle = (i) => {
@@ -116,12 +115,20 @@
     const place = boxes[i].transform.baseVal.getItem(0).matrix;
     return [place.e + body.width.baseVal.value / 2, place.f + body.height.baseVal.value / 2];
   };
-  const look = (i) => {
+  const look = (i, least) => {
     const [x, y] = middle(i), [w, h] = centre();
-    scale = Math.max(scale, 0.85);
+    scale = Math.max(scale, least);
     left = w - x * scale;
     top = h - y * scale;
     show();
+  };
+  // All of the drawing where it can be read; else the place where the scale enters, or the first new node.
+  const start = () => {
+    fit();
+    if (scale >= 0.5) return;
+    const seeds = [".pass-scale-loss", ":has(.badge.enters)", ":not(.pass-none)", ".box"];
+    const first = seeds.map((kind) => boxes.findIndex((box) => box.matches(kind))).find((i) => i >= 0);
+    if (first !== undefined) look(first, 0.75);
   };
   const isSeen = (i) => {
     const [x, y] = middle(i);
@@ -169,7 +176,7 @@
   }
   document.getElementById("in").addEventListener("click", () => zoom(1.3, ...centre()));
   document.getElementById("out").addEventListener("click", () => zoom(1 / 1.3, ...centre()));
-  document.getElementById("fit").addEventListener("click", () => fit(0));
+  document.getElementById("fit").addEventListener("click", fit);
   // --- hover and pin ---
 
   let pinned = null;
@@ -214,7 +221,7 @@
   };
   const visit = (i) => {
     pin(i);
-    look(i);
+    look(i, 0.85);
     hideTip();
   };
   svg.addEventListener("pointerover", (event) => {
@@ -237,7 +244,7 @@
   svg.addEventListener("focusin", (event) => {
     const i = boxAt(event);
     if (i === null || !boxes[i].matches(":focus-visible")) return;
-    if (!isSeen(i)) look(i);
+    if (!isSeen(i)) look(i, 0.85);
     showTip(i);
     if (pinned === null) near(i);
   });
@@ -265,7 +272,7 @@
     if (event.target.tagName === "INPUT" || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "+" || event.key === "=") zoom(1.3, ...centre());
     if (event.key === "-") zoom(1 / 1.3, ...centre());
-    if (event.key === "0") fit(0);
+    if (event.key === "0") fit();
     if (event.key === "/") {
       search.focus();
       event.preventDefault();
@@ -276,6 +283,26 @@
     const button = event.target.closest && event.target.closest("[data-jump]");
     if (button) visit(Number(button.dataset.jump));
   });
+
+  // --- long tables: the rest of their rows ---
+
+  const rest = JSON.parse(document.getElementById("rows").textContent);
+  const rowOf = (cells) => {
+    const row = make("tr");
+    for (const cell of cells) {
+      const isJump = Array.isArray(cell);
+      const data = make("td", isJump ? undefined : String(cell), typeof cell === "number" ? "number" : "");
+      if (isJump) data.append(jump(...cell));
+      row.append(data);
+    }
+    return row;
+  };
+  for (const button of document.querySelectorAll(".more")) {
+    button.addEventListener("click", () => {
+      button.previousElementSibling.tBodies[0].append(...rest[Number(button.dataset.rest)].map(rowOf));
+      button.remove();
+    });
+  }
 
   // --- legend: show one kind only ---
 
@@ -350,7 +377,7 @@
     event.preventDefault();
   });
 
-  fit(0.5);
+  start();
   // A link to one box: page.html#box-12.
   const named = /^#box-(\d+)$/.exec(location.hash);
   if (named && boxes[named[1]]) visit(Number(named[1]));

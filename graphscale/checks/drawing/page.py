@@ -54,11 +54,13 @@ class Table:
     is_open: bool = False
 
 
-def render(scene: Scene, title: str, lead: str, tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
+def render(layout: Layout, title: str, lead: str, tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
     """Return the page: the drawing beside a heading, a lead below it, notes not to be missed, and tables."""
-    first, *others = [_table(table) for table in tables if table.rows]
+    scene = layout.scene
+    rest: list[list[Any]] = []
+    first, *others = [_table(table, rest) for table in tables if table.rows]
     style, script = _resource("page.css"), _resource("page.js")
-    drawing = draw(scene, Layout(scene), f"The graph of {title}")
+    drawing = draw(layout, f"The graph of {title}")
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -96,6 +98,7 @@ def render(scene: Scene, title: str, lead: str, tables: Iterable[Table], notes: 
 <button type="button" id="fit">Show all</button></div>
 <div id="tip" role="tooltip" hidden></div>
 </main>
+<script type="application/json" id="rows">{embed_json(rest)}</script>
 <script type="application/json" id="facts">{embed_json(list_facts(scene))}</script>
 <script>{script}</script>
 </body>
@@ -116,17 +119,25 @@ def _hash(text: str) -> str:
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 _NUMBER = ' class="number"'
+# Of a table longer than this so many rows are elements of the page at first: thousands would make it slow.
+_LONG, _SHOWN = 60, 40
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, rest: list[list[Any]]) -> str:
+    """Return a table as HTML; the rows of a long one that are shown on demand go to the end of `rest`."""
+    rows = table.rows if len(table.rows) <= _LONG else table.rows[:_SHOWN]
+    more = ""
+    if len(rows) < len(table.rows):
+        more = f'<button type="button" class="jump more" data-rest="{len(rest)}">Show all {len(table.rows)}</button>'
+        rest.append([[[c.text, c.box] if isinstance(c, Jump) else c for c in row] for row in table.rows[_SHOWN:]])
     count = f'<span class="count">{len(table.rows)}</span>' if table.head else ""
     numeric = {i for row in table.rows for i, cell in enumerate(row) if _is_number(cell)}
     names = (f'<th scope="col"{_NUMBER * (i in numeric)}>{escape(name)}</th>' for i, name in enumerate(table.head))
     head = "".join(names)
-    body = "".join(f"<tr>{''.join(_cells(row, bool(table.head)))}</tr>" for row in table.rows)
+    body = "".join(f"<tr>{''.join(_cells(row, bool(table.head)))}</tr>" for row in rows)
     return (
         f"<details{' open' if table.is_open else ''}><summary>{escape(table.title)} {count}</summary><table>"
-        f"{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table></details>\n"
+        f"{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>{more}</details>\n"
     )
 
 

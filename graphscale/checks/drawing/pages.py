@@ -6,16 +6,18 @@ import os
 from collections.abc import Iterator, Sequence
 
 from graphscale.analysis.hints import NO_HINTS, Hints
-from graphscale.analysis.report import Report
+from graphscale.analysis.report import Report, describe_policy
 from graphscale.checks.diffing.compare import Comparison
 from graphscale.checks.diffing.diff_report import Change, DiffReport, Entry, NodeEntry, Rewiring, ValueEntry
 from graphscale.checks.drawing.drawing_context import make_context
+from graphscale.checks.drawing.fitting import fit
 from graphscale.checks.drawing.page import Cell, Jump, Table, render
-from graphscale.checks.drawing.scene import Scene, make_scene
+from graphscale.checks.drawing.scene import Scene
 from graphscale.collector import paused_collector
 from graphscale.files import writing
 from graphscale.graph.values import node_name
 from graphscale.pipeline import Model, open_copy
+from graphscale.stages import report_stage
 
 __all__ = ["draw_comparison", "draw_inspection", "write_page"]
 
@@ -23,7 +25,7 @@ _LONGEST = 160
 
 
 @paused_collector()
-def draw_inspection(model: Model, report: Report, title: str, hints: Hints = NO_HINTS) -> str:
+def draw_inspection(model: Model, report: Report, title: str, hints: Hints = NO_HINTS, *, whole: bool = False) -> str:
     """Draw the page of one model, as HTML.
 
     Args:
@@ -31,29 +33,40 @@ def draw_inspection(model: Model, report: Report, title: str, hints: Hints = NO_
         report: what `graphscale.inspect` says of it, with the same hints.
         title: what to call the model.
         hints: names that the user gives.
+        whole: draw each node, also where that does not fit a window.
 
     Raises:
         GraphscaleError: what `graphscale.inspect` raises.
     """
     work, name = open_copy(model)
+    report_stage("drawing the graph")
     context = make_context(work, name, hints=hints)
-    scene = make_scene(context)
+    layout = fit(context, whole=whole)
+    scene = layout.scene
     notes = [*_notes(scene), *report.warnings]
     policy = "without a loss scale" if report.policy is None else f"with a {report.policy['class_name']}"
     lead = f"Training graph {policy}" + (f", for target {report.target}" if report.target else "")
-    return render(scene, title, lead, _report_tables(scene, report), notes)
+    return render(layout, title, lead, _report_tables(scene, report), notes)
 
 
 @paused_collector()
-def draw_comparison(comparison: Comparison, before: str, after: str) -> str:
-    """Draw the page of two models' differences, as HTML: the second one is drawn. This may change the second model."""
+def draw_comparison(comparison: Comparison, before: str, after: str, *, whole: bool = False) -> str:
+    """Draw the page of two models' differences, as HTML: the second one is drawn. This may change the second model.
+
+    Args:
+        comparison: the two models.
+        before: the name of the first.
+        after: the name of the second.
+        whole: draw each node, also where that does not fit a window.
+    """
     report = comparison.report
     context = make_context(comparison.after, after, added=comparison.added, strict=False)
-    scene = make_scene(context)
+    layout = fit(context, whole=whole)
+    scene = layout.scene
     notes = list(_notes(scene))
     if not report.related:
         notes.insert(0, describe_unrelated(report.matched, report.nodes_before, report.nodes_after))
-    return render(scene, after, f"What changed from {before}", _diff_tables(scene, report), notes)
+    return render(layout, after, f"What changed from {before}", _diff_tables(scene, report), notes)
 
 
 def describe_unrelated(matched: int, before: int, after: int) -> str:
@@ -68,8 +81,8 @@ def _notes(scene: Scene) -> Iterator[str]:
     if drawn < len(scene.box_of):
         folded = sum(len(box.nodes) > 1 for box in scene.boxes)
         yield (
-            f"A large graph: {drawn} of {len(scene.box_of)} nodes are drawn one by one, the others are folded into "
-            f"{folded} boxes."
+            f"To fit a window, {drawn} of {len(scene.box_of)} nodes are drawn one by one; the others are folded into "
+            f"{folded} boxes. With --whole each node is drawn."
         )
 
 
@@ -122,8 +135,8 @@ def _report_tables(scene: Scene, report: Report) -> Iterator[Table]:
     rows += [("coverage", report.coverage_text), ("gradients", str(len(report.gradients)))]
     rows += [("carried state", str(len(report.state)))]
     if report.policy is not None:
-        config = ", ".join(f"{key}={value}" for key, value in report.policy["config"].items())
-        rows += [("loss scale", report.policy["class_name"]), ("", config), ("target", str(report.target))]
+        name, _, config = describe_policy(report.policy).partition("(")
+        rows += [("loss scale", name), ("", config.removesuffix(")")), ("target", str(report.target))]
         rows.append(("nodes", f"{report.nodes_before} before, {report.nodes_after} after"))
         rows.append(("proof", "every output and carried state is free of the scale" if report.proved else "none"))
     else:

@@ -10,14 +10,14 @@ from graphscale.checks.drawing.drawing_context import Phase
 from graphscale.checks.drawing.lanes import BOX_HEIGHT, Layout, Point, short
 from graphscale.checks.drawing.scene import BADGES, Box, Link, Scene
 from graphscale.graph.values import node_name
-from graphscale.passes import ORDER
+from graphscale.passes import ORDER, ScaleLoss
 
 __all__ = ["CHIPS", "draw", "identifier"]
 
 # The text of the chip at a box's left: the colour is not the only sign of a pass.
 CHIPS = {kind.name: kind.sign for kind in ORDER} | {"added": "+"}
 _HEADINGS = {Phase.FORWARD: "Forward pass ↓", Phase.BACKWARD: "Backward pass ↑", Phase.UNKNOWN: "Graph ↓"}
-_MARGIN = 46.0
+_CALLOUTS = 3
 _ARROW = (
     '<marker id="arrow-{0}" class="arrow {0}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
     'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.6 L8 4 L0 7.4 z"/></marker>'
@@ -39,12 +39,12 @@ def _label(box: Box) -> str:
     return ", ".join(filter(None, [name, phase, origin, "a multiple of the loss scale" if box.scaled else ""]))
 
 
-def draw(scene: Scene, layout: Layout, title: str) -> str:
+def draw(layout: Layout, title: str) -> str:
     """Return the `<svg>` element: lanes, links, boxes."""
-    left, top, width, height = _bounds(layout)
+    scene = layout.scene
     lines = [
         f'<svg id="drawing" role="group" aria-label="{escape(title)}" '
-        f'viewBox="{left:.0f} {top:.0f} {width:.0f} {height:.0f}" xmlns="http://www.w3.org/2000/svg">',
+        f'viewBox="{layout.left:.0f} {layout.top:.0f} {layout.width:.0f} {layout.height:.0f}" xmlns="http://www.w3.org/2000/svg">',
         f"<title>{escape(title)}</title>",
         "<defs>",
         *(_ARROW.format(name) for name in ("plain", "scaled", "marked")),
@@ -56,22 +56,15 @@ def draw(scene: Scene, layout: Layout, title: str) -> str:
         "</g>",
         '<g id="boxes">',
         *(_box(i, box, layout.centres[i], layout.widths[i]) for i, box in enumerate(scene.boxes)),
-        "</g></g></svg>",
+        "</g>",
+        *_callouts(layout),
+        "</g></svg>",
     ]
     return "\n".join(lines)
 
 
-def _bounds(layout: Layout) -> tuple[float, float, float, float]:
-    xs = [x + side * w / 2 for (x, _), w in zip(layout.centres, layout.widths, strict=True) for side in (-1, 1)]
-    ys = [y for _, y in layout.centres]
-    left, right = min(xs, default=0) - _MARGIN, max(xs, default=0) + _MARGIN
-    top, bottom = min(ys, default=0) - _MARGIN - 50, max(ys, default=0) + _MARGIN + 10
-    return left, top, right - left, bottom - top
-
-
 def _lanes(scene: Scene, layout: Layout) -> Iterator[str]:
-    ys = [y for _, y in layout.centres]
-    top, bottom = min(ys, default=0) - 62, max(ys, default=0) + 36
+    top, bottom = layout.lane_top, layout.lane_bottom
     unknown = scene.context.note is not None
     for lane in layout.lanes:
         phase = Phase.UNKNOWN if unknown else lane.phase
@@ -153,6 +146,16 @@ def _path(start: Point, bends: list[Point], end: Point, horizontal: bool) -> str
         dx, dy = (max(18.0, min(abs(x1 - x0) / 2, 90.0)), 0.0) if horizontal else (0.0, (y1 - y0) / 2)
         parts.append(f"C{x0 + dx:.1f} {y0 + dy:.1f} {x1 - dx:.1f} {y1 - dy:.1f} {x1:.1f} {y1:.1f}")
     return "".join(parts)
+
+
+def _callouts(layout: Layout) -> Iterator[str]:
+    """Yield a text below each box where the loss scale enters: the drawing starts there."""
+    boxes, scaled = layout.scene.boxes, layout.scene.context.scale is not None
+    seeds = [i for i, box in enumerate(boxes) if box.mark == ScaleLoss.name or "enters" in box.badges]
+    for i in seeds if len(seeds) <= _CALLOUTS else ():
+        x, y = layout.centres[i][0] - layout.widths[i] / 2, layout.centres[i][1]
+        verb = "enters" if scaled else "would enter"
+        yield f'<text class="callout" x="{x:.1f}" y="{y + BOX_HEIGHT / 2 + 15:.1f}">the loss scale {verb} here</text>'
 
 
 # --- boxes ----------------------------------------------------------------------------------------------------------

@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, cast
 
-__all__ = ["CODES", "DOCS_URL", "GROUPS", "Code", "Severity"]
+from graphscale.errors import DOCS_URL
+
+__all__ = ["CODES", "GROUPS", "Code", "Severity"]
 
 Severity = Literal["error", "warning", "note"]
-
-# The site with the pages of docs/.
-DOCS_URL = "https://graphscale.readthedocs.io/en/latest/"
 
 # The first digit of a code.
 GROUPS = {

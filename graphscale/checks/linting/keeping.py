@@ -16,6 +16,7 @@ from graphscale.checks.linting.state_search import Carry, held_state
 from graphscale.checks.patterns import input_at, producer
 from graphscale.checks.scaled_graph import COUNTERS
 from graphscale.errors import InvalidLossScaleError
+from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.values import constant_number, is_scalar, is_source, node_name, op_name
 from graphscale.operators import Trait, has_trait, nodes_with, optimizer_of, written_inputs
 from graphscale.policy.dynamic_rule import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
@@ -66,6 +67,13 @@ def _metadata(context: LintContext) -> Iterator[Finding]:
     for value in _forgotten(context, stamp.state) if stamp.state else ():
         message = f"{value.name!r} is carried, and the metadata do not say what its next value is"
         yield report("GS503", message, value=value)
+
+
+@rule("GS503")
+def _notes(context: LintContext) -> Iterator[Finding]:
+    if context.stamp is not None:
+        exposed = {("output", value.name or ""): SCALED_LOSS_NOTE for value in context.exempt}
+        yield from (report("GS503", text) for text in context.stamp.find_wrong_notes(context.model, exposed))
 
 
 @rule("GS506")

@@ -34,6 +34,7 @@ class LintContext:
     """A model under lint.
 
     Attributes:
+        model: it.
         view: its main graph.
         stamp: graphscale's own metadata, if there are any.
         half: of a half of a split step, which one: "gradients", a "stage" of several that give them, or "update".
@@ -51,7 +52,7 @@ class LintContext:
     """
 
     def __init__(self, model: ir.Model, name: str, scale: str | None = None) -> None:
-        self._model, self.view = model, View(model, name)
+        self.model, self.view = model, View(model, name)
         scaled = read_scaled_graph(model, name) if is_scaled(model) else None
         self.stamp = None if scaled is None else scaled.stamp
         self.half, cut = _read_half(model, name)
@@ -119,7 +120,7 @@ class LintContext:
         """Return the loss: of the metadata, or of the analysis, or a scalar output that the scale does not reach."""
         if self.stamp is None and self.flow is None:
             try:
-                return analyse(self.view.graph, NO_HINTS.stated_by(self._model), asking=False).loss
+                return analyse(self.view.graph, NO_HINTS.stated_by(self.model), asking=False).loss
             except GraphscaleError:
                 return self._losses[0]  # a graph that cannot be scaled may still have a loss
         reached = set() if self.flow is None or self.stamp is not None else self.flow.touched
@@ -132,6 +133,14 @@ class LintContext:
             return []
         nodes = (node for node in topology.nodes if node in topology.backward and node in topology.propagating)
         return [node for node in nodes if any(v in topology.activation_dependent for v in topology.operands(node))]
+
+    @property
+    def is_inference(self) -> bool:
+        """True if nothing in the model belongs to training: no gradient, no state, no loss scale, no check."""
+        known = (self.stamp, self.half, self.scale, self.check)
+        if self.states or self.roots or any(each is not None for each in known):
+            return False
+        return not self.backward_operators
 
     @functools.cached_property
     def outcomes(self) -> tuple[Outcomes, Outcomes] | None:

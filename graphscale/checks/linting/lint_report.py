@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import onnx_ir as ir
 
 from graphscale.checks.linting.codes import CODES, Severity
 from graphscale.graph.values import node_name
+from graphscale.process.summary import Row, Summary
+
+_SHOWN = 6  # findings
 
 __all__ = ["Finding", "LintReport", "report"]
 
@@ -51,8 +55,8 @@ class Finding:
         return {**first, **own, "why": code.why, "fix": code.fix, "page": code.page}
 
 
-@dataclasses.dataclass(frozen=True)
-class LintReport:
+@dataclasses.dataclass(frozen=True, repr=False)
+class LintReport(Summary):
     """The findings on a model.
 
     Attributes:
@@ -70,6 +74,14 @@ class LintReport:
     states: int = 0
     gradients: int = 0
     nodes: int = 0
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        kinds: tuple[Severity, ...] = ("error", "warning", "note")
+        counts = [f"{count} {kind}{'s' * (count > 1)}" for kind in kinds if (count := self.count(kind))]
+        rows: list[Row] = [(finding.code, finding.message) for finding in self.findings[:_SHOWN]]
+        if len(self.findings) > _SHOWN:
+            rows.append(("...", f"and {len(self.findings) - _SHOWN} more"))
+        return f"{', '.join(counts) or 'no findings'} in {self.nodes} nodes", rows
 
     @property
     def clean(self) -> bool:

@@ -23,10 +23,12 @@ from graphscale.checks.translation.models import compare_models
 from graphscale.collector import paused_collector
 from graphscale.errors import LintError
 from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.notes import find_wrong_notes, texts_of
 from graphscale.graph.stamp import read_stamp
 from graphscale.graph.values import node_name
 from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form
 from graphscale.pipeline import Model, needs_preparation, open_copy, prepare
+from graphscale.stages import report_stage
 from graphscale.targets import get_target
 
 __all__ = ["RULES", "lint"]
@@ -48,7 +50,7 @@ def lint(
         ignore: codes, or beginnings of codes, not to report.
 
     Raises:
-        LintError: a code does not exist.
+        LintError: a code does not exist, or the model is an inference graph.
         LossError: the value named as the loss scale does not exist, or is no scalar.
         ModelFileError: the model cannot be read, is damaged, or is not in topological order.
         UnsupportedModelError: the model carries `training_info` that is more than bindings of its graph.
@@ -66,9 +68,18 @@ def lint(
     if needs_preparation(work):
         prepare(work)
     is_empty.cache_clear()  # the graph may have changed since
+    report_stage("looking for the loss scale and the carried state")
     context = LintContext(work, name, scale)
+    if context.is_inference:
+        raise LintError(
+            f"{name} is an inference graph: it has no gradients, no loss scale and no carried state; "
+            "pass a training graph"
+        )
     chosen -= {code for prefix in UNSEEN.get(context.half or "", ()) for code in _matching(prefix)}
-    found += [finding for codes, find in RULES if chosen.intersection(codes) for finding in find(context)]
+    wanted = [find for codes, find in RULES if chosen.intersection(codes)]
+    for number, find in enumerate(wanted):
+        report_stage("looking for mistakes", number, len(wanted))
+        found += find(context)
     is_empty.cache_clear()
     order = {node_name(node): i for i, node in enumerate(context.view.nodes)}
     unique = {finding for finding in found if finding.code in chosen}
@@ -106,4 +117,5 @@ def _read_lowered(model: ir.Model, name: str) -> tuple[ir.Model, list[Finding]]:
     differences = compare_models(model, again, "the lowered graph").differences
     if stamp.in_place != read_stamp(again, name).in_place:
         differences.append("graphscale.in_place names other states than may share one buffer")
+    differences += find_wrong_notes(model, again.doc_string, texts_of(again))
     return plain, [Finding("GS503", f"{each}: the plain form in the metadata, lowered") for each in differences[:1]]

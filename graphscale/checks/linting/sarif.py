@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from graphscale.checks.linting.codes import CODES, DOCS_URL, Code
+from graphscale.checks.linting.codes import CODES, Code
 from graphscale.checks.linting.lint_report import Finding, LintReport
+from graphscale.errors import DOCS_URL
 from graphscale.files.writing import write_file
 
 __all__ = ["to_sarif", "write_sarif"]
@@ -18,8 +20,8 @@ __all__ = ["to_sarif", "write_sarif"]
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
-def to_sarif(report: LintReport, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the findings on one file, by its path, as a SARIF log (section 3.13) of one run."""
+def to_sarif(reports: Mapping[Path, LintReport]) -> dict[str, Any]:
+    """Return the findings on files, by their paths, as a SARIF log (section 3.13) of one run."""
     codes = list(CODES)
     driver = {
         "name": "graphscale",
@@ -27,18 +29,20 @@ def to_sarif(report: LintReport, path: str | os.PathLike[str]) -> dict[str, Any]
         "informationUri": DOCS_URL,
         "rules": [_rule(code) for code in CODES.values()],
     }
-    results = [_result(finding, codes.index(finding.code), path) for finding in report.findings]
+    results = [
+        _result(finding, codes.index(finding.code), path) for path, each in reports.items() for finding in each.findings
+    ]
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def write_sarif(report: LintReport, path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
+def write_sarif(reports: Mapping[Path, LintReport], out: str | os.PathLike[str]) -> None:
     """Write a SARIF log atomically.
 
     Raises:
         OutputError: the folder does not exist, or cannot be written.
     """
-    text = json.dumps(to_sarif(report, path), indent=2, ensure_ascii=False)
+    text = json.dumps(to_sarif(reports), indent=2, ensure_ascii=False)
     with write_file(out) as temporary:
         temporary.write_text(f"{text}\n", encoding="utf-8")
 
@@ -56,11 +60,10 @@ def _rule(code: Code) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, index: int, path: str | os.PathLike[str]) -> dict[str, Any]:
+def _result(finding: Finding, index: int, file: Path) -> dict[str, Any]:
     """Return a result (section 3.27), with the node or the value as its logical location (section 3.33)."""
     names = ((finding.node, "element"), (finding.value, "variable"))
     logical = [{"name": name, "fullyQualifiedName": name, "kind": kind} for name, kind in names if name]
-    file = Path(path)
     uri = file.as_uri() if file.is_absolute() else quote(os.fsencode(file.as_posix()))
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": uri}}}
     if logical:

@@ -18,7 +18,7 @@ from graphscale.checks.linting.flow import Flow, Scalars
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_contradiction
-from graphscale.errors import LossError
+from graphscale.errors import LossError, suggest
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, subgraphs, value_label
 from graphscale.graph.walks import producers_of, reach, source_of
 from graphscale.operators import Kind, Trait, has_trait, rule_of
@@ -57,7 +57,7 @@ def find_named_scale(view: View, name: str) -> ir.Value:
     """
     value = view.values.get(name)
     if value is None:
-        raise LossError(f"--scale {name}: the graph has no value of this name")
+        raise LossError(f"--scale {name}: the graph has no value of this name{suggest(name, view.values)}")
     if not is_float(value) or not (is_scalar(value) or value.shape is None):
         raise LossError(f"--scale {name}: {value_label(value)} is no floating-point scalar, and a loss scale must be")
     return value

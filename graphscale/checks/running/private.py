@@ -21,7 +21,7 @@ from graphscale.operators import MICROSOFT, Trait, has_trait
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.session.interface import to_ort_value
 from graphscale.session.loading import choose_device, make_quiet_options
-from graphscale.targets import default_opset, get_target, too_new
+from graphscale.targets import advise_missing, default_opset, get_target, too_new
 
 __all__ = ["Copy", "Results", "Runner", "extract", "find_unseeded", "give_seed"]
 
@@ -217,12 +217,11 @@ class Runner:
         try:
             return ort.InferenceSession(source, options, providers=self._providers, enable_fallback=0)
         except Exception as error:  # ORT's exceptions share no public base class
-            missing = "is not a registered function" in str(error) or "NOT_IMPLEMENTED" in str(error)
+            advice = advise_missing(str(error))
             limits = too_new(ort.__version__, *self._versions)
-            advice = "; run it where all operators have kernels (onnxruntime-training, CUDA), or prove only: --runs 0"
             raise VerifyError(
                 f"ONNX Runtime {ort.__version__} cannot load {self._what}{f' ({limits})' if limits else ''}: "
-                f"{one_line(error)}{advice if missing else ''}"
+                f"{one_line(error)}{advice and f'{advice}; or prove only: --runs 0'}"
             ) from error
 
 

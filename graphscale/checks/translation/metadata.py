@@ -14,6 +14,7 @@ from graphscale.checks.translation.models import compare_models
 from graphscale.checks.translation.tensor_bits import tensor_difference
 from graphscale.errors import ModelFileError
 from graphscale.files.training_info import training_info_of
+from graphscale.graph.notes import find_wrong_notes, texts_of
 from graphscale.graph.original import ORIGINAL_KEY, find_references, restore_original
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.graph.values import values_by_name
@@ -45,6 +46,7 @@ def metadata_differences(
     read = {ORIGINAL_KEY, *(f"graphscale.{field}" for field in vars(stamp))}
     others = [{k: v for k, v in m.metadata_props.items() if k.startswith("graphscale.")} for m in (found, expected)]
     yield from _differences("the metadata", *({k: v for k, v in each.items() if k not in read} for each in others))
+    yield from find_wrong_notes(found, expected.doc_string, texts_of(expected))
     if training_info_of(found):
         yield "the model has training_info, which scaling leaves out"
     yield from _record_differences(found, expected, same)

@@ -129,7 +129,7 @@ def verify(
         return report
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
     progress("scaling the original again", 0, 0)
-    hints = Hints(loss, place, tuple(gradients or ()), updates, answers)
+    hints = Hints(loss, place, gradients or (), updates, answers)
     if _is_folder(original):
         original, hints = _fuse(str(original), scaled, hints)
     pair, translation = open_pair(original, scaled, hints)

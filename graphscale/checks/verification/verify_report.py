@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.files.tensor_files import Arrays
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = [
     "FAILS",
@@ -171,8 +172,8 @@ def _close(expected: _Array, got: _Array, tolerance: float, lost: float) -> bool
     return bool((np.abs(one[finite] - other[finite]) <= tolerance * largest + lost).all())
 
 
-@dataclasses.dataclass(frozen=True)
-class VerifyReport:
+@dataclasses.dataclass(frozen=True, repr=False)
+class VerifyReport(Summary):
     """The results of `verify`.
 
     Attributes:
@@ -190,6 +191,13 @@ class VerifyReport:
     differences: tuple[Difference, ...] = ()
     runs: int = 0
     subject: str = ""
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        rows: list[Row] = [(check.name, f"{check.status}: {check.detail}") for check in self.failures]
+        for status in (HOLDS, UNPROVED, SKIPPED):
+            if names := [check.name for check in self.checks if check.status == status]:
+                rows.append((status, f"{len(names)}: {few(names)}"))
+        return f"{self.verdict}, {self.runs} runs", rows
 
     @property
     def ok(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 
 import numpy as np
@@ -23,6 +23,7 @@ from graphscale.ort.fusing.formulas import Formula, read_optimizer
 from graphscale.passes import OrderWrites, replace_training_ops
 from graphscale.passes.nodes.training_optimizers import AdamW, add_sgd, clip_by_norm, make_adamw
 from graphscale.passes.nodes.write_order import order_writes, write_in_place
+from graphscale.process.summary import Row, few
 from graphscale.targets import check_versions, get_target
 
 __all__ = ["MOMENTS", "STEP", "FusedStep", "fuse", "join_models", "set_value"]
@@ -32,7 +33,7 @@ STEP = "step"
 MOMENTS = ("momentum0", "momentum1")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class FusedStep(ModelResult):
     """The result of `fuse`.
 
@@ -50,6 +51,13 @@ class FusedStep(ModelResult):
     updates: dict[str, str]
     renamed: dict[str, str]
     replaced: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        kept = f"{len(self.updates)}: {few(list(self.updates.values()))}" if self.updates else "written in place"
+        rows: list[Row] = [("loss", self.loss), ("carried state", kept)]
+        if self.replaced:
+            rows.append(("replaced", ", ".join(f"{count} {op}" for op, count in self.replaced.items())))
+        return f"a training step of {len(self.model.graph)} nodes", rows
 
 
 @name_damage

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ModelFileError, reporting
 from graphscale.files import model_files, writing
+from graphscale.files.kinds import describe_file
 from graphscale.files.ort_checkpoint import (
     Array,
     Checkpoint,
@@ -199,6 +200,9 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Array]:
     if suffix == ".safetensors":
         return read_safetensors(path)[0]
     if suffix != ".onnx":
-        raise ModelFileError(f"{path}: trained weights are read from .npz, .safetensors and .onnx files")
+        other = describe_file(path, "npz")
+        raise ModelFileError(
+            f"{path}: trained weights are read from .npz, .safetensors and .onnx files{other and f'; {other}'}"
+        )
     initializers = model_files.load(path).graph.initializers
     return {name: v.const_value.numpy() for name, v in initializers.items() if v.const_value is not None}

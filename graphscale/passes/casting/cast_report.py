@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import onnx_ir as ir
@@ -13,6 +14,7 @@ from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.graph.values import node_name, op_name, uses_of
 from graphscale.passes.casting.precision_plan import PrecisionPlan
 from graphscale.passes.casting.region import OPTIMIZER
+from graphscale.process.summary import Row, Summary, few
 
 __all__ = ["AutocastReport", "OpReport", "make_cast_report"]
 
@@ -27,8 +29,8 @@ class OpReport:
     reasons: dict[str, int]
 
 
-@dataclasses.dataclass(frozen=True)
-class AutocastReport:
+@dataclasses.dataclass(frozen=True, repr=False)
+class AutocastReport(Summary):
     """The report of `autocast`.
 
     Attributes:
@@ -57,6 +59,21 @@ class AutocastReport:
     activation_bytes_before: int
     activation_bytes_after: int
     warnings: tuple[str, ...]
+
+    def _summarize(self) -> tuple[str, Iterable[Row]]:
+        how = "emulated in float32" if self.emulate else f"with {self.casts} casts"
+        low = [f"{report.low} {report.op}" for report in self.ops if report.low]
+        kept = [f"{report.kept} {report.op}" for report in self.ops if report.kept]
+        before, after = self.activation_bytes_before, self.activation_bytes_after
+        rows: list[Row] = [
+            (self.dtype, few(low)),
+            ("float32", few(kept)),
+            ("activations", f"{before:,} bytes before, {after:,} after"),
+        ]
+        if self.warnings:
+            rows.append(("warnings", few(self.warnings, 1)))
+        nodes = self.low_nodes + self.kept_nodes
+        return f"{self.low_nodes} of {nodes} nodes in {self.dtype}, {how}", rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dicts, lists, strings and numbers."""

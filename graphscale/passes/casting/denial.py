@@ -5,14 +5,13 @@ The reasons are the loss, its seed, the optimizer, lists, constants that a small
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
 from graphscale.analysis.training_graph import TrainingGraph
-from graphscale.errors import AutocastError
+from graphscale.errors import AutocastError, suggest
 from graphscale.graph.values import main_node, subgraphs
 from graphscale.operators import Colour
 from graphscale.passes.casting.constants import Misfit, find_misfits
@@ -73,9 +72,7 @@ def _check_kept(settings: Settings, graph: ir.Graph) -> None:
     unknown = settings.keep.difference(names)
     if unknown:
         name = min(unknown)
-        close = difflib.get_close_matches(name, names)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise AutocastError(f"there is no node {name!r} to keep in float32{hint}")
+        raise AutocastError(f"there is no node {name!r} to keep in float32{suggest(name, names, 'there are')}")
 
 
 def _own_reason(plan: PrecisionPlan, node: ir.Node, unfit: Mapping[ir.Value, Misfit]) -> str | None:

@@ -1,4 +1,4 @@
-"""Export steps that are written in TensorFlow, by tf2onnx with the lowerings of `models/tensorflow`."""
+"""Export steps that are written in TensorFlow, by tf2onnx with the lowerings of `graphscale.exporters.tensorflow`."""
 
 import importlib
 import logging
@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import tensorflow as tf
 
-from models.tensorflow.exporter import convert
+from graphscale.exporters.tensorflow.conversion import convert
 from models.zoo import styles
 from models.zoo.steps import Arrays, Step, Truth
 

@@ -10,7 +10,9 @@ import onnx_ir as ir
 
 import graphscale as gs
 from graphscale.checks.drawing.drawing_context import make_context
-from graphscale.checks.drawing.scene import Scene, make_scene
+from graphscale.checks.drawing.fitting import fit
+from graphscale.checks.drawing.lanes import Layout
+from graphscale.checks.drawing.scene import Scene
 from tests.build import parse, step
 from tests.conftest import MODELS
 
@@ -26,10 +28,15 @@ def scaled_model(name: str) -> ir.Model:
     return model
 
 
-def scene_of(name: str, *, scaled: bool) -> Scene:
-    """Make the scene of a graph of models/."""
+def layout_of(name: str, *, scaled: bool, whole: bool = False) -> Layout:
+    """Lay out a graph of models/."""
     model = scaled_model(name).clone() if scaled else ir.load(MODELS / f"{name}.onnx")
-    return make_scene(make_context(model, name))
+    return fit(make_context(model, name), whole=whole)
+
+
+def scene_of(name: str, *, scaled: bool, whole: bool = False) -> Scene:
+    """Make the scene of a graph of models/."""
+    return layout_of(name, scaled=scaled, whole=whole).scene
 
 
 def hostile_step() -> onnx.ModelProto:

@@ -15,9 +15,10 @@ import pytest
 import graphscale as gs
 from graphscale.checks.diffing.compare import compare
 from graphscale.checks.drawing import draw_comparison, draw_inspection
+from graphscale.checks.drawing import page as page_module
 from graphscale.checks.drawing.page import embed_json
 from graphscale.files import model_files
-from tests.checks.drawing.graphs import HOSTILE, hostile_step, scaled_model
+from tests.checks.drawing.graphs import HOSTILE, deep_network, hostile_step, scaled_model
 from tests.conftest import MODEL_NAMES, MODELS
 
 pytestmark = pytest.mark.static
@@ -131,19 +132,39 @@ def test_every_graph_gives_a_page(name: str) -> None:
         facts_of(page)
 
 
+def test_a_long_table_has_few_elements_and_no_row_is_lost() -> None:
+    model = gs.scale(deep_network(70)).model
+    text = inspect_page(model)
+    page = Page(text)
+    found = re.search(r'<script type="application/json" id="rows">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    rest = json.loads(found[1])
+    buttons = [int(a["data-rest"] or "") for _, a in page.elements if "data-rest" in a]
+    assert buttons == list(range(len(rest))) != []
+    rows = sum(map(len, rest)) + page.count("tr")
+    report = gs.inspect(model)
+    inserted = sum("graphscale.pass" in node.metadata_props for node in ir.from_proto(model).graph)
+    assert rows >= len(report.gradients) + len(report.state) + inserted
+    assert page.count("tr") < 300
+
+
 @pytest.fixture(scope="module")
 def pages() -> list[str]:
     step = hostile_step()
     scaled = gs.scale(step).model
     drawn = draw_comparison(compare(step, scaled), HOSTILE, HOSTILE)
-    return [inspect_page(step, HOSTILE), inspect_page(scaled, HOSTILE), drawn]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_module, "_LONG", 1)
+        patch.setattr(page_module, "_SHOWN", 1)
+        with_long_tables = inspect_page(scaled, HOSTILE)
+    return [inspect_page(step, HOSTILE), inspect_page(scaled, HOSTILE), drawn, with_long_tables]
 
 
 class TestHostileNames:
     def test_they_stay_text(self, pages: list[str]) -> None:
         for text in pages:
             page = Page(text)
-            assert page.count("script") == 2
+            assert page.count("script") == 3
             assert page.count("img") == 0
             assert not any("onerror" in a or "onload" in a for _, a in page.elements)
             assert all("onload" not in (a.get("class") or "") for _, a in page.elements)

@@ -8,9 +8,10 @@ import pytest
 import graphscale as gs
 from graphscale.analysis.proof import prove
 from graphscale.analysis.training_graph import analyse
+from graphscale.checks.drawing import fitting
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase, make_context
+from graphscale.checks.drawing.fitting import fit
 from graphscale.checks.drawing.page import degree_of, list_facts
-from graphscale.checks.drawing.scene import make_scene
 from graphscale.errors import GraphscaleError
 from graphscale.files import model_files
 from tests.build import step
@@ -57,7 +58,7 @@ def test_a_value_that_the_scale_would_enter_at_has_it_for_all_readers() -> None:
     assert place.edge is None and place.value.producer() is not None
     found = degrees(context)
     assert {name for name, degree in found.items() if degree == "1"} == {place.value.name, "dw"}
-    scene = make_scene(context)
+    scene = fit(context).scene
     assert "enters" in scene.boxes[scene.box_of[place.value.producer()]].badges
 
 
@@ -82,8 +83,9 @@ def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_every_node_is_in_one_box(name: str, scaled: bool) -> None:
-    scene = scene_of(name, scaled=scaled)
+@pytest.mark.parametrize("whole", [True, False])
+def test_every_node_is_in_one_box(name: str, scaled: bool, whole: bool) -> None:
+    scene = scene_of(name, scaled=scaled, whole=whole)
     graph = scene.context.model.graph
     drawn = [node for box in scene.boxes for node in box.nodes]
     assert len(drawn) == len(set(drawn))
@@ -91,13 +93,16 @@ def test_every_node_is_in_one_box(name: str, scaled: bool) -> None:
     for i, box in enumerate(scene.boxes):
         assert all(scene.box_of[node] == i for node in box.nodes)
         assert len({(scene.context.phases[node], scene.context.passes.get(node)) for node in box.nodes}) <= 1
-    if len(drawn) <= 300:
+    if whole:
         assert all(len(box.nodes) <= 1 for box in scene.boxes)
         outputs = {box.output for box in scene.boxes if box.output is not None}
         assert outputs == {value for value in graph.outputs if value.producer() is not None}
+    elif scaled:
+        [place, *_] = [box for box in scene.boxes if box.mark == "scale-loss"]
+        assert len(place.nodes) == 1
     else:
-        inserted = [box for box in scene.boxes if box.mark is not None]
-        assert all(len(box.nodes) <= 1 for box in inserted)
+        assert any("enters" in box.badges and len(box.nodes) == 1 for box in scene.boxes)
+    assert sum(box.output is scene.context.loss for box in scene.boxes) == scene.context.loss.is_graph_output()
 
 
 def test_links_carry_what_nodes_read() -> None:
@@ -138,7 +143,7 @@ def test_a_huge_graph_is_folded_but_for_a_few_gradients() -> None:
     scaled = gs.scale(model_files.from_proto(model)).model
     assert isinstance(scaled, ir.Model)
     assert len(scaled.graph) > 5000
-    scene = make_scene(make_context(scaled, "deep"))
+    scene = fit(make_context(scaled, "deep")).scene
     assert len(scene.boxes) < 150
     assert sum(len(box.nodes) for box in scene.boxes) == len(scaled.graph)
     for mark in ("unscale-gradients", "check-finite", "guard-updates"):
@@ -150,6 +155,35 @@ def test_a_huge_graph_is_folded_but_for_a_few_gradients() -> None:
     assert len(names) == sum(len(box.nodes) for box in scene.boxes if len(box.nodes) > 1)
 
 
+@pytest.mark.parametrize("most", [0, 5, 20, 60])
+def test_any_limit_gives_a_drawing(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "_MOST", most)
+    for name in ("pytorch/attention_adamw_clip", "tensorflow/keras_transformer_adamw_clip", "ort/recurrent"):
+        for scaled in (True, False):
+            scene = scene_of(name, scaled=scaled)
+            drawn = [box for box in scene.boxes if box.nodes]
+            assert sum(len(box.nodes) for box in drawn) == len(scene.box_of)
+            # At least the kinds: phases, their sections, and the passes.
+            assert len(drawn) <= max(most, 45)
+
+
+def test_sampled_gradients_keep_their_boxes_to_the_end() -> None:
+    """Each gradient that stands for all has its unscaling, its check and its guards, one by one."""
+    scaled = gs.scale(model_files.from_proto(deep_network(40))).model
+    assert isinstance(scaled, ir.Model)
+    scene = fit(make_context(scaled, "deep")).scene
+    single = {box.nodes[0] for box in scene.boxes if len(box.nodes) == 1}
+    starts = [node for node in single if node.metadata_props.get("graphscale.pass") == "unscale-gradients"]
+    assert len(starts) == 6
+    for start in starts:
+        weight = start.inputs[0].name.removeprefix("dw")
+        guards = {node for node in single if node.name and node.op_type == "Where"}
+        outputs = {value.name for node in guards for value in node.outputs}
+        assert {f"w{weight}_next", f"m{weight}_next"} <= outputs
+        checks = [use.node for use in start.outputs[0].uses() if use.node.op_type == "Mul" and use.node in single]
+        assert checks
+
+
 def test_subgraphs_and_functions_are_counted_in_their_boxes() -> None:
     scene = scene_of("pytorch/mlp_momentum", scaled=True)
     update = next(i for i, box in enumerate(scene.boxes) if box.title == "UpdateLossScale")
@@ -159,7 +193,7 @@ def test_subgraphs_and_functions_are_counted_in_their_boxes() -> None:
 
 
 def test_phases_follow_the_flow() -> None:
-    scene = scene_of("pytorch/attention_sgd", scaled=True)
+    scene = scene_of("pytorch/attention_sgd", scaled=True, whole=True)
     order = {Phase.FORWARD: 0, Phase.BACKWARD: 1, Phase.UPDATE: 2}
     for link in scene.links:
         assert order[scene.boxes[link.source].phase] <= order[scene.boxes[link.target].phase]
@@ -175,7 +209,7 @@ class TestWhatIsNoTrainingGraph:
         context = make_context(model, "the model", strict=False)
         assert context.note is not None and "loss" in context.note
         assert set(context.phases.values()) == {Phase.UNKNOWN}
-        assert all(fact["phase"] == "" for fact in list_facts(make_scene(context)))
+        assert all(fact["phase"] == "" for fact in list_facts(fit(context).scene))
 
     def test_a_scale_that_does_not_cancel_out_is_drawn_as_unclear(self) -> None:
         original = model_files.from_proto(step("grown = Exp(dw1)", outputs="float[4,5] grown"))

@@ -84,14 +84,14 @@ def check_log(log: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_rules_are_the_codes() -> None:
-    run = check_log(to_sarif(report(GRADIENTS), "model.onnx"))
+    run = check_log(to_sarif({Path("model.onnx"): report(GRADIENTS)}))
     assert run["results"] == []
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == list(CODES)
 
 
 def test_a_finding() -> None:
     found = report(WRONG)
-    (result,) = check_log(to_sarif(found, "some models/model.onnx"))["results"]
+    (result,) = check_log(to_sarif({Path("some models/model.onnx"): found}))["results"]
     assert (result["ruleId"], result["level"]) == ("GS201", "error")
     assert found.findings[0].message in result["message"]["text"]
     (location,) = result["locations"]
@@ -100,14 +100,14 @@ def test_a_finding() -> None:
 
 
 def test_paths(tmp_path: Path) -> None:
-    (result,) = check_log(to_sarif(report(WRONG), tmp_path / "m.onnx"))["results"]
+    (result,) = check_log(to_sarif({tmp_path / "m.onnx": report(WRONG)}))["results"]
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == (tmp_path / "m.onnx").as_uri()
 
 
 def test_it_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     out = tmp_path / "out.sarif"
-    write_sarif(report(WRONG), "model.onnx", out)
+    write_sarif({Path("model.onnx"): report(WRONG)}, out)
     check_log(json.loads(out.read_text(encoding="utf-8")))
     assert [path.name for path in tmp_path.iterdir()] == ["out.sarif"]
     with pytest.raises(gs.GraphscaleError, match="does not exist"):
-        write_sarif(report(WRONG), "model.onnx", tmp_path / "nowhere" / "out.sarif")
+        write_sarif({Path("model.onnx"): report(WRONG)}, tmp_path / "nowhere" / "out.sarif")

@@ -1,0 +1,63 @@
+"""Trained values back into a tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from graphscale.errors import ExportError
+from graphscale.exporters.requirements import require
+from graphscale.ort.fusing.trained_weights import read_weights
+from graphscale.session import Session
+
+__all__ = ["load_weights"]
+
+
+def load_weights(step_or_state: Any, state: Any) -> Any:
+    """Return the state of a step with its trained values: weights, moments, counters, random keys.
+
+    Args:
+        step_or_state: a gs.Session, its `state_dict()`, a file of it (.npz, .safetensors), or a step whose initializers
+            hold trained values.
+        state: the state that the step was exported with, or another one of its structure. It is not changed.
+
+    Returns:
+        The same tree, with arrays of JAX.
+
+    Raises:
+        ExportError: a value is missing, or has another shape or dtype.
+        ModelFileError: the file is missing, or of another format.
+    """
+    require("jax", ("jax", "jax"))
+    import jax.numpy as jnp
+
+    from graphscale.exporters.jax.state_tree import Tree
+
+    values, tree = _read(step_or_state), Tree.make(state, "state")
+    missing = [name for name in tree.names if name not in values]
+    if missing:
+        raise ExportError(
+            f"there is no trained value of {missing[0]!r}, a part of the state; "
+            f"{len(tree.leaves) - len(missing)} of {len(tree.leaves)} are there"
+        )
+    for leaf in tree.leaves:
+        found = values[leaf.name]
+        if (found.shape, found.dtype) != (leaf.value.shape, leaf.value.dtype):
+            raise ExportError(
+                f"{leaf.name!r} is {found.dtype}{list(found.shape)}, in the state "
+                f"{leaf.value.dtype}{list(leaf.value.shape)}"
+            )
+    return tree.build([jnp.asarray(values[name]) for name in tree.names])
+
+
+def _read(source: Any) -> Mapping[str, Any]:
+    if isinstance(source, Session):
+        return source.state_dict()
+    if isinstance(source, Mapping):
+        return {name: np.asarray(value) for name, value in source.items()}
+    if isinstance(source, str | os.PathLike):
+        return read_weights(source)
+    raise ExportError(f"pass a session, its state, or a file of either; got a {type(source).__name__}")

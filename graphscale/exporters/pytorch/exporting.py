@@ -1,0 +1,165 @@
+"""Export of a module with its loss and optimizer: trace, convert, compare, write."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from graphscale.errors import ExportError
+from graphscale.exporters.export_report import ExportReport
+from graphscale.exporters.pytorch import onnx_step, traced_step
+from graphscale.exporters.pytorch.agreement import compare
+from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
+from graphscale.exporters.pytorch.half_precision import halve
+from graphscale.exporters.pytorch.module_tensors import parameters_of
+from graphscale.exporters.pytorch.refusals import refuse
+from graphscale.exporters.pytorch.torch_optimizers import make_optimizer
+from graphscale.files import model_files
+from graphscale.files.writing import check_output
+
+__all__ = ["export"]
+
+
+def export(
+    module: Any,
+    example_batch: Any,
+    loss: Any,
+    optimizer: Any,
+    path: str | os.PathLike[str],
+    clip_norm: float | None,
+    dynamic_batch: bool,
+    masters: bool,
+) -> ExportReport:
+    """Do the work of `graphscale.exporters.pytorch.export_step`."""
+    target = check_output(path)
+    if not isinstance(module, torch.nn.Module):
+        raise ExportError(f"the module is of type {type(module).__name__}; pass a torch.nn.Module")
+    if clip_norm is not None and not (isinstance(clip_norm, int | float) and 0 < clip_norm < math.inf):
+        raise ExportError(f"clip_norm must be a number above 0; got {clip_norm!r}")
+    call = LossCall(module, loss)
+    batch = ExampleBatch(example_batch, call.names(example_batch))
+    work = _copy(module)
+    if masters:
+        work = halve(work)
+    step = _make_step(work, module, batch, call, optimizer, clip_norm, masters)
+    dynamic = _dynamic_inputs(batch) if dynamic_batch else []
+    flags = {name: name in dynamic for name in step.inputs}
+    try:
+        graph = traced_step.trace(step, list(step.inputs.values()), list(flags.values()))
+        model = onnx_step.convert(graph, step, flags)
+    except ExportError:
+        raise
+    except Exception as error:  # PyTorch's exporters raise many kinds
+        raise refuse(error, work, batch, call) from error
+    onnx_step.embed_first_values(model, step)
+    errors, count = _compare(model, step, work, batch, call, dynamic, target)
+    onnx_step.drop_gradients(model, step)
+    model_files.save(model, target)
+    reads_rate = traced_step.RATE in model.graph.initializers
+    return ExportReport(
+        path=os.fspath(path),
+        framework=f"PyTorch {torch.__version__}",
+        nodes=len(model.graph),
+        inputs=tuple(batch.tensors),
+        states=len(step.carried),
+        steps=count,
+        errors=errors,
+        notes=tuple(_notes(step, batch, dynamic, reads_rate)),
+    )
+
+
+def _notes(step: traced_step.StepFunction, batch: ExampleBatch, dynamic: list[str], reads_rate: bool) -> Iterator[str]:
+    """Yield facts about the step that its user should know."""
+    rate = f"; learning_rate is {step.optimizer.learning_rate:g} where it is not fed" if reads_rate else ""
+    yield f"the optimizer is {step.optimizer.label}{rate}"
+    fixed = [name for name in batch.tensors if name not in dynamic]
+    if fixed:
+        yield f"of fixed size: {', '.join(fixed)}"
+    if step.constants:
+        yield f"{len(step.constants)} parameters and buffers are constants, such as {next(iter(step.constants))}"
+    if step.random_state is not None:
+        yield "random numbers follow from the carried input random_state, not from PyTorch's generator"
+
+
+def _copy(module: Any) -> Any:
+    try:
+        return copy.deepcopy(module).cpu()
+    except Exception as error:  # whatever the module holds
+        raise ExportError(f"the module cannot be copied: {explain(error)}") from error
+
+
+def _make_step(
+    work: Any, module: Any, batch: ExampleBatch, call: LossCall, optimizer: Any, clip_norm: float | None, masters: bool
+) -> traced_step.StepFunction:
+    """Try the forward and the backward pass once, and put the step together."""
+    trained, others = traced_step.split_tensors(work)
+    if not trained:
+        raise ExportError("the module has no parameter that requires a gradient; nothing can be trained")
+    forward = traced_step.Forward(work, batch, call)
+    seed = torch.tensor(torch.initial_seed() % 2**31)
+    tried = forward(batch.tensors, {**trained, **others}, seed, list(trained))
+    if tried.random.refused:
+        raise ExportError(
+            f"the step draws random numbers by {tried.random.refused[0]}, which has no counterpart in a step; draw "
+            "them outside and pass them in the batch"
+        )
+    copies = {n: w.float() if masters and w.dtype == torch.float16 else w for n, w in trained.items()}
+    originals = {id(parameter): name for name, parameter in parameters_of(module).items()}
+    made = make_optimizer(optimizer, {name: copies[name] for name in tried.gradients}, originals)
+    weights = {name: trained[name] for name in made.weights}
+    buffers = {name: others[name] for name in others if name in tried.changed}
+    step = traced_step.StepFunction(
+        forward=forward,
+        optimizer=made,
+        clip_norm=clip_norm,
+        batch=batch.tensors,
+        weights=weights,
+        masters={n: copies[n] for n in weights if copies[n].dtype != weights[n].dtype},
+        buffers=buffers,
+        constants={n: t for n, t in {**trained, **others}.items() if n not in weights and n not in buffers},
+        state=made.state,
+        random_state=seed if tried.random.draws else None,
+        rate=torch.tensor(made.learning_rate, dtype=torch.float32),
+        metrics=tuple(tried.metrics),
+    )
+    names = [*step.batch, *step.carried, traced_step.RATE, *step.constants, *step.outputs]
+    if twice := [name for index, name in enumerate(names) if name in names[:index]]:
+        raise ExportError(f"two tensors of the step are named {twice[0]!r}; rename one in the batch or in the module")
+    return step
+
+
+def _dynamic_inputs(batch: ExampleBatch) -> list[str]:
+    """Return the tensors whose first axis has the size of the batch, that of the first tensor."""
+    sizes = {name: tensor.shape[0] for name, tensor in batch.tensors.items() if tensor.dim()}
+    if not sizes:
+        return []
+    size = next(iter(sizes.values()))
+    if size < 2:
+        raise ExportError(
+            f"the example batch has {size} row{'s' if size != 1 else ''}, too few for a step that takes any number; "
+            "pass two or more, or dynamic_batch=False"
+        )
+    return [name for name, own in sizes.items() if own == size]
+
+
+def _compare(
+    model: ir.Model,
+    step: traced_step.StepFunction,
+    module: Any,
+    batch: ExampleBatch,
+    call: LossCall,
+    dynamic: list[str],
+    target: Path,
+) -> tuple[dict[str, float], int]:
+    with tempfile.TemporaryDirectory(prefix=".graphscale-", suffix=".tmp", dir=target.parent) as folder:
+        file = Path(folder, "step.onnx")
+        model_files.save(model, file, _LARGEST)
+        return compare(file, step, module, batch, call, dynamic)

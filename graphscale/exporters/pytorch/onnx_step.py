@@ -1,0 +1,141 @@
+"""From the trace of a step to its ONNX model: names, first values, and the roles that the model states."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript.optimizer
+import torch
+from onnx_ir.passes import common
+
+from graphscale.exporters.pytorch.traced_step import LOSS, StepFunction
+from graphscale.files.writing import MARK_KEY, ROLES_KEY
+
+__all__ = ["EXPORT_KEY", "convert", "drop_gradients", "embed_first_values"]
+
+# The newest that PyTorch's translations are written for; newer opsets have random operators without kernels.
+_OPSET = 20
+# The metadata property that names the tensors of the module which the step leaves as they are.
+EXPORT_KEY = "graphscale.exporter"
+
+
+def convert(graph: Any, step: StepFunction, dynamic: Mapping[str, bool]) -> ir.Model:
+    """Return the ONNX model of a traced step, whose inputs have no first values yet."""
+    values = tuple(step.inputs.values())
+    batch = torch.export.Dim("batch", min=1)
+    shapes = tuple({0: batch} if dynamic.get(name) else None for name in step.inputs)
+    with _quiet():
+        program = torch.export.export(graph, values, dynamic_shapes=shapes)
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            dynamic_shapes=shapes if any(dynamic.values()) else None,
+            opset_version=_OPSET,
+            # The optimizer of onnxscript takes sums with 1e-8 for sums with zero, as that with Adam's epsilon.
+            optimize=False,
+            verbose=False,
+        )
+    model: ir.Model = exported.model
+    _simplify(model)
+    _rename(model.graph, list(step.inputs), step.outputs)
+    return model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _simplify(model: ir.Model) -> None:
+    """Fold constants and remove what is not needed, without the rules that take small numbers for zero."""
+    common.InlinePass()(model)
+    for _ in range(2):
+        onnxscript.optimizer.fold_constants(model, onnx_shape_inference=True)
+        common.RemoveUnusedNodesPass()(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.DeduplicateInitializersPass()(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    common.RemoveUnusedOpsetsPass()(model)
+    common.ClearMetadataAndDocStringPass()(model)
+
+
+def _rename(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:
+    """Name inputs and outputs, each of which gets a value of its own."""
+    seen: set[int] = set()
+    for index, value in enumerate(graph.outputs):
+        if value.is_graph_input() or value.is_initializer() or id(value) in seen:
+            node = ir.node("Identity", [value])
+            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+            graph.append(node)
+            graph.outputs[index] = node.outputs[0]
+        seen.add(id(graph.outputs[index]))
+    wanted = dict(zip(map(id, graph.inputs), inputs, strict=True))
+    wanted |= dict(zip(map(id, graph.outputs), outputs, strict=True))
+    initializers = list(graph.initializers.values())
+    graph.initializers.clear()
+    taken = {*wanted.values()}
+    numbers: dict[str, int] = {}
+    values = [*graph.inputs, *initializers, *(v for node in graph.all_nodes() for v in node.outputs)]
+    for value in values:
+        name = wanted.get(id(value))
+        if name is None:
+            name = base = value.name or "value"
+            while name in taken:
+                numbers[base] = numbers.get(base, 0) + 1
+                name = f"{base}_{numbers[base]}"
+            taken.add(name)
+        value.name = name
+    for value in initializers:
+        graph.initializers.add(value)
+
+
+def embed_first_values(model: ir.Model, step: StepFunction) -> None:
+    """Give inputs their first values, and name the roles.
+
+    Weights, moments, buffers and the learning rate stay inputs. Constants do not.
+    """
+    graph = model.graph
+    first = {**step.carried, "learning_rate": step.rate, **step.constants}
+    for value in list(graph.inputs):
+        assert value.name is not None
+        if value.name in first:
+            if value.name in step.constants or (value.name == "learning_rate" and not value.uses()):
+                graph.inputs.remove(value)
+                if not value.uses():
+                    continue
+            value.const_value = ir.tensor(first[value.name].detach().contiguous().numpy(), name=value.name)
+            graph.initializers.add(value)
+    model.metadata_props[ROLES_KEY] = json.dumps(
+        {
+            "losses": [LOSS],
+            "states": {f"{name}.next": name for name in step.carried},
+            "gradients": [],
+            "metrics": list(step.metrics),
+            "kept": [],
+        }
+    )
+    model.metadata_props[MARK_KEY] = version("graphscale")
+    model.metadata_props[EXPORT_KEY] = json.dumps({"framework": "pytorch", "unchanged": list(step.constants)})
+    model.producer_name, model.producer_version = "graphscale", version("graphscale")
+
+
+def drop_gradients(model: ir.Model, step: StepFunction) -> None:
+    """Leave out the gradients among the outputs, which stand last."""
+    count = len(model.graph.outputs) - len(step.weights)
+    del model.graph.outputs[count:]
+    common.RemoveUnusedNodesPass()(model)

@@ -1,0 +1,90 @@
+"""Reasons why PyTorch cannot trace or convert a step, in one line that names the module."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphscale.errors import ExportError, one_line
+from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall
+from graphscale.exporters.pytorch.random_operators import RandomOperators
+
+__all__ = ["refuse"]
+
+_OPERATOR = re.compile(r"(?:op='|target=torch\.ops\.)(\w+\.\w+)")
+_DATA_DEPENDENT = ("DataDependent", "DynamicOutputShape", "UnbackedSymInt", "data-dependent", "unbacked")
+_FIXED_BATCH = ("Constraints violated", "ConstraintViolation", "marked as dynamic", "specialized")
+
+
+def refuse(error: BaseException, module: Any, batch: ExampleBatch, loss: LossCall) -> ExportError:
+    """Return the error to raise for one of PyTorch's."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    texts = [f"{type(part).__name__}: {part}" for part in chain]
+    for part, text in zip(chain, texts, strict=True):
+        if any(mark in text for mark in _DATA_DEPENDENT):
+            return ExportError(
+                f"the step cannot be a graph: {_where(part)} depends on the values of a tensor (.item(), a condition, "
+                "or a shape that follows from data); write it with torch.where, or masks"
+            )
+    for text in texts:
+        if "No ONNX function found" in text or "NotImplementedError" in text:
+            if (found := _OPERATOR.search(text)) is not None:
+                return ExportError(_lacking(found.group(1), module, batch, loss))
+    if any(mark in text for text in texts for mark in _FIXED_BATCH):
+        return ExportError(
+            "the module works for some sizes of the batch alone; pass dynamic_batch=False, or take the size from the "
+            "tensors"
+        )
+    return ExportError(f"PyTorch cannot export the step: {one_line(texts[-1])[:300]}")
+
+
+def _where(error: BaseException) -> str:
+    """Return the last line of the user's own code in a traceback."""
+    package = str(Path(torch.__file__).parent)
+    own = str(Path(__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((package, own, "<")):
+            return f"{Path(frame.filename).name}:{frame.lineno}, {frame.line!r},"
+    return "a part of the module"
+
+
+def _lacking(operator: str, module: Any, batch: ExampleBatch, loss: LossCall) -> str:
+    name = operator.rpartition(".")[2]
+    place = _find_module(name.removesuffix("_backward"), module, batch, loss)
+    return f"{place} has no ONNX form: PyTorch's exporter lacks the operator {operator}; use another layer there"
+
+
+def _find_module(operator: str, module: Any, batch: ExampleBatch, loss: LossCall) -> str:
+    """Find the part of a module that calls an operator."""
+    names = {id(part): name for name, part in module.named_modules()}
+    stack: list[Any] = []
+    found: list[Any] = []
+
+    class Watch(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func._schema.name.removeprefix("aten::").strip("_") == operator.strip("_"):
+                found.append(stack[-1] if stack else None)
+            return func(*args, **(kwargs or {}))
+
+    before = torch.nn.modules.module.register_module_forward_pre_hook(lambda part, args: stack.append(part))
+    after = torch.nn.modules.module.register_module_forward_hook(
+        lambda part, args, output: stack.pop() and None, always_call=True
+    )
+    try:
+        with RandomOperators(torch.zeros((), dtype=torch.int64)), Watch():
+            loss(module, batch.fill(batch.tensors))
+    finally:
+        before.remove()
+        after.remove()
+    part = next((part for part in found if part is not None), None)
+    if part is None:
+        return "the loss, or the module's own forward," if found else "a part of the step"
+    return f"the module {names.get(id(part), '') or 'itself'!r} ({type(part).__name__})"

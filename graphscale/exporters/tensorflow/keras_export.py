@@ -1,0 +1,197 @@
+"""One training step of a Keras model as an ONNX file: forward, backward, optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import onnx_ir as ir
+import tensorflow as tf
+
+from graphscale.errors import ExportError, one_line
+from graphscale.exporters.export_report import TOLERANCE, ExportReport, compare_steps
+from graphscale.exporters.step_file import complete_step
+from graphscale.exporters.tensorflow.conversion import convert
+from graphscale.exporters.tensorflow.keras_step import LOSS, RATE, KerasStep, make_keras_step
+from graphscale.exporters.tensorflow.pure_step import PureStep, make_pure
+from graphscale.exporters.tensorflow.unrolling import unrolled
+from graphscale.files import model_files, writing
+from graphscale.files.tensor_files import Arrays
+
+__all__ = ["export"]
+
+_BATCH = "batch"
+_STEPS = 2  # compared ones: moments, and biases that begin at zero, take part from the second on
+
+
+def export(
+    model: Any,
+    example_batch: Any,
+    loss: Any,
+    optimizer: Any,
+    path: str | os.PathLike[str],
+    *,
+    dynamic_batch: bool,
+    metrics: bool,
+) -> ExportReport:
+    """Export the training step of a Keras model; see `graphscale.exporters.tensorflow.export_step`."""
+    target = writing.check_output(path)
+    _prepare(model, loss, optimizer)
+    step = make_keras_step(model, example_batch, metrics)
+    batches = [step.batch] if not dynamic_batch else [step.batch, _longer(step.batch)]
+    references = [_reference_steps(step, batch, _STEPS if batch is step.batch else 1) for batch in batches]
+    with step.unchanged(), unrolled(model) as unrolled_layers, _users_code(step, "traced"):
+        model.reset_metrics()
+        pure = make_pure(step.run, _specs(step.batch, dynamic_batch), step.state, step.sums)
+    exported = _to_onnx(pure, step)
+    _keep_constants(exported, pure)
+    complete_step(
+        exported,
+        pure.first,
+        pure.pairs,
+        losses=[LOSS],
+        metrics=[name for name in pure.outputs if name != LOSS and name not in pure.pairs],
+        documentation=f"Training step of {model.name}, exported from Keras {keras.__version__}.",
+    )
+    errors: dict[str, float] = {}
+    for batch, reference in zip(batches, references, strict=True):
+        expected, nearby = ([_outputs_of(pure, values) for values in each] for each in reference)
+        found = compare_steps(exported, batch, pure.first, pure.pairs, expected, nearby)
+        errors = {name: max(error, errors.get(name, 0.0)) for name, error in found.items()}
+    model_files.save(exported, target)
+    noise = [name for name, error in errors.items() if error > TOLERANCE[step.precision.name]]
+    return ExportReport(
+        path=os.fspath(path),
+        framework=f"Keras {keras.__version__}",
+        nodes=len(exported.graph),
+        inputs=tuple(step.batch),
+        states=len(pure.pairs),
+        steps=_STEPS,
+        errors={name: error for name, error in errors.items() if name not in noise},
+        notes=tuple(_notes(step, pure, unrolled_layers, noise)),
+    )
+
+
+def _prepare(model: Any, loss: Any, optimizer: Any) -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise ExportError(
+            f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before keras is imported"
+        )
+    if not isinstance(model, keras.Model):
+        raise ExportError(f"the model is a {type(model).__name__}; pass a keras.Model of Keras 3")
+    if (loss is None) != (optimizer is None):
+        raise ExportError("pass both loss and optimizer, or neither and a compiled model")
+    if loss is not None:
+        model.compile(optimizer, loss)
+
+
+def _longer(batch: Arrays) -> Arrays:
+    """Return a batch with its first row once more at the end."""
+    size = _batch_size(batch)
+    return {
+        name: np.concatenate([array, array[:1]]) if array.ndim and len(array) == size else array
+        for name, array in batch.items()
+    }
+
+
+def _batch_size(batch: Arrays) -> int:
+    first = next(iter(batch.values()))
+    if first.ndim == 0 or len(first) == 0:
+        raise ExportError("the first array of the example batch has no rows")
+    return len(first)
+
+
+def _reference_steps(step: KerasStep, batch: Arrays, count: int) -> tuple[list[Arrays], list[Arrays]]:
+    """Return what Keras computes in several steps, and what it computes if all numbers differ by their rounding."""
+    with step.unchanged(), _users_code(step, f"run on {_batch_size(batch)} rows"):
+        expected = [step.run_eagerly(batch) for _ in range(count)]
+    with step.unchanged():
+        disturbed = step.disturb(batch)
+        return expected, [step.run_eagerly(disturbed) for _ in range(count)]
+
+
+@contextlib.contextmanager
+def _users_code(step: KerasStep, what: str) -> Iterator[None]:
+    try:
+        yield
+    except ExportError:
+        raise
+    except Exception as error:  # the user's code, and Keras's own errors
+        raise ExportError(f"train_step of {step.model.name} cannot be {what}: {one_line(error)}") from error
+
+
+def _specs(batch: Arrays, dynamic: bool) -> dict[str, Any]:
+    """Return the shape and dtype of each array; a dynamic batch has no size along the first axis."""
+    size = _batch_size(batch)
+    specs = {}
+    for name, array in batch.items():
+        free = dynamic and array.ndim > 0 and len(array) == size
+        specs[name] = tf.TensorSpec((None, *array.shape[1:]) if free else array.shape, array.dtype)
+    return specs
+
+
+def _outputs_of(pure: PureStep, values: Arrays) -> Arrays:
+    return {name: values[pure.pairs.get(name, name)] for name in pure.outputs}
+
+
+def _to_onnx(pure: PureStep, step: KerasStep) -> ir.Model:
+    """Convert a step, and give its inputs and outputs their names."""
+
+    def flat(*values: Any) -> dict[str, Any]:
+        return {f"output_{index}": tf.identity(value) for index, value in enumerate(pure.run(*values))}
+
+    specs = [tf.TensorSpec(spec.shape, spec.dtype, f"input_{index}") for index, spec in enumerate(pure.specs.values())]
+    model = ir.from_proto(convert(flat, specs, where=step.locate))
+    graph = model.graph
+    inputs = {value.name: value for value in graph.inputs}
+    outputs = {value.name: value for value in graph.outputs}
+    graph.inputs[:] = [inputs[f"input_{index}"] for index in range(len(pure.specs))]
+    graph.outputs[:] = [outputs[f"output_{index}"] for index in range(len(pure.outputs))]
+    for value, (name, spec) in zip(graph.inputs, pure.specs.items(), strict=True):
+        value.name = name
+        value.shape = ir.Shape([_BATCH if size is None else size for size in spec.shape])
+    for value, name in zip(graph.outputs, pure.outputs, strict=True):
+        value.name = name
+    return model
+
+
+def _keep_constants(model: ir.Model, pure: PureStep) -> None:
+    """Put the values of variables into the file that the step does not assign.
+
+    Frozen weights become initializers. The learning rate stays an input as well, so that it can be fed.
+    """
+    carried, graph = set(pure.pairs.values()), model.graph
+    for value in tuple(graph.inputs):
+        name = str(value.name)
+        if name in carried or name not in pure.first:
+            continue
+        value.const_value = ir.tensor(pure.first[name], name=name)
+        graph.register_initializer(value)
+        if name != RATE:
+            graph.inputs.remove(value)
+        else:
+            value.doc_string = "the learning rate: this value, unless another one is fed"
+
+
+def _notes(step: KerasStep, pure: PureStep, layers: Sequence[str], noise: Sequence[str]) -> Iterator[str]:
+    if RATE in pure.first:
+        yield f"{RATE} is {float(pure.first[RATE]):g} unless it is fed"
+    elif any(not isinstance(each.learning_rate, keras.Variable) for each in step.optimizers):
+        yield "the learning rate follows its schedule inside the step"
+    if step.rescaled:
+        yield "Keras's LossScaleOptimizer is left out: gs.scale puts the loss scale into the graph"
+    if layers:
+        yield f"the time steps of {_list(layers)} are written one after the other: their number is fixed"
+    if any(name.endswith("seed_generator_state") for name in pure.pairs.values()):
+        yield "random numbers are those that Keras draws: their seeds are carried state"
+    if noise:
+        yield f"{_list(noise)}: decided by rounding, in Keras as well"
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

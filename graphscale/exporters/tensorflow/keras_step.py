@@ -1,0 +1,249 @@
+"""The training step of a Keras model, `train_step`, with its batch and its variables by name."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from graphscale.errors import ExportError, one_line
+from graphscale.exporters.step_file import unique_names
+from graphscale.exporters.tensorflow.pure_step import by_path
+from graphscale.files.tensor_files import Arrays
+
+__all__ = ["LOSS", "RATE", "KerasStep", "find_optimizers", "make_keras_step"]
+
+LOSS, RATE = "loss", "learning_rate"
+_PARTS = ("x", "y", "sample_weight")
+
+
+@dataclass(frozen=True)
+class KerasStep:
+    """A training step of a Keras model.
+
+    Attributes:
+        model: the model.
+        optimizers: its optimizers, without loss scaling around them.
+        structure: the batch as `train_step` takes it, with a name for each array.
+        batch: an array for each name.
+        state: the variables of model and optimizers by name.
+        metrics: compute the metrics as well.
+    """
+
+    model: Any
+    optimizers: tuple[Any, ...]
+    structure: Any
+    batch: Arrays
+    state: dict[str, Any]
+    metrics: bool = True
+
+    @property
+    def rescaled(self) -> bool:
+        """The model's own optimizer scales the loss."""
+        return isinstance(getattr(self.model, "optimizer", None), keras.optimizers.LossScaleOptimizer)
+
+    @property
+    def sums(self) -> list[Any]:
+        """The variables of the metrics, which begin each step anew."""
+        return [variable.value for variable in self.model.metrics_variables]
+
+    @property
+    def precision(self) -> np.dtype[Any]:
+        """The coarsest type that a layer computes in."""
+        names = {str(layer.compute_dtype) for layer in self.model._flatten_layers()}
+        return np.dtype(min(names & {"float16", "float32", "float64"}, default="float32"))
+
+    def run(self, *values: Any) -> dict[str, Any]:
+        """Run `train_step` on a batch, and return the loss and the metrics of this batch by name."""
+        tensors = dict(zip(self.batch, values, strict=True))
+        losses: list[Any] = []
+        with _recording(losses):
+            logs = self.model.train_step(_fill(self.structure, tensors))
+        if len(losses) != 1 or losses[0].shape.rank != 0:
+            found = f"{len(losses)} losses" if len(losses) != 1 else f"a loss of shape {losses[0].shape}"
+            raise ExportError(
+                f"train_step of {self.model.name} takes the gradient of {found}; a step has one scalar loss, and one "
+                "call of GradientTape.gradient or Optimizer.minimize"
+            )
+        if not self.metrics:
+            return {LOSS: losses[0]}
+        flat = {"/".join(map(str, path)): value for path, value in keras.tree.flatten_with_path(logs or {})}
+        metrics = {name: tf.convert_to_tensor(value) for name, value in flat.items() if name != LOSS}
+        return {LOSS: losses[0]} | metrics
+
+    def run_eagerly(self, batch: Arrays) -> Arrays:
+        """Train on a batch in TensorFlow itself; return the outputs, and the next values of all variables."""
+        self.model.reset_metrics()
+        outputs = self.run(*(tf.constant(value) for value in batch.values()))
+        return {name: value.numpy() for name, value in outputs.items()} | self.values()
+
+    def values(self) -> Arrays:
+        """Return a copy of the present value of each variable."""
+        return {name: np.array(variable.numpy()) for name, variable in self.state.items()}
+
+    def disturb(self, batch: Arrays) -> Arrays:
+        """Change every number of the variables by its rounding; return the batch changed in the same way."""
+        rng, unit = np.random.default_rng(0), float(np.finfo(self.precision).eps)
+        for variable in self.state.values():
+            variable.assign(_rounded_otherwise(variable.numpy(), rng, unit))
+        return {name: _rounded_otherwise(value, rng, unit) for name, value in batch.items()}
+
+    def locate(self, node: str) -> str:
+        """Name the layer of a node of the traced step, or else the node."""
+        names = {layer.name for layer in self.model._flatten_layers()}
+        for part in reversed(node.split("/")):
+            # Scopes that were used before are numbered.
+            plain = re.sub(r"_\d+$", "", part)
+            if part in names or plain in names:
+                backward = " in its backward pass" if node.startswith("gradient_tape") else ""
+                return f"layer {part if part in names else plain}{backward}"
+        return f"node {node}" + ("; metrics=False leaves the metrics out" if self.metrics else "")
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Restore all variables, and the model's own optimizer, at the end."""
+        variables = [*self.state.values(), *self.sums]
+        before = [variable.numpy().copy() for variable in variables]
+        own = getattr(self.model, "optimizer", None)
+        if own is not None:
+            self.model.optimizer = _inner(own)
+        try:
+            yield
+        finally:
+            if own is not None:
+                self.model.optimizer = own
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
+
+
+def make_keras_step(model: Any, example_batch: Any, metrics: bool = True) -> KerasStep:
+    """Build a compiled model and its optimizer for a batch, and name its arrays and variables.
+
+    Args:
+        model: a compiled Keras model.
+        example_batch: `(x, y)` or `(x, y, sample_weight)`, as `train_on_batch` takes them.
+        metrics: compute the metrics as well.
+
+    Raises:
+        ExportError: the batch or the model does not fit.
+    """
+    structure, batch = _name_batch(model, example_batch)
+    _build(model, _fill(structure, {name: tf.constant(value) for name, value in batch.items()}))
+    optimizers = tuple(find_optimizers(model))
+    if not optimizers:
+        raise ExportError(f"{model.name} has no optimizer; pass loss and optimizer, or compile the model")
+    for optimizer in optimizers:
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+    sums = {id(variable) for variable in model.metrics_variables}
+    owned = [variable for variable in model.variables if id(variable) not in sums]
+    owned += [variable for optimizer in optimizers for variable in optimizer.variables]
+    unique_names([*batch, *(variable.path for variable in owned)])
+    rates = [optimizer.learning_rate for optimizer in optimizers]
+    state = by_path(owned)
+    if len(rates) == 1 and isinstance(rates[0], keras.Variable):
+        state = {RATE if value is rates[0].value else name: value for name, value in state.items()}
+    return KerasStep(model, optimizers, structure, batch, state, metrics)
+
+
+def find_optimizers(model: Any) -> list[Any]:
+    """Return the optimizers of a model, without loss scaling around them."""
+    found = [getattr(model, "optimizer", None), *vars(model).values()]
+    inner = [_inner(each) for each in found if isinstance(each, keras.optimizers.Optimizer)]
+    return list({id(each): each for each in inner}.values())
+
+
+def _inner(optimizer: Any) -> Any:
+    """Return an optimizer without Keras's loss scaling, which graphscale puts into the graph."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer.inner_optimizer
+    return optimizer
+
+
+def _build(model: Any, data: Any) -> None:
+    if model.built:
+        return
+    try:
+        model(data[0] if isinstance(data, tuple) else data)
+    except Exception as error:  # the user's code, and Keras's own errors
+        raise ExportError(
+            f"{model.name} cannot be built on the example batch, call it once before the export: {one_line(error)}"
+        ) from error
+
+
+def _rounded_otherwise(value: np.ndarray[Any, Any], rng: np.random.Generator, unit: float) -> np.ndarray[Any, Any]:
+    if value.dtype.kind != "f":
+        return value
+    noise = rng.uniform(-1, 1, value.shape) * unit
+    return np.asarray(value * (1 + noise)).astype(value.dtype)
+
+
+@contextlib.contextmanager
+def _recording(losses: list[Any]) -> Iterator[None]:
+    """Keep the values whose gradients are taken."""
+    original = tf.GradientTape.gradient
+
+    def gradient(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        losses.append(target)
+        return original(tape, target, *args, **kwargs)
+
+    with mock.patch.object(tf.GradientTape, "gradient", gradient):
+        yield
+
+
+def _name_batch(model: Any, example: Any) -> tuple[Any, Arrays]:
+    """Return the batch with a name in place of each array, and the arrays by name."""
+    if not isinstance(example, tuple) or not 1 <= len(example) <= len(_PARTS):
+        raise ExportError("the example batch is a tuple (x, y) or (x, y, sample_weight), as train_on_batch takes them")
+    batch: Arrays = {}
+    ordered = {"x": _input_names(model), "y": getattr(model, "output_names", None) or []}
+
+    def walk(value: Any, name: str, part: str) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, Mapping):
+            return {key: walk(each, str(key), part) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            names = ordered.get(part, [])
+            fitting = names if len(names) == len(value) else [f"{name}_{index}" for index in range(len(value))]
+            return type(value)([walk(each, own, part) for each, own in zip(value, fitting, strict=True)])
+        free = name if name not in batch else f"{part}/{name}"
+        batch[free] = _to_array(value, free)
+        return free
+
+    structure = tuple(walk(value, part, part) for value, part in zip(example, _PARTS, strict=False))
+    return structure, batch
+
+
+def _input_names(model: Any) -> Sequence[str]:
+    try:
+        return [tensor.name for tensor in keras.tree.flatten(model.inputs)]
+    except (AttributeError, ValueError):  # not a functional model
+        return []
+
+
+def _to_array(value: Any, name: str) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    if array.dtype == np.float64:  # as Keras's fit does
+        array = array.astype(keras.config.floatx())
+    if array.dtype.kind not in "biuf":
+        raise ExportError(f"{name} of the example batch is of dtype {array.dtype}; pass numbers")
+    return array
+
+
+def _fill(structure: Any, tensors: Mapping[str, Any]) -> Any:
+    """Put tensors in the places of their names."""
+    if isinstance(structure, str):
+        return tensors[structure]
+    if isinstance(structure, Mapping):
+        return {key: _fill(value, tensors) for key, value in structure.items()}
+    if isinstance(structure, list | tuple):
+        return type(structure)([_fill(value, tensors) for value in structure])
+    return structure

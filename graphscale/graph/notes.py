@@ -1,0 +1,144 @@
+"""The notes of a scaled model in its `doc_string`s: for people and viewers that know nothing of graphscale.
+
+A note is the last line of a doc_string, after the exporter's own lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx_ir as ir
+
+from graphscale.errors import DOCS_URL, printable
+
+__all__ = [
+    "RESULTS",
+    "SCALED_LOSS_NOTE",
+    "STATES",
+    "annotate",
+    "compose_notes",
+    "describe_model",
+    "find_wrong_notes",
+    "texts_of",
+]
+
+_BEGINNING = "graphscale: "
+SCALED_LOSS_NOTE = f"{_BEGINNING}the loss times the loss scale"
+_PAGE = f"{DOCS_URL}start/deploy/"
+_CARRIED = "carried state"
+STATES = {
+    "loss_scale": "the loss scale",
+    "good_steps": "the count of finite steps since the loss scale last changed",
+    "hysteresis_left": "the count of steps not finite that it takes to lower the loss scale",
+    "bad_steps": "the count of steps not finite in a row",
+    "steps": "the count of steps",
+    "skipped_steps": "the count of skipped steps",
+    "consecutive_skips": "the count of skipped steps in a row",
+    "last_skip_step": "the number of the last skipped step",
+    "ranges": "the ranges of the gradients when they were last measured",
+}
+RESULTS = {
+    "all_finite": "true if all gradients of this step were finite",
+    "stuck": "true if the loss scale is stuck",
+    "cause": "the cause of a skip: 0 for none, 1 for NaN, 2 for infinity",
+    "offender": "the index of the first gradient that was not finite, in graphscale.telemetry; -1 for none",
+    "activation": "the index of the first forward value that was not finite, in graphscale.telemetry; -1 for none",
+    "zero_fraction": "the share of gradient elements that are zero",
+}
+
+
+def compose_notes(
+    state: Mapping[str, str], names: Mapping[str, str], written: Collection[str]
+) -> dict[tuple[str, str], str]:
+    """Return the note of each input and output that has one, by its kind, `input` or `output`, and its name.
+
+    Args:
+        state: `{input name: output name}` of the state to be fed back.
+        names: the names of values by their role, as in a stamp.
+        written: the carried state that the graph writes in place.
+    """
+    words = {name: STATES[role] for role, name in names.items() if role in STATES}
+    texts = {("output", names[role]): text for role, text in RESULTS.items() if role in names}
+    sources: dict[str, list[str]] = {}
+    for source, output in state.items():
+        texts["input", source] = f"{words.get(source, _CARRIED)}; feed {printable(output)} back here"
+        sources.setdefault(output, []).append(source)
+    for output, inputs in sources.items():
+        name = " and ".join(map(printable, inputs))
+        texts["output", output] = f"the next value of {name}; feed it back there"
+    for name in words.keys() & written:
+        texts["input", name] = f"{words[name]}, which the runtime keeps from run to run; feed nothing here"
+        texts["output", f"{name}.next"] = f"the next value of {printable(name)}, which holds it already"
+    return {place: _BEGINNING + text for place, text in texts.items()}
+
+
+def describe_model(target: str, state: Collection[str], scale: str | None, *, is_part: bool) -> str:
+    """Return the note of a model.
+
+    Args:
+        target: its target.
+        state: the inputs of the state to be fed back.
+        scale: the name of the loss scale.
+        is_part: whether it is a part of a split step.
+    """
+    subject = "a part of a training step" if is_part else "a training graph"
+    feed = ""
+    if state:
+        too = ", that of the loss scale too" if scale in state else ""
+        feed = f" After each run, feed every next value back to its input{too}: graphscale.state lists the pairs."
+    return f"{_BEGINNING}{subject} with loss scaling inside, for target {printable(target)}.{feed} {_PAGE}"
+
+
+def annotate(model: ir.Model, about: str, notes: Mapping[tuple[str, str], str], *, anew: bool) -> None:
+    """Write the notes of a model, its inputs and its outputs.
+
+    Args:
+        model: the model.
+        about: its own note.
+        notes: those of inputs and outputs, from `compose_notes`.
+        anew: whether they replace older ones.
+    """
+    model.doc_string = _replace(model.doc_string, about, anew)
+    for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        for value in values:
+            note = notes.get((kind, value.name or ""))
+            if note is not None or (anew and value.doc_string != SCALED_LOSS_NOTE):
+                value.doc_string = _replace(value.doc_string, note, anew)
+
+
+def find_wrong_notes(model: ir.Model, about: str | None, notes: Mapping[tuple[str, str], str | None]) -> list[str]:
+    """Return the differences between the notes in a model and those that it should have, a sentence each.
+
+    Notes may lack, as tools drop doc_strings, and all other text is free.
+
+    Args:
+        model: the model.
+        about: the text with its own note.
+        notes: the texts with the notes of inputs and outputs, by kind and name.
+    """
+    texts = [("the model", model.doc_string, about)]
+    for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        texts += [(f"the {kind} {v.name!r}", v.doc_string, notes.get((kind, v.name or ""))) for v in values]
+    return [
+        f"the doc_string of {place} says {note!r}, and should " + (f"say {wanted!r}" if wanted else "not")
+        for place, text, wanted in texts
+        for note in _notes_in(text)
+        if note not in _notes_in(wanted)
+    ]
+
+
+def texts_of(model: ir.Model) -> dict[tuple[str, str], str | None]:
+    """Return the doc_strings of inputs and outputs, by kind and name."""
+    ends = {"input": model.graph.inputs, "output": model.graph.outputs}
+    return {(kind, value.name or ""): value.doc_string for kind, values in ends.items() for value in values}
+
+
+def _notes_in(text: str | None) -> list[str]:
+    return [line for line in (text or "").splitlines() if line.startswith(_BEGINNING)]
+
+
+def _replace(text: str | None, note: str | None, anew: bool) -> str | None:
+    own, _, last = (text or "").rpartition("\n")
+    if not (anew and last.startswith(_BEGINNING)):
+        own = text or ""
+    return "\n".join(filter(None, (own, note))) or None
