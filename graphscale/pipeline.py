@@ -44,8 +44,8 @@ from graphscale.passes import (
     standard_passes,
 )
 from graphscale.policy.loss_scale import get_policy
+from graphscale.process.stages import report_stage
 from graphscale.process.summary import Row
-from graphscale.stages import report_stage
 from graphscale.targets import advise, check_versions, get_target, target_names
 
 __all__ = [

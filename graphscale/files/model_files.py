@@ -23,8 +23,8 @@ from graphscale.files.model_size import parse_model, refuse_large
 from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file, write_files
+from graphscale.process.stages import report_stage
 from graphscale.process.summary import Summary
-from graphscale.stages import report_stage
 
 __all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_tensors", "save", "save_all"]
 
