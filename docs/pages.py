@@ -23,7 +23,7 @@ from graphscale import errors
 from graphscale.analysis.roles.answers import roles_schema
 from graphscale.checks.linting.codes import CODES, GROUPS
 from graphscale.cli import COMMANDS, load_command
-from graphscale.cli.help import describe, parameters_of, usage_of
+from graphscale.cli.help import by_panel, describe, parameters_of, usage_of
 from graphscale.operators import Colour
 from graphscale.passes.casting.settings import default_rules
 from graphscale.policy import presets
@@ -233,11 +233,13 @@ def command_line() -> str:
 
 def _command(function: Any) -> str:
     parameters = list(parameters_of(function))
-    groups: dict[str, list[list[str]]] = {}
-    for each in parameters:
-        names = ", ".join(f"`{name}`" for name in each.names) + (f" `{each.metavar}`" if each.metavar else "")
-        groups.setdefault(each.panel, []).append([names, each.help.replace("Required.", "**Required.**")])
-    tables = [f"**{title}**\n\n{table(['', ''], rows)}" for title, rows in groups.items()]
+    tables = []
+    for title, entries in by_panel(parameters).items():
+        rows = []
+        for each in entries:
+            names = ", ".join(f"`{name}`" for name in each.names) + (f" `{each.metavar}`" if each.metavar else "")
+            rows.append([names, each.help.replace("Required.", "**Required.**")])
+        tables.append(f"**{title}**\n\n{table(['', ''], rows)}")
     paragraphs, examples = describe(function)
     name = function.__name__.replace("_", "-")
     code = [f"```text\n{usage_of(function, parameters)}\n```", "\n".join(["```bash", *examples, "```"])]

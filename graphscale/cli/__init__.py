@@ -95,7 +95,7 @@ class _Group(TyperGroup):
 
 def _entries(group: Any, context: Any) -> list[tuple[str, str]]:
     """Return the options of the group, those that typer adds among them, with their texts."""
-    names = (each.opts[-1] for each in group.get_params(context))
+    names = (max(each.opts, key=len) for each in group.get_params(context))
     return [help.HELP if name == "--help" else (name, _OPTIONS[name]) for name in names]
 
 

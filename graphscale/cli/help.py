@@ -15,11 +15,11 @@ from typing import Any, get_args, get_type_hints
 
 from typer.models import ArgumentInfo, OptionInfo
 
+from graphscale.cli.options import GENERAL, LIMITS
 from graphscale.cli.show import Part, make_console
 
-__all__ = ["GENERAL", "HELP", "Parameter", "command_help", "describe", "parameters_of", "render_help", "usage_of"]
+__all__ = ["HELP", "Parameter", "by_panel", "command_help", "describe", "parameters_of", "render_help", "usage_of"]
 
-GENERAL = "General"
 HELP = ("-h, --help", "Show this text.")
 
 _METAVARS = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
@@ -94,6 +94,14 @@ def _default(parameter: inspect.Parameter, info: Any) -> str:
     return f" Default: {parameter.default}." if shown else ""
 
 
+def by_panel(parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
+    """Group the parameters of a command by panel; those of every command come last."""
+    panels = dict.fromkeys(each.panel for each in parameters)
+    first, last = ("Arguments", "Options"), (LIMITS, GENERAL)
+    order = [*first, *(title for title in panels if title not in (*first, *last)), *last]
+    return {title: [each for each in parameters if each.panel == title] for title in order if title in panels}
+
+
 def usage_of(function: Callable[..., Any], parameters: Iterable[Parameter]) -> str:
     """Return the usage line of a command: its arguments, and the options that it requires."""
     words = ["graphscale", function.__name__.replace("_", "-")]
@@ -153,10 +161,9 @@ def command_help(function: Callable[..., Any]) -> Iterator[tuple[Part, ...]]:
     """Return the lines of the help text of a command."""
     parameters = list(parameters_of(function))
     paragraphs, examples = describe(function)
-    panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-    for each in parameters:
-        first = " ".join(filter(None, (", ".join(each.names), each.metavar)))
-        panels.setdefault(each.panel, []).append((first, each.help))
+    panels = {
+        title: [(" ".join(filter(None, (", ".join(each.names), each.metavar))), each.help) for each in entries]
+        for title, entries in by_panel(parameters).items()
+    }
     panels.setdefault(GENERAL, []).append(HELP)
-    shown = ((title, entries) for title, entries in panels.items() if entries)
-    return render_help(usage_of(function, parameters), paragraphs, shown, examples)
+    return render_help(usage_of(function, parameters), paragraphs, panels.items(), examples)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUCKET_SIZE",
+    "GENERAL",
+    "LIMITS",
     "AlsoScale",
     "Dim",
     "DryRun",
@@ -65,6 +67,8 @@ __all__ = [
 
 LOSS_SCALE = f"dynamic, a number, a preset ({', '.join(presets.NAMES)}) or FILE.json."
 BUCKET_SIZE = "25MiB"
+# The panels of the options that every command has.
+LIMITS, GENERAL = "Limits for input files", "General"
 PROVIDERS = ("CPUExecutionProvider", "CUDAExecutionProvider")
 _DTYPES = ("float16", "bfloat16")
 
@@ -142,7 +146,7 @@ Target = Annotated[
 ]
 Force = Annotated[bool, _output("Replace an output that is read, or that graphscale did not write.")]
 DryRun = Annotated[bool, _output("Write nothing.")]
-_general = functools.partial(option, rich_help_panel="General")
+_general = functools.partial(option, rich_help_panel=GENERAL)
 Quiet = Annotated[bool, _general("Print nothing but errors.", "-q", "--quiet")]
 Verbose = Annotated[bool, _general("Print all there is to say.", "-v", "--verbose")]
 Json = Annotated[bool, _general("Print one JSON object instead of text.", "--json")]

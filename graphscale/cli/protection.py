@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from graphscale.cli.display import Display, showing
-from graphscale.cli.options import Force, Json, Quiet, Verbose, option
+from graphscale.cli.options import LIMITS, Force, Json, Quiet, Verbose, option
 from graphscale.cli.show import Amount, make_console, printing
 from graphscale.files.descriptors import STDOUT
 from graphscale.files.limits import Limits, limiting
@@ -21,7 +21,7 @@ from graphscale.files.writing import protecting
 
 __all__ = ["protect"]
 
-_limit = functools.partial(option, rich_help_panel="Limits for input files")
+_limit = functools.partial(option, rich_help_panel=LIMITS)
 _LIMITS = {
     "external_data_root": Annotated[
         Path | None, _limit("Weights may lie in this folder, too, not only beside the model.", metavar="DIR")

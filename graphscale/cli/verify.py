@@ -40,7 +40,11 @@ def verify(
     replay: Annotated[Path | None, option("Run this counterexample alone.", metavar="FILE.npz")] = None,
     save_counterexample: Annotated[
         Path | None,
-        option("Where to write the first counterexample. Default: SCALED.counterexample.npz.", metavar="FILE.npz"),
+        option(
+            "The first counterexample. Default: SCALED.counterexample.npz.",
+            metavar="FILE.npz",
+            rich_help_panel="Output",
+        ),
     ] = None,
     loss: options.Loss = None,
     seed_edge: options.SeedEdge = None,
