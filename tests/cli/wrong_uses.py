@@ -159,7 +159,10 @@ PYTHON: dict[str, tuple[Callable[[Files], object], tuple[str, ...]]] = {
     "a text as a feed": (lambda f: _session(f).step({**f["batch"], "x": "x"}), ("is a str", "pass a numpy array")),
     "a closed session": (lambda f: _closed(f).step(f["batch"]), ("the session is closed",)),
     "no state": (lambda f: _session(f, state=None), ("have no initializer", "pass their first values as state")),
-    "state of another name": (lambda f: _session(f, state={"w3": f["x"]}), ("'w3' is not carried", "w1, w2; leave it out")),
+    "state of another name": (
+        lambda f: _session(f, state={"w3": f["x"]}),
+        ("'w3' is not carried", "w1, w2; leave it out"),
+    ),
     "a file as state": (lambda f: _session(f, state="state.npz"), ("must map names to arrays", "got a str")),
     "no such provider": (lambda f: _session(f, providers=["cpu"]), ("did you mean CPUExecutionProvider?",)),
     "a session on a plain graph": (lambda f: gs.Session(f["original"]), ("carries no loss scale", "scale it first")),
