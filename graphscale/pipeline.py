@@ -20,7 +20,7 @@ from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
-from graphscale.errors import AutocastError, ModelFileError, ProofError, TargetError
+from graphscale.errors import AutocastError, ProofError, TargetError
 from graphscale.files import model_files
 from graphscale.files.model_files import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
@@ -263,21 +263,8 @@ def open_copy_with_proto(model: Model) -> tuple[ir.Model, str, onnx.ModelProto |
         copy = model.clone()
         copy_training_info(model, copy)
         return copy, "the model", None
-    if not isinstance(model, str | os.PathLike):
-        raise ModelFileError(f"a model is a path, an onnx_ir.Model or an onnx.ModelProto; got {_describe(model)}")
     work, proto = model_files.load_with_proto(model)
     return work, os.fspath(model), proto
-
-
-def _describe(value: Any) -> str:
-    """Describe a value that is no model, and say what to pass."""
-    kind = type(value).__name__
-    hints = {
-        "bytes": "read it with onnx.load_model_from_string",
-        "GraphProto": "make a model of it with onnx.helper.make_model",
-    }
-    hint = "pass its attribute model" if hasattr(value, "model") else hints.get(kind)
-    return f"a {kind}{f'; {hint}' if hint else ''}"
 
 
 def needs_preparation(model: ir.Model) -> bool:
