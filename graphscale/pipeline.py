@@ -159,8 +159,8 @@ def scale(
         if training_info_of(work):
             warnings.append(f"training_info was read as roles, and {LEFT_OUT}; graphscale.state has the carried state")
         # Nodes that were marked before, as those of a fused step are, are nodes like all others.
-        own = scale_nodes(node for node in with_mark if node not in marked)
-        prove_rewrite(rewrite, rewrite.bound(), own, exposed)
+        rule_nodes = scale_nodes(node for node in with_mark if node not in marked)
+        prove_rewrite(rewrite, rewrite.bound(), rule_nodes, exposed)
         report = dataclasses.replace(
             complete_report(rewrite, with_mark, nodes_before, warnings),
             replaced=replaced,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -16,7 +16,7 @@ __all__ = ["prove_rewrite"]
 
 
 def prove_rewrite(
-    rewrite: Rewrite, scale: ir.Value, rule_nodes: Collection[ir.Node], exposed: Sequence[ir.Value] = ()
+    rewrite: Rewrite, scale: ir.Value, rule_nodes: frozenset[ir.Node], exposed: Sequence[ir.Value] = ()
 ) -> None:
     """Prove the rewritten graph.
 
