@@ -14,13 +14,12 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.own_scale import find_own_scale, refuse_own_scale
-from graphscale.analysis.proof import prove, scaled_contractions
 from graphscale.analysis.report import TELEMETRY, Report, StateReport, make_report, read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
-from graphscale.errors import AutocastError, ModelFileError, ProofError, TargetError
+from graphscale.errors import AutocastError, TargetError
 from graphscale.files import model_files
 from graphscale.files.model_files import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
@@ -29,7 +28,7 @@ from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.graph.types import complete_types
-from graphscale.graph.values import inner_nodes, node_name, subgraphs
+from graphscale.graph.values import inner_nodes, subgraphs
 from graphscale.lowering.lower_model import lower_model
 from graphscale.passes import (
     AddTelemetry,
@@ -43,9 +42,9 @@ from graphscale.passes import (
     scale_nodes,
     standard_passes,
 )
+from graphscale.passes.rewrite_proof import prove_rewrite
 from graphscale.policy.loss_scale import get_policy
 from graphscale.process.summary import Row
-from graphscale.stages import report_stage
 from graphscale.targets import advise, check_versions, get_target, target_names
 
 __all__ = [
@@ -60,7 +59,6 @@ __all__ = [
     "open_copy",
     "open_copy_with_proto",
     "prepare",
-    "prove_rewrite",
     "roles",
     "scale",
 ]
@@ -161,7 +159,8 @@ def scale(
         if training_info_of(work):
             warnings.append(f"training_info was read as roles, and {LEFT_OUT}; graphscale.state has the carried state")
         # Nodes that were marked before, as those of a fused step are, are nodes like all others.
-        prove_rewrite(rewrite, rewrite.bound(), [node for node in with_mark if node not in marked], exposed)
+        rule_nodes = scale_nodes(node for node in with_mark if node not in marked)
+        prove_rewrite(rewrite, rewrite.bound(), rule_nodes, exposed)
         report = dataclasses.replace(
             complete_report(rewrite, with_mark, nodes_before, warnings),
             replaced=replaced,
@@ -263,21 +262,8 @@ def open_copy_with_proto(model: Model) -> tuple[ir.Model, str, onnx.ModelProto |
         copy = model.clone()
         copy_training_info(model, copy)
         return copy, "the model", None
-    if not isinstance(model, str | os.PathLike):
-        raise ModelFileError(f"a model is a path, an onnx_ir.Model or an onnx.ModelProto; got {_describe(model)}")
     work, proto = model_files.load_with_proto(model)
     return work, os.fspath(model), proto
-
-
-def _describe(value: Any) -> str:
-    """Describe a value that is no model, and say what to pass."""
-    kind = type(value).__name__
-    hints = {
-        "bytes": "read it with onnx.load_model_from_string",
-        "GraphProto": "make a model of it with onnx.helper.make_model",
-    }
-    hint = "pass its attribute model" if hasattr(value, "model") else hints.get(kind)
-    return f"a {kind}{f'; {hint}' if hint else ''}"
 
 
 def needs_preparation(model: ir.Model) -> bool:
@@ -314,37 +300,6 @@ def _autocast_pass(autocast: Any, options: Mapping[str, Any]) -> Autocast | None
         elif own != value:
             raise AutocastError(f"the Autocast pass has {name}={own!r}, and the scaling {name}={value!r}; give one")
     return chosen
-
-
-def prove_rewrite(rewrite: Rewrite, scale: ir.Value, own: Iterable[ir.Node], exposed: Sequence[ir.Value] = ()) -> None:
-    """Prove the rewritten graph.
-
-    Args:
-        rewrite: the rewrite.
-        scale: the loss scale.
-        own: the nodes that these passes inserted, and no rewrite before.
-        exposed: the outputs that may have the scale in them.
-
-    Raises:
-        ProofError: it is not right.
-    """
-    report_stage("proving the new graph")
-    graph = rewrite.training_graph
-    degrees = prove(
-        rewrite.model.graph,
-        scale,
-        graph.loss,
-        guarded=[carried.next for carried in rewrite.carried if carried.guarded],
-        checked=rewrite.checked,
-        all_finite=rewrite.all_finite,
-        applies=rewrite.applies,
-        exempt=exposed,
-        rule_nodes=scale_nodes(own),
-    )
-    covered = {node_name(node) for node in graph.coverage.nodes} - {node_name(n) for n in graph.coverage.missed}
-    lacking = covered.difference(scaled_contractions(rewrite.model.graph, degrees))
-    if lacking:
-        raise ProofError(f"the scale was planned to reach {sorted(lacking)[0]!r}, and does not")
 
 
 def complete_report(

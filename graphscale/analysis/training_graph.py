@@ -38,7 +38,7 @@ from graphscale.errors import (
 )
 from graphscale.graph.values import Use, inputs_of, is_float, is_known_zero, value_label, values_by_name
 from graphscale.operators import Trait, nodes_with
-from graphscale.stages import report_stage
+from graphscale.process.stages import report_stage
 
 __all__ = ["TrainingGraph", "analyse"]
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from graphscale.cli.options import option, output_path
 from graphscale.cli.progress import Tally, show_table
 from graphscale.cli.show import EscapedTable, make_console, make_table, make_text, print_json, say
-from graphscale.stages import report_stage
+from graphscale.process.stages import report_stage
 from graphscale.training import run_plot
 from graphscale.training.record import StepRecord
 

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from graphscale.errors import printable
+from graphscale.process.stages import listening
 from graphscale.process.streams import tell
-from graphscale.stages import listening
 
 __all__ = ["Display", "hide", "showing", "silence"]
 

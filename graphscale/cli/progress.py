@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from graphscale.cli.show import Part, make_table, make_text
-from graphscale.stages import report_stage
+from graphscale.process.stages import report_stage
 from graphscale.training.record import StepRecord
 
 __all__ = ["Tally", "show_table"]

@@ -12,7 +12,7 @@ from graphscale.cli.options import argument, option
 from graphscale.cli.show import EscapedTable, join_command, make_console, make_text, print_json, say
 from graphscale.files import writing
 from graphscale.files.descriptors import is_stream
-from graphscale.stages import report_stage
+from graphscale.process.stages import report_stage
 
 if TYPE_CHECKING:
     from graphscale.checks.verification.verify_report import Difference, VerifyReport

@@ -23,8 +23,8 @@ from graphscale.files.model_size import parse_model, refuse_large
 from graphscale.files.reading import read_file
 from graphscale.files.training_info import keep_training_info, to_proto, training_info_of
 from graphscale.files.writing import check_output, write_file, write_files
+from graphscale.process.stages import report_stage
 from graphscale.process.summary import Summary
-from graphscale.stages import report_stage
 
 __all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_tensors", "save", "save_all"]
 
@@ -47,6 +47,8 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         ModelFileError: the file, or one with its weights, is missing, truncated, or of another format.
         UnsupportedModelError: the model carries `training_info` that is more than bindings of its graph.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ModelFileError(f"a model is a path, an onnx_ir.Model or an onnx.ModelProto; got {_describe(path)}")
     report_stage(f"reading {path}")
     try:
         # External data is refused through links, and located relative to the model: load by the resolved path.
@@ -77,6 +79,17 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
         refuse_other_data(model, Path(path).parent, str(path))
     del proto.graph.initializer[:]  # The model holds them.
     return model, proto
+
+
+def _describe(value: object) -> str:
+    """Describe a value that is no model, and say what to pass."""
+    kind = type(value).__name__
+    hints = {
+        "bytes": "read it with onnx.load_model_from_string",
+        "GraphProto": "make a model of it with onnx.helper.make_model",
+    }
+    hint = "pass its attribute model" if hasattr(value, "model") else hints.get(kind)
+    return f"a {kind}{f'; {hint}' if hint else ''}"
 
 
 def _bytes_in_memory(model: ir.Model) -> int:

@@ -25,7 +25,7 @@ from graphscale.lowering.read_flag import ReadFlag
 from graphscale.lowering.select_update import SelectUpdate
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.passes import UnscaleGradients, run_passes
-from graphscale.stages import report_stage
+from graphscale.process.stages import report_stage
 from graphscale.targets import TARGETS, Target
 
 __all__ = ["ORDER", "count_lowered", "find_states_in_place", "is_lowered", "lower_model", "lower_step", "plain_form"]

@@ -9,7 +9,7 @@ from onnx_ir.passes import InPlacePass, PassError
 
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.marks import PASS_KEY
-from graphscale.stages import report_stage
+from graphscale.process.stages import report_stage
 
 __all__ = ["GraphPass", "run_passes"]
 

@@ -23,6 +23,7 @@ from graphscale.graph.stamp import SPLIT_KEY, Stamp, read_stamp
 from graphscale.graph.values import uses_of
 from graphscale.lowering.lower_model import plain_form
 from graphscale.pipeline import Model, ScaledModel, open_copy
+from graphscale.process.stages import report_stage
 from graphscale.process.summary import Row, Summary, few
 from graphscale.replicas.buckets import BUCKET_BYTES, Bucket, Gradient, bucket_size, in_stages, lay_out
 from graphscale.replicas.cut import Cut, find_cut
@@ -35,7 +36,6 @@ from graphscale.replicas.halves import (
     gradients_of,
     know_types,
 )
-from graphscale.stages import report_stage
 
 __all__ = ["SPLIT_KEY", "Halves", "SplitReport", "SplitStep", "cut_halves", "open_step", "split", "stage_path"]
 

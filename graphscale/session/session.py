@@ -24,6 +24,7 @@ from graphscale.lowering.lower_model import find_states_in_place, is_lowered, lo
 from graphscale.lowering.lowering_pass import ScaledStep, is_inserted
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.pipeline import Model, ScaledModel
+from graphscale.process.stages import report_stage
 from graphscale.process.summary import Row, Summary, few
 from graphscale.session.carried import CarriedState, check_state, first_values, read_values
 from graphscale.session.interface import InputSpec, fingerprint, read_specs
@@ -31,7 +32,6 @@ from graphscale.session.loading import choose_device, create, make_quiet_options
 from graphscale.session.result import GradientRange, StepResult
 from graphscale.session.state_file import copy_without_state, export_step, read_state_file, write_state_file
 from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
-from graphscale.stages import report_stage
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -15,7 +15,7 @@ from graphscale.errors import TrainingError, reporting
 from graphscale.files.kinds import describe_file
 from graphscale.files.reading import suffix_of
 from graphscale.files.tensor_files import read_npz, read_safetensors
-from graphscale.stages import report_stage
+from graphscale.process.stages import report_stage
 
 if TYPE_CHECKING:
     from graphscale.session import InputSpec

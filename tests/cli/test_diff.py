@@ -81,6 +81,19 @@ class TestPages:
         succeed(tmp_path, "diff", evaluated, evaluated, "--html", "page.html")
         assert "Drawn without phases and degrees" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
+    def test_each_node_on_demand(self, tmp_path: Path) -> None:
+        model = MODELS / "pytorch" / "attention_tied.onnx"
+        counts = []
+        for options in ((), ("--whole",)):
+            succeed(tmp_path, "inspect", model, "--html", "page.html", "--force", *options)
+            page = (tmp_path / "page.html").read_text(encoding="utf-8")
+            counts.append(page.count('id="box-'))
+            assert ("With --whole each node is drawn." in page) == (not options)
+        succeed(tmp_path, "diff", model, model, "--html", "page.html", "--whole", "--force")
+        counts.append((tmp_path / "page.html").read_text(encoding="utf-8").count('id="box-'))
+        assert counts[0] < 120
+        assert counts[1] == counts[2] > 200
+
     def test_a_page_is_replaced(self, scaled: Path, tmp_path: Path) -> None:
         page = tmp_path / "page.html"
         page.write_text('<meta name="generator" content="graphscale">')
@@ -100,6 +113,8 @@ class TestPages:
         (["diff", "{model}"], "Missing argument"),
         (["diff", "{model}", "{model}", "--html", "no/page.html"], "does not exist; create it"),
         (["diff", "{model}", "{model}", "--html", "."], "is a folder; name the file"),
+        (["diff", "{model}", "{model}", "--whole"], "--whole goes with --html"),
+        (["inspect", "{model}", "--whole"], "--whole goes with --html"),
         (["diff", "{model}", "copy.onnx", "--html", "copy.onnx"], "copy.onnx is read"),
         (["diff", "{model}", "missing.onnx", "--html", "page.html"], "cannot read missing.onnx"),
         (["inspect", "copy.onnx", "--html", "./copy.onnx"], "copy.onnx is read"),

@@ -14,7 +14,7 @@ from rich.console import Console
 import graphscale as gs
 from graphscale.cli.display import Display, hide, showing, silence
 from graphscale.cli.show import say
-from graphscale.stages import listening, report_stage
+from graphscale.process.stages import listening, report_stage
 from tests.cli.command import graphscale
 from tests.conftest import MODELS
 

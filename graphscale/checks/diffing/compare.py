@@ -17,7 +17,7 @@ from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.values import node_name, op_name, subgraphs
 from graphscale.pipeline import Model, open_copy
-from graphscale.stages import report_stage
+from graphscale.process.stages import report_stage
 
 __all__ = ["Comparison", "compare", "diff"]
 

@@ -17,7 +17,7 @@ from graphscale.collector import paused_collector
 from graphscale.files import writing
 from graphscale.graph.values import node_name
 from graphscale.pipeline import Model, open_copy
-from graphscale.stages import report_stage
+from graphscale.process.stages import report_stage
 
 __all__ = ["draw_comparison", "draw_inspection", "write_page"]
 

@@ -28,7 +28,7 @@ from graphscale.graph.stamp import read_stamp
 from graphscale.graph.values import node_name
 from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form
 from graphscale.pipeline import Model, needs_preparation, open_copy, prepare
-from graphscale.stages import report_stage
+from graphscale.process.stages import report_stage
 from graphscale.targets import get_target
 
 __all__ = ["RULES", "lint"]

@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax2onnx.plugins.plugin_system import PLUGIN_REGISTRY
 
-__all__ = ["matmul", "pad_edges", "put_rows", "take_rows"]
+__all__ = ["PRIMITIVES", "matmul", "pad_edges", "put_rows", "take_rows"]
 
 Lowering = Callable[..., Any]
 
@@ -78,6 +78,7 @@ _matmul_p = _define("matmul", jnp.matmul, _write_matmul)
 _take_p = _define("take_rows", lambda rows, row: jnp.take(rows, row, axis=0, mode="clip"), _write_take)
 _put_p = _define("put_rows", _put, _write_put)
 _pad_p = _define("pad", lambda x, filling, edges: lax.pad(x, filling, [(*sizes, 0) for sizes in edges]), _write_pad)
+PRIMITIVES = (_matmul_p, _take_p, _put_p, _pad_p)
 
 
 def pad_edges(x: Any, filling: Any, edges: tuple[tuple[int, int], ...]) -> Any:

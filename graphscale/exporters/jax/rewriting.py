@@ -16,7 +16,7 @@ __all__ = ["KeyWords", "is_number", "rewrite", "rule"]
 
 Rule = Callable[..., Any]
 # A scan of no more equations in all becomes copies of its body; one that carries random keys has to.
-_UNROLLED, _UNROLLED_KEYS = 200, 20_000
+_UNROLLED, _UNROLLED_KEYS = 50, 20_000
 _FOLDED = 4096  # elements of the largest constant that is computed at once
 _CALLS = {
     "jit": "jaxpr",

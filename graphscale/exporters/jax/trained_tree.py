@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from graphscale.errors import ExportError
 from graphscale.exporters.requirements import require
-from graphscale.ort.fusing.trained_weights import read_weights
-from graphscale.session import Session
+from graphscale.exporters.trained_state import read_trained
 
 __all__ = ["load_weights"]
 
@@ -36,7 +31,7 @@ def load_weights(step_or_state: Any, state: Any) -> Any:
 
     from graphscale.exporters.jax.state_tree import Tree
 
-    values, tree = _read(step_or_state), Tree.make(state, "state")
+    values, tree = read_trained(step_or_state), Tree.make(state, "state")
     missing = [name for name in tree.names if name not in values]
     if missing:
         raise ExportError(
@@ -51,13 +46,3 @@ def load_weights(step_or_state: Any, state: Any) -> Any:
                 f"{leaf.value.dtype}{list(leaf.value.shape)}"
             )
     return tree.build([jnp.asarray(values[name]) for name in tree.names])
-
-
-def _read(source: Any) -> Mapping[str, Any]:
-    if isinstance(source, Session):
-        return source.state_dict()
-    if isinstance(source, Mapping):
-        return {name: np.asarray(value) for name, value in source.items()}
-    if isinstance(source, str | os.PathLike):
-        return read_weights(source)
-    raise ExportError(f"pass a session, its state, or a file of either; got a {type(source).__name__}")

@@ -16,7 +16,7 @@ import torch
 from graphscale.errors import ExportError
 from graphscale.exporters.export_report import ExportReport
 from graphscale.exporters.pytorch import onnx_step, traced_step
-from graphscale.exporters.pytorch.agreement import compare
+from graphscale.exporters.pytorch.eager_comparison import compare
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
 from graphscale.exporters.pytorch.half_precision import halve
 from graphscale.exporters.pytorch.module_tensors import parameters_of
@@ -161,5 +161,5 @@ def _compare(
 ) -> tuple[dict[str, float], int]:
     with tempfile.TemporaryDirectory(prefix=".graphscale-", suffix=".tmp", dir=target.parent) as folder:
         file = Path(folder, "step.onnx")
-        model_files.save(model, file, _LARGEST)
+        model_files.save(model, file)
         return compare(file, step, module, batch, call, dynamic)

@@ -38,7 +38,8 @@ from graphscale.passes.guard_in_place import guard_written_input
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.nodes.update_rule import add_update_rule
 from graphscale.passes.nodes.write_order import order_writes
-from graphscale.pipeline import complete_report, prove_rewrite
+from graphscale.passes.rewrite_proof import prove_rewrite
+from graphscale.pipeline import complete_report
 from graphscale.policy.dynamic_rule import LOSS_SCALE, STUCK, DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 from graphscale.targets import Target
@@ -100,7 +101,7 @@ def scale_training_model(
     rewrite.bound.look_for_names()
     order_writes(OrderWrites.builder(editor))
     scale, loss_value = windows.loss_scale, rewrite.training_graph.loss
-    prove_rewrite(rewrite, scale, model.graph)
+    prove_rewrite(rewrite, scale, scale_nodes(model.graph))
     if windows.all_finite is not None:
         own, finite = scale_nodes(model.graph), windows.all_finite
         prove(model.graph, scale, loss_value, checked=rewrite.checked, all_finite=finite, rule_nodes=own)
