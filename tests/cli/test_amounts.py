@@ -139,7 +139,7 @@ def test_the_old_names_of_verify(folder: Path) -> None:
     assert graphscale(*call, folder=folder).stderr == ""
     shown = graphscale(*CALLS["verify"], "--place", "nope:0", folder=folder)
     hint, error = shown.stderr.splitlines()
-    assert hint.endswith("--seed-edge nope:0") and error.startswith("graphscale: --seed-edge nope:0: expected")
+    assert hint.endswith("--seed-edge nope:0") and error.startswith("graphscale: --seed-edge nope:0: there is no node")
 
 
 def test_hints_have_the_new_name(tmp_path: Path) -> None:
