@@ -23,9 +23,14 @@ EARLIER = onnx.ModelProto(metadata_props=[onnx.StringStringEntryProto(key="graph
 TERMINAL = {"COLUMNS": "200", "NO_COLOR": "1"}
 
 
+def drop_progress(stderr: str) -> str:
+    """Return what a command printed on stderr without its progress, which is printed on slow machines alone."""
+    return re.sub(r"^graphscale: \d+ s(, \d+ of \d+)?: .*\n", "", stderr, flags=re.MULTILINE)
+
+
 def graphscale_process(*arguments: Any, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run `python -m graphscale` with these arguments in a folder, on a wide terminal without colours."""
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "graphscale", *map(str, arguments)],
         cwd=folder,
         env={**os.environ, **TERMINAL},
@@ -34,6 +39,8 @@ def graphscale_process(*arguments: Any, folder: Path | None = None) -> subproces
         timeout=60,
         check=False,
     )
+    done.stderr = drop_progress(done.stderr)
+    return done
 
 
 def graphscale(*arguments: Any, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -57,7 +64,7 @@ def graphscale(*arguments: Any, folder: Path | None = None) -> subprocess.Comple
             code = 0
         except SystemExit as stop:
             code = int(stop.code or 0)
-    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(words, code, out.getvalue(), drop_progress(err.getvalue()))
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:

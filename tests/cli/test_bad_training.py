@@ -49,7 +49,7 @@ REFUSED = {
         "train plain.onnx --data data.npz",
         "plain.onnx carries no loss scale; scale it first: graphscale scale MODEL -o OUT",
     ),
-    "no-data": ("train step.onnx", "Missing option '--data'"),
+    "no-data": ("train step.onnx", "--data is missing: arrays named like the inputs"),
     "data-missing": ("STEP RATE --data missing.npz", "cannot read missing.npz: No such file or directory"),
     "labels": ("STEP RATE --data labels.npz --quiet", "step 1 of the run: the step could not run"),
     "no-state": ("train step.onnx --data data.npz RATE", "have no initializer; pass their first values as state"),

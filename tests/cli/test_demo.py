@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from graphscale.demo.training import Training
-from tests.cli.command import cell
+from tests.cli.command import cell, drop_progress
 
 MISSING = [name for name in ("sklearn", "matplotlib") if importlib.util.find_spec(name) is None]
 demo_marks = [pytest.mark.full, pytest.mark.skipif(bool(MISSING), reason="the demo needs scikit-learn and matplotlib")]
@@ -36,7 +36,7 @@ def run_demo(folder: Path, *options: str, **environment: str) -> subprocess.Comp
 def finish(folder: Path, *options: str) -> tuple[Path, str]:
     """The folder and the output of one run of the demo, as it comes."""
     result = run_demo(folder, *options)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, drop_progress(result.stderr)) == (0, "")
     return folder, result.stdout
 
 

@@ -110,7 +110,7 @@ class TestPages:
         (["diff", "{model}", "."], "is a folder"),
         (["diff", "{model}", "text.onnx"], "text.onnx is not an ONNX model"),
         (["diff", "{model}", "cut.onnx"], "cut.onnx is not an ONNX model"),
-        (["diff", "{model}"], "Missing argument"),
+        (["diff", "{model}"], "B is missing"),
         (["diff", "{model}", "{model}", "--html", "no/page.html"], "does not exist; create it"),
         (["diff", "{model}", "{model}", "--html", "."], "is a folder; name the file"),
         (["diff", "{model}", "{model}", "--whole"], "--whole goes with --html"),
@@ -123,7 +123,7 @@ class TestPages:
         (["inspect", "{model}", "--html", "no/page.html"], "does not exist; create it"),
         (["inspect", "{model}", "--html", "page.html", "--loss", "nothing"], "--loss nothing"),
         (["inspect", "stamped.onnx", "--html", "page.html"], "damaged graphscale metadata"),
-        (["diff", "{model}", "stamped.onnx", "--html", "page.html", "--loss", "x"], "No such option"),
+        (["diff", "{model}", "stamped.onnx", "--html", "page.html", "--loss", "x"], "there is no option --loss"),
     ],
 )
 def test_bad_input(arguments: list[str], told: str, tmp_path: Path) -> None:

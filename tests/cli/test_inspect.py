@@ -15,7 +15,25 @@ from tests.conftest import MODELS
 
 pytestmark = pytest.mark.static
 
+ARTIFACTS = MODELS / "ort" / "artifacts" / "digits_sgd"
 CLIPPED = MODELS / "pytorch" / "attention_adamw_clip.onnx"
+
+
+def test_a_folder_of_artifacts(tmp_path: Path) -> None:
+    gs.scale_artifacts(ARTIFACTS, tmp_path / "scaled")
+    names = ["training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"]
+    printed = succeed(tmp_path, "inspect", ARTIFACTS)
+    assert [line.strip() for line in printed.splitlines() if line.startswith(str(ARTIFACTS))] == [
+        str(ARTIFACTS / name) for name in names
+    ]
+    assert len(rows(printed)["inputs (2)"]) == 2, "parameters are the session's"
+    assert "│ 1 SGDOptimizerV2" in printed
+    for folder, policy in ((ARTIFACTS, None), (tmp_path / "scaled", "DynamicLossScale")):
+        found = json.loads(succeed(tmp_path, "inspect", folder, "--json"))["models"]
+        assert list(found) == [str(folder / name) for name in names]
+        report = found[str(folder / "training_model.onnx")]
+        assert (report["policy"] and report["policy"]["class_name"], report["coverage"]) == (policy, 1.0)
+        assert ("operators" in found[str(folder / "eval_model.onnx")]) == (policy is None)
 
 
 def test_the_table() -> None:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.static
 
 FLOAT16 = MODELS / "pytorch" / "mlp_float16.onnx"
 CLEAN = MODELS / "pytorch" / "mse_tanh.onnx"
+ARTIFACTS = MODELS / "ort" / "artifacts" / "digits_sgd"
 
 
 @pytest.fixture
@@ -96,6 +97,31 @@ def test_the_scale_can_be_named(tmp_path: Path) -> None:
     assert graphscale("lint", path, folder=tmp_path).returncode == 0
     result = graphscale("lint", path, "--scale", "scale", folder=tmp_path)
     assert result.returncode == 1 and "GS201" in result.stdout
+
+
+def test_a_folder_of_artifacts(tmp_path: Path) -> None:
+    gs.scale_artifacts(ARTIFACTS, tmp_path / "scaled")
+    for folder, check in ((ARTIFACTS, None), (tmp_path / "scaled", "all_finite")):
+        titles = [line.strip() for line in succeed(tmp_path, "lint", folder).splitlines()[::2]]
+        left_out = f"{folder / 'eval_model.onnx'} is an inference graph, and left out"
+        assert titles == [str(folder / "training_model.onnx"), str(folder / "optimizer_model.onnx"), left_out]
+        found = json.loads(succeed(tmp_path, "lint", folder, "--json", "--sarif", "out.sarif"))["models"]
+        assert [report["check"] for report in found.values()] == [check, check]
+        check_log(json.loads((tmp_path / "out.sarif").read_text(encoding="utf-8")))
+
+
+def test_a_folder_with_a_mistake(tmp_path: Path) -> None:
+    gs.scale_artifacts(ARTIFACTS, tmp_path / "scaled")
+    path = tmp_path / "scaled" / "optimizer_model.onnx"
+    model = onnx.load(path)
+    (node,) = (node for node in model.graph.node if node.op_type == "SGDOptimizerV2")
+    model.graph.initializer.append(onnx.helper.make_tensor("always", onnx.TensorProto.BOOL, [1], [True]))
+    node.input[3] = "always"
+    onnx.save(model, path)
+    result = graphscale("lint", tmp_path / "scaled", "--json", folder=tmp_path)
+    found = json.loads(result.stdout)["models"]
+    assert result.returncode == 1, found
+    assert [report["clean"] for report in found.values()] == [True, False]
 
 
 BAD = {

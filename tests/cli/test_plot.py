@@ -64,7 +64,7 @@ REFUSED = {
         ["run.csv", "-o", "a.png", "--column", "norm"],
         "--column norm: run.csv does not have it; there are accuracy",
     ),
-    "no-output": (["run.csv"], "Missing option '-o' / '--output'"),
+    "no-output": (["run.csv"], "-o/--output is missing"),
 }
 
 

@@ -209,12 +209,12 @@ def _one_array(path: Path) -> None:
 
 FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (lambda path: None, "cannot read .*: No such file or directory"),
-    "folder": (lambda path: path.mkdir(), "cannot read .*: Is a directory"),
-    "empty": (lambda path: path.touch(), "damaged"),
-    "text": (lambda path: path.write_text("x,y\n1,2\n"), "damaged"),
+    "folder": (lambda path: path.mkdir(), "cannot read .*: it is a folder; name a file"),
+    "empty": (lambda path: path.touch(), "seems to be an empty file; write it again"),
+    "text": (lambda path: path.write_text("x,y\n1,2\n"), "seems to be text; name the right file"),
     "truncated": (_truncate, "damaged"),
     "damaged": (_damage, "'x' is damaged"),
-    "foreign-zip": (_foreign_zip, "'notes.txt' is not an array"),
+    "foreign-zip": (_foreign_zip, "seems to be a zip archive; unpack it"),
     "one-array": (_one_array, "holds one array without a name; write numpy.savez"),
     "objects": (lambda path: np.savez(path, x=np.array([{}])), "'x' holds Python objects, not numbers"),
 }
