@@ -165,7 +165,7 @@ class TestScale:
         refuse(tmp_path, "scale", saved(tmp_path, square_step()), "--dry-run", words=["'v_next'"])
 
     def test_the_report(self, tmp_path: Path) -> None:
-        printed = succeed(None, "scale", saved(tmp_path, momentum_step()), "-o", tmp_path / "scaled.onnx")
+        printed = succeed(None, "scale", saved(tmp_path, momentum_step()), "-o", tmp_path / "scaled.onnx", "-v")
         assert "n_next: next value of n: depends on its own previous value" in rows(printed)["outputs (4)"]
 
 

@@ -39,8 +39,8 @@ EXIT_CODE = re.compile(r"# exit code (\d)$")
 SOURCE = re.compile(r"^<!-- source: .+ -->$", re.MULTILINE)
 # The steps that the quick starts export: these have the same inputs.
 STEPS = {
-    "start/pytorch.md": "pytorch/mlp_momentum",
-    "start/jax.md": "jax/mlp_adam",
+    "start/pytorch.md": "../tests/exporters/pytorch_step",
+    "start/jax.md": "../tests/exporters/jax_step",
     "start/tensorflow.md": "../tests/exporters/keras_step",
 }
 TRAINING = {"how-to/own-optimizer.md", "start/artifacts.md"}  # these run gradient operators of ONNX Runtime
@@ -116,8 +116,8 @@ def test_pages_run(page: str, machine: Machine, folder: Path) -> None:
     if page in TRAINING and not HAS_TRAINING:
         pytest.skip(NEEDS_TRAINING)
     if page in STEPS:
-        for suffix in (".onnx", ".npz"):
-            (folder / f"step{suffix}").symlink_to(ROOT / "models" / f"{STEPS[page]}{suffix}")
+        for name, suffix in (("step", ".onnx"), ("step", ".npz"), ("batch", ".npz")):
+            (folder / f"{name}{suffix}").symlink_to(ROOT / "models" / f"{STEPS[page]}{suffix}")
     for kind, text in runnable(page):
         machine.run(kind, text)
 
@@ -141,8 +141,6 @@ def test_python_that_is_not_run_is_python(page: str) -> None:
 
 # The calls that make an exporter give a whole step, and what of them the scripts of models/ and the examples share.
 RECIPES = {
-    "pytorch_step.py": ("models/pytorch/export.py", ("get_decompositions", "make_fx", "export", "sdpa_kernel")),
-    "jax_step.py": ("models/jax/export.py", ("defvjp", "to_onnx", "flatten_with_path", "ShapeDtypeStruct")),
     "gradient_graph.py": ("models/ort/gradients.py", ("GradientGraphBuilder", "build", "load_from_string", "sorted")),
     "ort_artifacts.py": ("models/ort/artifacts.py", ("generate_artifacts", "load", "save")),
 }
@@ -175,8 +173,8 @@ def test_examples_call_the_exporters_as_the_scripts_of_models_do(example: str) -
 @pytest.mark.parametrize(
     ("example", "made", "like", "needs"),
     [
-        ("pytorch_step.py", "step.onnx", "pytorch/mlp_momentum", ("torch", "onnxscript")),
-        ("jax_step.py", "step.onnx", "jax/mlp_adam", ("jax", "jax2onnx", "optax")),
+        ("pytorch_step.py", "step.onnx", "../tests/exporters/pytorch_step", ("torch", "onnxscript")),
+        ("jax_step.py", "step.onnx", "../tests/exporters/jax_step", ("jax", "jax2onnx", "optax")),
         ("tensorflow_step.py", "step.onnx", "../tests/exporters/keras_step", ("tensorflow", "tf2onnx")),
         ("ort_artifacts.py", "artifacts/training_model.onnx", "ort/digits_mlp", ("torch", "onnxruntime.training")),
     ],
