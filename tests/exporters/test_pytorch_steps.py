@@ -110,9 +110,8 @@ def train(name: str, module: nn.Module, batch: dict[str, torch.Tensor]) -> None:
     made = kind(module.parameters(), **settings)
     for _ in range(STEPS):
         made.zero_grad()
-        value = (
-            loss(module, batch)[0] if loss is ignoring else loss(module(*list(batch.values())[:-1]), batch["target"])
-        )
+        inputs = [value for key, value in batch.items() if key != "target"]
+        value = loss(module, batch)[0] if loss is ignoring else loss(module(*inputs), batch["target"])
         value.backward()
         if "clip_norm" in options:
             nn.utils.clip_grad_norm_(module.parameters(), options["clip_norm"])
@@ -173,15 +172,12 @@ def test_masters_are_float32(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     batch = {"x": torch.randn(6, 8), "y": classes(4, 6)}
-    gs.exporters.pytorch.export_step(
-        module,
-        batch,
-        lambda net, b: cross_entropy(net(b["x"]).float(), b["y"]),
-        "adamw",
-        tmp_path / "s.onnx",
-        masters=True,
-    )
-    scaled = gs.scale(tmp_path / "s.onnx", POLICY)
+
+    def loss(module: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return cross_entropy(module(batch["x"]).float(), batch["y"])
+
+    gs.exporters.pytorch.export_step(module, batch, loss, "adamw", tmp_path / "step.onnx", masters=True)
+    scaled = gs.scale(tmp_path / "step.onnx", POLICY)
     with gs.Session(scaled) as session:
         assert session.step({key: value.numpy() for key, value in batch.items()}).applied
         state = session.state_dict()
