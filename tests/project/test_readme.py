@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import graphscale as gs
+from tests.cli.command import drop_progress
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
