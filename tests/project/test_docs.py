@@ -40,7 +40,7 @@ SOURCE = re.compile(r"^<!-- source: .+ -->$", re.MULTILINE)
 # The steps that the quick starts export: these have the same inputs.
 STEPS = {
     "start/pytorch.md": "pytorch/mlp_momentum",
-    "start/jax.md": "jax/mlp_adam",
+    "start/jax.md": "../tests/exporters/jax_step",
     "start/tensorflow.md": "../tests/exporters/keras_step",
 }
 TRAINING = {"how-to/own-optimizer.md", "start/artifacts.md"}  # these run gradient operators of ONNX Runtime
@@ -142,7 +142,6 @@ def test_python_that_is_not_run_is_python(page: str) -> None:
 # The calls that make an exporter give a whole step, and what of them the scripts of models/ and the examples share.
 RECIPES = {
     "pytorch_step.py": ("models/pytorch/export.py", ("get_decompositions", "make_fx", "export", "sdpa_kernel")),
-    "jax_step.py": ("models/jax/export.py", ("defvjp", "to_onnx", "flatten_with_path", "ShapeDtypeStruct")),
     "gradient_graph.py": ("models/ort/gradients.py", ("GradientGraphBuilder", "build", "load_from_string", "sorted")),
     "ort_artifacts.py": ("models/ort/artifacts.py", ("generate_artifacts", "load", "save")),
 }
@@ -172,11 +171,12 @@ def test_examples_call_the_exporters_as_the_scripts_of_models_do(example: str) -
 
 @pytest.mark.pytorch
 @pytest.mark.tensorflow
+@pytest.mark.jax
 @pytest.mark.parametrize(
     ("example", "made", "like", "needs"),
     [
         ("pytorch_step.py", "step.onnx", "pytorch/mlp_momentum", ("torch", "onnxscript")),
-        ("jax_step.py", "step.onnx", "jax/mlp_adam", ("jax", "jax2onnx", "optax")),
+        ("jax_step.py", "step.onnx", "../tests/exporters/jax_step", ("jax", "jax2onnx", "optax")),
         ("tensorflow_step.py", "step.onnx", "../tests/exporters/keras_step", ("tensorflow", "tf2onnx")),
         ("ort_artifacts.py", "artifacts/training_model.onnx", "ort/digits_mlp", ("torch", "onnxruntime.training")),
     ],

@@ -69,8 +69,8 @@ def to_onnx(step: FlatStep, dynamic: Sequence[str]) -> ir.Model:
             closed = jax.make_jaxpr(lambda *values, inner=closed: _arrays(rewrite(inner, *values)))(*specs)
     if made := [name for name in _complex_primitives(closed.jaxpr) if name != "convert_element_type"]:
         raise ExportError(
-            f"jax2onnx has no translation for {made[0]}, a primitive of the step, that ONNX Runtime could run: it makes "
-            "complex numbers; write this part of the step with others"
+            f"jax2onnx has no translation for {made[0]}, a primitive of the step, that ONNX Runtime could run: it "
+            "makes complex numbers; write this part of the step with others"
         )
     with _explained("export", bool(dynamic)), _quiet():
         proto = lower(
