@@ -10,7 +10,7 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "venv"
-nox.options.sessions = ["quick", "lint", "full", "stock", "oldest", "pytorch", "mpi", "tensorflow", "examples", "docs"]
+nox.options.sessions = ["quick", "lint", "full", "stock", "oldest", "pytorch", "mpi", "tensorflow", "jax", "examples", "docs"]
 
 PYTEST = ("python", "-m", "pytest", "-q")
 TWO_PROCESSES = ("-n", "2", "--durations=40")
@@ -112,6 +112,16 @@ def examples(session: nox.Session) -> None:
     session.run_install("examples/cpp/get_headers.sh", str(folder / "headers"), external=True)
     files = {"NODE_MODULES": str(folder / "node_modules"), "ONNXRUNTIME_HEADERS": str(folder / "headers")}
     session.run(*PYTEST, "--durations=5", "-m", "", "tests/examples/test_hosts.py", *session.posargs, env=files)
+
+
+@nox.session(tags=["ci"])
+def jax(session: nox.Session) -> None:
+    """Run the tests that need JAX: its exporter."""
+    session.install(
+        *(".[ort]", "jax==0.10.2", "jax2onnx==0.17.1", "optax==0.2.8", "onnx==1.23.2"),
+        *("hypothesis", "jsonschema", "pytest", "pytest-xdist"),
+    )
+    session.run(*PYTEST, *TWO_PROCESSES, "-m", "jax", *session.posargs, env=share(1) | {"JAX_PLATFORMS": "cpu"})
 
 
 @nox.session(tags=["ci"])

@@ -170,6 +170,7 @@ def test_examples_call_the_exporters_as_the_scripts_of_models_do(example: str) -
 
 @pytest.mark.pytorch
 @pytest.mark.tensorflow
+@pytest.mark.jax
 @pytest.mark.parametrize(
     ("example", "made", "like", "needs"),
     [

@@ -16,6 +16,8 @@ from graphscale.files.tensor_files import Arrays
 
 __all__ = ["FlatStep"]
 
+_SWAPPED = "the step returns (loss, new state): return (new state, loss)"
+
 
 @dataclasses.dataclass(frozen=True)
 class FlatStep:
@@ -66,12 +68,14 @@ class FlatStep:
 
         try:
             following, results = jax.eval_shape(flat, *step.arrays.values())
-        except ExportError:
-            raise
+        except ExportError as error:
+            raise ExportError(str(error)) from None  # without the lines that JAX appends
         except Exception as error:  # of the user's code
             raise ExportError(f"the step function fails: {type(error).__name__}: {one_line(error)}") from error
         for leaf, shape in zip(tree.leaves, following, strict=True):
             if (leaf.value.shape, leaf.value.dtype) != (shape.shape, shape.dtype):
+                if [leaf.value.shape] == [result.shape for result in results]:
+                    raise ExportError(_SWAPPED)
                 raise ExportError(
                     f"{leaf.name} is {leaf.value.dtype}{list(leaf.value.shape)}, its next value is {shape.dtype}"
                     f"{list(shape.shape)}: a state keeps its type and shape"
@@ -123,11 +127,8 @@ class FlatStep:
         following, *rest = returned
         if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
             rest = list(rest[0])
-        if (
-            jax.tree.structure(following) != self.state.structure
-            and jax.tree.structure(rest[0]) == self.state.structure
-        ):
-            raise ExportError("the step returns (loss, new state): return (new state, loss)")
+        if len(self.state.leaves) > 1 and jax.tree.structure(rest[0]) == self.state.structure:
+            raise ExportError(_SWAPPED)
         results = rest[0] if len(rest) == 1 and isinstance(rest[0], Mapping) else {"loss": rest[0]}
         named = self._name(results)
         if len(rest) == 2:
@@ -137,7 +138,7 @@ class FlatStep:
     def _name(self, results: Any, taken: Sequence[str] | Mapping[str, Any] = ()) -> dict[str, Any]:
         paths, _ = jax.tree.flatten_with_path(results)
         return {
-            name if name not in taken and name not in self.arrays else f"metric.{name}": jax.numpy.asarray(words(value))
+            f"metric.{name}" if name in taken else name: jax.numpy.asarray(words(value))
             for name, value in ((_path(path), value) for path, value in paths)
         }
 

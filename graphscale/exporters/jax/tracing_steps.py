@@ -67,6 +67,11 @@ def to_onnx(step: FlatStep, dynamic: Sequence[str]) -> ir.Model:
         closed = jax.make_jaxpr(step.run)(*specs)
         for _ in range(_PASSES):
             closed = jax.make_jaxpr(lambda *values, inner=closed: _arrays(rewrite(inner, *values)))(*specs)
+    if made := [name for name in _complex_primitives(closed.jaxpr) if name != "convert_element_type"]:
+        raise ExportError(
+            f"jax2onnx has no translation for {made[0]}, a primitive of the step, that ONNX Runtime could run: it "
+            "makes complex numbers; write this part of the step with others"
+        )
     with _explained("export", bool(dynamic)), _quiet():
         proto = lower(
             jaxpr_as_fun(closed),
@@ -101,6 +106,14 @@ def _has_doubles(jaxpr: Any) -> bool:
     )
 
 
+def _complex_primitives(jaxpr: Any) -> list[str]:
+    return [
+        equation.primitive.name
+        for equation in jaxpr.eqns
+        if any(jax.numpy.issubdtype(variable.aval.dtype, np.complexfloating) for variable in equation.outvars)
+    ]
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the loggers and warnings of jax2onnx."""
@@ -122,8 +135,8 @@ def _explained(verb: str, dynamic: bool) -> Iterator[None]:
     """Turn an error of JAX or jax2onnx into one line that names the primitive."""
     try:
         yield
-    except ExportError:
-        raise
+    except ExportError as error:
+        raise ExportError(str(error)) from None  # without the lines that JAX appends
     except Exception as error:  # those of jax2onnx share no base class
         text = one_line(error)
         if verb == "trace":
