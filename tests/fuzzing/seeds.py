@@ -67,6 +67,6 @@ def rewritten() -> tuple[onnx.ModelProto, ...]:
 
 @functools.cache
 def portable_pairs() -> tuple[tuple[onnx.ModelProto, onnx.ModelProto], ...]:
-    """Those of `pairs` that stock ONNX Runtime runs on a CPU."""
+    """Pairs of `pairs` that stock ONNX Runtime runs on a CPU."""
     domains = {"", "graphscale"}
     return tuple(pair for pair in pairs() if {imported.domain for imported in pair[1].opset_import} <= domains)

@@ -27,7 +27,7 @@ class Comparison:
     """A report, with the second model that it speaks of.
 
     Attributes:
-        report: what changed.
+        report: the differences.
         after: the second model.
         added: the nodes of its main graph that the first model does not have.
     """

@@ -34,7 +34,7 @@ class NodeEntry:
         op: its operator, with the domain if it has one.
         inputs: the names of what it reads; empty for an input that is left out.
         outputs: the names of what it gives.
-        scope: where it stands: empty for the main graph, else the node or function around it.
+        scope: its place: empty for the main graph, else the node or function around it.
     """
 
     name: str
@@ -96,7 +96,7 @@ class DiffReport(Summary):
     Attributes:
         nodes_before: the nodes of the first model's main graph.
         nodes_after: the nodes of the second one's.
-        matched: how many nodes of the main graphs were recognized as the same.
+        matched: number of nodes of the main graphs that were recognized as the same.
         related: whether that is at least half of the smaller graph; else the models have little to do with each other.
         ops: every operator of either model, by name.
         inserted: the added nodes by the pass that each says inserted it.

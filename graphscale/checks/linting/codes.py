@@ -64,7 +64,7 @@ A share that misses the loss scale is divided by it all the same, and so all but
 Multiply that share by the loss scale as well: every loss that is differentiated has to be scaled.
 
 GS102 warning unprotected-gradient: A part of the backward pass runs without the loss scale
-What is computed without the scale underflows in float16 as if there were no loss scale.
+Gradients computed without the scale underflow in float16 as if there were no loss scale.
 Let the scale enter where the backward pass begins, at the gradient of the loss.
 
 GS103 error scaled-twice: A gradient is multiplied by the loss scale twice
@@ -198,8 +198,8 @@ changed a stored number.
 Scale the original graph again with the policy that is wanted. If the file is to go on with a run, ignore this code.
 
 GS506 note half-of-a-step: This is a half of a split step
-What only both halves show together is not found: a gradient that is given scaled and taken unscaled, a value that \
-neither half has.
+Mistakes that only both halves show together are not found: a gradient that one half returns scaled and the other \
+reads as unscaled, a value that neither half has.
 Lint the step before it is split, and compare the halves with it: graphscale verify STEP GRADS UPDATE.
 
 GS601 warning scale-cast-to-float16: The loss scale is cast to float16

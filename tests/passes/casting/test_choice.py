@@ -224,7 +224,7 @@ class TestPropagation:
         layer = "e = Exp(h) p = Add(e, one) q = Relu(p) a = Tanh(q)"
         result = cast(step(layer=layer))
         assert ops(result)["Exp"] == (0, 1)
-        assert reasons(result, "Add") == {"it works on what a float32 operator gave": 1}
+        assert reasons(result, "Add") == {"it reads the result of a float32 operator": 1}
         assert dtypes_in(result.model)["a"] == FLOAT
 
     def test_a_move_behind_a_denied_one_takes_the_cast(self) -> None:
