@@ -117,7 +117,7 @@ class Stamp:
         return None
 
     def write(self, model: ir.Model) -> None:
-        """Put the stamp on a model, and its notes, in place of the roles that it states: the report has all roles."""
+        """Write the stamp and its notes into a model, in place of the stated roles, which the report contains."""
         drop_training_info(model)
         annotate(model, self._describe(model), self._notes(), anew=is_scaled(model))
         model.metadata_props.pop(ROLES_KEY, None)
@@ -157,10 +157,7 @@ def _has_lost_stamp(model: ir.Model) -> bool:
 
 
 def _explain_loss(name: str) -> str:
-    return (
-        f"{name} was scaled by graphscale, and another tool has dropped its metadata; scale the original "
-        "graph again"
-    )
+    return f"{name} was scaled by graphscale, and another tool has dropped its metadata; scale the original graph again"
 
 
 def read_stamp(source: ir.Model | Mapping[str, str], name: str) -> Stamp:

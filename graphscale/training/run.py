@@ -73,8 +73,7 @@ class World:
 
 
 class Interruption:
-    """A context that records SIGINT and SIGTERM in `received`, so that the step, its checkpoint and metrics are
-    finished.
+    """A context that records SIGINT and SIGTERM in `received`; the step, its checkpoint and metrics are finished.
 
     A second signal has its usual effect, so that a hanging step can be ended. Outside the main thread, Python allows no
     handlers, and signals are not recorded.

@@ -79,8 +79,7 @@ def _is_flag(number: ir.Value) -> bool:
 
 
 def _find_states_of_constant(step: Interface, output: ir.Value) -> list[ir.Value]:
-    """Find the inputs whose next value a constant may be: inputs outside the loss, or the constant itself, if it is
-    read.
+    """Find the inputs whose next value a constant may be: those outside the loss, or the constant itself, if read.
 
     Zeros may be the gradient of a weight outside the loss.
     """

@@ -76,8 +76,7 @@ class Gradients:
         step.settle(candidates, "the gradient that the next step compares with its own")
 
     def doubt(self) -> None:
-        """Doubt gradients that outnumber the weights of their type, where an open input of the type is outside the
-        loss."""
+        """Doubt gradients that outnumber the weights of their type, if an open input of it is outside the loss."""
         step = self._step
         groups: dict[Type, dict[ir.Value, list[ir.Value]]] = {}
         for value in step.holders:

@@ -1,5 +1,4 @@
-"""Nearness of inputs and outputs, in the graph and by name, for the choice among proposals, never as certain
-evidence."""
+"""Nearness of inputs and outputs, in the graph and by name, for the choice among proposals alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The codes of lint as data: what each stands for, how bad it is, why it matters and what to do.
+"""The codes of lint as data: title, severity, reason and fix of each.
 
 The documentation's index, the command line and the SARIF output derive from this table.
 """
@@ -35,7 +35,7 @@ class Code:
         severity: error: the step computes something wrong, or can destroy the state; warning: it loses precision or
             protection, or does so under some condition; note: worth knowing.
         title: the defect in a few words.
-        why: why it matters.
+        why: the reason why it matters.
         fix: the repair.
     """
 
@@ -48,12 +48,12 @@ class Code:
 
     @property
     def page(self) -> str:
-        """The page about it, relative to the documentation's root."""
+        """The page of the code, relative to the documentation's root."""
         return f"lint/{self.code}.md"
 
     @property
     def url(self) -> str:
-        """The address of the page about it."""
+        """The address of the code's page."""
         return f"{DOCS_URL}lint/{self.code}/"
 
 

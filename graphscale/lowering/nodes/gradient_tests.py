@@ -24,8 +24,7 @@ _LARGEST_CONSTANT = 1024  # elements; larger constants are not read
 
 
 class Product(NamedTuple):
-    """A product of two matrices that is a gradient, or a gradient times a number from -1 to 1, in any shape, order and
-    sign.
+    """A product of two matrices that is a gradient, or one times a number from -1 to 1, in any shape, order and sign.
 
     The sum of the absolute values of its elements is at most the product of both operands' sums: with operands far
     below the limit, it is finite. The gradient of a table counts as a product of one operand, the rows.

@@ -13,8 +13,7 @@ __all__ = ["FORMULAS"]
 
 
 def _slice_grad(f: Writer) -> list[ir.Value]:
-    """Write dY to the place of the slice, and zeros elsewhere; source: its kernel, and Slice, which has the same
-    operands.
+    """Write dY to the place of the slice, and zeros elsewhere; source: its kernel, and Slice with the same operands.
 
     The kernel fails for a negative step.
     """
