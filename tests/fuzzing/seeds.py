@@ -1,4 +1,4 @@
-"""The good files that the bad ones are made from: small graphs, scaled and not, of several exporters and targets."""
+"""The good files before the damage: small graphs, scaled and not, of several exporters and targets."""
 
 from __future__ import annotations
 

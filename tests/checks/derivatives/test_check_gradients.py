@@ -1,4 +1,4 @@
-"""Gradients against the derivative of the loss: right ones, wrong ones, and what cannot be told."""
+"""Gradients against the derivative of the loss: right ones, wrong ones, and undecidable ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The halves of a split step for verify: no alarm on what split writes, and each damage is named."""
+"""The halves of a split step for verify: no alarm on the results of split, and each damage is named."""
 
 from __future__ import annotations
 

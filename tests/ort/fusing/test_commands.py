@@ -1,4 +1,4 @@
-"""Trained weights back into inference models and checkpoints; the commands that fuse a folder and export weights."""
+"""The export of trained weights to inference models and checkpoints; the commands for fusing and export."""
 
 from __future__ import annotations
 

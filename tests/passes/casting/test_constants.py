@@ -1,4 +1,4 @@
-"""Constants: an infinite mask is exact and moves nothing; what float16 cannot hold keeps its node in float32."""
+"""Constants: an infinite mask is exact and changes no choice; a number outside of float16 keeps its node in float32."""
 
 from __future__ import annotations
 
